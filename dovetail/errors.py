@@ -1,0 +1,179 @@
+"""Every error and every reason, one class each: a stable code, a fixed message, a hint, the user's line.
+
+    raise DataDependentBranch(loc, name="mask")      B03 branch depends on the value of tensor mask
+                                                     hint: use torch.where ...
+
+Three families: `DovetailError` reaches the user; `Break` ends a graph during capture and becomes a
+graph break (or, with fullgraph=True, the error of class GraphBreakError); `Reason` records a
+decision not to do something (fuse, cache, use a CUDA graph) and only shows in reports.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dovetail.ir.graph import Loc
+
+
+class DovetailError(Exception):
+    """Base of what users see. Subclasses set code, message (a format string) and hint."""
+
+    code: ClassVar[str] = "E00"
+    message: ClassVar[str] = "{detail}"
+    hint: ClassVar[str] = ""
+
+    def __init__(self, loc: Loc | None = None, **fields: object) -> None:
+        self.loc, self.fields = loc, fields
+        super().__init__(self.text)
+
+    @property
+    def text(self) -> str:
+        return self.message.format(**self.fields)
+
+    def __str__(self) -> str:
+        where = f"\n  at {self.loc.file}:{self.loc.line} in {self.loc.function}" if self.loc else ""
+        hint = f"\n  hint: {self.hint.format(**self.fields)}" if self.hint else ""
+        return f"[{self.code}] {self.text}{where}{hint}"
+
+
+class UnknownMode(DovetailError, ValueError):
+    code = "E01"
+    message = "unknown mode {mode!r}; known modes are {known}"
+
+
+class UnknownOption(DovetailError, ValueError):
+    code = "E02"
+    message = "unknown option {name!r}; did you mean {close}?"
+
+
+class BadOption(DovetailError, TypeError):
+    code = "E03"
+    message = "option {name!r} takes {wanted}, got {value!r}"
+
+
+class BadArgument(DovetailError, TypeError):
+    code = "E04"
+    message = "{detail}"
+
+
+class UnknownBackend(DovetailError, ValueError):
+    code = "E05"
+    message = "unknown backend {backend!r}; known backends are {known}, or pass a callable"
+
+
+class GraphBreakError(DovetailError):
+    """fullgraph=True met a break."""
+
+    code = "E06"
+    message = "fullgraph=True, but the program breaks the graph: {reason}"
+    hint = "{fix}"
+
+
+class RecompileError(DovetailError):
+    """Stance fail_on_recompile met a recompile."""
+
+    code = "E07"
+    message = "recompiling {function}, which the current stance forbids: {reason}"
+
+
+class VerifyError(DovetailError):
+    """An IR is malformed: a bug in Dovetail."""
+
+    code = "E08"
+    message = "after stage {stage}: {detail}"
+
+
+class CompilerMissing(DovetailError):
+    code = "E09"
+    message = "no C++ compiler found ({tried})"
+    hint = "install g++ or clang, or `pip install ziglang`"
+
+
+class BuildFailed(DovetailError):
+    code = "E10"
+    message = "the C++ compiler rejected generated code:\n{output}"
+
+
+# -- graph breaks ----------------------------------------------------------------------------------
+
+
+class Break(DovetailError):
+    """Capture cannot go on past an instruction. Raised inside capture, never seen by users as such."""
+
+    code = "B00"
+    message = "{detail}"
+
+
+class UnsupportedOpcode(Break):
+    code = "B01"
+    message = "instruction {opcode} is not captured"
+
+
+class UnknownCall(Break):
+    code = "B02"
+    message = "call to {function}, which capture does not know"
+    hint = "move it out of the compiled function, or mark it with dovetail.allow_in_graph if it is pure"
+
+
+class DataDependentBranch(Break):
+    code = "B03"
+    message = "branch depends on the value of a tensor"
+    hint = "use torch.where, or torch.cond"
+
+
+class DataDependentValue(Break):
+    code = "B04"
+    message = "{function} needs the value of a tensor"
+    hint = "keep the value in a tensor, or compute it outside the compiled function"
+
+
+class UserBreak(Break):
+    code = "B05"
+    message = "graph_break() was called"
+
+
+class DisabledCall(Break):
+    code = "B06"
+    message = "call to {function}, which is marked as not to be compiled"
+
+
+class OutputCall(Break):
+    code = "B07"
+    message = "call to {function}, which writes output"
+    hint = "this break is cheap; move the call out of the compiled function to have one graph"
+
+
+class UnsupportedValue(Break):
+    code = "B08"
+    message = "value of type {type} is not captured: {detail}"
+
+
+class UnsupportedGenerator(Break):
+    code = "B09"
+    message = "{detail}"
+
+
+class FailedFake(Break):
+    code = "B10"
+    message = "{function} cannot run on tensors without data: {detail}"
+
+
+class SkippedFrame(Break):
+    """The whole frame runs in eager; its callees are still compiled."""
+
+    code = "B11"
+    message = "{detail}"
+
+
+# -- reasons ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a decision went against an optimisation. Build with the functions named after the decision."""
+
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.text}"

@@ -1,0 +1,71 @@
+"""The one stream of what happened. Logs, reports and stats() read it; stages only write to it.
+
+    EVENTS.emit("graph_break", code="B02", text=..., loc=...)
+    with EVENTS.timed("stage", stage="lower", graph="forward"): ...
+
+An event is a kind and a dict of plain values. Kinds in use: stage (seconds), graph, graph_break,
+recompile, skip, kernel, fallback, fusion, cache, fallback_to_eager, warning, slow.
+"""
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    kind: str
+    fields: dict[str, object]
+    at: float
+
+    def __getitem__(self, name: str) -> object:
+        return self.fields[name]
+
+    def get(self, name: str, default: object = None) -> object:
+        return self.fields.get(name, default)
+
+
+@dataclass(slots=True)
+class EventStream:
+    """Keeps the last `limit` events and exact counts of all of them."""
+
+    limit: int = 100_000
+    events: list[Event] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    listeners: list[Callable[[Event], None]] = field(default_factory=list)
+    _lock: Lock = field(default_factory=Lock)
+
+    def emit(self, kind: str, **fields: object) -> Event:
+        event = Event(kind, fields, time.time())
+        with self._lock:
+            self.counts[kind] += 1
+            self.events.append(event)
+            if len(self.events) > self.limit:
+                del self.events[: self.limit // 2]
+        for listener in self.listeners:
+            listener(event)
+        return event
+
+    @contextmanager
+    def timed(self, kind: str, **fields: object) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.emit(kind, seconds=time.perf_counter() - start, **fields)
+
+    def of(self, *kinds: str) -> list[Event]:
+        return [event for event in list(self.events) if event.kind in kinds]
+
+    def clear(self) -> None:
+        with self._lock:
+            self.events.clear()
+            self.counts.clear()
+
+
+EVENTS: Final = EventStream()

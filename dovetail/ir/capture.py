@@ -1,0 +1,61 @@
+"""The result of capturing one frame.
+
+    Capture = graph of torch calls + its inputs' Sources + Guards + the text of the entry
+
+The entry is ordinary Python text, so that a person can read what replaced the frame:
+
+    def entry(self, x):
+        y, = graph_0(self.__dict__['_parameters']['weight'], x)
+        self.calls = 4
+        print(y)                         # the break: B01 call to print, model.py:12
+        return resume_12(self, y)
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.ir.graph import Loc
+from dovetail.ir.guard import Guard
+from dovetail.ir.source import Source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphInput:
+    """One placeholder of the captured graph: where it is read at run time, and the value seen now
+    (a real tensor, or an int or float for a symbolic number)."""
+
+    name: str
+    source: Source
+    example: object
+
+
+@dataclass(frozen=True, slots=True)
+class BreakPoint:
+    """Why and where capture stopped."""
+
+    code: str
+    text: str
+    hint: str
+    loc: Loc
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture:
+    """`graph` is a torch.fx.GraphModule, or None when the frame computed no tensors.
+
+    `text` defines `entry(...)`: one positional parameter per argument slot of the frame (arguments,
+    keyword-only arguments, *args, **kwargs in the order of co_varnames), then one per free variable
+    (the cell itself, named cell_<name>). `namespace` holds every name the text needs, except
+    `graph_name`, which compile.py binds to what the backend returned. Shape symbols: `symbols` maps
+    each symbol's name to where it is read."""
+
+    name: str
+    graph: object | None
+    inputs: tuple[GraphInput, ...]
+    guards: tuple[Guard, ...]
+    text: str
+    namespace: dict[str, object]
+    graph_name: str
+    breaks: tuple[BreakPoint, ...] = ()
+    symbols: tuple[tuple[str, Source], ...] = ()
+    loc: Loc | None = None

@@ -1,0 +1,627 @@
+"""Integer expressions with ranges: the arithmetic of shapes and loop indices.
+
+    Expr = const | sym | add | mul | floordiv | mod | min | max        integers
+         | eq | ne | lt | le | and | or | not                          booleans
+
+Every expression is interned and kept in normal form, so equality is `is` and common subexpressions
+are free. Sums are polynomials: a constant plus coefficient-weighted terms in a fixed order.
+
+    i, j = sym("i", 0, 7), sym("j", 0, 63)
+    (i * 64 + j) // 64      ->  i            because 0 <= j < 64
+    (i * 64 + j) % 64       ->  j
+    (x // 64) * 64 + x % 64 ->  x
+
+Division is Python's (floor), for a positive divisor. SymPy is the oracle in the tests, not the engine.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import gcd
+from typing import Final, TypeAlias
+from weakref import WeakValueDictionary
+
+INF: Final = 1 << 62
+"""A bound that stands for 'unbounded'; no tensor has that many elements."""
+
+IntLike: TypeAlias = "int | Expr"
+
+
+class Expr:
+    """One interned node. Build with the functions below or with operators, never directly."""
+
+    __slots__ = ("op", "args", "lo", "hi", "serial", "__weakref__")
+
+    op: str
+    args: tuple[object, ...]
+    lo: int
+    hi: int
+    serial: int
+
+    def __add__(self, other: IntLike) -> Expr:
+        return add(self, other)
+
+    def __sub__(self, other: IntLike) -> Expr:
+        return add(self, mul(other, -1))
+
+    def __rsub__(self, other: IntLike) -> Expr:
+        return add(other, mul(self, -1))
+
+    def __mul__(self, other: IntLike) -> Expr:
+        return mul(self, other)
+
+    def __neg__(self) -> Expr:
+        return mul(self, -1)
+
+    def __floordiv__(self, other: IntLike) -> Expr:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: IntLike) -> Expr:
+        return floordiv(other, self)
+
+    def __mod__(self, other: IntLike) -> Expr:
+        return mod(self, other)
+
+    def __rmod__(self, other: IntLike) -> Expr:
+        return mod(other, self)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return show_expr(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (self.op, self.args, self.lo, self.hi))
+
+    @property
+    def is_const(self) -> bool:
+        return self.op == "const"
+
+    @property
+    def value(self) -> int:
+        """The integer of a constant."""
+        if self.op != "const":
+            raise ValueError(f"{self} is not a constant")
+        return self.args[0]  # type: ignore[return-value]
+
+    @property
+    def name(self) -> str:
+        if self.op != "sym":
+            raise ValueError(f"{self} is not a symbol")
+        return self.args[0]  # type: ignore[return-value]
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        """The sub-expressions, whatever the kind of node."""
+        if self.op in ("const", "sym"):
+            return ()
+        if self.op == "add":
+            return tuple(term for term, _ in self.args[1])  # type: ignore[attr-defined]
+        if self.op == "mul":
+            return self.args
+        return self.args  # type: ignore[return-value]
+
+
+_interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
+_serial = 0
+
+
+def _make(op: str, args: tuple[object, ...], lo: int, hi: int) -> Expr:
+    global _serial
+    key = (op, args)
+    found = _interned.get(key)
+    if found is not None:
+        return found
+    node = object.__new__(Expr)
+    node.op, node.args, node.lo, node.hi = op, args, max(lo, -INF), min(hi, INF)
+    node.serial = _serial = _serial + 1
+    _interned[key] = node
+    return node
+
+
+def _rebuild(op: str, args: tuple[object, ...], lo: int, hi: int) -> Expr:
+    return _make(op, args, lo, hi)
+
+
+def const(value: int) -> Expr:
+    value = int(value)
+    return _make("const", (value,), value, value)
+
+
+def sym(name: str, lo: int = 0, hi: int = INF, size: Expr | None = None) -> Expr:
+    """A symbol in [lo, hi]. `size` says that it is also below that expression (a loop over `size`)."""
+    return _make("sym", (name, lo, hi, size), lo, hi)
+
+
+ZERO, ONE = const(0), const(1)
+TRUE, FALSE = _make("true", (), 1, 1), _make("false", (), 0, 0)
+
+
+def as_expr(value: IntLike) -> Expr:
+    return value if isinstance(value, Expr) else const(value)
+
+
+# -- sums and products ---------------------------------------------------------------------------
+
+Terms: TypeAlias = "dict[Expr, int]"
+
+
+def _split(value: Expr) -> tuple[int, Terms]:
+    """value == constant + sum(coefficient * term)."""
+    if value.op == "const":
+        return value.value, {}
+    if value.op == "add":
+        constant, terms = value.args
+        return constant, dict(terms)  # type: ignore[return-value, call-overload]
+    if value.op == "mul" and value.args[0].op == "const":  # type: ignore[attr-defined]
+        rest = value.args[1:]
+        factor = rest[0] if len(rest) == 1 else _make_product(rest)  # type: ignore[arg-type]
+        return 0, {factor: value.args[0].value}  # type: ignore[attr-defined, dict-item]
+    return 0, {value: 1}
+
+
+def _join(constant: int, terms: Terms) -> Expr:
+    items = [(term, n) for term, n in terms.items() if n]
+    if not items:
+        return const(constant)
+    if not constant and len(items) == 1:
+        term, n = items[0]
+        return term if n == 1 else _scaled(term, n)
+    items.sort(key=lambda item: item[0].serial)
+    lo = hi = constant
+    for term, n in items:
+        low, high = (term.lo, term.hi) if n > 0 else (term.hi, term.lo)
+        lo, hi = _bound(lo + _times(n, low)), _bound(hi + _times(n, high))
+    return _make("add", (constant, tuple(items)), lo, hi)
+
+
+def _bound(value: int) -> int:
+    return max(-INF, min(INF, value))
+
+
+def _times(a: int, b: int) -> int:
+    return _bound(a * b)
+
+
+def _scaled(term: Expr, n: int) -> Expr:
+    factors = term.args if term.op == "mul" else (term,)
+    low, high = (term.lo, term.hi) if n > 0 else (term.hi, term.lo)
+    return _make("mul", (const(n), *factors), _times(n, low), _times(n, high))
+
+
+def _make_product(factors: Iterable[Expr]) -> Expr:
+    ordered = tuple(sorted(factors, key=lambda f: f.serial))
+    if len(ordered) == 1:
+        return ordered[0]
+    lo, hi = ordered[0].lo, ordered[0].hi
+    for factor in ordered[1:]:
+        corners = [_times(a, b) for a in (lo, hi) for b in (factor.lo, factor.hi)]
+        lo, hi = min(corners), max(corners)
+    return _make("mul", ordered, lo, hi)
+
+
+def add(left: IntLike, right: IntLike) -> Expr:
+    a, b = as_expr(left), as_expr(right)
+    if a.op == "const" and b.op == "const":
+        return const(a.value + b.value)
+    constant, terms = _split(a)
+    more, others = _split(b)
+    for term, n in others.items():
+        terms[term] = terms.get(term, 0) + n
+    return _join(constant + more + _merge_div_mod(terms), terms)
+
+
+def _merge_div_mod(terms: Terms) -> int:
+    """c*k*(x // k) + c*(x % k)  ->  c*x. Edits terms; returns what must be added to the constant."""
+    extra = 0
+    for term in [t for t in terms if t.op == "mod"]:
+        x, k = term.args
+        n = terms.get(term, 0)
+        quotient = floordiv(x, k)  # type: ignore[arg-type]
+        if n and k.op == "const" and terms.get(quotient) == n * k.value:  # type: ignore[attr-defined]
+            del terms[term], terms[quotient]
+            constant, parts = _split(x)  # type: ignore[arg-type]
+            extra += n * constant
+            for part, m in parts.items():
+                terms[part] = terms.get(part, 0) + n * m
+    return extra
+
+
+def mul(left: IntLike, right: IntLike) -> Expr:
+    a, b = as_expr(left), as_expr(right)
+    if a.op == "const" and b.op == "const":
+        return const(a.value * b.value)
+    if b.op == "const":
+        a, b = b, a
+    if a.op == "const":
+        if a.value == 0:
+            return ZERO
+        if a.value == 1:
+            return b
+        constant, terms = _split(b)
+        return _join(constant * a.value, {term: n * a.value for term, n in terms.items()})
+    if b.op == "add":
+        a, b = b, a
+    if a.op == "add":  # distribute: sums stay polynomials
+        constant, terms = _split(a)
+        total = mul(b, constant)
+        for term, n in terms.items():
+            total = add(total, mul(mul(term, b), n))
+        return total
+    (ca, ta), (cb, tb) = _split(a), _split(b)
+    (fa, na), (fb, nb) = next(iter(ta.items())), next(iter(tb.items()))
+    factors = [f for x in (fa, fb) for f in (x.args if x.op == "mul" else (x,))]
+    product = _make_product(factors)  # type: ignore[arg-type]
+    return product if na * nb == 1 else _scaled(product, na * nb)
+
+
+# -- division ------------------------------------------------------------------------------------
+
+
+def is_below(value: Expr, limit: Expr) -> bool:
+    """Proved that 0 <= value < limit."""
+    if value.lo < 0:
+        return False
+    if value.hi < limit.lo:
+        return True
+    if value.op == "sym" and value.args[3] is limit:
+        return True
+    return value.op == "mod" and value.args[1] is limit
+
+
+def _divide_exactly(value: Expr, divisor: Expr) -> Expr | None:
+    """value / divisor if it divides without remainder, term by term."""
+    if value is divisor:
+        return ONE
+    if value.op == "const":
+        if divisor.op == "const" and value.value % divisor.value == 0:
+            return const(value.value // divisor.value)
+        return ZERO if value is ZERO else None
+    if value.op == "add":
+        constant, terms = _split(value)
+        total = _divide_exactly(const(constant), divisor)
+        for term, n in terms.items():
+            part = _divide_exactly(mul(term, n), divisor)
+            if part is None or total is None:
+                return None
+            total = add(total, part)
+        return total
+    factors = list(value.args) if value.op == "mul" else [value]
+    for needed in divisor.args if divisor.op == "mul" else (divisor,):
+        if needed in factors:
+            factors.remove(needed)
+        elif needed.op == "const" and factors[0].op == "const":  # type: ignore[attr-defined]
+            if factors[0].value % needed.value:  # type: ignore[attr-defined]
+                return None
+            factors[0] = const(factors[0].value // needed.value)  # type: ignore[attr-defined]
+        else:
+            return None
+    result = ONE
+    for factor in factors:
+        result = mul(result, factor)  # type: ignore[arg-type]
+    return result
+
+
+def _split_multiple(value: Expr, divisor: Expr) -> tuple[Expr, Expr]:
+    """value == divisor * quotient + rest, taking out every term that divides exactly."""
+    constant, terms = _split(value)
+    quotient, rest = ZERO, ZERO
+    if divisor.op == "const":
+        quotient, rest = const(constant // divisor.value), const(constant % divisor.value)
+    else:
+        rest = const(constant)
+    for term, n in terms.items():
+        part = mul(term, n)
+        exact = _divide_exactly(part, divisor)
+        if exact is None:
+            rest = add(rest, part)
+        else:
+            quotient = add(quotient, exact)
+    return quotient, rest
+
+
+def floordiv(left: IntLike, right: IntLike) -> Expr:
+    a, b = as_expr(left), as_expr(right)
+    if b is ONE:
+        return a
+    if a.op == "const" and b.op == "const":
+        return const(a.value // b.value)
+    if is_below(a, b):
+        return ZERO
+    quotient, rest = _split_multiple(a, b)
+    if quotient is not ZERO or rest is not a:
+        if rest is ZERO or is_below(rest, b):
+            return quotient
+        if quotient is not ZERO:
+            return add(quotient, floordiv(rest, b))
+    if b.op == "const":
+        common = _content(a, b.value)
+        if common > 1:
+            return floordiv(_divide_exactly(a, const(common)), b.value // common)  # type: ignore[arg-type]
+        if a.op == "floordiv" and a.args[1].op == "const":  # type: ignore[attr-defined]
+            return floordiv(a.args[0], a.args[1].value * b.value)  # type: ignore[arg-type, attr-defined]
+    lo, hi = -INF, INF
+    if b.lo > 0 and a.lo >= 0:
+        lo, hi = a.lo // max(b.hi, 1), a.hi // b.lo
+    elif b.op == "const" and b.value > 0:
+        lo, hi = a.lo // b.value, a.hi // b.value
+    return _make("floordiv", (a, b), lo, hi)
+
+
+def _content(value: Expr, limit: int) -> int:
+    """The common divisor of all coefficients of value and of limit."""
+    constant, terms = _split(value)
+    common = gcd(limit, constant)
+    for n in terms.values():
+        common = gcd(common, n)
+    return common
+
+
+def mod(left: IntLike, right: IntLike) -> Expr:
+    a, b = as_expr(left), as_expr(right)
+    if b is ONE:
+        return ZERO
+    if a.op == "const" and b.op == "const":
+        return const(a.value % b.value)
+    if is_below(a, b):
+        return a
+    quotient, rest = _split_multiple(a, b)
+    if quotient is not ZERO:
+        return mod(rest, b)
+    if b.op == "const":
+        common = _content(a, b.value)
+        if common > 1:
+            inner = mod(_divide_exactly(a, const(common)), b.value // common)  # type: ignore[arg-type]
+            return mul(inner, common)
+        if a.op == "mod" and a.args[1].op == "const" and a.args[1].value % b.value == 0:  # type: ignore[attr-defined]
+            return mod(a.args[0], b)  # type: ignore[arg-type]
+    return _make("mod", (a, b), 0, b.hi - 1)
+
+
+def minimum(left: IntLike, right: IntLike) -> Expr:
+    a, b = as_expr(left), as_expr(right)
+    if a is b or a.hi <= b.lo:
+        return a
+    if b.hi <= a.lo:
+        return b
+    a, b = sorted((a, b), key=lambda x: x.serial)
+    return _make("min", (a, b), min(a.lo, b.lo), min(a.hi, b.hi))
+
+
+def maximum(left: IntLike, right: IntLike) -> Expr:
+    a, b = as_expr(left), as_expr(right)
+    if a is b or a.lo >= b.hi:
+        return a
+    if b.lo >= a.hi:
+        return b
+    a, b = sorted((a, b), key=lambda x: x.serial)
+    return _make("max", (a, b), max(a.lo, b.lo), max(a.hi, b.hi))
+
+
+def ceildiv(left: IntLike, right: IntLike) -> Expr:
+    return floordiv(add(left, add(right, -1)), right)
+
+
+def product(values: Iterable[IntLike]) -> Expr:
+    result = ONE
+    for value in values:
+        result = mul(result, value)
+    return result
+
+
+def total(values: Iterable[IntLike]) -> Expr:
+    result = ZERO
+    for value in values:
+        result = add(result, value)
+    return result
+
+
+# -- comparisons and booleans ----------------------------------------------------------------------
+
+
+def _truth(value: bool) -> Expr:
+    return TRUE if value else FALSE
+
+
+def eq(left: IntLike, right: IntLike) -> Expr:
+    difference = add(left, mul(right, -1))
+    if difference.op == "const":
+        return _truth(difference.value == 0)
+    if difference.lo > 0 or difference.hi < 0:
+        return FALSE
+    a, b = sorted((as_expr(left), as_expr(right)), key=lambda x: x.serial)
+    return _make("eq", (a, b), 0, 1)
+
+
+def le(left: IntLike, right: IntLike) -> Expr:
+    difference = add(right, mul(left, -1))
+    if difference.lo >= 0:
+        return TRUE
+    if difference.hi < 0:
+        return FALSE
+    return _make("le", (as_expr(left), as_expr(right)), 0, 1)
+
+
+def lt(left: IntLike, right: IntLike) -> Expr:
+    difference = add(right, mul(left, -1))
+    if difference.lo > 0 or is_below(as_expr(left), as_expr(right)):
+        return TRUE
+    if difference.hi <= 0:
+        return FALSE
+    return _make("lt", (as_expr(left), as_expr(right)), 0, 1)
+
+
+def ge(left: IntLike, right: IntLike) -> Expr:
+    return le(right, left)
+
+
+def gt(left: IntLike, right: IntLike) -> Expr:
+    return lt(right, left)
+
+
+def ne(left: IntLike, right: IntLike) -> Expr:
+    return not_(eq(left, right))
+
+
+_NEGATED: Final = {"lt": lambda a, b: le(b, a), "le": lambda a, b: lt(b, a)}
+
+
+def not_(value: Expr) -> Expr:
+    if value is TRUE or value is FALSE:
+        return _truth(value is FALSE)
+    if value.op == "not":
+        return value.args[0]  # type: ignore[return-value]
+    if value.op in _NEGATED:
+        return _NEGATED[value.op](*value.args)  # type: ignore[arg-type]
+    return _make("not", (value,), 0, 1)
+
+
+def and_(left: Expr, right: Expr) -> Expr:
+    if left is FALSE or right is FALSE:
+        return FALSE
+    if left is TRUE or left is right:
+        return right
+    if right is TRUE:
+        return left
+    return _make("and", (left, right), 0, 1)
+
+
+def or_(left: Expr, right: Expr) -> Expr:
+    return not_(and_(not_(left), not_(right)))
+
+
+# -- walks -----------------------------------------------------------------------------------------
+
+_BUILD: Final = {
+    "floordiv": floordiv, "mod": mod, "min": minimum, "max": maximum,
+    "eq": eq, "lt": lt, "le": le, "not": not_, "and": and_,
+}  # fmt: skip
+
+
+def rebuild(value: Expr, operands: tuple[Expr, ...]) -> Expr:
+    """The same node over other operands, simplified anew."""
+    if value.op == "add":
+        constant, terms = value.args
+        result = const(constant)  # type: ignore[arg-type]
+        for operand, (_, n) in zip(operands, terms):  # type: ignore[call-overload]
+            result = add(result, mul(operand, n))
+        return result
+    if value.op == "mul":
+        return product(operands)
+    if not operands:
+        return value
+    return _BUILD[value.op](*operands)  # type: ignore[operator]
+
+
+def substitute(value: Expr, env: Mapping[Expr, IntLike]) -> Expr:
+    """Replace symbols (or whole sub-expressions) and simplify."""
+    if value in env:
+        return as_expr(env[value])
+    operands = value.operands
+    if not operands:
+        return value
+    changed = tuple(substitute(x, env) for x in operands)
+    if all(a is b for a, b in zip(changed, operands)):
+        return value
+    return rebuild(value, changed)
+
+
+def symbols(value: Expr) -> frozenset[Expr]:
+    if value.op == "sym":
+        return frozenset((value,))
+    found: frozenset[Expr] = frozenset()
+    for operand in value.operands:
+        found |= symbols(operand)
+    return found
+
+
+def evaluate(value: Expr, env: Mapping[str, int]) -> int:
+    """The number, given one for every symbol name. Booleans come out as 0 or 1."""
+    if value.op == "const":
+        return value.value
+    if value.op == "sym":
+        return env[value.name]
+    got = tuple(const(evaluate(x, env)) for x in value.operands)
+    if value.op in ("true", "false"):
+        return int(value is TRUE)
+    result = rebuild(value, got)
+    return result.value if result.op == "const" else int(result is TRUE)
+
+
+def linear_in(value: Expr, variable: Expr) -> tuple[Expr, Expr] | None:
+    """(coefficient, rest) with value == coefficient * variable + rest, or None if it is not linear."""
+    if variable not in symbols(value):
+        return ZERO, value
+    constant, terms = _split(value)
+    coefficient, rest = ZERO, const(constant)
+    for term, n in terms.items():
+        factors = list(term.args) if term.op == "mul" else [term]
+        if variable in factors:
+            factors.remove(variable)
+            others = product(factors)  # type: ignore[arg-type]
+            if variable in symbols(others):
+                return None
+            coefficient = add(coefficient, mul(others, n))
+        elif variable in symbols(term):
+            return None
+        else:
+            rest = add(rest, mul(term, n))
+    return coefficient, rest
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+_INFIX: Final = {
+    "floordiv": "//", "mod": "%", "eq": "==", "lt": "<", "le": "<=", "and": "and",
+}  # fmt: skip
+
+
+def show_expr(value: Expr) -> str:
+    """Python text; parentheses wherever precedence could matter."""
+    op = value.op
+    if op == "const":
+        return str(value.value)
+    if op == "sym":
+        return value.name
+    if op in ("true", "false"):
+        return op.capitalize()
+    if op == "add":
+        constant, terms = value.args
+        parts = [_show_term(term, n) for term, n in terms]  # type: ignore[attr-defined]
+        if constant:
+            parts.append(str(constant))
+        return " + ".join(parts).replace("+ -", "- ")
+    if op == "mul":
+        return "*".join(_wrap(x) for x in value.operands)
+    if op == "not":
+        return f"not {_wrap(value.operands[0])}"
+    if op in ("min", "max"):
+        return f"{op}({', '.join(map(show_expr, value.operands))})"
+    a, b = value.operands
+    return f"{_wrap(a)} {_INFIX[op]} {_wrap(b)}"
+
+
+def _show_term(term: Expr, n: int) -> str:
+    text = _wrap(term) if term.op != "mul" else show_expr(term)
+    return text if n == 1 else f"-{text}" if n == -1 else f"{n}*{text}"
+
+
+def _wrap(value: Expr) -> str:
+    text = show_expr(value)
+    return text if value.op in ("const", "sym", "min", "max") and not text.startswith("-") else f"({text})"
+
+
+def iter_nodes(value: Expr) -> Iterator[Expr]:
+    """Every node below and including value, children first, each once."""
+    seen: set[Expr] = set()
+    stack = [(value, False)]
+    while stack:
+        node, expanded = stack.pop()
+        if node in seen:
+            continue
+        if expanded:
+            seen.add(node)
+            yield node
+        else:
+            stack.append((node, True))
+            stack.extend((x, False) for x in node.operands)

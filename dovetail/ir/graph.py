@@ -1,0 +1,181 @@
+"""The tensor graph after capture: functional, typed, in order.
+
+    Graph = inputs, nodes, outputs
+    Node  = name: type = op(args, kwargs)        # user location
+
+An op is a name: `aten.mm.default` as PyTorch spells it, or `prims.exp` for ours. An argument is a
+Node, a number, an Expr (a symbolic size), a string, a DType, a Device, None, or a tuple of those.
+An op with several results has a tuple type, and `get(node, i)` takes one of them.
+
+A graph prints as a Python function:
+
+    def forward(x: f32[8, 64], w: f32[64]):
+        mean = prims.sum(x, (1,))          # f32[8]         model.py:41
+        return (mean,)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from dovetail.ir.expr import Expr
+from dovetail.ir.types import Device, DType, TensorType, Type
+
+INPUT: Final = "input"
+GET: Final = "get"
+
+
+@dataclass(frozen=True, slots=True)
+class Loc:
+    """Where in the user's program."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+Arg: TypeAlias = "Node | Expr | DType | Device | int | float | bool | complex | str | None | tuple[Arg, ...]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One value. Identity is the node itself; names are unique within a graph."""
+
+    op: str
+    args: tuple[Arg, ...]
+    type: Type
+    name: str
+    kwargs: tuple[tuple[str, Arg], ...] = ()
+    loc: Loc | None = None
+
+    @property
+    def tensor(self) -> TensorType:
+        if not isinstance(self.type, TensorType):
+            raise TypeError(f"{self.name}: {self.type} is not a tensor")
+        return self.type
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        """Every Node among the arguments, in order, with repeats."""
+        return tuple(nodes_in((*self.args, *(value for _, value in self.kwargs))))
+
+    def kwarg(self, name: str, default: Arg = None) -> Arg:
+        return next((value for key, value in self.kwargs if key == name), default)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def nodes_in(args: Iterable[Arg]) -> Iterator[Node]:
+    for arg in args:
+        if isinstance(arg, Node):
+            yield arg
+        elif isinstance(arg, tuple):
+            yield from nodes_in(arg)
+
+
+def map_arg(arg: Arg, fn: Callable[[Node], Arg]) -> Arg:
+    """The same argument with every Node replaced by fn(node)."""
+    if isinstance(arg, Node):
+        return fn(arg)
+    if isinstance(arg, tuple):
+        return tuple(map_arg(item, fn) for item in arg)
+    return arg
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """inputs are Nodes with op INPUT; nodes are in execution order and exclude the inputs."""
+
+    name: str
+    inputs: tuple[Node, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Arg, ...]
+
+    def users(self) -> dict[Node, list[Node]]:
+        found: dict[Node, list[Node]] = {node: [] for node in (*self.inputs, *self.nodes)}
+        for node in self.nodes:
+            for operand in dict.fromkeys(node.operands):
+                found[operand].append(node)
+        return found
+
+    def __str__(self) -> str:
+        return show_graph(self)
+
+
+@dataclass(slots=True)
+class GraphBuilder:
+    """Appends nodes and hands out unique names. The only mutable thing here, and it ends in a Graph."""
+
+    name: str = "forward"
+    inputs: list[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    _taken: dict[str, int] = field(default_factory=dict)
+
+    def unique(self, name: str) -> str:
+        stem = name if name.isidentifier() else "v_" + "".join(c if c.isalnum() else "_" for c in name)
+        count = self._taken.get(stem, 0)
+        self._taken[stem] = count + 1
+        return self.unique(f"{stem}_{count}") if count else stem
+
+    def input(self, name: str, type: Type, loc: Loc | None = None) -> Node:
+        node = Node(INPUT, (), type, self.unique(name), loc=loc)
+        self.inputs.append(node)
+        return node
+
+    def call(
+        self,
+        op: str,
+        args: Iterable[Arg],
+        type: Type,
+        kwargs: Iterable[tuple[str, Arg]] = (),
+        name: str | None = None,
+        loc: Loc | None = None,
+    ) -> Node:
+        if name is None:
+            name = op.split(".")[1] if "." in op else op
+        node = Node(op, tuple(args), type, self.unique(name), tuple(kwargs), loc)
+        self.nodes.append(node)
+        return node
+
+    def get(self, node: Node, index: int) -> Node:
+        assert isinstance(node.type, tuple)
+        return self.call(GET, (node, index), node.type[index], name=f"{node.name}_{index}", loc=node.loc)
+
+    def finish(self, outputs: Iterable[Arg]) -> Graph:
+        return Graph(self.name, tuple(self.inputs), tuple(self.nodes), tuple(outputs))
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def show_arg(arg: Arg) -> str:
+    if isinstance(arg, tuple):
+        inner = ", ".join(map(show_arg, arg))
+        return f"({inner},)" if len(arg) == 1 else f"({inner})"
+    if isinstance(arg, (Node, Expr, DType, Device)):
+        return str(arg) if not isinstance(arg, Node) else arg.name
+    return repr(arg)
+
+
+def show_type(type: Type) -> str:
+    if isinstance(type, tuple):
+        return "(" + ", ".join(map(show_type, type)) + ")"
+    return str(type)
+
+
+def show_graph(graph: Graph) -> str:
+    params = ", ".join(f"{node.name}: {show_type(node.type)}" for node in graph.inputs)
+    lines = [f"def {graph.name}({params}):"]
+    for node in graph.nodes:
+        shown = [show_arg(arg) for arg in node.args]
+        shown += [f"{key}={show_arg(value)}" for key, value in node.kwargs]
+        text = f"    {node.name} = {node.op}({', '.join(shown)})"
+        where = f"  {node.loc}" if node.loc else ""
+        lines.append(f"{text:<64}  # {show_type(node.type)}{where}")
+    lines.append(f"    return {show_arg(graph.outputs)}")
+    return "\n".join(lines)

@@ -1,0 +1,164 @@
+"""What must still be true for compiled code to be used again: a path and a check.
+
+    Guard(Attr(Arg(0, "self"), "training"), Is(False))      `self.training is False`
+
+Guards are data. csrc evaluates them (`guards.c`), and says from the same code which one failed; this
+file also prints them. The order is the order of reading, so a path's owner is checked before it.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.ir.expr import Expr
+from dovetail.ir.graph import Loc
+from dovetail.ir.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Base of all checks on the object at a path."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Is(Check):
+    """The very same object. Kept alive by the guard; weakly where `weak`."""
+
+    value: object
+
+    def __str__(self) -> str:
+        return f"is {self.value!r:.60}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Equals(Check):
+    """Same exact type and equal: numbers (0.0 is not -0.0, NaN equals NaN), strings, tuples of those."""
+
+    value: object
+
+    def __str__(self) -> str:
+        return f"== {self.value!r:.60}"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeIs(Check):
+    """type(object) is `type`."""
+
+    type: type
+
+    def __str__(self) -> str:
+        return f"type is {self.type.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Length(Check):
+    """len() of a list, tuple, dict or set."""
+
+    length: int
+
+    def __str__(self) -> str:
+        return f"len == {self.length}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DictKeys(Check):
+    """A dict with exactly these keys in this order."""
+
+    keys: tuple[object, ...]
+
+    def __str__(self) -> str:
+        return f"keys == {list(self.keys)!r:.80}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lacks(Check):
+    """A dict (or an instance's __dict__, with attribute=True) without this key."""
+
+    key: object
+    attribute: bool = False
+
+    def __str__(self) -> str:
+        return f"lacks {self.key!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class SameAs(Check):
+    """The same object as at another path (two names for one thing), or with same=False another one."""
+
+    other: Source
+    same: bool = True
+
+    def __str__(self) -> str:
+        return f"{'is' if self.same else 'is not'} {self.other}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorIs(Check):
+    """A tensor with these properties. `type` is the Python class; a None in shape or stride is free.
+
+    dispatch: the tensor's dispatch keys as torch._C._dispatch_keys(t).raw_repr() gives them."""
+
+    type: type
+    dtype: object
+    device_kind: str
+    device_index: int
+    requires_grad: bool
+    shape: tuple[int | None, ...]
+    stride: tuple[int | None, ...]
+    dispatch: int
+
+    def __str__(self) -> str:
+        return f"tensor {self.dtype} {list(self.shape)} stride {list(self.stride)} grad={self.requires_grad}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassIs(Check):
+    """The class at this path has not been modified since (its type version): methods, class attributes."""
+
+    type: type
+
+    def __str__(self) -> str:
+        return f"class {self.type.__qualname__} unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class State(Check):
+    """Torch's global state as at capture: grad mode, inference mode, autocast, default dtype and device,
+    deterministic flags, torch-function modes, number of threads. The path is ignored."""
+
+    values: tuple[tuple[str, object], ...]
+
+    def __str__(self) -> str:
+        return "global state " + ", ".join(f"{k}={v}" for k, v in self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Holds(Check):
+    """A boolean expression over shape symbols; `reads` gives each symbol's name and path."""
+
+    condition: Expr
+    reads: tuple[tuple[str, Source], ...]
+
+    def __str__(self) -> str:
+        return f"{self.condition}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predicate(Check):
+    """A Python function of the object, for the rare check that has no native form."""
+
+    test: object
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    source: Source
+    check: Check
+    loc: Loc | None = None
+
+    def __str__(self) -> str:
+        where = f"    # {self.loc}" if self.loc else ""
+        return f"{self.source} {self.check}{where}"

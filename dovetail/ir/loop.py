@@ -1,0 +1,300 @@
+"""The loop IR: what a kernel computes, element by element.
+
+    Scalar = const(value) | index(Expr) | load(buffer, Expr) | op(Scalar, ...)     interned trees, typed
+    Nest   = for each point of `ranges` (and, for a reduction, of `reduce`):  writes
+    Write  = store(buffer, Expr, Scalar) | reduce(buffer, Expr, kind, Scalar)
+    Extern = buffers = op(buffers, constants)                                      a library call
+
+    softmax over rows of x[8, 64] is four nests; the scheduler makes them one kernel:
+        m[i]    = max over j of x[64*i + j]
+        e[i, j] = exp(x[64*i + j] - m[i])
+        s[i]    = sum over j of e[64*i + j]
+        o[i, j] = e[64*i + j] / s[i]
+
+Buffers are flat: an index counts elements from the buffer's first one. Loop variables are `sym`s
+whose range is the loop's. Scalars compute in their own dtype; fp16 and bf16 appear only as `load`
+results and as targets of `cast`, so a cast down and up again is where eager would have rounded.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+from weakref import WeakValueDictionary
+
+from dovetail.ir.expr import Expr, show_expr
+from dovetail.ir.graph import Arg, Loc, show_arg
+from dovetail.ir.types import BOOL, I64, DType, TensorType
+
+
+class Scalar:
+    """One interned value of a loop body."""
+
+    __slots__ = ("op", "args", "dtype", "serial", "__weakref__")
+    op: str
+    args: tuple[object, ...]
+    dtype: DType
+    serial: int
+
+    def __repr__(self) -> str:
+        return show_scalar(self)
+
+    @property
+    def operands(self) -> tuple[Scalar, ...]:
+        return tuple(arg for arg in self.args if isinstance(arg, Scalar))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (scalar, (self.op, self.args, self.dtype))
+
+
+_interned: WeakValueDictionary[tuple[object, ...], Scalar] = WeakValueDictionary()
+_serial = 0
+
+
+def scalar(op: str, args: tuple[object, ...], dtype: DType) -> Scalar:
+    """Intern one node. -0.0 and 0.0, 1 and True and 1.0 are different constants, hence the repr."""
+    global _serial
+    key = (op, repr(args[0]) if op == "const" else args, dtype)
+    found = _interned.get(key)
+    if found is None:
+        found = object.__new__(Scalar)
+        found.op, found.args, found.dtype = op, args, dtype
+        found.serial = _serial = _serial + 1
+        _interned[key] = found
+    return found
+
+
+def constant(value: float | int | bool, dtype: DType) -> Scalar:
+    return scalar("const", (value,), dtype)
+
+
+def index_value(expr: Expr, dtype: DType = I64) -> Scalar:
+    """An index or a size used as a number."""
+    return scalar("index", (expr,), dtype)
+
+
+def load(buffer: str, index: Expr, dtype: DType) -> Scalar:
+    return scalar("load", (buffer, index), dtype)
+
+
+def load_at(buffer: str, index: Scalar, dtype: DType) -> Scalar:
+    """A gather: the index (an i64 scalar, already wrapped and checked) is itself computed."""
+    return scalar("load_at", (buffer, index), dtype)
+
+
+def masked(condition: Scalar, value: Scalar, other: Scalar) -> Scalar:
+    """`value` where condition, else `other`; loads inside `value` happen only where condition holds."""
+    return scalar("masked", (condition, value, other), value.dtype)
+
+
+def holds(condition: Expr) -> Scalar:
+    """A boolean index expression as a value."""
+    return scalar("index", (condition,), BOOL)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOp:
+    """A scalar operation. `result` is 'same' (as the first operand), 'bool', or 'arg' (given)."""
+
+    name: str
+    arity: int
+    result: str = "same"
+
+
+def _declare(result: str, **arities: int) -> dict[str, ScalarOp]:
+    return {name.rstrip("_"): ScalarOp(name.rstrip("_"), n, result) for name, n in arities.items()}
+
+
+SCALAR_OPS: Final[dict[str, ScalarOp]] = {
+    **_declare(
+        "same",
+        # float
+        exp=1, exp2=1, expm1=1, log=1, log2=1, log10=1, log1p=1, sqrt=1, rsqrt=1, sin=1, cos=1, tan=1,
+        asin=1, acos=1, atan=1, sinh=1, cosh=1, tanh=1, asinh=1, acosh=1, atanh=1, erf=1, erfc=1, erfinv=1,
+        lgamma=1, digamma=1, floor=1, ceil=1, round=1, trunc=1, frac=1, sigmoid=1, reciprocal=1,
+        i0=1, i0e=1, i1=1, i1e=1, ndtri=1,
+        pow=2, atan2=2, fmod=2, hypot=2, copysign=2, nextafter=2, div=2,
+        # any number
+        neg=1, abs=1, sign=1, add=2, sub=2, mul=2, maximum=2, minimum=2, fmax=2, fmin=2,
+        remainder=2,      # Python's modulo
+        floordiv=2, truncdiv=2,   # integers and floats
+        fma=3,
+        # bits
+        bit_and=2, bit_or=2, bit_xor=2, bit_not=1, shl=2, shr=2,
+        where=3,          # where(bool, a, b): dtype of a
+        # random: philox(seed, offset) as i64 -> u32 bits
+    ),
+    **_declare("bool", eq=2, ne=2, lt=2, le=2, gt=2, ge=2, isnan=1, isinf=1, isfinite=1, signbit=1,
+               logical_not=1, logical_and=2, logical_or=2),
+    **_declare("arg", cast=1, bitcast=1),
+}  # fmt: skip
+"""Besides these, the structural ops: const, index, load, load_at, masked."""
+
+REDUCTIONS: Final = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "welford", "xor_sum")
+"""`welford` writes mean and the sum of squared deviations (two buffers); arg* write i64 indices.
+max and min propagate NaN, and argmax/argmin return the first extreme, as in eager."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Flat storage. `type` gives shape, strides, dtype, device. kind: input, temp or output."""
+
+    name: str
+    type: TensorType
+    kind: str = "temp"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """buffer[index] = value, or with `reduce` the combination of value over the reduction ranges.
+
+    mode: 'set', or 'add' for an atomic accumulation (scatter). `index_scalar` replaces `index` for a
+    computed position."""
+
+    buffers: tuple[str, ...]
+    index: Expr
+    value: Scalar
+    reduce: str | None = None
+    mode: str = "set"
+    index_scalar: Scalar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A loop: variable `var` runs over [0, size)."""
+
+    var: Expr
+    size: Expr
+
+    def __str__(self) -> str:
+        return f"{self.var} < {self.size}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nest:
+    """One loop nest. `scan` names a dimension processed in order (cumsum): index into ranges."""
+
+    name: str
+    ranges: tuple[Range, ...]
+    reduce: tuple[Range, ...]
+    writes: tuple[Write, ...]
+    loc: Loc | None = None
+    origins: tuple[str, ...] = ()
+    """Names of the graph nodes computed here."""
+
+    def __str__(self) -> str:
+        return show_nest(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extern:
+    """A library call on whole buffers: `op` is an aten name (mm, convolution, or any fallback).
+
+    args mix buffer names (as BufferRef) with constants. outputs are buffer names, already allocated
+    when `into` is true (out= variant), else produced by the call."""
+
+    name: str
+    op: str
+    args: tuple[ExternArg, ...]
+    kwargs: tuple[tuple[str, ExternArg], ...]
+    outputs: tuple[str, ...]
+    into: bool = False
+    loc: Loc | None = None
+
+    def __str__(self) -> str:
+        shown = [show_extern_arg(a) for a in self.args]
+        shown += [f"{k}={show_extern_arg(v)}" for k, v in self.kwargs]
+        return f"{', '.join(self.outputs)} = {self.op}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRef:
+    """A buffer seen with a shape and strides of its own, `offset` elements in (a free view)."""
+
+    buffer: str
+    type: TensorType
+    offset: Expr
+
+
+ExternArg: TypeAlias = "BufferRef | Arg | tuple[ExternArg, ...]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loops:
+    """A lowered graph. Each output is a view of a buffer (BufferRef), a number, or None."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Nest | Extern, ...]
+    outputs: tuple[BufferRef | Expr | int | float | bool | None, ...]
+    inputs: tuple[str, ...]
+    """Buffer names of the tensor inputs, and names of the scalar symbols, in the graph's order."""
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+    def __str__(self) -> str:
+        lines = [f"loops {self.name}({', '.join(self.inputs)}):"]
+        lines += [f"  {b.kind} {b}" for b in self.buffers]
+        for step in self.steps:
+            lines += ["  " + line for line in str(step).splitlines()]
+        lines.append("  return " + ", ".join(str(o.buffer) if isinstance(o, BufferRef) else str(o) for o in self.outputs))
+        return "\n".join(lines)
+
+
+# -- walks and text --------------------------------------------------------------------------------
+
+
+def iter_scalars(*roots: Scalar) -> Iterator[Scalar]:
+    """Every scalar below and including the roots, operands first, each once."""
+    seen: set[Scalar] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, expanded = stack.pop()
+        if node in seen:
+            continue
+        if expanded:
+            seen.add(node)
+            yield node
+        else:
+            stack.append((node, True))
+            stack.extend((x, False) for x in reversed(node.operands))
+
+
+def show_scalar(node: Scalar) -> str:
+    if node.op == "const":
+        return f"{node.args[0]!r}"
+    if node.op == "index":
+        return f"({show_expr(node.args[0])})"  # type: ignore[arg-type]
+    if node.op == "load":
+        return f"{node.args[0]}[{show_expr(node.args[1])}]"  # type: ignore[arg-type]
+    if node.op == "load_at":
+        return f"{node.args[0]}[{node.args[1]!r}]"
+    if node.op in ("cast", "bitcast"):
+        return f"{node.dtype}({node.args[0]!r})"
+    return f"{node.op}({', '.join(map(repr, node.args))})"
+
+
+def show_nest(nest: Nest) -> str:
+    head = "for " + ", ".join(map(str, nest.ranges)) if nest.ranges else "once"
+    if nest.reduce:
+        head += " reduce " + ", ".join(map(str, nest.reduce))
+    lines = [f"{nest.name}: {head}" + (f"    # {nest.loc}" if nest.loc else "")]
+    for write in nest.writes:
+        where = write.index_scalar if write.index_scalar is not None else write.index
+        target = ", ".join(f"{b}[{where}]" for b in write.buffers)
+        sign = "+=" if write.mode == "add" else "="
+        value = f"{write.reduce}({write.value})" if write.reduce else str(write.value)
+        lines.append(f"    {target} {sign} {value}")
+    return "\n".join(lines)
+
+
+def show_extern_arg(arg: ExternArg) -> str:
+    if isinstance(arg, BufferRef):
+        return arg.buffer
+    if isinstance(arg, tuple):
+        return "(" + ", ".join(map(show_extern_arg, arg)) + ")"
+    return show_arg(arg)

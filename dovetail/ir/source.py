@@ -1,0 +1,177 @@
+"""Where a value of the user's program comes from: a path from the frame.
+
+    self.layers[0].weight   Item(Attr(Arg("self"), "layers"), 0) ... 
+
+A Source can do two things: print the Python text that reloads it (`text`), and be the path of a
+guard. Both the generated entry and the native guard tree are built from it.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Key: TypeAlias = "str | int | float | bool | bytes | None | tuple[Key, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Base of all paths. `base` is the path this one steps from, None for a root."""
+
+    @property
+    def base(self) -> Source | None:
+        return None
+
+    @property
+    def text(self) -> str:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Arg(Source):
+    """An argument slot of the frame, by position among the code's locals."""
+
+    index: int
+    name: str
+
+    @property
+    def text(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Cell(Source):
+    """The contents of a closure cell of the frame's function, by position in co_freevars."""
+
+    index: int
+    name: str
+
+    @property
+    def text(self) -> str:
+        return f"cell_{self.name}.cell_contents"
+
+
+@dataclass(frozen=True, slots=True)
+class Global(Source):
+    """A name in the globals of the frame; `user_globals` in the generated entry."""
+
+    name: str
+
+    @property
+    def text(self) -> str:
+        return f"user_globals[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Const(Source):
+    """An object that the entry holds on to itself (a module found in sys.modules, a class...)."""
+
+    name: str
+    value: object
+
+    @property
+    def text(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Source):
+    """One step from `of`."""
+
+    of: Source
+
+    @property
+    def base(self) -> Source | None:
+        return self.of
+
+
+@dataclass(frozen=True, slots=True)
+class Attr(Step):
+    """of.name, by the full attribute protocol."""
+
+    name: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.of.text}.{self.name}" if self.name.isidentifier() else f"getattr({self.of.text}, {self.name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class DictAttr(Step):
+    """of.__dict__[name]: an instance attribute, read without descriptors."""
+
+    name: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.of.text}.__dict__[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Step):
+    """of[key] of a list, tuple or dict."""
+
+    key: Key
+
+    @property
+    def text(self) -> str:
+        return f"{self.of.text}[{self.key!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class DictKey(Step):
+    """The position-th key of a dict (for keys that are no constants)."""
+
+    position: int
+
+    @property
+    def text(self) -> str:
+        return f"list({self.of.text})[{self.position}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOf(Step):
+    """type(of)"""
+
+    @property
+    def text(self) -> str:
+        return f"type({self.of.text})"
+
+
+@dataclass(frozen=True, slots=True)
+class ClosureOf(Step):
+    """The contents of a function's closure cell."""
+
+    position: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.of.text}.__closure__[{self.position}].cell_contents"
+
+
+@dataclass(frozen=True, slots=True)
+class Size(Step):
+    """of.size(dim) of a tensor, as an integer: where a shape symbol is read."""
+
+    dim: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.of.text}.size({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class Stride(Step):
+    dim: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.of.text}.stride({self.dim})"
+
+
+def root_of(source: Source) -> Source:
+    while source.base is not None:
+        source = source.base
+    return source

@@ -1,0 +1,147 @@
+"""What a value is: element type, device, shape and strides.
+
+    f32[s0, 64]            TensorType((s0, 64), (64, 1), F32, Device("cpu"))
+    f32[64, 8]{1, 64}      strides are shown where they are not row-major
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from dovetail.ir.expr import ONE, Expr, as_expr, mul, product
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type. `kind` is one of bool, int, uint, float, complex."""
+
+    name: str
+    kind: str
+    bits: int
+    torch_name: str
+
+    @property
+    def bytes(self) -> int:
+        return self.bits // 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        """Integers proper: not bool."""
+        return self.kind in ("int", "uint")
+
+    @property
+    def is_low_precision(self) -> bool:
+        """fp16 and bf16: eager computes in fp32 and rounds at every op."""
+        return self.kind == "float" and self.bits == 16
+
+    def __str__(self) -> str:
+        return self.name
+
+
+BOOL: Final = DType("bool", "bool", 8, "bool")
+U8: Final = DType("u8", "uint", 8, "uint8")
+U16: Final = DType("u16", "uint", 16, "uint16")
+U32: Final = DType("u32", "uint", 32, "uint32")
+U64: Final = DType("u64", "uint", 64, "uint64")
+I8: Final = DType("i8", "int", 8, "int8")
+I16: Final = DType("i16", "int", 16, "int16")
+I32: Final = DType("i32", "int", 32, "int32")
+I64: Final = DType("i64", "int", 64, "int64")
+F16: Final = DType("f16", "float", 16, "float16")
+BF16: Final = DType("bf16", "float", 16, "bfloat16")
+F32: Final = DType("f32", "float", 32, "float32")
+F64: Final = DType("f64", "float", 64, "float64")
+C32: Final = DType("c32", "complex", 32, "complex32")
+C64: Final = DType("c64", "complex", 64, "complex64")
+C128: Final = DType("c128", "complex", 128, "complex128")
+F8E4M3: Final = DType("f8e4m3", "float", 8, "float8_e4m3fn")
+F8E5M2: Final = DType("f8e5m2", "float", 8, "float8_e5m2")
+
+DTYPES: Final = (
+    BOOL, U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64, C32, C64, C128, F8E4M3, F8E5M2,
+)  # fmt: skip
+BY_NAME: Final = {dtype.name: dtype for dtype in DTYPES}
+BY_TORCH_NAME: Final = {dtype.torch_name: dtype for dtype in DTYPES}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    kind: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.index is None else f"{self.kind}:{self.index}"
+
+
+CPU: Final = Device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    shape: tuple[Expr, ...]
+    stride: tuple[Expr, ...]
+    dtype: DType
+    device: Device = CPU
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> Expr:
+        return product(self.shape)
+
+    @property
+    def bytes(self) -> Expr:
+        return mul(self.numel, self.dtype.bytes)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Proved row-major; a dimension of size 1 may have any stride."""
+        expected = ONE
+        for size, stride in zip(reversed(self.shape), reversed(self.stride)):
+            if size is not ONE and stride is not expected:
+                return False
+            expected = mul(expected, size)
+        return True
+
+    def __str__(self) -> str:
+        dims = ", ".join(map(str, self.shape))
+        layout = "" if self.is_contiguous else "{" + ", ".join(map(str, self.stride)) + "}"
+        where = "" if self.device.kind == "cpu" else f" {self.device}"
+        return f"{self.dtype}[{dims}]{layout}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarType:
+    """A Python number that is a run-time input of the graph; `expr` names it in shapes."""
+
+    dtype: DType
+    expr: Expr | None = None
+
+    def __str__(self) -> str:
+        return f"{self.dtype}" if self.expr is None else f"{self.dtype}({self.expr})"
+
+
+Type: TypeAlias = "TensorType | ScalarType | tuple[Type, ...] | None"
+
+
+def contiguous_stride(shape: Iterable[Expr | int]) -> tuple[Expr, ...]:
+    """Row-major strides; as in eager, a size of 0 counts as 1."""
+    strides: list[Expr] = []
+    step = ONE
+    for size in reversed([as_expr(s) for s in shape]):
+        strides.append(step)
+        step = mul(step, size if size.lo > 0 or not size.is_const else max(size.value, 1))
+    return tuple(reversed(strides))
+
+
+def tensor_type(shape: Iterable[Expr | int], dtype: DType, device: Device = CPU) -> TensorType:
+    """A row-major tensor."""
+    dims = tuple(as_expr(s) for s in shape)
+    return TensorType(dims, contiguous_stride(dims), dtype, device)

@@ -1,0 +1,37 @@
+"""Text with indentation.
+
+    w = Writer()
+    with w.block("for (;;) {", "}"):
+        w("x += 1;")
+    w.text
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Writer:
+    def __init__(self, indent: str = "    ") -> None:
+        self.lines: list[str] = []
+        self._indent, self._depth = indent, 0
+
+    def __call__(self, text: str = "") -> None:
+        for line in text.split("\n"):
+            self.lines.append(self._indent * self._depth + line if line else "")
+
+    @contextmanager
+    def block(self, head: str, tail: str = "") -> Iterator[None]:
+        """One deeper level between head and tail."""
+        self(head)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if tail:
+                self(tail)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
