@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dovetail.ir.graph import Loc
+from dovetail.util.loc import Loc
 
 
 class DovetailError(Exception):

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.ir.graph import Loc
 from dovetail.ir.guard import Guard
 from dovetail.ir.source import Source
+from dovetail.util.loc import Loc
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,22 +21,10 @@ from typing import Final, TypeAlias
 
 from dovetail.ir.expr import Expr
 from dovetail.ir.types import Device, DType, TensorType, Type
+from dovetail.util.loc import Loc
 
 INPUT: Final = "input"
 GET: Final = "get"
-
-
-@dataclass(frozen=True, slots=True)
-class Loc:
-    """Where in the user's program."""
-
-    file: str
-    line: int
-    function: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
-
 
 Arg: TypeAlias = "Node | Expr | DType | Device | int | float | bool | complex | str | None | tuple[Arg, ...]"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.ir.expr import Expr
-from dovetail.ir.graph import Loc
 from dovetail.ir.source import Source
+from dovetail.util.loc import Loc
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from dovetail.ir.expr import Expr, show_expr
-from dovetail.ir.graph import Arg, Loc, show_arg
+from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import BOOL, I64, DType, TensorType
+from dovetail.util.loc import Loc
 
 
 class Scalar:
