@@ -145,8 +145,10 @@ def show_arg(arg: Arg) -> str:
     if isinstance(arg, tuple):
         inner = ", ".join(map(show_arg, arg))
         return f"({inner},)" if len(arg) == 1 else f"({inner})"
-    if isinstance(arg, (Node, Expr, DType, Device)):
-        return str(arg) if not isinstance(arg, Node) else arg.name
+    if isinstance(arg, Device):
+        return f"device({str(arg)!r})"
+    if isinstance(arg, (Node, Expr, DType)):
+        return arg.name if isinstance(arg, Node) else str(arg)
     return repr(arg)
 
 

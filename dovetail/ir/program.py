@@ -5,7 +5,8 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +33,19 @@ class Program:
     inputs: int
     outputs: int
     python_calls: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"//// kernel {kernel.name}\n{kernel.text}" for kernel in self.kernels]
+        return "\n".join([*parts, f"//// host\n{self.host}"])
+
+
+def parse_program(text: str, original: Program) -> Program:
+    """The program with the texts of an edited dump; everything else is the original's."""
+    sections = dict(re.findall(r"^//// (.+)\n((?:(?!^//// ).*\n?)*)", text, re.MULTILINE))
+    kernels = []
+    for kernel in original.kernels:
+        edited = sections.get(f"kernel {kernel.name}", kernel.text)
+        # The key names the compiled text; an edited kernel must not find the original's binary.
+        key = kernel.key if edited.strip() == kernel.text.strip() else f"{kernel.key}-edited-{hash(edited):x}"
+        kernels.append(replace(kernel, text=edited, key=key))
+    return replace(original, kernels=tuple(kernels), host=sections.get("host", original.host))
