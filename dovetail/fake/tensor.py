@@ -9,12 +9,20 @@ ours or the op's meta kernel. Autograd runs above, in C++, as for any tensor.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, MutableMapping
+from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+
+from dovetail.errors import DataDependentValue, FailedFake
+from dovetail.fake.record import Record, record
+
+_wrap: Final = torch.Tensor._make_wrapper_subclass
+_META: Final = torch.device("meta")
+_CPU: Final = torch.device("cpu")
+KNOWN_LIMIT: Final = 64
+"""Constants up to this many elements keep their value."""
 
 
 class Fake(torch.Tensor):
@@ -25,15 +33,18 @@ class Fake(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls, meta: torch.Tensor, device: torch.device, requires_grad: bool = False, constant: torch.Tensor | None = None
+        cls,
+        meta: torch.Tensor,
+        device: torch.device,
+        requires_grad: bool = False,
+        constant: torch.Tensor | None = None,
     ) -> Fake:
-        self = torch.Tensor._make_wrapper_subclass(
+        self = _wrap(
             cls,
             meta.size(),
             strides=meta.stride(),
             storage_offset=meta.storage_offset(),
             dtype=meta.dtype,
-            layout=meta.layout,
             device=device,
             requires_grad=requires_grad,
         )
@@ -42,31 +53,365 @@ class Fake(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"Fake({self.dtype}, {tuple(self.shape)}, {self.device})"
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return infer(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fake:
+        found = memo.get(id(self))
+        if found is None:
+            meta = torch.empty_strided(self.meta.size(), self.meta.stride(), dtype=self.dtype, device=_META)
+            found = memo[id(self)] = Fake(meta, self.device, self.requires_grad)
+            found.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("meta", "constant")})
+        return found
+
+    def tolist(self) -> Any:
+        return _value(self, "tolist").tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise DataDependentValue(function="numpy")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise DataDependentValue(function="numpy")
+
+    def data_ptr(self) -> int:
+        raise DataDependentValue(function="data_ptr")
 
 
 class FakeMode(TorchDispatchMode):
     """Makes factories (torch.zeros...) return Fakes too."""
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return infer(func, args, kwargs or {})
 
 
-def fake_like(tensor: torch.Tensor) -> Fake:
-    """A Fake with the tensor's metadata."""
-    meta = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-    return Fake(meta, tensor.device, tensor.requires_grad)
+# -- from real tensors -------------------------------------------------------------------------------
+
+Memo = MutableMapping[int, torch.UntypedStorage]
+"""Real storage -> its stand-in on the meta device, so that fakes alias where the tensors do."""
 
 
-def infer(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def fake_like(tensor: torch.Tensor, memo: Memo | None = None) -> Fake:
+    """A Fake with the tensor's metadata; a leaf, whatever the tensor is."""
+    if type(tensor) is Fake:
+        return tensor
+    fake = Fake(_meta_like(tensor, memo), tensor.device, tensor.requires_grad)
+    if getattr(tensor, "_is_param", False) or isinstance(tensor, torch.nn.Parameter):
+        fake._is_param = True  # type: ignore[attr-defined]
+    return fake
+
+
+def _meta_like(tensor: torch.Tensor, memo: Memo | None = None) -> torch.Tensor:
+    """A tensor on the meta device with the same sizes, strides, offset and dtype."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise FailedFake(function=f"a tensor of layout {tensor.layout}", detail="only strided tensors are captured")
+    if tensor.is_conj() or tensor.is_neg():
+        raise FailedFake(function="a lazily conjugated tensor", detail="call resolve_conj() or resolve_neg() first")
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        if memo is None and not offset:
+            return torch.empty_strided(size, stride, dtype=tensor.dtype, device=_META)
+        storage = _meta_storage(tensor, {} if memo is None else memo)
+        return torch.empty(0, dtype=tensor.dtype, device=_META).set_(storage, offset, size, stride)
+
+
+def _meta_storage(tensor: torch.Tensor, memo: Memo) -> torch.UntypedStorage:
+    real = tensor.untyped_storage()
+    found = memo.get(real._cdata)
+    if found is None:
+        bytes_ = torch.empty(real.nbytes(), dtype=torch.uint8, device=_META)
+        found = memo[real._cdata] = bytes_.untyped_storage()
+    return found
+
+
+# -- inference ---------------------------------------------------------------------------------------
+
+
+def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of an ATen op, as Fakes."""
-    raise NotImplementedError
+    facts = record(func)
+    special = _SPECIAL.get(facts.fate)
+    if special is not None:
+        return special(func, facts, args, kwargs)
+    return _by_meta(func, facts, args, kwargs)
+
+
+class _Inputs:
+    """The tensors met while arguments were replaced by their metas."""
+
+    __slots__ = ("fakes", "metas", "device", "is_mixed")
+
+    def __init__(self) -> None:
+        self.fakes: list[torch.Tensor] = []
+        self.metas: list[torch.Tensor] = []
+        self.device: torch.device | None = None
+        self.is_mixed = False
+
+    def meta(self, tensor: torch.Tensor) -> torch.Tensor:
+        meta = tensor.meta if type(tensor) is Fake else tensor if tensor.is_meta else _meta_like(tensor)
+        self.fakes.append(tensor)
+        self.metas.append(meta)
+        device = tensor.device
+        if self.device is None:
+            self.device = device
+        elif device != self.device:
+            self.is_mixed = True
+        return meta
+
+    def swap(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.meta(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.swap(x) for x in value) if not isinstance(value, torch.Size) else value
+        return value
+
+
+def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the op's meta kernel, and wrap what it returns."""
+    inputs = _Inputs()
+    swap = inputs.swap
+    new_args = [swap(a) for a in args]
+    new_kwargs = {k: swap(v) for k, v in kwargs.items()} if kwargs else {}
+    device = _result_device(facts, inputs, args, new_args, new_kwargs)
+    try:
+        with torch._C._DisableTorchDispatch():
+            result = func(*new_args, **new_kwargs)
+    except NotImplementedError as error:
+        raise FailedFake(function=facts.name, detail=str(error).splitlines()[0]) from error
+    if facts.mutates:
+        return _written(func, facts, inputs, args, kwargs, result, device)
+    constant = _constant(func, facts, inputs, args, kwargs)
+    return _wrap_result(result, device, inputs, constant)
+
+
+def _wrap_result(result: Any, device: torch.device, inputs: _Inputs, constant: Any = None) -> Any:
+    if isinstance(result, torch.Tensor):
+        for fake, meta in zip(inputs.fakes, inputs.metas):
+            if meta is result:
+                return fake
+        return Fake(result, device, constant=constant)
+    if isinstance(result, (list, tuple)):
+        known = constant if isinstance(constant, (list, tuple)) else (None,) * len(result)
+        return type(result)(_wrap_result(r, device, inputs, k) for r, k in zip(result, known))
+    return result
+
+
+def _result_device(
+    facts: Record, inputs: _Inputs, args: tuple[Any, ...], new_args: list[Any], new_kwargs: dict[str, Any]
+) -> torch.device:
+    """Where the results live; points the op's own `device` argument at meta."""
+    asked = None
+    if facts.device_at is not None:
+        if facts.device_at < len(new_args):
+            asked, new_args[facts.device_at] = new_args[facts.device_at], _META
+        else:
+            asked, new_kwargs["device"] = new_kwargs.get("device"), _META
+        if new_kwargs.get("pin_memory"):
+            new_kwargs["pin_memory"] = False
+    if asked is not None:
+        return _with_index(torch.device(asked))
+    if inputs.device is None:
+        return _with_index(torch.get_default_device())
+    if inputs.is_mixed:
+        return _mixed_device(facts, inputs)
+    return inputs.device
+
+
+def _with_index(device: torch.device) -> torch.device:
+    if device.type in ("cpu", "meta") or device.index is not None:
+        return device
+    current = torch.cuda.current_device() if device.type == "cuda" and torch.cuda.is_available() else 0
+    return torch.device(device.type, current)
+
+
+_TAKES_MIXED: Final = frozenset({
+    "aten.copy_", "aten.copy", "aten.index", "aten._unsafe_index", "aten.index_put", "aten.index_put_",
+    "aten._unsafe_index_put", "aten._index_put_impl_", "aten._foreach_copy_", "aten._foreach_copy",
+})  # fmt: skip
+"""Ops that take tensors of several devices; the result is on the first one's."""
+
+
+def _mixed_device(facts: Record, inputs: _Inputs) -> torch.device:
+    """The device of tensors on several: a 0-dim CPU tensor counts as a number."""
+    first = inputs.fakes[0].device
+    if facts.name.rsplit(".", 1)[0] in _TAKES_MIXED:
+        return first
+    devices = {f.device for f in inputs.fakes if f.dim() or f.device.type != "cpu"}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices: {names}")
+    return devices.pop() if devices else first
+
+
+def _written(
+    func: Any,
+    facts: Record,
+    inputs: _Inputs,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    device: torch.device,
+) -> Any:
+    """After an op that writes to arguments: the same Fakes come back, with their new sizes."""
+    if any(type(f) is Fake and f.constant is not None for f in inputs.fakes):
+        _update_constants(func, facts, inputs, args, kwargs)
+    if facts.changes_shape or facts.name.endswith("out"):
+        for fake, meta in zip(inputs.fakes, inputs.metas):
+            if type(fake) is Fake:
+                _resize(fake, meta)
+    return _wrap_result(result, device, inputs)
+
+
+def _resize(fake: Fake, meta: torch.Tensor) -> None:
+    """Give the wrapper the sizes that its meta has now."""
+    if fake.size() == meta.size() and fake.stride() == meta.stride():
+        return
+    fake.data = Fake(meta, fake.device)
+    fake.meta = meta
+
+
+# -- known values --------------------------------------------------------------------------------------
+
+
+def _is_known(fake: torch.Tensor) -> bool:
+    """A value that nothing has overwritten: `_forget` empties the storage of one that was."""
+    return (
+        type(fake) is Fake
+        and fake.constant is not None
+        and (not fake.constant.numel() or fake.constant.untyped_storage().nbytes() > 0)
+    )
+
+
+def _real(value: Any) -> Any:
+    if type(value) is Fake:
+        return value.constant
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return type(value)(map(_real, value))
+    return value
+
+
+def _constant(func: Any, facts: Record, inputs: _Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The value of the result where all inputs are known and small; None otherwise."""
+    fakes = inputs.fakes
+    if not fakes or facts.is_random or type(fakes[0]) is not Fake or fakes[0].constant is None:
+        return None
+    if not all(map(_is_known, fakes)):
+        return None
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        kept = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
+        value = func(*map(_real, args), **{k: _real(v) for k, v in kept.items()})
+    if isinstance(value, torch.Tensor):
+        return value if value.numel() <= KNOWN_LIMIT else None
+    return value if isinstance(value, (list, tuple)) else None
+
+
+def _update_constants(
+    func: Any, facts: Record, inputs: _Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Write to known values too, or forget those that are overwritten by unknown ones."""
+    if all(map(_is_known, inputs.fakes)) and not facts.is_random:
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            func(*map(_real, args), **{k: _real(v) for k, v in kwargs.items()})
+        return
+    for argument, value in zip(func._schema.arguments, args):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for fake in value if isinstance(value, (list, tuple)) else [value]:
+                _forget(fake)
+    for fake in kwargs.values():
+        _forget(fake)
+
+
+def _forget(fake: Any) -> None:
+    if type(fake) is Fake and fake.constant is not None:
+        fake.constant.untyped_storage().resize_(0)  # views of it see this too
+        fake.constant = None
+
+
+def _value(fake: Any, function: str) -> torch.Tensor:
+    if type(fake) is not Fake:
+        return fake  # type: ignore[no-any-return]
+    if not _is_known(fake):
+        raise DataDependentValue(function=function)
+    return fake.constant  # type: ignore[return-value]
+
+
+# -- ops with a treatment of their own -------------------------------------------------------------------
+
+
+def _lift(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.tensor(...): a real tensor enters; its value is known."""
+    (tensor,) = args
+    if type(tensor) is Fake:
+        return tensor
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        is_small = tensor.device.type == "cpu" and tensor.numel() <= KNOWN_LIMIT
+        constant = tensor.detach().clone() if is_small else None
+    return Fake(_meta_like(tensor), tensor.device, constant=constant)
+
+
+def _item(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        return _value(args[0], "item").item()
+
+
+def _dependent(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise DataDependentValue(function=facts.name.split(".")[1])
+
+
+def _decompose(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A composite op (seen in inference mode only): run it as the ops it is made of."""
+    return func.decompose(*args, **kwargs)
+
+
+def _index(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
+        raise DataDependentValue(function="indexing with a mask")
+    return _by_meta(func, facts, args, kwargs)
+
+
+def _repeat_interleave(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("output_size") is None:
+        raise DataDependentValue(function="repeat_interleave")
+    return _by_meta(func, facts, args, kwargs)
+
+
+def _alias(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Lazy conjugate and negative: the op stays in the graph, so the Fake needs no bit."""
+    return infer(torch.ops.aten.alias.default, args, {})
+
+
+def _set(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """self.set_(source): self now is what source is."""
+    target, source = args
+    target.data = Fake(source.meta, source.device)
+    target.meta, target.constant = source.meta, source.constant
+    return target
+
+
+_SPECIAL: Final[dict[str, Callable[..., Any]]] = {
+    "lift": _lift,
+    "item": _item,
+    "dependent": _dependent,
+    "decompose": _decompose,
+    "index": _index,
+    "repeat_interleave": _repeat_interleave,
+    "alias": _alias,
+    "set": _set,
+}
+
+

@@ -1,0 +1,91 @@
+"""What the schema of an ATen op says, looked up once: OpOverload -> Record.
+
+    record(torch.ops.aten.add_.Tensor)   Record(name="aten.add_.Tensor", mutates=True, ...)
+
+`fate` is how `infer` treats the op; most are "meta": ask the meta kernel.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+_RANDOM: Final = torch.Tag.nondeterministic_seeded
+_DEPENDENT: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+FATES: Final[dict[str, str]] = {
+    "aten.lift_fresh.default": "lift",
+    "aten.lift.default": "lift",
+    "aten.lift_fresh_copy.default": "lift",
+    "aten._local_scalar_dense.default": "item",
+    "aten.item.default": "item",
+    "aten.index.Tensor": "index",
+    "aten._unsafe_index.Tensor": "index",
+    "aten.repeat_interleave.Tensor": "repeat_interleave",
+    "aten._conj.default": "alias",
+    "aten._neg_view.default": "alias",
+    "aten._resize_output_.default": "meta",
+    "aten.set_.source_Tensor": "set",
+    "aten._scaled_dot_product_fused_attention_overrideable.default": "meta",
+}
+"""Ops that the schema alone does not describe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One op. `fate`: meta, decompose, dependent, or a name of FATES."""
+
+    name: str
+    fate: str
+    mutates: bool
+    """Writes to some argument."""
+    is_view: bool
+    """Some result shares memory with an argument it does not write to."""
+    changes_shape: bool
+    """Writes the sizes of its first argument, such as t_ and resize_."""
+    is_random: bool
+    device_at: int | None
+    """Position of the argument `device`, where there is one."""
+    is_free: bool
+    """Same metadata in, same metadata out, new memory: the result may be remembered."""
+
+
+_records: Final[dict[Any, Record]] = {}
+
+
+def record(func: Any) -> Record:
+    found = _records.get(func)
+    if found is None:
+        found = _records[func] = _read(func)
+    return found
+
+
+def _fate(func: Any, name: str) -> str:
+    if name in FATES:
+        return FATES[name]
+    if any(tag in func.tags for tag in _DEPENDENT):
+        return "dependent"
+    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return "decompose"
+    return "meta"
+
+
+def _read(func: Any) -> Record:
+    schema = func._schema
+    name = str(func)
+    fate = _fate(func, name)
+    aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None]
+    mutates = any(alias.is_write for alias in aliases)
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    names = [a.name for a in schema.arguments]
+    return Record(
+        name=name,
+        fate=fate,
+        mutates=mutates,
+        is_view=is_view,
+        changes_shape=torch.Tag.inplace_view in func.tags or name.startswith(("aten.resize", "aten.set_")),
+        is_random=_RANDOM in func.tags,
+        device_at=names.index("device") if "device" in names else None,
+        is_free=fate == "meta" and not mutates and not is_view,
+    )
