@@ -1,0 +1,149 @@
+"""Run many small tasks in worker processes that may crash, hang or grow, and keep every result.
+
+    records = run_tasks("tests.sweeps.ops", ["add", "mul"], settings={...}, results=Path("ops.jsonl"))
+
+A worker imports the module and calls its `run_task(name, settings) -> dict` for each name it is sent.
+Results are appended to a JSON-lines file as they arrive; a second run skips what is there. A crash or a
+timeout ends the worker, marks the task, and a new worker goes on with the next.
+"""
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+@dataclass(slots=True)
+class Worker:
+    """One subprocess with a line-based pipe in each direction."""
+
+    process: subprocess.Popen[bytes]
+    waiting: bytes = b""
+
+    @staticmethod
+    def start(module: str, settings: dict[str, Any], log: Path) -> Worker:
+        command = [sys.executable, "-m", "tests.sweeps.workers", module, json.dumps(settings)]
+        with log.open("ab") as errors:
+            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                                       env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"})
+        return Worker(process)
+
+    def ask(self, name: str, timeout: float) -> dict[str, Any] | None:
+        """The task's record; None when the worker ended; TimeoutError when it takes too long."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(name.encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        ends = time.monotonic() + timeout
+        while b"\n" not in self.waiting:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, ends - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            piece = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not piece:
+                return None
+            self.waiting += piece
+        line, _, self.waiting = self.waiting.partition(b"\n")
+        record: dict[str, Any] = json.loads(line)
+        return record
+
+    def stop(self) -> int:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.kill()
+        return self.process.wait()
+
+
+def run_tasks(
+    module: str,
+    names: Sequence[str],
+    *,
+    settings: dict[str, Any],
+    results: Path,
+    timeout: float = 60.0,
+    each_fresh: bool = False,
+    show: Callable[[dict[str, Any]], str] = lambda record: str(record.get("status")),
+) -> dict[str, dict[str, Any]]:
+    """Run what is not in `results` yet, print one progress line a task, return all records by name."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    done = load_records(results)
+    todo = [name for name in names if name not in done]
+    worker: Worker | None = None
+    with results.open("a") as sink:
+        for position, name in enumerate(todo):
+            worker = worker or Worker.start(module, settings, results.with_suffix(".log"))
+            started = time.monotonic()
+            record, alive = ask_once(worker, name, timeout)
+            record |= {"name": name, "wall": round(time.monotonic() - started, 2)}
+            if each_fresh or not alive:
+                worker.stop()
+                worker = None
+            sink.write(json.dumps(record) + "\n")
+            sink.flush()
+            done[name] = record
+            print(f"[{position + 1}/{len(todo)}] {name:<44} {show(record)[:150]}", flush=True)
+    if worker is not None:
+        worker.stop()
+    return {name: done[name] for name in names if name in done}
+
+
+def ask_once(worker: Worker, name: str, timeout: float) -> tuple[dict[str, Any], bool]:
+    try:
+        record = worker.ask(name, timeout)
+    except TimeoutError:
+        return {"status": "fail", "reason": f"timeout after {timeout:.0f} s"}, False
+    if record is None:
+        code = worker.process.wait()
+        return {"status": "fail", "reason": f"worker died with code {code}"}, False
+    return record, True
+
+
+def load_records(results: Path) -> dict[str, dict[str, Any]]:
+    """The last whole record of each task; a line cut short by a kill is ignored."""
+    records: dict[str, dict[str, Any]] = {}
+    if results.exists():
+        for line in results.read_text().splitlines():
+            if line.endswith("}"):
+                record = json.loads(line)
+                records[record["name"]] = record
+    return records
+
+
+def serve(module_name: str, settings: dict[str, Any]) -> None:
+    """The worker's side: names on stdin, records on the original stdout; prints of user code go to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if settings.get("memory_gib"):
+        limit = int(settings["memory_gib"] * 2**30)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    module = importlib.import_module(module_name)
+    for line in sys.stdin:
+        name = line.strip()
+        try:
+            record = module.run_task(name, settings)
+        except Exception as error:  # a task that raises is a result, not the end of the sweep
+            record = {"status": "fail", "reason": short_error(error)}
+        answers.write(json.dumps(record) + "\n")
+        answers.flush()
+
+
+def short_error(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], json.loads(sys.argv[2]))
