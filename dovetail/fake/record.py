@@ -48,7 +48,7 @@ class Record:
     device_at: int | None
     """Position of the argument `device`, where there is one."""
     is_free: bool
-    """Same metadata in, same metadata out, new memory: the result may be remembered."""
+    """The arguments' metadata say all about the results, which are new or arguments: may be remembered."""
 
 
 _records: Final[dict[Any, Record]] = {}
@@ -78,14 +78,15 @@ def _read(func: Any) -> Record:
     aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None]
     mutates = any(alias.is_write for alias in aliases)
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    changes_shape = torch.Tag.inplace_view in func.tags or name.startswith(("aten.resize", "aten.set_"))
     names = [a.name for a in schema.arguments]
     return Record(
         name=name,
         fate=fate,
         mutates=mutates,
         is_view=is_view,
-        changes_shape=torch.Tag.inplace_view in func.tags or name.startswith(("aten.resize", "aten.set_")),
+        changes_shape=changes_shape,
         is_random=_RANDOM in func.tags,
         device_at=names.index("device") if "device" in names else None,
-        is_free=fate == "meta" and not mutates and not is_view,
+        is_free=fate == "meta" and not is_view and not changes_shape and not name.endswith("out"),
     )

@@ -10,6 +10,7 @@ ours or the op's meta kernel. Autograd runs above, in C++, as for any tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
+from itertools import count
 from typing import Any, Final
 
 import torch
@@ -26,10 +27,12 @@ KNOWN_LIMIT: Final = 64
 
 
 class Fake(torch.Tensor):
-    """`meta` is the same tensor on the meta device; `constant` its value where that is known."""
+    """`meta` is the same tensor on the meta device, made when first asked for; `constant` its value
+    where that is known; `key` a number for (size, stride, dtype, device), 0 where not looked up yet."""
 
-    meta: torch.Tensor
+    _meta: torch.Tensor | None
     constant: torch.Tensor | None
+    key: int
 
     @staticmethod
     def __new__(
@@ -48,8 +51,14 @@ class Fake(torch.Tensor):
             device=device,
             requires_grad=requires_grad,
         )
-        self.meta, self.constant = meta, constant
-        return self
+        self._meta, self.constant, self.key = meta, constant, 0
+        return self  # type: ignore[no-any-return]
+
+    @property
+    def meta(self) -> torch.Tensor:
+        if self._meta is None:
+            self._meta = _empty_meta(self.size(), self.stride(), self.dtype)
+        return self._meta
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -69,9 +78,9 @@ class Fake(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Fake:
         found = memo.get(id(self))
         if found is None:
-            meta = torch.empty_strided(self.meta.size(), self.meta.stride(), dtype=self.dtype, device=_META)
+            meta = _empty_meta(self.meta.size(), self.meta.stride(), self.dtype)
             found = memo[id(self)] = Fake(meta, self.device, self.requires_grad)
-            found.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("meta", "constant")})
+            found.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("_meta", "constant")})
         return found
 
     def tolist(self) -> Any:
@@ -98,6 +107,11 @@ class FakeMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return infer(func, args, kwargs or {})
+
+
+def _empty_meta(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    with torch._C._DisableTorchDispatch():
+        return torch.empty_strided(size, stride, dtype=dtype, device=_META)
 
 
 # -- from real tensors -------------------------------------------------------------------------------
@@ -145,16 +159,104 @@ def _meta_storage(tensor: torch.Tensor, memo: Memo) -> torch.UntypedStorage:
 def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of an ATen op, as Fakes."""
     facts = record(func)
+    if facts.is_free:
+        fakes: list[Fake] = []
+        key = _memo_key(func, args, kwargs, fakes)
+        if key is not None:
+            made = _memo.get(key)
+            if made is None:
+                if len(_memo) > MEMO_LIMIT:
+                    _memo.clear()
+                made = _memo[key] = _template(_by_meta(func, facts, args, kwargs), fakes)
+            return _from_template(made, fakes)
     special = _SPECIAL.get(facts.fate)
     if special is not None:
         return special(func, facts, args, kwargs)
     return _by_meta(func, facts, args, kwargs)
 
 
+# -- remembered results: models repeat their layers, and some meta kernels take 100 us ----------------
+
+_keys: Final[dict[tuple[Any, ...], int]] = {}
+_serial: Final = count(1)
+_memo: Final[dict[tuple[Any, ...], Any]] = {}
+MEMO_LIMIT: Final = 100_000
+_PLAIN: Final = frozenset({int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_SCALARS: Final = frozenset({float, bool, complex})
+
+
+def _key_of(fake: Fake) -> int:
+    if not fake.key:
+        what = (fake.size(), fake.stride(), fake.dtype, fake.device)
+        fake.key = _keys.get(what) or _keys.setdefault(what, next(_serial))
+    return fake.key
+
+
+def _memo_key(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Fake]
+) -> tuple[Any, ...] | None:
+    """What decides the result's metadata; None where something else does. Collects the Fakes met."""
+    key: list[Any] = [func, torch.get_default_dtype()]
+    if not _extend_key(key, args, fakes):
+        return None
+    for name, value in kwargs.items():
+        key.append(name)
+        if not _extend_key(key, (value,), fakes):
+            return None
+    return tuple(key) if fakes else None
+
+
+def _extend_key(key: list[Any], values: Any, fakes: list[Fake]) -> bool:
+    for value in values:
+        kind = type(value)
+        if kind is Fake:
+            if value.constant is not None:
+                return False
+            key.append(_key_of(value))
+            fakes.append(value)
+        elif kind in _PLAIN:
+            key.append(value)
+        elif kind in _SCALARS:
+            key.append(kind)  # 1, 1.0 and True are equal, and promote differently
+            key.append(value)
+        elif kind is list or kind is tuple:
+            key.append(len(value))
+            if not _extend_key(key, value, fakes):
+                return False
+        else:
+            return False
+    return True
+
+
+def _template(result: Any, fakes: list[Fake]) -> Any:
+    """What to build again: an int is an input, a 5-tuple a new tensor, a list of templates a tuple or list."""
+    if type(result) is Fake:
+        for i, fake in enumerate(fakes):
+            if fake is result:
+                return i
+        key = _key_of(result)
+        return (result.size(), result.stride(), result.dtype, result.device, key)
+    if isinstance(result, (list, tuple)):
+        return [type(result), [_template(r, fakes) for r in result]]
+    return [None, result]
+
+
+def _from_template(made: Any, fakes: list[Fake]) -> Any:
+    if type(made) is tuple:
+        size, stride, dtype, device, key = made
+        fake = _wrap(Fake, size, strides=stride, dtype=dtype, device=device)
+        fake._meta, fake.constant, fake.key = None, None, key
+        return fake
+    if type(made) is int:
+        return fakes[made]
+    kind, parts = made
+    return parts if kind is None else kind([_from_template(part, fakes) for part in parts])
+
+
 class _Inputs:
     """The tensors met while arguments were replaced by their metas."""
 
-    __slots__ = ("fakes", "metas", "device", "is_mixed")
+    __slots__ = ("device", "fakes", "is_mixed", "metas")
 
     def __init__(self) -> None:
         self.fakes: list[torch.Tensor] = []
@@ -282,7 +384,7 @@ def _resize(fake: Fake, meta: torch.Tensor) -> None:
     if fake.size() == meta.size() and fake.stride() == meta.stride():
         return
     fake.data = Fake(meta, fake.device)
-    fake.meta = meta
+    fake._meta, fake.key = meta, 0
 
 
 # -- known values --------------------------------------------------------------------------------------
@@ -399,7 +501,7 @@ def _set(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]
     """self.set_(source): self now is what source is."""
     target, source = args
     target.data = Fake(source.meta, source.device)
-    target.meta, target.constant = source.meta, source.constant
+    target._meta, target.constant, target.key = source.meta, source.constant, 0
     return target
 
 
