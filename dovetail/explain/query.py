@@ -1,0 +1,277 @@
+"""Ask the event stream what happened.
+
+    list[Event]  ->  Explanation(graphs, breaks, recompiles, skips, fallbacks, kernels, ...)
+
+An Explanation is plain values, so it can be printed (`text.py`), shown as a page (`html.py`), compared
+in tests, or read from a file of events written by another process.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dovetail.events import Event
+from dovetail.explain.html import show_page
+from dovetail.explain.text import show_explanation
+from dovetail.util.loc import Loc
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the user's program."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else self.function or "?"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSeen:
+    """One captured graph; `lines` are the user's lines that went into it."""
+
+    unit: str
+    function: str
+    place: Place
+    ops: int
+    inputs: int
+    whole: bool
+    training: bool
+    lines: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BreakSeen:
+    """A graph break, or (kind 'skip') a frame left to Python as a whole."""
+
+    kind: str
+    function: str
+    place: Place
+    code: str
+    reason: str
+    hint: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecompileSeen:
+    function: str
+    place: Place
+    reason: str
+    entries: int
+    limit: bool = False
+    """The limit was reached: from here on the function runs in eager."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSeen:
+    unit: str
+    name: str
+    language: str
+    bytes_moved: int
+    origins: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """An optimisation that was not done, and why."""
+
+    unit: str
+    subject: str
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeen:
+    """One run of a stage; `text` is what it made, as text."""
+
+    unit: str
+    stage: str
+    seconds: float
+    at: float
+    text: str = field(repr=False, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An internal error that became eager, or compiled code that is slower than eager."""
+
+    kind: str
+    function: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All of it. `print(explanation)` tells it in words, `.html(path)` shows it."""
+
+    graphs: tuple[GraphSeen, ...] = ()
+    breaks: tuple[BreakSeen, ...] = ()
+    recompiles: tuple[RecompileSeen, ...] = ()
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    kernels: tuple[KernelSeen, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    guards: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    stages: tuple[StageSeen, ...] = ()
+    compiles: tuple[tuple[str, float, float], ...] = ()
+    """(function, seconds, when it ended) of each frame compiled."""
+    cudagraphs: tuple[tuple[str, bool, str], ...] = ()
+    caches: dict[str, int] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def graph_breaks(self) -> tuple[BreakSeen, ...]:
+        return tuple(item for item in self.breaks if item.kind == "graph_break")
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Compile seconds by stage."""
+        totals: dict[str, float] = {}
+        for stage in self.stages:
+            totals[stage.stage] = totals.get(stage.stage, 0.0) + stage.seconds
+        return dict(sorted(totals.items()))
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(seconds for _, seconds, _ in self.compiles) or sum(self.seconds.values())
+
+    @property
+    def bytes_moved(self) -> int:
+        return sum(kernel.bytes_moved for kernel in self.kernels)
+
+    def __str__(self) -> str:
+        return show_explanation(self)
+
+    def html(self, path: str | Path) -> Path:
+        """Write the report as one HTML file without outside assets."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(show_page(self), encoding="utf-8")
+        return target
+
+
+Report = Explanation
+"""What dovetail.report() returns: the Explanation of everything since the process began."""
+
+
+# -- events to nouns -------------------------------------------------------------------------------
+
+
+def _text(event: Event, name: str) -> str:
+    value = event.get(name)
+    return "" if value is None else str(value)
+
+
+def _int(event: Event, name: str) -> int:
+    value = event.get(name, 0)
+    return int(value) if isinstance(value, (int, float)) else 0
+
+
+def _float(event: Event, name: str) -> float:
+    value = event.get(name, 0.0)
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _items(event: Event, name: str) -> tuple[object, ...]:
+    value = event.get(name)
+    return tuple(value) if isinstance(value, (tuple, list)) else ()
+
+
+def place_of(value: object, function: str = "") -> Place:
+    if isinstance(value, Loc):
+        return Place(value.file, value.line, value.function or function)
+    if isinstance(value, str) and value:
+        file, _, line = value.rpartition(":")
+        return Place(file, int(line), function) if line.isdigit() else Place(value, 0, function)
+    return Place("", 0, function)
+
+
+def _graph(event: Event) -> GraphSeen:
+    function = _text(event, "function")
+    lines = tuple(dict.fromkeys(place_of(loc) for loc in _items(event, "lines")))
+    return GraphSeen(
+        _text(event, "unit") or _text(event, "name"), function, place_of(event.get("loc"), function),
+        _int(event, "ops"), _int(event, "inputs"), bool(event.get("whole", True)),
+        bool(event.get("training", False)), lines,
+    )  # fmt: skip
+
+
+def _breaks(events: Iterable[Event]) -> tuple[BreakSeen, ...]:
+    """One line per place, code and text, with how often it was met."""
+    found: Counter[BreakSeen] = Counter()
+    for event in events:
+        function = _text(event, "function")
+        reason = _text(event, "text") or _text(event, "reason")
+        place = place_of(event.get("loc"), function)
+        found[BreakSeen(event.kind, function, place, _text(event, "code"), reason, _text(event, "hint"))] += 1
+    return tuple(
+        BreakSeen(seen.kind, seen.function, seen.place, seen.code, seen.reason, seen.hint, count)
+        for seen, count in found.items()
+    )
+
+
+def _recompile(event: Event) -> RecompileSeen:
+    function = _text(event, "function")
+    return RecompileSeen(
+        function, place_of(event.get("loc"), function), _text(event, "reason"),
+        _int(event, "entries"), event.kind == "limit",
+    )  # fmt: skip
+
+
+def _kernel(event: Event) -> KernelSeen:
+    return KernelSeen(
+        _text(event, "unit"), _text(event, "name"), _text(event, "language"), _int(event, "bytes_moved"),
+        tuple(map(str, _items(event, "origins"))), _text(event, "text"),
+    )  # fmt: skip
+
+
+def _stage(event: Event, with_text: bool) -> StageSeen:
+    text = _text(event, "value") if with_text else ""
+    return StageSeen(_text(event, "unit"), _text(event, "stage"), _float(event, "seconds"), event.at, text)
+
+
+def _failure(event: Event) -> Failure:
+    if event.kind == "slow":
+        times = f"compiled {_float(event, 'compiled_seconds') * 1e3:.3f} ms"
+        times += f", eager {_float(event, 'eager_seconds') * 1e3:.3f} ms"
+        return Failure("slow", _text(event, "function"), _text(event, "text") or times)
+    detail = " ".join(filter(None, (_text(event, "stage"), _text(event, "error"), _text(event, "repro"))))
+    return Failure(event.kind, _text(event, "function"), detail or _text(event, "text"))
+
+
+def explain_events(events: Iterable[Event], with_text: bool = True) -> Explanation:
+    """with_text=False leaves out what the stages made: much smaller."""
+    by_kind: dict[str, list[Event]] = {}
+    for event in events:
+        by_kind.setdefault(event.kind, []).append(event)
+
+    def of(*kinds: str) -> list[Event]:
+        return sorted((e for kind in kinds for e in by_kind.get(kind, ())), key=lambda e: e.at)
+
+    return Explanation(
+        graphs=tuple(map(_graph, of("graph"))),
+        breaks=_breaks(of("graph_break", "skip")),
+        recompiles=tuple(map(_recompile, of("recompile", "limit"))),
+        fallbacks=dict(Counter(_text(event, "op") for event in of("fallback"))),
+        kernels=tuple(map(_kernel, of("kernel"))),
+        declined=tuple(
+            Declined(_text(e, "unit"), _text(e, "subject"), _text(e, "code"), _text(e, "text"))
+            for e in of("fusion")
+        ),
+        guards=tuple((_text(e, "function"), tuple(map(str, _items(e, "guards")))) for e in of("guards")),
+        stages=tuple(_stage(event, with_text) for event in of("stage")),
+        compiles=tuple((_text(e, "function"), _float(e, "seconds"), e.at) for e in of("compile")),
+        cudagraphs=tuple((_text(e, "unit"), bool(e.get("used")), _text(e, "reason")) for e in of("cudagraph")),
+        caches=dict(Counter(_text(event, "what") for event in of("cache"))),
+        failures=tuple(map(_failure, of("fallback_to_eager", "slow"))),
+    )
+
+
+def report_events(events: Iterable[Event]) -> Report:
+    return explain_events(events)

@@ -1,0 +1,125 @@
+"""DOVETAIL_LOGS: events as text on stderr while they happen.
+
+    DOVETAIL_LOGS=graph_breaks,recompiles python train.py
+    [dovetail] graph break  model.py:12 in forward: B07 call to print, which writes output
+
+A name stands for a kind of event, or for what one stage makes. `all` is everything. A listener on the
+one event stream does it; nothing in the compiler knows about logs.
+"""
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Final, TextIO
+
+from dovetail.events import Event, EventStream
+
+STAGE_LOGS: Final[dict[str, tuple[str, ...]]] = {
+    "graph": ("capture",),
+    "joint": ("joint",),
+    "prims": ("prims", "passes"),
+    "partition": ("partition", "forward", "backward"),
+    "loops": ("loops",),
+    "schedule": ("schedule",),
+    "plan": ("plan",),
+    "output_code": ("program",),
+    "bytecode": ("bytecode", "entry"),
+}
+"""Log name -> words in the names of the stages whose result it prints."""
+
+KIND_LOGS: Final[dict[str, tuple[str, ...]]] = {
+    "graph_breaks": ("graph_break", "skip"),
+    "recompiles": ("recompile", "limit"),
+    "guards": ("guards",),
+    "fusion": ("fusion",),
+    "fallbacks": ("fallback",),
+    "kernels": ("kernel",),
+    "cudagraphs": ("cudagraph",),
+    "cache": ("cache",),
+    "perf": ("compile", "slow", "tune"),
+    "stages": ("stage",),
+    "failures": ("fallback_to_eager", "warning"),
+}
+"""Log name -> the kinds of events it prints."""
+
+KNOWN: Final = (*KIND_LOGS, *STAGE_LOGS, "all")
+
+
+def parse_names(text: str) -> set[str]:
+    """The known names in a comma-separated list; a warning for each unknown one."""
+    names = {name.strip().lower() for name in text.split(",") if name.strip()}
+    if unknown := sorted(names - set(KNOWN)):
+        known = ", ".join(KNOWN)
+        warnings.warn(f"DOVETAIL_LOGS: unknown {', '.join(unknown)}; known names are {known}", stacklevel=2)
+    return set(KNOWN) if "all" in names else names & set(KNOWN)
+
+
+# -- one line per kind -----------------------------------------------------------------------------
+
+
+def _where(event: Event) -> str:
+    loc, function = event.get("loc"), event.get("function")
+    return " in ".join(str(part) for part in (loc, function) if part) or "?"
+
+
+def _show_break(event: Event) -> str:
+    hint = event.get("hint")
+    text = f"{_where(event)}: {event.get('code', '')} {event.get('text', '')}"
+    return text + (f"\n    hint: {hint}" if hint else "")
+
+
+def _show_guards(event: Event) -> str:
+    guards = event.get("guards")
+    lines = [str(guard) for guard in guards] if isinstance(guards, (list, tuple)) else []
+    return "\n    ".join([f"{_where(event)}: {len(lines)}", *lines])
+
+
+def _show_fields(event: Event) -> str:
+    """Any event: its short fields."""
+    shown = (f"{name}={value!s:.120}" for name, value in event.fields.items() if name not in ("value", "text"))
+    return " ".join(shown)
+
+
+SHOW: Final[dict[str, Callable[[Event], str]]] = {
+    "graph_break": _show_break,
+    "skip": _show_break,
+    "recompile": lambda e: f"{_where(e)}: {e.get('reason')}",
+    "limit": lambda e: f"{_where(e)}: {e.get('reason')}; runs in eager from now on",
+    "guards": _show_guards,
+    "fusion": lambda e: f"{e.get('subject')}: {e.get('code')} {e.get('text')}",
+    "stage": lambda e: f"{e.get('stage')} of {e.get('unit')}: {float(str(e.get('seconds', 0))) * 1e3:.1f} ms",
+}
+
+
+def show_event(event: Event) -> str:
+    kind = event.kind.replace("_", " ")
+    return f"[dovetail] {kind}  {SHOW.get(event.kind, _show_fields)(event)}"
+
+
+def show_result(event: Event) -> str:
+    """What a stage made, as text."""
+    return f"[dovetail] {event.get('stage')} of {event.get('unit')}\n{event.get('value')}"
+
+
+def is_stage_wanted(event: Event, names: Iterable[str]) -> bool:
+    stage = str(event.get("stage", ""))
+    return any(word in stage for name in names for word in STAGE_LOGS.get(name, ()))
+
+
+def start_logging(stream: EventStream, text: str | None = None, out: TextIO | None = None) -> None:
+    """Listen to the stream, when there is anything to print. `text` is DOVETAIL_LOGS."""
+    names = parse_names(os.environ.get("DOVETAIL_LOGS", "") if text is None else text)
+    if not names:
+        return
+    kinds = {kind for name in names for kind in KIND_LOGS.get(name, ())}
+
+    def listen(event: Event) -> None:
+        target = sys.stderr if out is None else out
+        if event.kind in kinds:
+            print(show_event(event), file=target)
+        if event.kind == "stage" and event.get("value") is not None and is_stage_wanted(event, names):
+            print(show_result(event), file=target)
+
+    stream.listeners.append(listen)
