@@ -94,6 +94,11 @@ class BuildFailed(DovetailError):
     message = "the C++ compiler rejected generated code:\n{output}"
 
 
+class UnknownStance(DovetailError, ValueError):
+    code = "E13"
+    message = "unknown stance {stance!r}; known stances are {known}"
+
+
 # -- graph breaks ----------------------------------------------------------------------------------
 
 
