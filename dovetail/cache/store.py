@@ -1,0 +1,172 @@
+"""A folder of entries addressed by their key: safe with many processes, crashes and bad disks.
+
+    store = Store(default_folder())
+    store.put(key, content)        -> the file, or None when it could not be written
+    store.get(key)                 -> the content, or None
+    store.path(key)                -> the file holding just the content (to dlopen it), or None
+
+An entry is two files: `ab/abcd….bin` with the content as it is and `ab/abcd….sum` with its checksum, size and
+parts of its key. Both are written under another name and renamed, content first, so a reader sees a
+whole entry or none. Whatever goes wrong (a full disk, a read-only folder, damage) is a miss, with an
+event that says so.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dovetail.events import EVENTS
+
+_KEY: Final = re.compile(r"[0-9a-z][0-9a-z_.-]{7,127}")
+
+
+def default_folder() -> Path:
+    """$DOVETAIL_CACHE, or dovetail in the user's cache folder."""
+    if chosen := os.environ.get("DOVETAIL_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One entry as the listing shows it. `parts` is what its key was made of."""
+
+    key: str
+    bytes: int
+    used: float
+    parts: Mapping[str, str]
+
+
+class Store:
+    def __init__(self, folder: Path | str, limit: int = 4 << 30) -> None:
+        self.folder, self.limit = Path(folder), limit
+
+    # -- one entry
+
+    def _file(self, key: str, suffix: str = ".bin") -> Path:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"a key is 8 to 128 of 0-9 a-z _ . -, got {key!r}")
+        return self.folder / key[:2] / f"{key}{suffix}"
+
+    def path(self, key: str) -> Path | None:
+        """The verified file of an entry. Its time of last use is set, which trim() goes by."""
+        return None if self._load(key) is None else self._file(key)
+
+    def get(self, key: str) -> bytes | None:
+        return self._load(key)
+
+    def _load(self, key: str) -> bytes | None:
+        file = self._file(key)
+        try:
+            record = json.loads(self._file(key, ".sum").read_text())
+            content = file.read_bytes()
+        except FileNotFoundError:
+            EVENTS.emit("cache", what="miss", key=key)
+            return None
+        except (OSError, ValueError) as error:
+            EVENTS.emit("cache", what="damaged", key=key, text=str(error))
+            return None
+        if not isinstance(record, dict) or record.get("sha256") != hashlib.sha256(content).hexdigest():
+            EVENTS.emit("cache", what="damaged", key=key, text="checksum differs")
+            self.remove(key)
+            return None
+        EVENTS.emit("cache", what="hit", key=key)
+        try:
+            os.utime(file)
+        except OSError as error:  # a folder we may only read: the entry is still good
+            EVENTS.emit("cache", what="read-only", key=key, text=str(error))
+        return content
+
+    def put(self, key: str, content: bytes, parts: Mapping[str, str] | None = None) -> Path | None:
+        """Write an entry, atomically. None when the disk does not take it; the compile goes on without."""
+        file = self._file(key)
+        record = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "parts": dict(parts or {})}
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _write_whole(file, content)
+            _write_whole(self._file(key, ".sum"), json.dumps(record).encode())
+        except OSError as error:
+            EVENTS.emit("cache", what="unwritable", key=key, text=str(error))
+            return None
+        return file
+
+    def remove(self, key: str) -> None:
+        for suffix in (".sum", ".bin"):
+            try:
+                self._file(key, suffix).unlink(missing_ok=True)
+            except OSError as error:
+                EVENTS.emit("cache", what="unwritable", key=key, text=str(error))
+
+    # -- all of them
+
+    def entries(self) -> Iterator[Stored]:
+        for summed in sorted(self.folder.glob("??/*.sum")):
+            try:
+                record = json.loads(summed.read_text())
+                used = summed.with_suffix(".bin").stat().st_mtime
+                yield Stored(summed.stem, int(record["bytes"]), used, record["parts"])
+            except (OSError, ValueError, KeyError, TypeError):
+                yield Stored(summed.stem, 0, 0.0, {"damaged": "yes"})
+
+    def trim(self, limit: int | None = None) -> int:
+        """Remove what was used longest ago until the rest fits; how many entries went. Left-overs of
+        writes that a crash interrupted go as well, once they are an hour old."""
+        left = self.limit if limit is None else limit
+        removed = 0
+        for entry in sorted(self.entries(), key=lambda entry: -entry.used):
+            left -= entry.bytes
+            if left < 0 or "damaged" in entry.parts:
+                self.remove(entry.key)
+                removed += 1
+        for loose in self.folder.glob("??/.*.part"):
+            if time.time() - loose.stat().st_mtime > 3600:
+                loose.unlink(missing_ok=True)
+        return removed
+
+    def export(self, target: Path) -> int:
+        """All entries in one file that import_ takes on another machine."""
+        entries = [entry for entry in self.entries() if "damaged" not in entry.parts]
+        with tarfile.open(target, "w:gz") as bundle:
+            for entry in entries:
+                for suffix in (".bin", ".sum"):
+                    file = self._file(entry.key, suffix)
+                    bundle.add(file, arcname=str(file.relative_to(self.folder)))
+        return len(entries)
+
+    def import_(self, source: Path) -> int:
+        """Take the entries of a bundle; every one is checked, a damaged one left out."""
+        taken = 0
+        with tempfile.TemporaryDirectory() as room:
+            with tarfile.open(source) as bundle:
+                bundle.extractall(room, filter="data")
+            other = Store(room)
+            for entry in other.entries():
+                content = other.get(entry.key) if "damaged" not in entry.parts else None
+                if content is not None and self.put(entry.key, content, entry.parts):
+                    taken += 1
+        return taken
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _write_whole(file: Path, content: bytes) -> None:
+    """Under another name first: a reader never sees half a file, and of two writers one wins."""
+    handle, loose = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(content)
+        os.replace(loose, file)
+    except BaseException:
+        Path(loose).unlink(missing_ok=True)
+        raise
