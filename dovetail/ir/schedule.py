@@ -3,13 +3,23 @@
     Group    one kernel: nests over common outer ranges; buffers used only inside are `internal`
     Schedule ordered groups and externs
     Plan     buffer -> place: caller's input, fresh output, a slot of the arena, or another buffer's memory
+
+A group's nests are rewritten to the group's own loop variables, so that equal positions have equal
+index expressions. Each nest is one of three kinds, told by its ranges:
+
+    point    for outer, for inner          writes one element per point
+    reduce   for outer, reduce inner       writes one element per outer point
+    row      for outer                     arithmetic on results of reductions
+
+and has a level: level 0 runs first; what needs the result of a reduction at level k has level k + 1.
+Softmax: max(0), exp(1), sum(1), div(2): three passes over a row that is in cache after the first.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from dovetail.ir.expr import Expr
-from dovetail.ir.loop import Extern, Loops, Nest
+from dovetail.ir.loop import Extern, Loops, Nest, Range
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +31,23 @@ class Group:
     outer: int
     internal: tuple[str, ...] = ()
     """Buffers that never reach memory outside the kernel."""
+    ranges: tuple[Range, ...] = ()
+    """The outer ranges, then the inner ones."""
+    levels: tuple[int, ...] = ()
+    """For each nest, how many reductions of this group come before it."""
+
+    @property
+    def inner(self) -> tuple[Range, ...]:
+        return self.ranges[self.outer :]
+
+    def __str__(self) -> str:
+        loops = ", ".join(map(str, self.ranges[: self.outer])) or "once"
+        inner = " | " + ", ".join(map(str, self.inner)) if self.inner else ""
+        hidden = f"   internal: {', '.join(self.internal)}" if self.internal else ""
+        lines = [f"group {self.name}: {loops}{inner}{hidden}"]
+        for level, nest in zip(self.levels, self.nests):
+            lines += [f"  {level}: {line}" if not k else f"     {line}" for k, line in enumerate(str(nest).splitlines())]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +65,16 @@ class Schedule:
     steps: tuple[Group | Extern, ...]
     declined: tuple[WhyNot, ...] = ()
 
+    def __str__(self) -> str:
+        lines = [str(step) for step in self.steps]
+        lines += [f"not fused: {why.subject}: {why.code} {why.text}" for why in self.declined]
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """kind: 'input', 'output' (allocated for the caller), 'arena' (at byte `offset`), 'reuse' (of `of`)."""
+    """kind: 'input', 'output' (allocated for the caller), 'arena' (at byte `offset`), 'reuse' (of `of`),
+    'extern' (the library call makes it), 'internal' (no memory outside its kernel)."""
 
     kind: str
     offset: Expr | None = None

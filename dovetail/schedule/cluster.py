@@ -1,0 +1,280 @@
+"""Clusters: what the fuser joins, before they become frozen Groups.
+
+    nest -> Cluster          loop variables renamed d0, d1, ...; reads and writes by buffer and index
+    join(a, b) -> Cluster | Reason
+
+    a: for k < 512:              e[k] = exp(x[k])
+    b: for i < 8 reduce j < 64:  s[i] = sum(e[64*i + j])
+    join: for d0 < 8 | d1 < 64:  e[64*d0 + d1] = exp(x[64*d0 + d1]);  s[d0] = sum(e[64*d0 + d1])
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dovetail.errors import Reason
+from dovetail.ir.expr import ONE, ZERO, Expr, product, substitute
+from dovetail.ir.loop import Loops, Nest, Range, Scalar, Write, iter_scalars, scalar
+from dovetail.schedule.domain import Common, by_stride, loop_var, refine
+
+UNKNOWN: Final = None
+"""The index of a gather or a scatter: computed from data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A nest in a cluster. kind: point, reduce or row (see ir.schedule)."""
+
+    nest: Nest
+    env: dict[Expr, Expr]
+    kind: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cluster:
+    members: tuple[Member, ...]
+    ranges: tuple[Range, ...]
+    outer: int
+    reads: dict[str, frozenset[Expr | None]]
+    writes: dict[str, Expr | None]
+    position: int
+    alone: bool = False
+    """Scatters keep to themselves: their writes may collide."""
+
+    @property
+    def has_reduce(self) -> bool:
+        return any(member.kind == "reduce" for member in self.members)
+
+    @property
+    def points(self) -> Expr:
+        return product(r.size for r in self.ranges)
+
+
+def make_cluster(nest: Nest, step: int) -> Cluster:
+    env: dict[Expr, Expr] = {}
+    ranges: list[Range] = []
+    outer = 0
+    for position, item in enumerate((*nest.ranges, *nest.reduce)):
+        if item.size is ONE:
+            env[item.var] = ZERO
+            continue
+        fresh = loop_var(f"d{len(ranges)}", item.size)
+        env[item.var] = fresh.var
+        ranges.append(fresh)
+        outer += position < len(nest.ranges)
+    reads: dict[str, set[Expr | None]] = {}
+    for buffer, index in read_indices(nest):
+        reads.setdefault(buffer, set()).add(None if index is None else substitute(index, env))
+    writes: dict[str, Expr | None] = {}
+    alone = False
+    for write in nest.writes:
+        computed = write.index_scalar is not None or write.mode != "set"
+        alone |= computed
+        for buffer in write.buffers:
+            alone |= buffer in writes
+            writes[buffer] = None if computed else substitute(write.index, env)
+    kind = "reduce" if any(write.reduce for write in nest.writes) else "point"
+    frozen = {buffer: frozenset(found) for buffer, found in reads.items()}
+    return Cluster((Member(nest, env, kind, step),), tuple(ranges), outer, frozen, writes, step, alone)
+
+
+def read_indices(nest: Nest) -> Iterator[tuple[str, Expr | None]]:
+    """Every (buffer, index) loaded; the index is None where it is computed from data."""
+    roots = [write.value for write in nest.writes]
+    roots += [write.index_scalar for write in nest.writes if write.index_scalar is not None]
+    for node in iter_scalars(*roots):
+        if node.op == "load":
+            yield node.args[0], node.args[1]  # type: ignore[misc]
+        elif node.op == "load_at":
+            yield node.args[0], UNKNOWN  # type: ignore[misc]
+
+
+# -- joining ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Both sides' variables over common ranges. `row` names the side that only runs per outer point."""
+
+    ranges: tuple[Range, ...]
+    outer: int
+    left: dict[Expr, Expr]
+    right: dict[Expr, Expr]
+    row: str = ""
+
+
+def join(a: Cluster, b: Cluster) -> Cluster | Reason:
+    """Both in one, a's members first, or the reason why not. `a` may produce what `b` reads."""
+    reason = Reason("S02", "the loops run over different domains")
+    for alignment in _alignments(a, b):
+        left, right = _moved(a, alignment.left), _moved(b, alignment.right)
+        why = _why_not_forward(left, right, alignment)
+        if why is None:
+            return _joined(left, right, alignment)
+        reason = why
+    return reason
+
+
+def _alignments(a: Cluster, b: Cluster) -> Iterator[Alignment]:
+    common = refine(a.ranges, b.ranges)
+    if common is not None:
+        found = _split_outer(a, b, common, a.ranges, b.ranges)
+        if found is not None:
+            yield found
+    for buffer in _shared(a, b):
+        found = _align_by_stride(a, b, buffer)
+        if found is not None:
+            yield found
+    if a.has_reduce and not b.has_reduce and (c := refine(a.ranges[: a.outer], b.ranges)):
+        yield _with_inner(c, a, "right")
+    if b.has_reduce and not a.has_reduce and (c := refine(b.ranges[: b.outer], a.ranges)):
+        flipped = _with_inner(c, b, "left")
+        yield replace(flipped, left=flipped.right, right=flipped.left)
+
+
+def _shared(a: Cluster, b: Cluster) -> list[str]:
+    """Buffers both touch, what a writes for b first."""
+    written = [buffer for buffer in b.reads if buffer in a.writes]
+    return written + [buffer for buffer in b.reads if buffer in a.reads and buffer not in a.writes]
+
+
+def _split_outer(
+    a: Cluster, b: Cluster, common: Common, left: tuple[Range, ...] | list[Range], right: tuple[Range, ...] | list[Range]
+) -> Alignment | None:
+    """Order the common ranges outer first; None if the sides disagree on what is outer."""
+    order: list[tuple[bool, int, int]] = []
+    for k, (i, j) in enumerate(zip(common.from_left, common.from_right)):
+        at_left, at_right = a.ranges.index(left[i]), b.ranges.index(right[j])
+        inner_left, inner_right = at_left >= a.outer, at_right >= b.outer
+        if a.has_reduce and b.has_reduce and inner_left != inner_right:
+            return None
+        inner = inner_left if a.has_reduce else inner_right
+        order.append((inner, at_left if a.has_reduce or not b.has_reduce else at_right, k))
+    order.sort()
+    return _renamed(common, [k for _, _, k in order], sum(not inner for inner, _, _ in order))
+
+
+def _renamed(common: Common, order: list[int], outer: int) -> Alignment:
+    ranges = tuple(loop_var(f"d{n}", common.ranges[k].size) for n, k in enumerate(order))
+    rename = {common.ranges[k].var: ranges[n].var for n, k in enumerate(order)}
+    left = {var: substitute(value, rename) for var, value in common.left.items()}
+    right = {var: substitute(value, rename) for var, value in common.right.items()}
+    return Alignment(ranges, outer, left, right)
+
+
+def _align_by_stride(a: Cluster, b: Cluster, buffer: str) -> Alignment | None:
+    """Match loops that visit `buffer` alike although they are nested in another order."""
+    at_a = a.writes.get(buffer) if buffer in a.writes else next(iter(a.reads[buffer]))
+    at_b = next(iter(b.reads[buffer]))
+    if at_a is None or at_b is None:
+        return None
+    left, right = by_stride(a.ranges, at_a), by_stride(b.ranges, at_b)
+    if left is None or right is None:
+        return None
+    common = refine(left, right)
+    return None if common is None else _split_outer(a, b, common, left, right)
+
+
+def _with_inner(common: Common, owner: Cluster, row: str) -> Alignment:
+    """The outer ranges were refined; the owner's inner ranges follow unchanged."""
+    count = len(common.ranges)
+    inner = tuple(loop_var(f"d{count + k}", r.size) for k, r in enumerate(owner.ranges[owner.outer :]))
+    left = common.left | {old.var: new.var for old, new in zip(owner.ranges[owner.outer :], inner)}
+    return Alignment((*common.ranges, *inner), count, left, dict(common.right), row)
+
+
+def _moved(cluster: Cluster, env: dict[Expr, Expr]) -> Cluster:
+    """The cluster over other variables."""
+    if all(old is new for old, new in env.items()):
+        return cluster
+    members = tuple(
+        replace(m, env={var: substitute(value, env) for var, value in m.env.items()}) for m in cluster.members
+    )
+    reads = {
+        buffer: frozenset(None if x is None else substitute(x, env) for x in found)
+        for buffer, found in cluster.reads.items()
+    }
+    writes = {b: None if x is None else substitute(x, env) for b, x in cluster.writes.items()}
+    return replace(cluster, members=members, reads=reads, writes=writes)
+
+
+def _why_not_forward(a: Cluster, b: Cluster, alignment: Alignment) -> Reason | None:
+    """What b reads of a's results must be exactly what a computed at the same point."""
+    inner = {r.var for r in alignment.ranges[alignment.outer :]}
+    kinds = {buffer: m.kind for m in a.members for w in m.nest.writes for buffer in w.buffers}
+    for buffer, found in b.reads.items():
+        if buffer not in a.writes:
+            continue
+        if found != {a.writes[buffer]} or a.writes[buffer] is None:
+            return Reason("S03", f"{buffer} is read at another position than it is written")
+        if alignment.row == "right" and kinds[buffer] == "point":
+            return Reason("S04", f"{buffer} has a whole row where one value is read")
+    if inner and alignment.row == "left" and any(m.kind != "point" for m in a.members):
+        return Reason("S04", "a reduction cannot run once per row of another")
+    return None
+
+
+def _joined(a: Cluster, b: Cluster, alignment: Alignment) -> Cluster:
+    left, right = a.members, b.members
+    if alignment.row == "left":
+        left = tuple(replace(m, kind="row") for m in left)
+    if alignment.row == "right":
+        right = tuple(replace(m, kind="row") for m in right)
+    reads = dict(a.reads)
+    for buffer, found in b.reads.items():
+        reads[buffer] = reads.get(buffer, frozenset()) | found
+    members = (*left, *right)
+    return Cluster(members, alignment.ranges, alignment.outer, reads, a.writes | b.writes, a.position)
+
+
+# -- what the join means ---------------------------------------------------------------------------
+
+
+def derive_levels(cluster: Cluster) -> tuple[int, ...]:
+    """For each member, how many reductions of the cluster come before it."""
+    ready: dict[str, int] = {}
+    levels: list[int] = []
+    for member in cluster.members:
+        level = max((ready[buffer] for buffer, _ in read_indices(member.nest) if buffer in ready), default=0)
+        levels.append(level)
+        for write in member.nest.writes:
+            for buffer in write.buffers:
+                ready[buffer] = level + (member.kind == "reduce")
+    return tuple(levels)
+
+
+def rewritten(member: Member, cluster: Cluster) -> Nest:
+    """The member's nest over the cluster's variables."""
+    outer, inner = cluster.ranges[: cluster.outer], cluster.ranges[cluster.outer :]
+    memo: dict[Scalar, Scalar] = {}
+    writes = tuple(_moved_write(write, member.env, memo) for write in member.nest.writes)
+    ranges = (*outer, *inner) if member.kind == "point" else outer
+    return replace(
+        member.nest, ranges=ranges, reduce=inner if member.kind == "reduce" else (), writes=writes
+    )
+
+
+def _moved_write(write: Write, env: dict[Expr, Expr], memo: dict[Scalar, Scalar]) -> Write:
+    at = None if write.index_scalar is None else moved_scalar(write.index_scalar, env, memo)
+    return replace(
+        write, index=substitute(write.index, env), value=moved_scalar(write.value, env, memo), index_scalar=at
+    )
+
+
+def moved_scalar(root: Scalar, env: dict[Expr, Expr], memo: dict[Scalar, Scalar]) -> Scalar:
+    """The same computation with loop variables replaced."""
+    for node in iter_scalars(root):
+        if node not in memo:
+            args = tuple(
+                memo[x] if isinstance(x, Scalar) else substitute(x, env) if isinstance(x, Expr) else x
+                for x in node.args
+            )
+            memo[node] = scalar(node.op, args, node.dtype)
+    return memo[root]
+
+
+def buffer_sizes(loops: Loops) -> dict[str, int]:
+    """Bytes of each buffer; a symbolic size counts as if each symbol were at least 16."""
+    return {b.name: max(b.type.bytes.lo, 16) if b.type.bytes.op != "const" else b.type.bytes.value for b in loops.buffers}

@@ -1,0 +1,233 @@
+"""Decide which nests share a kernel.
+
+    Loops -> Schedule
+    a[i] = x[i] + 1 ; b[i] = a[i] * 2      becomes one Group with `a` internal
+
+Steps are taken in order. A nest first joins the kernels that produce what it reads (largest buffer
+first), then one that reads what it reads. Every cluster has a position in the original order, and a
+join is legal when the result can stand at one of the two positions with all its inputs before it and
+all its readers after it; so no cycle can arise and no search for paths is needed. Work per nest is
+bounded by its number of reads.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from dovetail.errors import Reason
+from dovetail.ir.expr import Expr, product, substitute
+from dovetail.ir.loop import BufferRef, Extern, ExternArg, Loops, Nest, Range
+from dovetail.ir.schedule import Group, Schedule, WhyNot
+from dovetail.options import Options
+from dovetail.schedule.cluster import (
+    Cluster,
+    buffer_sizes,
+    derive_levels,
+    join,
+    make_cluster,
+    read_indices,
+    rewritten,
+)
+from dovetail.schedule.domain import loop_var
+
+ROW_BYTES: Final = 65536
+"""A row kept inside a kernel between two passes must fit in this (half of a second-level cache share)."""
+LONG_ROW: Final = 32768
+FEW_ROWS: Final = 16
+SMALL: Final = 4096
+"""Elements below which the cost of a kernel is its launch."""
+MOST_BUFFERS: Final = 40
+LOOP_NAMES: Final = "ijklmnpq"
+HORIZON: Final = 256
+"""How far apart two siblings may be: joining them keeps their results alive in between."""
+
+
+@dataclass(slots=True)
+class Fuser:
+    loops: Loops
+    options: Options
+    sizes: dict[str, int]
+    clusters: dict[int, Cluster] = field(default_factory=dict)
+    """By position."""
+    producer: dict[str, int] = field(default_factory=dict)
+    """Buffer -> position of what writes it (the last so far)."""
+    readers: dict[str, set[int]] = field(default_factory=dict)
+    declined: list[WhyNot] = field(default_factory=list)
+
+    def add(self, nest: Nest, step: int) -> None:
+        cluster = make_cluster(nest, step)
+        self._register(cluster)
+        if not self.options.fuse or cluster.alone:
+            return
+        wanted = sorted(cluster.reads, key=lambda buffer: -self.sizes.get(buffer, 0))
+        here = step
+        for buffer in wanted:
+            here = self._try(self.producer.get(buffer), here, nest, is_sibling=False)
+        for buffer in wanted:
+            for other in sorted(self.readers.get(buffer, ()), reverse=True)[:3]:
+                if other != here and abs(other - here) < HORIZON:
+                    here = self._try(other, here, nest, is_sibling=True)
+
+    def add_extern(self, extern: Extern, step: int) -> None:
+        for buffer in extern_reads(extern):
+            self.readers.setdefault(buffer, set()).add(step)
+        for buffer in extern.outputs:
+            self.producer[buffer] = step
+
+    def _register(self, cluster: Cluster) -> None:
+        self.clusters[cluster.position] = cluster
+        for buffer in cluster.reads:
+            self.readers.setdefault(buffer, set()).add(cluster.position)
+        for buffer in cluster.writes:
+            self.producer[buffer] = cluster.position
+
+    def _try(self, other: int | None, here: int, nest: Nest, is_sibling: bool) -> int:
+        """Join the clusters at two positions if that is allowed; the position of nest's cluster after it."""
+        if other is None or other == here or other not in self.clusters:
+            return here
+        first, second = (self.clusters[min(other, here)], self.clusters[max(other, here)])
+        result = self.why_not_fuse(first, second, is_sibling)
+        if isinstance(result, Reason):
+            if not is_sibling:
+                subject = f"{first.members[-1].nest.name} + {nest.name}"
+                self.declined.append(WhyNot(subject, result.code, result.text))
+            return here
+        for old in (first, second):
+            del self.clusters[old.position]
+            for buffer in old.reads:
+                self.readers[buffer].discard(old.position)
+        self._register(result)
+        return result.position
+
+    def why_not_fuse(self, first: Cluster, second: Cluster, is_sibling: bool) -> Cluster | Reason:
+        """The joined cluster, or why there is none."""
+        if first.alone or second.alone:
+            return Reason("S01", "scattered writes may collide")
+        if len(first.members) + len(second.members) > self.options.max_fusion_size:
+            return Reason("S05", f"more than {self.options.max_fusion_size} loop nests")
+        if len(first.reads | second.reads | first.writes | second.writes) > MOST_BUFFERS:
+            return Reason("S06", f"more than {MOST_BUFFERS} buffers")
+        position = self._position(first, second)
+        if position is None:
+            return Reason("S07", "something in between depends on the first and feeds the second")
+        joined = join(first, second)
+        if isinstance(joined, Reason):
+            return joined
+        if is_sibling and (why := self._why_not_share(first, second, joined)):
+            return why
+        return why if (why := _why_not_parallel(joined)) else replace(joined, position=position)
+
+    def _position(self, first: Cluster, second: Cluster) -> int | None:
+        a, b = first.position, second.position
+        feeds = [self.producer[x] for x in second.reads if x in self.producer and self.producer[x] != b]
+        if all(p <= a for p in feeds):
+            return a
+        uses = [p for x in first.writes for p in self.readers.get(x, ()) if p != a]
+        return b if all(p >= b for p in uses) else None
+
+    def _why_not_share(self, first: Cluster, second: Cluster, joined: Cluster) -> Reason | None:
+        """Siblings must have a read in common that is worth a pass, or be tiny."""
+        points = joined.points
+        if points.is_const and points.value <= SMALL:
+            return None
+        enough = max(points.lo, 1) * 2
+        both = [x for x in first.reads if x in second.reads and len(joined.reads[x]) == 1]
+        if any(self.sizes.get(x, 0) >= enough for x in both):
+            return None
+        return Reason("S08", "no large read in common")
+
+
+def _why_not_parallel(joined: Cluster) -> Reason | None:
+    """Few long rows are split among threads, which leaves nothing to run after a reduction but rows."""
+    if not joined.has_reduce:
+        return None
+    rows = product(r.size for r in joined.ranges[: joined.outer])
+    length = product(r.size for r in joined.ranges[joined.outer :])
+    if not (rows.is_const and length.is_const and rows.value < FEW_ROWS and length.value >= LONG_ROW):
+        return None
+    levels = derive_levels(joined)
+    late = [m for m, level in zip(joined.members, levels) if level and m.kind != "row"]
+    return Reason("S09", "a few long rows: the reduction is split among threads") if late else None
+
+
+# -- the result ------------------------------------------------------------------------------------
+
+
+def schedule(loops: Loops, options: Options) -> Schedule:
+    fuser = Fuser(loops, options, buffer_sizes(loops))
+    externs: dict[int, Extern] = {}
+    for step, item in enumerate(loops.steps):
+        if isinstance(item, Extern):
+            externs[step] = item
+            fuser.add_extern(item, step)
+        else:
+            fuser.add(item, step)
+    kept = kept_buffers(loops)
+    at: dict[int, Group | Extern] = dict(externs)
+    for position, cluster in fuser.clusters.items():
+        at[position] = make_group(cluster, kept, fuser.readers)
+    return Schedule(loops, tuple(at[p] for p in sorted(at)), tuple(fuser.declined))
+
+
+def kept_buffers(loops: Loops) -> set[str]:
+    return {out.buffer for out in loops.outputs if isinstance(out, BufferRef)}
+
+
+def extern_reads(extern: Extern) -> list[str]:
+    found: list[str] = []
+
+    def walk(arg: ExternArg) -> None:
+        if isinstance(arg, BufferRef):
+            found.append(arg.buffer)
+        elif isinstance(arg, tuple):
+            for item in arg:
+                walk(item)
+
+    for arg in (*extern.args, *(value for _, value in extern.kwargs)):
+        walk(arg)
+    return found
+
+
+def make_group(cluster: Cluster, kept: set[str], readers: dict[str, set[int]]) -> Group:
+    """Freeze a cluster: readable variable names, buffers that stay inside, levels."""
+    levels = derive_levels(cluster)
+    count = cluster.outer
+    env: dict[Expr, Expr] = {}
+    ranges: list[Range] = []
+    for k, item in enumerate(cluster.ranges):
+        name = f"r{k - count}" if k >= count else LOOP_NAMES[k] if count <= len(LOOP_NAMES) else f"i{k}"
+        ranges.append(loop_var(name, item.size))
+        env[item.var] = ranges[-1].var
+    members = tuple(replace(m, env={v: substitute(e, env) for v, e in m.env.items()}) for m in cluster.members)
+    named = replace(cluster, ranges=tuple(ranges), members=members)
+    nests = tuple(rewritten(member, named) for member in members)
+    internal = _internal(named, levels, kept, readers)
+    return Group(_group_name(nests), nests, count, internal, tuple(ranges), levels)
+
+
+def _group_name(nests: tuple[Nest, ...]) -> str:
+    names = list(dict.fromkeys(nest.name for nest in nests))
+    return "_".join(names if len(names) <= 3 else [names[0], names[-1]])
+
+
+def _internal(
+    cluster: Cluster, levels: tuple[int, ...], kept: set[str], readers: dict[str, set[int]]
+) -> tuple[str, ...]:
+    """Buffers nobody else reads. One that outlives its pass over the row must fit beside it."""
+    length = product(r.size for r in cluster.ranges[cluster.outer :])
+    written: dict[str, tuple[int, str]] = {}
+    later: set[str] = set()
+    for member, level in zip(cluster.members, levels):
+        for buffer, _ in read_indices(member.nest):
+            if buffer in written and written[buffer] != (level, "row") and written[buffer][0] < level:
+                later.add(buffer)
+        for write in member.nest.writes:
+            written |= {buffer: (level, member.kind) for buffer in write.buffers}
+    found: list[str] = []
+    for buffer, (_, kind) in written.items():
+        if buffer in kept or readers.get(buffer, set()) - {cluster.position}:
+            continue
+        if kind == "point" and buffer in later and not (length.is_const and length.value * 8 <= ROW_BYTES):
+            continue
+        found.append(buffer)
+    return tuple(found)
