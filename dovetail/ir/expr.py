@@ -193,10 +193,7 @@ def _make_product(factors: Iterable[Expr]) -> Expr:
     ordered = tuple(sorted(factors, key=lambda f: f.serial))
     if len(ordered) == 1:
         return ordered[0]
-    lo, hi = ordered[0].lo, ordered[0].hi
-    for factor in ordered[1:]:
-        corners = [_times(a, b) for a in (lo, hi) for b in (factor.lo, factor.hi)]
-        lo, hi = min(corners), max(corners)
+    lo, hi = _product_range([(factor.lo, factor.hi) for factor in ordered])
     return _make("mul", ordered, lo, hi)
 
 
@@ -535,17 +532,62 @@ def symbols(value: Expr) -> frozenset[Expr]:
     return found
 
 
+_VALUE: Final = {
+    "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "min": min, "max": max,
+    "eq": lambda a, b: int(a == b), "lt": lambda a, b: int(a < b), "le": lambda a, b: int(a <= b),
+    "not": lambda a: 1 - a, "and": lambda a, b: a and b, "true": lambda: 1, "false": lambda: 0,
+}  # fmt: skip
+
+
 def evaluate(value: Expr, env: Mapping[str, int]) -> int:
     """The number, given one for every symbol name. Booleans come out as 0 or 1."""
-    if value.op == "const":
-        return value.value
-    if value.op == "sym":
-        return env[value.name]
-    got = tuple(const(evaluate(x, env)) for x in value.operands)
-    if value.op in ("true", "false"):
-        return int(value is TRUE)
-    result = rebuild(value, got)
-    return result.value if result.op == "const" else int(result is TRUE)
+    op = value.op
+    if op == "const":
+        return value.args[0]  # type: ignore[return-value]
+    if op == "sym":
+        return env[value.args[0]]  # type: ignore[index]
+    if op == "add":
+        constant, terms = value.args
+        return constant + sum(n * evaluate(term, env) for term, n in terms)  # type: ignore[attr-defined, operator, no-any-return]
+    if op == "mul":
+        result = 1
+        for factor in value.args:
+            result *= evaluate(factor, env)  # type: ignore[arg-type]
+        return result
+    return _VALUE[op](*[evaluate(x, env) for x in value.operands])  # type: ignore[operator, no-any-return]
+
+
+def range_in(value: Expr, env: Mapping[Expr, tuple[int, int]]) -> tuple[int, int]:
+    """The range of value when the symbols of env have these ranges, which may be narrower than their own."""
+    if value in env:
+        return env[value]
+    operands = value.operands
+    if not operands:
+        return value.lo, value.hi
+    ranges = [range_in(x, env) for x in operands]
+    if value.op == "add":
+        lo = hi = value.args[0]
+        for (low, high), (_, n) in zip(ranges, value.args[1]):  # type: ignore[call-overload]
+            low, high = (low, high) if n > 0 else (high, low)
+            lo, hi = _bound(lo + _times(n, low)), _bound(hi + _times(n, high))  # type: ignore[operator]
+        return lo, hi  # type: ignore[return-value]
+    if value.op in ("min", "max"):
+        pick = min if value.op == "min" else max
+        return pick(r[0] for r in ranges), pick(r[1] for r in ranges)
+    if value.op == "mul":
+        return _product_range(ranges)
+    if value.op == "floordiv" and ranges[0][0] >= 0 and ranges[1][0] > 0:
+        (alo, ahi), (blo, bhi) = ranges
+        return max(value.lo, alo // max(bhi, 1)), min(value.hi, ahi // blo)
+    return value.lo, value.hi
+
+
+def _product_range(ranges: list[tuple[int, int]]) -> tuple[int, int]:
+    lo, hi = ranges[0]
+    for low, high in ranges[1:]:
+        corners = [_times(a, b) for a in (lo, hi) for b in (low, high)]
+        lo, hi = min(corners), max(corners)
+    return lo, hi
 
 
 def linear_in(value: Expr, variable: Expr) -> tuple[Expr, Expr] | None:

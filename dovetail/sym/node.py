@@ -1,0 +1,427 @@
+"""Symbolic numbers for torch: torch.SymInt, SymFloat and SymBool over our expressions.
+
+    s0 = make_symint(shapes, shapes.symbol(8))        a torch.SymInt that prints as s0
+    s0 * 4 == 32                                      a SymBool; as a condition it asks Shapes.decide
+
+torch calls the methods of a node by name, from C++ and from Python: they are the protocol, in tables
+below. A node knows its expression and, while tracing, its value (`hint`).
+"""
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from dovetail.ir.expr import (
+    FALSE,
+    ONE,
+    TRUE,
+    Expr,
+    add,
+    and_,
+    const,
+    eq,
+    floordiv,
+    le,
+    lt,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    not_,
+    or_,
+)
+from dovetail.sym.real import BINARY, UNARY, Number, Real, binary, compare, iter_leaves, ratio, to_integer, unary
+from dovetail.sym.shapes import Shapes
+
+
+class Node:
+    """What a SymInt, SymFloat or SymBool holds. `expr` is an Expr, for floats a Real or a float."""
+
+    __slots__ = ("expr", "hint", "shapes")
+
+    def __init__(self, shapes: Shapes, expr: Any, hint: Any) -> None:
+        self.shapes, self.expr, self.hint = shapes, expr, hint
+
+    # -- what it is
+
+    def is_int(self) -> bool:
+        return type(self.hint) is int
+
+    def is_bool(self) -> bool:
+        return type(self.hint) is bool
+
+    def is_float(self) -> bool:
+        return type(self.hint) is float
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_constant(self) -> bool:
+        return type(self.expr) is Expr and self.expr.op in ("const", "true", "false")
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def has_hint(self) -> bool:
+        return True
+
+    def constant_int(self) -> int | None:
+        return None
+
+    def nested_int(self) -> int | None:
+        return None
+
+    def maybe_as_int(self) -> int | None:
+        return self.hint if self.is_constant() and self.is_int() else None
+
+    def maybe_as_bool(self) -> bool | None:
+        return self.hint if self.is_constant() and self.is_bool() else None
+
+    def maybe_as_float(self) -> float | None:
+        return self.expr if type(self.expr) is float else None
+
+    def clone(self) -> Node:
+        return self
+
+    def str(self) -> builtins.str:
+        return f"{self.expr}"
+
+    __str__ = __repr__ = _graph_repr = str
+
+    # -- from plain numbers
+
+    def wrap_int(self, value: int) -> Node:
+        return Node(self.shapes, const(value), int(value))
+
+    def wrap_bool(self, value: bool) -> Node:
+        return Node(self.shapes, TRUE if value else FALSE, bool(value))
+
+    def wrap_float(self, value: float) -> Node:
+        return Node(self.shapes, float(value), float(value))
+
+    # -- to plain numbers: this is where assumptions are made
+
+    def guard_int(self, file: builtins.str = "", line: int = 0) -> int:
+        return self.shapes.specialise(self.expr, "its value was used as a Python int")
+
+    int_ = guard_int
+
+    def guard_bool(self, file: builtins.str = "", line: int = 0) -> bool:
+        return self.shapes.decide(self.expr)
+
+    bool_ = expect_true = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
+
+    def expect_size(self, file: builtins.str = "", line: int = 0) -> bool:
+        return self.shapes.decide(le(0, self.expr))
+
+    def statically_known_true(self, file: builtins.str = "", line: int = 0) -> bool:
+        return self.shapes.is_true(self.expr) is True
+
+    def guard_float(self, file: builtins.str = "", line: int = 0) -> float:
+        _fix(self, "its value was used as a Python float")
+        return self.hint  # type: ignore[no-any-return]
+
+    # -- integers and floats
+
+    def neg(self) -> Node:
+        return _unary(self, "neg", lambda x: mul(x, -1), operator.neg)
+
+    def abs(self) -> Node:
+        return _unary(self, "abs", lambda x: maximum(x, mul(x, -1)), abs)
+
+    def pos(self) -> Node:
+        return self
+
+    def sym_float(self) -> Node:
+        return self if self.is_float() else Node(self.shapes, ratio(self.expr), float(self.hint))
+
+    def sym_int(self) -> Node:
+        return self.trunc()
+
+    def round(self, ndigits: int | None = None) -> Node:
+        if self.is_int():
+            return self
+        if ndigits is not None:
+            return self.wrap_float(round(self.guard_float(), ndigits))
+        return _to_int(self, "round", round)
+
+    def is_integer(self) -> Node:
+        if self.is_int():
+            return self.wrap_bool(True)
+        if isinstance(self.expr, Real) and self.expr.op == "ratio":
+            numerator, denominator = self.expr.args
+            return _boolean(self.shapes, eq(mod(numerator, denominator), 0))  # type: ignore[arg-type]
+        return self.wrap_bool(self.guard_float().is_integer())
+
+    def floor(self) -> Node:
+        return _to_int(self, "floor", math.floor)
+
+    def ceil(self) -> Node:
+        return _to_int(self, "ceil", math.ceil)
+
+    def trunc(self) -> Node:
+        return _to_int(self, "trunc", math.trunc)
+
+    def pow_by_natural(self, other: Node) -> Node:
+        power = other.guard_int()
+        result = ONE
+        for _ in range(power):
+            result = mul(result, self.expr)
+        return Node(self.shapes, result, self.hint**power)
+
+    def truediv(self, other: Node) -> Node:
+        return self.sym_float().float_truediv(other.sym_float())  # type: ignore[attr-defined, no-any-return]
+
+    int_truediv = truediv
+
+    def pow(self, other: Node) -> Node:
+        if self.is_int() and other.is_int():
+            return self.pow_by_natural(other)
+        return self.sym_float().float_pow(other.sym_float())  # type: ignore[attr-defined, no-any-return]
+
+    def sym_sum(self, args: Sequence[Node]) -> Node:
+        result = const(0)
+        for node in args:
+            result = add(result, node.expr)
+        return _integer(self.shapes, result, sum(node.hint for node in args))
+
+    # -- booleans
+
+    def sym_not(self) -> Node:
+        return Node(self.shapes, not_(self.expr), not self.hint)
+
+    def sym_ite(self, yes: Node, no: Node) -> Node:
+        return yes if self.guard_bool() else no
+
+    # -- strides
+
+    def is_contiguous(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
+        return _boolean(self.shapes, is_packed(sizes, strides, range(len(sizes) - 1, -1, -1)))
+
+    def is_channels_last_contiguous_2d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
+        return _boolean(self.shapes, is_packed(sizes, strides, (1, 3, 2, 0)) if len(sizes) == 4 else FALSE)
+
+    def is_channels_last_contiguous_3d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
+        return _boolean(self.shapes, is_packed(sizes, strides, (1, 4, 3, 2, 0)) if len(sizes) == 5 else FALSE)
+
+    def is_channels_last_strides_2d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
+        return self.wrap_bool(len(sizes) == 4 and _seems_channels_last(sizes, strides, (1, 3, 2, 0)))
+
+    def is_channels_last_strides_3d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
+        return self.wrap_bool(len(sizes) == 5 and _seems_channels_last(sizes, strides, (1, 4, 3, 2, 0)))
+
+    def is_non_overlapping_and_dense(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
+        order = sorted(range(len(sizes)), key=lambda d: (strides[d].hint, sizes[d].hint > 1))
+        return _boolean(self.shapes, is_packed(sizes, strides, order))
+
+    is_non_overlapping_and_dense_indicator = is_non_overlapping_and_dense
+
+
+# -- results -----------------------------------------------------------------------------------------
+
+
+def _integer(shapes: Shapes, expr: Expr, hint: int) -> Node:
+    expr = shapes.simplify(expr)
+    return Node(shapes, expr, hint)
+
+
+def _boolean(shapes: Shapes, condition: Expr) -> Node:
+    known = shapes.is_true(condition)
+    if known is not None:
+        return Node(shapes, TRUE if known else FALSE, known)
+    condition = shapes.simplify(condition)
+    return Node(shapes, condition, bool(shapes.hint(condition)))
+
+
+def _fix(node: Node, reason: str) -> None:
+    """Assume the value of every symbol in a float."""
+    for leaf in iter_leaves(node.expr):
+        if isinstance(leaf, Expr):
+            node.shapes.specialise_symbols(leaf, reason)
+        else:
+            node.shapes.fix_float(leaf)
+
+
+def _to_int(node: Node, op: str, on_hint: Callable[[float], int]) -> Node:
+    if node.is_int():
+        return node
+    found = to_integer(op, node.expr)
+    if found is None:
+        return node.wrap_int(on_hint(node.guard_float()))
+    return _integer(node.shapes, found, on_hint(node.hint))
+
+
+def _unary(node: Node, op: str, on_expr: Callable[[Expr], Expr], on_hint: Callable[[Any], Any]) -> Node:
+    if node.is_float():
+        return Node(node.shapes, unary(op, node.expr), on_hint(node.hint))
+    return _integer(node.shapes, on_expr(node.expr), on_hint(node.hint))
+
+
+def _as_float(node: Node) -> Number:
+    return node.expr if node.is_float() else ratio(node.expr)  # type: ignore[no-any-return]
+
+
+# -- the tables --------------------------------------------------------------------------------------
+
+_ARITHMETIC: Final[dict[str, tuple[Callable[..., Expr], Callable[..., Any]]]] = {
+    "add": (add, operator.add),
+    "sub": (lambda a, b: add(a, mul(b, -1)), operator.sub),
+    "mul": (mul, operator.mul),
+    "mod": (mod, operator.mod),
+    "floordiv": (floordiv, operator.floordiv),
+    "int_floordiv": (floordiv, operator.floordiv),
+    "sym_min": (minimum, min),
+    "sym_max": (maximum, max),
+}
+_FLOAT_NAME: Final = {"sym_min": "min", "sym_max": "max"}
+_COMPARISONS: Final[dict[str, tuple[str, bool, bool]]] = {
+    "eq": ("eq", False, False), "ne": ("eq", False, True), "lt": ("lt", False, False),
+    "gt": ("lt", True, False), "le": ("le", False, False), "ge": ("le", True, False),
+}  # fmt: skip
+"""Name -> the comparison it is, whether its sides are swapped, whether it is negated."""
+_ON_EXPR: Final = {"eq": eq, "lt": lt, "le": le}
+_LOGIC: Final = {"and_": and_, "sym_and": and_, "or_": or_, "sym_or": or_}
+_BITS: Final = {
+    "lshift": operator.lshift, "rshift": operator.rshift, "bitwise_and": operator.and_,
+    "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
+}  # fmt: skip
+
+
+def _define_arithmetic(name: str) -> None:
+    on_expr, on_hint = _ARITHMETIC[name]
+
+    def method(self: Node, other: Node) -> Node:
+        if self.is_float() or other.is_float():
+            if name not in ("floordiv", "int_floordiv"):
+                value = binary(_FLOAT_NAME.get(name, name), _as_float(self), _as_float(other))
+                return Node(self.shapes, value, float(on_hint(self.hint, other.hint)))
+            return self.truediv(other).floor().sym_float()
+        if "div" in name or name == "mod":  # expressions divide by positive numbers only
+            if not self.shapes.decide(lt(0, other.expr)):
+                return self.wrap_int(on_hint(self.guard_int(), other.guard_int()))
+        return _integer(self.shapes, on_expr(self.expr, other.expr), on_hint(self.hint, other.hint))
+
+    setattr(Node, name, method)
+
+
+def _define_comparison(name: str) -> None:
+    base, is_swapped, is_negated = _COMPARISONS[name]
+
+    def method(self: Node, other: Node) -> Node:
+        a, b = (other, self) if is_swapped else (self, other)
+        condition: Expr | None
+        if a.is_float() or b.is_float():
+            condition = compare(base, _as_float(a), _as_float(b))
+            if condition is None:
+                holds = getattr(operator, base)(a.sym_float().guard_float(), b.sym_float().guard_float())
+                return self.wrap_bool(holds is not is_negated)
+        else:
+            condition = _ON_EXPR[base](a.expr, b.expr)
+        return _boolean(self.shapes, not_(condition) if is_negated else condition)
+
+    setattr(Node, name, method)
+
+
+def _define_logic(name: str) -> None:
+    def method(self: Node, other: Node) -> Node:
+        if self.is_int():  # Python's & and | on ints
+            return self.wrap_int(_BITS["bitwise_" + name.strip("_")](self.guard_int(), other.guard_int()))
+        return _boolean(self.shapes, _LOGIC[name](self.expr, other.expr))
+
+    setattr(Node, name, method)
+
+
+def _define_bits(name: str) -> None:
+    def method(self: Node, other: Node) -> Node:
+        value = _BITS[name](_plain(self), _plain(other))
+        return self.wrap_bool(value) if self.is_bool() else self.wrap_int(value)
+
+    setattr(Node, name, method)
+
+
+def _define_float(name: str, op: builtins.str) -> None:
+    def method(self: Node, other: Node) -> Node:
+        value = binary(op, _as_float(self), _as_float(other))
+        return Node(self.shapes, value, float(BINARY[op](self.hint, other.hint)))
+
+    setattr(Node, name, method)
+
+
+def _define_math(name: str) -> None:
+    def method(self: Node) -> Node:
+        return Node(self.shapes, unary(name, _as_float(self)), UNARY[name](self.hint))
+
+    setattr(Node, name, method)
+    setattr(Node, f"sym_{name}", method)
+
+
+def _plain(node: Node) -> Any:
+    return node.guard_bool() if node.is_bool() else node.guard_int()
+
+
+for _name in _ARITHMETIC:
+    _define_arithmetic(_name)
+for _name in _COMPARISONS:
+    _define_comparison(_name)
+for _name in _LOGIC:
+    _define_logic(_name)
+for _name in _BITS:
+    _define_bits(_name)
+for _name in set(UNARY) - {"neg", "abs"}:
+    _define_math(_name)
+_define_float("float_truediv", "truediv")
+_define_float("float_pow", "pow")
+
+
+# -- layouts -----------------------------------------------------------------------------------------
+
+
+def is_packed(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> Expr:
+    """The condition that memory is filled without holes in this order, innermost dimension first."""
+    condition, expected = TRUE, ONE
+    for d in order:
+        size, stride = sizes[d].expr, strides[d].expr
+        if size is not ONE:
+            fits = eq(stride, expected)
+            condition = and_(condition, fits if size.lo > 1 or fits is TRUE else or_(fits, eq(size, 1)))
+        expected = mul(expected, size)
+    return condition
+
+
+def _seems_channels_last(sizes: Sequence[Node], strides: Sequence[Node], order: Sequence[int]) -> bool:
+    """By the hints, without assuming anything: this only suggests a layout for results."""
+    least = 0
+    if strides[1].hint == 0:
+        return False
+    for d in order:
+        size, stride = sizes[d].hint, strides[d].hint
+        if size == 0 or stride < least or (d == 0 and least == strides[1].hint):
+            return False
+        least = stride * max(size, 1)
+    return True
+
+
+# -- making and reading ------------------------------------------------------------------------------
+
+
+def make_symint(shapes: Shapes, expr: Expr, hint: int | None = None) -> torch.SymInt | int:
+    """An int where the expression is a constant."""
+    expr = shapes.simplify(expr)
+    if expr.op == "const":
+        return expr.value
+    return torch.SymInt(Node(shapes, expr, shapes.hint(expr) if hint is None else hint))
+
+
+def make_symfloat(shapes: Shapes, name: str) -> torch.SymFloat:
+    """The run-time float of this name (see Shapes.float_symbol)."""
+    return torch.SymFloat(Node(shapes, Real("sym", (name,)), shapes.floats[name].hint))
+
+
+def hint_of(value: Any) -> Any:
+    """The value while tracing of a symbolic number, or the number itself."""
+    return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value

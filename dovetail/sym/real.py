@@ -1,0 +1,178 @@
+"""Symbolic floats: what Python arithmetic makes of symbolic sizes and of run-time floats.
+
+    s0 / 2            Real("ratio", (s0, 2));  floor of it is the integer expression s0 // 2
+    1 / s0 ** 0.5     Real("truediv", (1.0, Real("sqrt", ...)))
+
+A ratio of an integer expression and a positive integer is kept exact, because sizes are made from it
+(interpolation, ceil mode). Everything else is a tree that can be printed, evaluated and turned into
+scalar nodes of a graph, but about which nothing is proved.
+"""
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd
+from typing import Final, TypeAlias
+
+from dovetail.ir.expr import Expr, as_expr, ceildiv, eq, evaluate, floordiv, le, lt, mul, show_expr, symbols
+
+Number: TypeAlias = "Real | float"
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """`ratio` (Expr, int), `sym` (name,), or an op of UNARY or BINARY over Reals and floats."""
+
+    op: str
+    args: tuple[object, ...]
+
+    def __str__(self) -> str:
+        return show_real(self)
+
+
+UNARY: Final[dict[str, Callable[[float], float]]] = {
+    "neg": operator.neg, "abs": abs, "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "log2": math.log2,
+    "sin": math.sin, "cos": math.cos, "tan": math.tan, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh,
+    "asin": math.asin, "acos": math.acos, "atan": math.atan,
+}  # fmt: skip
+BINARY: Final[dict[str, Callable[[float, float], float]]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+    "mod": operator.mod, "pow": operator.pow, "min": min, "max": max,
+}  # fmt: skip
+_SMALL: Final = 1 << 20
+_ROUNDED: Final = {"floor": floordiv, "ceil": ceildiv}
+_COMPARED: Final = {"eq": eq, "lt": lt, "le": le}
+
+
+def ratio(numerator: Expr, denominator: int = 1) -> Real:
+    """numerator / denominator, which is positive."""
+    common = denominator
+    if numerator.op == "const":
+        common = gcd(common, numerator.value)
+    elif denominator > 1:
+        common = _content(numerator, denominator)
+    if common > 1:
+        numerator, denominator = floordiv(numerator, common), denominator // common
+    return Real("ratio", (numerator, denominator))
+
+
+def _content(value: Expr, limit: int) -> int:
+    """The largest divisor of limit that divides value whatever the symbols are, as far as is seen."""
+    for divisor in sorted((d for d in range(2, min(limit, 4096) + 1) if limit % d == 0), reverse=True):
+        if (value % divisor).op == "const" and (value % divisor).value == 0:
+            return divisor
+    return 1
+
+
+def _as_fraction(value: object) -> tuple[Expr, int] | None:
+    """(numerator, denominator) of what is exact: a ratio, or a float with few digits."""
+    if isinstance(value, Real):
+        return value.args if value.op == "ratio" else None  # type: ignore[return-value]
+    if isinstance(value, float) and math.isfinite(value):
+        exact = Fraction(value)
+        if exact.denominator <= _SMALL and abs(exact.numerator) <= _SMALL:
+            return as_expr(exact.numerator), exact.denominator
+    return None
+
+
+def binary(op: str, left: Number, right: Number) -> Number:
+    """Exact where both sides are and the float result would be; a tree otherwise."""
+    if isinstance(left, float) and isinstance(right, float):
+        return BINARY[op](left, right)
+    a, b = _as_fraction(left), _as_fraction(right)
+    if a is not None and b is not None:
+        (na, da), (nb, db) = a, b
+        is_exact = _is_power_of_two(da) and _is_power_of_two(db)
+        if op == "truediv" and nb.op == "const" and nb.value > 0 and is_exact:
+            return ratio(mul(na, db), da * nb.value)
+        if op == "mul" and is_exact:
+            return ratio(mul(na, nb), da * db)
+        if op in ("add", "sub") and is_exact:
+            sign = 1 if op == "add" else -1
+            return ratio(mul(na, db) + mul(mul(nb, da), sign), da * db)
+    if op == "pow" and right == 0.5:
+        return Real("sqrt", (left,))
+    return Real(op, (left, right))
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value & (value - 1) == 0
+
+
+def unary(op: str, value: Number) -> Number:
+    if isinstance(value, float):
+        return UNARY[op](value)
+    if op == "neg" and value.op == "ratio":
+        numerator, denominator = value.args
+        return Real("ratio", (mul(numerator, -1), denominator))  # type: ignore[arg-type]
+    return Real(op, (value,))
+
+
+def to_integer(op: str, value: Number) -> Expr | None:
+    """floor, ceil, trunc or round of an exact ratio as an expression; None where it is not one."""
+    exact = _as_fraction(value)
+    if exact is None:
+        return None
+    numerator, denominator = exact
+    if denominator == 1:
+        return numerator
+    if op == "trunc" and numerator.lo >= 0:
+        op = "floor"
+    return _ROUNDED[op](numerator, denominator) if op in _ROUNDED else None
+
+
+def compare(op: str, left: Number, right: Number) -> Expr | None:
+    """eq, lt or le of exact ratios, by cross-multiplication; None where they are not exact."""
+    a, b = _as_fraction(left), _as_fraction(right)
+    if a is None or b is None:
+        return None
+    return _COMPARED[op](mul(a[0], b[1]), mul(b[0], a[1]))
+
+
+# -- walks -----------------------------------------------------------------------------------------
+
+
+def iter_leaves(value: Number) -> Iterator[Expr | str]:
+    """Every integer symbol (an Expr) and every float symbol (its name)."""
+    if isinstance(value, float):
+        return
+    if value.op == "ratio":
+        yield from sorted(symbols(value.args[0]), key=lambda s: s.name)  # type: ignore[arg-type]
+    elif value.op == "sym":
+        yield value.args[0]  # type: ignore[misc]
+    else:
+        for arg in value.args:
+            yield from iter_leaves(arg)  # type: ignore[arg-type]
+
+
+def evaluate_real(value: Number, ints: Mapping[str, int], floats: Mapping[str, float]) -> float:
+    if isinstance(value, float):
+        return value
+    if value.op == "ratio":
+        return evaluate(value.args[0], ints) / value.args[1]  # type: ignore[arg-type, operator]
+    if value.op == "sym":
+        return floats[value.args[0]]  # type: ignore[index]
+    args = [evaluate_real(arg, ints, floats) for arg in value.args]  # type: ignore[arg-type]
+    return UNARY[value.op](*args) if value.op in UNARY else BINARY[value.op](*args)
+
+
+_INFIX: Final = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "mod": "%", "pow": "**"}
+
+
+def show_real(value: Number) -> str:
+    """Python text; `math` is in scope."""
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+    if value.op == "ratio":
+        return f"({show_expr(value.args[0])}) / {value.args[1]}"  # type: ignore[arg-type]
+    if value.op == "sym":
+        return str(value.args[0])
+    args = [show_real(arg) for arg in value.args]  # type: ignore[arg-type]
+    if value.op in _INFIX:
+        return f"({args[0]}) {_INFIX[value.op]} ({args[1]})"
+    if value.op in ("neg", "abs", "min", "max"):
+        return f"-({args[0]})" if value.op == "neg" else f"{value.op}({', '.join(args)})"
+    return f"math.{value.op}({args[0]})"

@@ -1,0 +1,317 @@
+"""Shape symbols and what is assumed about them: one append-only list, from which guards are made last.
+
+    shapes = Shapes()
+    s0 = shapes.symbol(8, Size(Arg(0, "x"), 0))       an Expr; its hint is 8
+    shapes.decide(eq(s0, s1))                         True by the hints; now assumed, with the user's line
+    shapes.decide(lt(s0, s1))                         False: follows, nothing is added
+    shapes.freeze()                                   (2 <= s0, s0 == s1)
+
+Equalities are used at once: after s0 == s1, every new expression says s0.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dovetail.ir.expr import (
+    FALSE,
+    INF,
+    TRUE,
+    ZERO,
+    Expr,
+    add,
+    const,
+    eq,
+    evaluate,
+    le,
+    linear_in,
+    mul,
+    not_,
+    range_in,
+    substitute,
+    sym,
+    symbols,
+)
+from dovetail.ir.source import Source
+from dovetail.util.loc import Loc
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An integer read at run time from `source`; `hint` is its value while tracing."""
+
+    expr: Expr
+    hint: int
+    source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class FloatSymbol:
+    name: str
+    hint: float
+    source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """A condition that held for the hints, and that the compiled code relies on."""
+
+    condition: Expr
+    loc: Loc | None
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"  # {self.loc}" if self.loc else ""
+        return f"{self.condition}{where}  {self.reason}".rstrip()
+
+
+def _nowhere() -> Loc | None:
+    return None
+
+
+@dataclass(slots=True)
+class Shapes:
+    """`where` says the user's line; `duck` makes sizes equal at trace time one symbol."""
+
+    where: Callable[[], Loc | None] = _nowhere
+    duck: bool = False
+    symbols: dict[str, Symbol] = field(default_factory=dict)
+    floats: dict[str, FloatSymbol] = field(default_factory=dict)
+    assumptions: list[Assumption] = field(default_factory=list)
+    fixed_floats: list[FloatSymbol] = field(default_factory=list)
+    """Run-time floats whose value was needed after all: guard them by value."""
+    _hints: dict[str, int] = field(default_factory=dict)
+    _hint_of: dict[Expr, int] = field(default_factory=dict)
+    _simple: dict[Expr, Expr] = field(default_factory=dict)
+    _equal: dict[Expr, Expr] = field(default_factory=dict)
+    _known: dict[Expr, bool] = field(default_factory=dict)
+    _at_least: dict[Expr, int] = field(default_factory=dict)
+
+    # -- symbols
+
+    def symbol(self, hint: int, source: Source | None = None, lo: int = 2, hi: int = INF) -> Expr:
+        """A new symbol. Sizes 0 and 1 are specialised by the caller, so the range starts at 2."""
+        name = f"s{len(self.symbols)}"
+        expr = sym(name, lo, hi)
+        twin = next((s for s in self.symbols.values() if self.duck and s.hint == hint), None)
+        self.symbols[name] = Symbol(expr, hint, source)
+        self._hints[name] = hint
+        if twin is not None:
+            self.assume(eq(twin.expr, expr), "equal sizes share a symbol")
+        return self.simplify(expr)
+
+    def float_symbol(self, hint: float, source: Source | None = None) -> str:
+        name = f"f{len(self.floats)}"
+        self.floats[name] = FloatSymbol(name, hint, source)
+        return name
+
+    def hint(self, value: Expr) -> int:
+        if value.op == "const":
+            return value.value
+        found = self._hint_of.get(value)
+        if found is None:
+            found = self._hint_of[value] = evaluate(value, self._hints)
+        return found
+
+    @property
+    def hints(self) -> Mapping[str, int]:
+        return self._hints
+
+    # -- what is known
+
+    def simplify(self, value: Expr) -> Expr:
+        """The same value in terms of fewer symbols, by the equalities assumed so far."""
+        if not self._equal or value.op == "const":
+            return value
+        found = self._simple.get(value)
+        if found is None:
+            found = self._simple[value] = substitute(value, self._equal)
+        return found
+
+    def is_true(self, condition: Expr) -> bool | None:
+        """What follows from ranges and assumptions, None if nothing does."""
+        condition = self.simplify(condition)
+        if condition is TRUE or condition is FALSE:
+            return condition is TRUE
+        found = self._known.get(condition)
+        if found is not None:
+            return found
+        if condition.op == "not":
+            inner = self.is_true(condition.operands[0])
+            return None if inner is None else not inner
+        if condition.op == "and":
+            parts = [self.is_true(part) for part in condition.operands]
+            return False if False in parts else None if None in parts else True
+        return self._by_bounds(condition)
+
+    def _by_bounds(self, condition: Expr) -> bool | None:
+        a, b = condition.operands
+        lo, hi = self.bounds(add(b, mul(a, -1)))
+        if condition.op == "eq":
+            return False if lo > 0 or hi < 0 else None
+        least = 0 if condition.op == "le" else 1
+        return True if lo >= least else False if hi < least else None
+
+    def bounds(self, value: Expr) -> tuple[int, int]:
+        """A range of value: from the symbols' ranges, and from inequalities with the same terms."""
+        constant, terms = _terms(value)
+        env = {s: (self._at_least.get(s, s.lo), -self._at_least.get(mul(s, -1), -s.hi)) for s in symbols(value)}
+        lo, hi = range_in(value, env)
+        lo = max(lo, constant + self._at_least.get(terms, -INF))
+        hi = min(hi, constant - self._at_least.get(mul(terms, -1), -INF))
+        return lo, hi
+
+    # -- assuming
+
+    def decide(self, condition: Expr, reason: str = "") -> bool:
+        """Whether condition holds: proved, or by the hints, which is then assumed."""
+        known = self.is_true(condition)
+        if known is not None:
+            return known
+        condition = self.simplify(condition)
+        holds = bool(self.hint(condition))
+        self.assume(condition if holds else not_(condition), reason)
+        return holds
+
+    def assume(self, condition: Expr, reason: str = "") -> None:
+        """Append a condition that holds for the hints."""
+        condition = self.simplify(condition)
+        if self.is_true(condition):
+            return
+        if condition.op == "and":
+            for part in condition.operands:
+                self.assume(part, reason)
+            return
+        self.assumptions.append(Assumption(condition, self.where(), reason))
+        self._learn(condition)
+
+    def specialise(self, value: Expr, reason: str = "") -> int:
+        """The hint of value, assumed to be its value."""
+        value = self.simplify(value)
+        if value.op == "const":
+            return value.value
+        hint = self.hint(value)
+        self.assume(eq(value, hint), reason)
+        return hint
+
+    def specialise_symbols(self, value: Expr, reason: str = "") -> int:
+        """Fix every symbol of value, not only value itself."""
+        for symbol in sorted(symbols(self.simplify(value)), key=lambda s: s.name):
+            self.specialise(symbol, reason)
+        return self.simplify(value).value
+
+    def fix_float(self, name: str) -> float:
+        symbol = self.floats[name]
+        if symbol not in self.fixed_floats:
+            self.fixed_floats.append(symbol)
+        return symbol.hint
+
+    def _learn(self, condition: Expr) -> None:
+        self._known[condition] = True
+        self._known[not_(condition)] = False
+        if condition.op == "eq":
+            self._learn_equal(*condition.operands)
+        elif condition.op in ("le", "lt"):
+            a, b = condition.operands
+            constant, terms = _terms(add(b, mul(a, -1)))
+            least = -constant + (condition.op == "lt")
+            self._at_least[terms] = max(least, self._at_least.get(terms, -INF))
+
+    def _learn_equal(self, a: Expr, b: Expr) -> None:
+        solved = solve(add(a, mul(b, -1)))
+        if solved is None:
+            return
+        symbol, value = solved
+        self._equal = {old: substitute(new, {symbol: value}) for old, new in self._equal.items()}
+        self._equal[symbol] = value
+        self._simple.clear()
+        self._known = {substitute(c, {symbol: value}): holds for c, holds in self._known.items()}
+        bounds = self._at_least
+        self._at_least = {}
+        for terms, least in bounds.items():
+            constant, rest = _terms(substitute(terms, {symbol: value}))
+            if rest is not ZERO:
+                self._at_least[rest] = max(least - constant, self._at_least.get(rest, -INF))
+
+    # -- the end
+
+    def freeze(self) -> tuple[Assumption, ...]:
+        """The ranges and assumptions that guards must check, without those that follow from others."""
+        ranges = [
+            Assumption(condition, None, "sizes 0 and 1 are specialised")
+            for s in self.symbols.values()
+            for condition in self._range_conditions(s.expr)
+        ]
+        kept: list[Assumption] = []
+        strongest: dict[Expr, int] = {}
+        for assumption in reversed(self.assumptions):
+            if assumption.condition.op in ("le", "lt"):
+                if self._follows(assumption.condition, strongest):
+                    continue
+            elif assumption.condition.op != "eq" and self._is_settled(assumption.condition):
+                continue
+            kept.append(assumption)
+        return (*ranges, *reversed(kept))
+
+    def _range_conditions(self, symbol: Expr) -> list[Expr]:
+        """The symbol's range as conditions, where they do not follow from what else is checked."""
+        free, final = _unranged(symbol), self.simplify(symbol)
+        conditions = []
+        if final is not symbol:
+            if final.lo < symbol.lo:
+                conditions.append(le(symbol.lo, free))
+            if final.hi > symbol.hi:
+                conditions.append(le(free, symbol.hi))
+            return conditions
+        if symbol.lo > 0 and self._at_least.get(symbol, -INF) < symbol.lo:
+            conditions.append(le(symbol.lo, free))
+        if symbol.hi < INF and self._at_least.get(mul(symbol, -1), -INF) < -symbol.hi:
+            conditions.append(le(free, symbol.hi))
+        return conditions
+
+    def _is_settled(self, condition: Expr) -> bool:
+        return self.simplify(condition) is TRUE
+
+    def _follows(self, condition: Expr, strongest: dict[Expr, int]) -> bool:
+        """From the equalities and ranges, or from a stronger bound on the same terms seen before."""
+        final = self.simplify(condition)
+        if final is TRUE:
+            return True
+        if final.op not in ("le", "lt"):
+            return False
+        a, b = final.operands
+        constant, terms = _terms(add(b, mul(a, -1)))
+        least = -constant + (final.op == "lt")
+        if strongest.get(terms, -INF) >= least or self._at_least.get(terms, -INF) > least:
+            return True
+        strongest[terms] = least
+        return False
+
+
+def _unranged(symbol: Expr) -> Expr:
+    """The symbol as a guard reads it: nothing is known of it yet."""
+    return sym(symbol.name, -INF, INF)
+
+
+def _terms(value: Expr) -> tuple[int, Expr]:
+    """value == constant + terms."""
+    if value.op == "const":
+        return value.value, ZERO
+    constant = value.args[0] if value.op == "add" else 0
+    return constant, add(value, -constant)  # type: ignore[return-value, operator]
+
+
+def solve(difference: Expr) -> tuple[Expr, Expr] | None:
+    """(symbol, value) such that difference == 0 says symbol == value; the newest symbol that can."""
+    for symbol in sorted(symbols(difference), key=lambda s: -s.serial):
+        parts = linear_in(difference, symbol)
+        if parts is None:
+            continue
+        coefficient, rest = parts
+        if coefficient.op != "const":
+            continue
+        if coefficient.value in (1, -1):
+            return symbol, mul(rest, -coefficient.value)
+        if rest.op == "const" and rest.value % coefficient.value == 0:
+            return symbol, const(-rest.value // coefficient.value)
+    return None
