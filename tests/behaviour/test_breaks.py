@@ -1,0 +1,467 @@
+"""SPEC C3, C6, C7: what cannot be captured runs in Python at its place, once, and capture resumes after it."""
+from __future__ import annotations
+
+import logging
+import random
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from tests.behaviour.running import ANY, Suite
+
+suite = Suite()
+case = suite.case
+
+
+def x4() -> torch.Tensor:
+    return torch.randn(4, requires_grad=True)
+
+
+@case("C3", breaks=1)
+def print_in_the_middle() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        print("shape", tuple(y.shape))
+        return y + 1
+
+    return f, [(x4(),), (x4(),)]
+
+
+@case("C3", breaks=1)
+def user_break() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x.sin()
+        dovetail.graph_break()
+        return y.cos()
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def data_dependent_branch_both_arms() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        if y.sum() > 0:
+            return y + 1
+        return y - 1
+
+    return f, [(torch.ones(4),), (-torch.ones(4),), (torch.ones(4) * 3,)]
+
+
+@case("C3", breaks=ANY)
+def item_and_tolist() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        n = x.sum().item()
+        k = int(x[0])
+        values = (x * 2).tolist()
+        return x * n + k, values, bool(x[1] > 0), float(x[2])
+
+    return f, (torch.tensor([1.0, 2.0, 3.0, 4.0]),)
+
+
+@case("C3", breaks=ANY)
+def break_in_loop() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        for i in range(4):
+            x = x + i
+            print("step", i)
+            x = x * 2
+        return x
+
+    return f, [(x4(),), (x4(),)]
+
+
+@case("C3", breaks=ANY)
+def break_in_while_on_data() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        steps = 0
+        while x.abs().max() > 1:
+            x = x / 2
+            steps += 1
+        return x, steps
+
+    return f, [(torch.full((4,), 10.0),), (torch.ones(4),)]
+
+
+@case("C3", breaks=ANY)
+def break_in_with_block() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            y = x * 2
+            print("inside", torch.is_grad_enabled())
+            y = y + 1
+        return y, x * 3, torch.is_grad_enabled()
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def break_in_try_block() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            y = x * 2
+            print("trying")
+            raise ValueError("no")
+        except ValueError as e:
+            y = x + len(str(e))
+        finally:
+            print("finally")
+        return y
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def break_in_callee() -> Any:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        print("inner")
+        return y * 2
+
+    def f(x: torch.Tensor) -> Any:
+        a = x.sin()
+        b = inner(a)
+        return a + b, b.cos()
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def break_in_deep_callee_with_locals() -> Any:
+    def third(x: torch.Tensor, k: int) -> torch.Tensor:
+        print("third", k)
+        return x * k
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        parts = [third(x + i, i) for i in range(2)]
+        return torch.stack(parts)
+
+    def f(x: torch.Tensor) -> Any:
+        names = {"a": x}
+        out = second(names["a"])
+        return out.sum(0) + names["a"]
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def break_in_comprehension() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return [float((x * i).sum()) for i in range(3)], x + 1
+
+    return f, (torch.ones(4),)
+
+
+@case("C3", breaks=ANY)
+def break_with_pending_stack() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return torch.stack([x + 1, x * float(x.sum().item()), x - 1]) + (x * 2 if x[0].item() > 0 else x)
+
+    return f, (torch.ones(4),)
+
+
+@case("C3", breaks=ANY)
+def break_with_open_iterators() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        total = x
+        for i, (name, k) in enumerate(zip(["a", "b"], [2.0, 3.0], strict=True)):
+            for j in range(2):
+                print(name, i, j)
+                total = total * k + j
+        return total
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def logging_and_warnings() -> Any:
+    log = logging.getLogger("behaviour")
+
+    def f(x: torch.Tensor) -> Any:
+        log.info("x has %s elements", x.numel())
+        y = x * 2
+        warnings.warn("careful", stacklevel=1)
+        return y + 1
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def nonzero_and_masks() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        picked = x[x > 0]
+        where = torch.nonzero(x > 0)
+        return picked * 2, where, picked.numel(), torch.unique((x > 0).int())
+
+    return f, [(torch.tensor([1.0, -1.0, 2.0]),), (torch.tensor([-1.0, -1.0, 2.0]),)]
+
+
+@case("C3", breaks=ANY)
+def unknown_c_function() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        stamp = time.time()
+        y = x + 1
+        r = random.Random(3).random()
+        return y * r, stamp > 0
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def python_random_matches() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        random.seed(5)
+        return x * random.random() + random.randint(1, 9)
+
+    return f, [(x4(),), (x4(),)]
+
+
+@case("C3", breaks=ANY)
+def disabled_function() -> Any:
+    @dovetail.disable
+    def opaque(x: torch.Tensor) -> torch.Tensor:
+        return x * float(x.sum())
+
+    def f(x: torch.Tensor) -> Any:
+        return opaque(x + 1) * 2
+
+    return f, (torch.ones(3),)
+
+
+@case("C3", breaks=ANY)
+def torch_markers_recognised() -> Any:
+    @torch.compiler.disable
+    def opaque(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def f(x: torch.Tensor) -> Any:
+        return opaque(x.sin()).cos()
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def numpy_round_trip() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        a = x.detach().numpy() * 2
+        return torch.from_numpy(a) + 1
+
+    return f, (torch.ones(4),)
+
+
+@case("C3", breaks=ANY)
+def early_return_in_loop_on_data() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        for i in range(5):
+            x = x * 2
+            if x.max() > 6:
+                return x, i
+        return x, -1
+
+    return f, [(torch.ones(3),), (torch.zeros(3),)]
+
+
+@case("C3", breaks=ANY)
+def generator_with_break_inside() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        def g() -> Any:
+            for i in range(3):
+                print("yield", i)
+                yield x * i
+
+        return sum(g())
+
+    return f, (x4(),)
+
+
+# -- C6: side effects, in order, once --------------------------------------------------------------
+
+
+COUNTER = {"n": 0}
+TOTAL = 0
+
+
+@case("C6")
+def global_writes() -> Any:
+    COUNTER["n"] = 0
+
+    def f(x: torch.Tensor) -> Any:
+        global TOTAL
+        TOTAL = x.dim() + 5
+        COUNTER["n"] += 1
+        return x * COUNTER["n"]
+
+    return f, [(torch.ones(2),)] * 3, lambda: (dict(COUNTER), TOTAL)
+
+
+@case("C6")
+def list_append_and_alias() -> Any:
+    log: list[Any] = []
+    alias = log
+
+    def f(x: torch.Tensor) -> Any:
+        log.append(x + 1)
+        alias.append("second")
+        return len(log)
+
+    return f, [(torch.ones(2),), (torch.ones(2),)], lambda: (log, alias is log)
+
+
+@case("C6")
+def attribute_writes_in_order() -> Any:
+    class Recorder:
+        def __init__(self) -> None:
+            object.__setattr__(self, "log", [])
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            self.log.append(name)
+            object.__setattr__(self, name, value)
+
+    r = Recorder()
+
+    def f(x: torch.Tensor) -> Any:
+        r.b = x * 2
+        r.a = 1
+        r.b = x * 3
+        return r.b + r.a
+
+    return f, (torch.ones(2),), lambda: (r.log, r.a, r.b)
+
+
+@case("C6")
+def closure_cell_write() -> Any:
+    count = 0
+
+    def f(x: torch.Tensor) -> Any:
+        nonlocal count
+        count += 1
+        return x + count
+
+    return f, [(torch.ones(2),)] * 4, lambda: count
+
+
+@case("C6", breaks=ANY)
+def effects_around_a_break() -> Any:
+    log: list[str] = []
+
+    def f(x: torch.Tensor) -> Any:
+        log.append("before")
+        y = x + 1
+        print(len(log))
+        log.append("after")
+        return y
+
+    return f, [(torch.ones(2),)] * 2, lambda: log
+
+
+@case("C6", breaks=ANY)
+def effects_when_the_program_raises() -> Any:
+    log: list[str] = []
+
+    def f(x: torch.Tensor) -> Any:
+        log.append("start")
+        y = x + 1
+        log.append("middle")
+        if x.shape[0] == 2:
+            raise KeyError("stop")
+        log.append("end")
+        return y
+
+    return f, [(torch.ones(3),), (torch.ones(2),)], lambda: log
+
+
+@case("C6")
+def container_arguments_mutated() -> Any:
+    def f(d: dict[str, Any], xs: list[Any]) -> Any:
+        d["new"] = d["x"] * 2
+        del d["gone"]
+        xs.append(d["new"])
+        xs[0] = "changed"
+        return None
+
+    return f, ({"x": torch.ones(2), "gone": 1}, ["first"])
+
+
+@case("C6")
+def returned_object_is_the_argument() -> Any:
+    def f(xs: list[Any]) -> Any:
+        xs.append(1)
+        return xs, xs[0]
+
+    shared = [torch.ones(2)]
+    return f, (shared,), lambda: len(shared)
+
+
+@case("C6")
+def in_place_on_input_and_global_tensor() -> Any:
+    state = torch.zeros(3)
+
+    def f(x: torch.Tensor) -> Any:
+        state.add_(x)
+        x.mul_(2)
+        return state + 1
+
+    return f, [(torch.ones(3),)] * 3, lambda: state
+
+
+@case("C6")
+def set_and_deque_effects() -> Any:
+    seen: set[int] = set()
+    order: dict[int, int] = {}
+
+    def f(x: torch.Tensor) -> Any:
+        seen.add(x.dim())
+        order[x.dim()] = order.get(x.dim(), 0) + 1
+        return x * len(seen)
+
+    return f, [(torch.ones(2),), (torch.ones(2, 2),), (torch.ones(2),)], lambda: (sorted(seen), order)
+
+
+@case("C6")
+def object_created_and_published() -> Any:
+    registry: dict[str, Any] = {}
+
+    class Item:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+    def f(x: torch.Tensor) -> Any:
+        item = Item(x * 2)
+        registry["item"] = item
+        registry["same"] = item
+        item.value = item.value + 1
+        return item.value
+
+    return f, (torch.ones(2),), lambda: (registry["item"].value, registry["item"] is registry["same"])
+
+
+test_program = suite.test()
+
+
+# -- C7: fullgraph errors --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("breaker", ["print", "item", "branch", "user"])
+def test_fullgraph_error_names_line_reason_and_fix(breaker: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        if breaker == "print":
+            print(y)
+        elif breaker == "item":
+            y = y * hash(y.sum().item())
+        elif breaker == "branch":
+            if y.sum() > 0:
+                y = y * 2
+        else:
+            dovetail.graph_break()
+        return y
+
+    with pytest.raises(dovetail.errors.GraphBreakError) as caught:
+        dovetail.compile(f, fullgraph=True)(torch.ones(3))
+    text = str(caught.value)
+    assert "test_breaks.py:" in text, text
+    assert "hint" in text or breaker == "user", text

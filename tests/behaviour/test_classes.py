@@ -1,0 +1,437 @@
+"""SPEC C4: classes, context managers, exceptions and `match`, captured whole and equal to plain Python."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.behaviour.running import ANY, Suite
+
+suite = Suite()
+case = suite.case
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@dataclasses.dataclass
+class Point:
+    x: torch.Tensor
+    y: torch.Tensor
+    label: str = "p"
+
+    def norm(self) -> torch.Tensor:
+        return (self.x**2 + self.y**2).sqrt()
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    scale: float = 2.0
+    names: tuple[str, ...] = ("a", "b")
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 3
+
+
+class Vector:
+    """A user class with operators."""
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self.t = t
+
+    def __add__(self, other: Any) -> Vector:
+        return Vector(self.t + (other.t if isinstance(other, Vector) else other))
+
+    __radd__ = __add__
+
+    def __mul__(self, k: float) -> Vector:
+        return Vector(self.t * k)
+
+    def __neg__(self) -> Vector:
+        return Vector(-self.t)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.t[index]
+
+    def __len__(self) -> int:
+        return self.t.shape[0]
+
+    def __call__(self, y: torch.Tensor) -> torch.Tensor:
+        return self.t @ y
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vector) and self.t.shape == other.t.shape
+
+    def __iter__(self) -> Any:
+        return iter([self.t, self.t + 1])
+
+    def __contains__(self, item: object) -> bool:
+        return item == "yes"
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Temperature:
+    def __init__(self, kelvin: torch.Tensor) -> None:
+        self._kelvin = kelvin
+
+    @property
+    def celsius(self) -> torch.Tensor:
+        return self._kelvin - 273.15
+
+    @celsius.setter
+    def celsius(self, value: torch.Tensor) -> None:
+        self._kelvin = value + 273.15
+
+    @staticmethod
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @classmethod
+    def zero(cls, like: torch.Tensor) -> Temperature:
+        return cls(torch.zeros_like(like))
+
+    @functools.cached_property
+    def twice(self) -> torch.Tensor:
+        return self._kelvin * 2
+
+
+class Scaled:
+    """A descriptor."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __get__(self, owner: Any, kind: type) -> torch.Tensor:
+        return owner.base * self.factor
+
+
+class Owner:
+    half = Scaled(0.5)
+
+    def __init__(self, base: torch.Tensor) -> None:
+        self.base = base
+
+
+class Base:
+    def go(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+class Derived(Base):
+    def go(self, x: torch.Tensor) -> torch.Tensor:
+        return super().go(x) * 3
+
+
+class Flexible:
+    def __init__(self) -> None:
+        self.known = 2.0
+
+    def __getattr__(self, name: str) -> float:
+        if name.startswith("f_"):
+            return float(len(name))
+        raise AttributeError(name)
+
+
+def x4() -> torch.Tensor:
+    return torch.randn(4, requires_grad=True)
+
+
+@case("C4")
+def dataclass_in_and_out() -> Any:
+    def f(p: Point) -> Any:
+        q = Point(p.x + 1, p.y * 2, label=p.label + "!")
+        return q.norm(), q, dataclasses.replace(q, label="r").label
+
+    return f, (Point(x4(), x4()),)
+
+
+@case("C4")
+def frozen_dataclass() -> Any:
+    return lambda x, s: x * s.scale * len(s.names), (x4(), Settings())
+
+
+@case("C4")
+def named_tuple() -> Any:
+    def f(p: Pair) -> Any:
+        a, b = p
+        q = p._replace(left=a + b)
+        return q, q.left * 2, Pair(*[b, a]).right
+
+    return f, (Pair(x4(), x4()),)
+
+
+@case("C4")
+def enums() -> Any:
+    def f(x: torch.Tensor, c: Color) -> Any:
+        if c is Color.RED:
+            x = x + c.value
+        return x * Level.HIGH, Color(2), Color["BLUE"].name, c == Color.RED
+
+    return f, [(x4(), Color.RED), (x4(), Color.BLUE)]
+
+
+@case("C4")
+def super_call() -> Any:
+    o = Derived()
+    return lambda x: o.go(x), (x4(),)
+
+
+@case("C4")
+def properties() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        t = Temperature(x)
+        t.celsius = t.celsius * 2
+        return t.celsius, Temperature.double(x), Temperature.zero(x)._kelvin, t.twice, t.twice
+
+    return f, (x4(),)
+
+
+@case("C4")
+def descriptors() -> Any:
+    return lambda x: Owner(x).half + 1, (x4(),)
+
+
+@case("C4")
+def fallback_getattr() -> Any:
+    o = Flexible()
+    return lambda x: (x * o.known + o.f_abc, hasattr(o, "zzz"), getattr(o, "missing", 4)), (x4(),)
+
+
+@case("C4")
+def user_operators() -> Any:
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        v = Vector(x) + Vector(y) * 2.0
+        w = -v + 1.0
+        parts = [p.sum() for p in w]
+        return w.t, w(y), w[0], len(w), v == w, "yes" in v, parts, (2.0 + v).t if v else None
+
+    return f, (x4(), torch.randn(4))
+
+
+@case("C4")
+def context_manager_user() -> Any:
+    class Adding:
+        def __init__(self, k: float) -> None:
+            self.k, self.log = k, []
+
+        def __enter__(self) -> Adding:
+            self.log.append("in")
+            return self
+
+        def __exit__(self, *error: Any) -> bool:
+            self.log.append("out")
+            return False
+
+    def f(x: torch.Tensor) -> Any:
+        with Adding(2.0) as a:
+            y = x + a.k
+        return y, a.log
+
+    return f, (x4(),)
+
+
+@case("C4")
+def contextlib_manager() -> Any:
+    @contextlib.contextmanager
+    def scaled(k: float) -> Any:
+        yield k * 2
+
+    def f(x: torch.Tensor) -> Any:
+        with scaled(3.0) as k, contextlib.nullcontext(1.0) as one:
+            return x * k + one
+
+    return f, (x4(),)
+
+
+@case("C4")
+def exceptions_caught() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        log = []
+        try:
+            log.append("try")
+            raise ValueError("boom")
+        except (KeyError, ValueError) as e:
+            log.append(str(e))
+            x = x * 2
+        else:
+            log.append("else")
+        finally:
+            log.append("finally")
+        return x, log
+
+    return f, (x4(),)
+
+
+@case("C4")
+def exceptions_from_callee() -> Any:
+    def pick(d: dict[str, Any], k: str) -> Any:
+        try:
+            return d[k]
+        except KeyError as e:
+            raise AttributeError(k) from e
+
+    def f(x: torch.Tensor) -> Any:
+        try:
+            return pick({"a": x}, "b")
+        except AttributeError as e:
+            return x + len(str(e)), type(e.__cause__).__name__
+
+    return f, (x4(),)
+
+
+@case("C4", breaks=ANY)
+def exception_raised_to_caller() -> Any:
+    def f(x: torch.Tensor, n: int) -> Any:
+        y = x + 1
+        if n > 2:
+            raise RuntimeError(f"n is {n}")
+        return y
+
+    return f, [(x4(), 1), (x4(), 3)]
+
+
+@case("C4", breaks=ANY)
+def exception_from_tensor_op() -> Any:
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        try:
+            return x @ y
+        except RuntimeError:
+            return x + 1
+
+    return f, (torch.randn(3, 4), torch.randn(3, 4))
+
+
+@case("C4")
+def match_statement() -> Any:
+    def f(x: torch.Tensor, command: Any) -> Any:
+        match command:
+            case ("scale", k):
+                return x * k
+            case {"add": b, **rest}:
+                return x + b + len(rest)
+            case [first, *others]:
+                return x + first + len(others)
+            case str() as s if s.startswith("n"):
+                return -x
+            case Point(label="q"):
+                return x * 7
+            case 1 | 2:
+                return x * 11
+            case _:
+                return x
+
+    calls: list[Any] = [("scale", 3.0), {"add": 1, "z": 2}, [5, 6, 7], "neg", Point(torch.ones(1), torch.ones(1), "q"), 2, None]
+    return f, [(torch.ones(4), c) for c in calls]
+
+
+@case("C4")
+def attribute_builtins() -> Any:
+    class Box:
+        pass
+
+    def f(x: torch.Tensor) -> Any:
+        b = Box()
+        b.value = x
+        setattr(b, "other", x + 1)
+        has = hasattr(b, "nothing")
+        delattr(b, "other")
+        return b.value * 2, has, hasattr(b, "other"), sorted(vars(b)), b.__class__.__name__
+
+    return f, (x4(),)
+
+
+@case("C4")
+def callable_instance_and_bound_method() -> Any:
+    v = Vector(torch.ones(4))
+    method = v.__add__
+    return lambda x: (v(x), method(1.0).t + x), (x4(),)
+
+
+@case("C4")
+def class_created_inside() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        p = Point(x, x + 1)
+        p.label = "new"
+        p.x = p.x * 3
+        return p
+
+    return f, (x4(),)
+
+
+@case("C4")
+def inheritance_and_class_attributes() -> Any:
+    class A:
+        factor = 2.0
+        names = ["a"]
+
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    class B(A):
+        factor = 5.0
+
+        def __init__(self) -> None:
+            self.bias = 1.0
+
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            return super().run(x) + self.bias + len(self.names)
+
+    b = B()
+    return lambda x: (b.run(x), A.run(b, x), isinstance(b, A), type(b).factor), (x4(),)
+
+
+@case("C4")
+def try_finally_return() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        log = []
+        try:
+            try:
+                return x * 2, log
+            finally:
+                log.append(1)
+        finally:
+            log.append(2)
+
+    return f, (x4(),)
+
+
+@case("C4")
+def reraise_and_custom_exception() -> Any:
+    class Stop(Exception):
+        def __init__(self, value: torch.Tensor) -> None:
+            super().__init__("stop")
+            self.value = value
+
+    def inner(x: torch.Tensor, n: int) -> None:
+        if n == 2:
+            raise Stop(x * n)
+
+    def f(x: torch.Tensor) -> Any:
+        try:
+            for n in range(5):
+                try:
+                    inner(x, n)
+                except ValueError:
+                    pass
+        except Stop as s:
+            return s.value, n
+
+    return f, (x4(),)
+
+
+test_program = suite.test()

@@ -1,0 +1,185 @@
+"""SPEC C8: dynamic shapes; a pure size change costs at most one recompile."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dovetail
+from tests.behaviour.running import Suite
+
+suite = Suite()
+case = suite.case
+SIZES = (5, 7, 9, 12, 30)
+
+
+def batches(*tail: int) -> list[Any]:
+    return [(torch.randn(n, *tail, requires_grad=True),) for n in SIZES]
+
+
+@case("C8", recompiles=1)
+def batch_size_changes() -> Any:
+    return lambda x: torch.softmax(x * 2, -1).sum(0), batches(4)
+
+
+@case("C8", dynamic=True, recompiles=0)
+def dynamic_from_the_start() -> Any:
+    return lambda x: F.layer_norm(x, x.shape[-1:]) + x.mean(), batches(4)
+
+
+@case("C8", dynamic=False, recompiles=4)
+def never_dynamic() -> Any:
+    return lambda x: x * 2 + x.shape[0], batches(4)
+
+
+@case("C8", recompiles=1)
+def two_dimensions_change_together() -> Any:
+    return lambda x: (x @ x.mT).relu(), [(torch.randn(n, n + 1),) for n in SIZES]
+
+
+@case("C8", recompiles=1)
+def size_arithmetic_in_python() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        n = x.shape[0]
+        half = n // 2
+        y = x[:half] * (n - half)
+        return y, torch.zeros(n * 2 + 1), x.reshape(2 * n, -1), n, (n + 1) % 3, torch.arange(n)
+
+    return f, [(torch.randn(n, 4),) for n in SIZES]
+
+
+@case("C8")
+def branch_on_size() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        if x.shape[0] > 8:
+            return x.sum()
+        return x.mean()
+
+    return f, batches(3)
+
+
+@case("C8")
+def size_zero_and_one() -> Any:
+    return lambda x, y: (x + y).sum(0), [(torch.randn(n, 3), torch.randn(n, 3)) for n in (4, 6, 1, 0, 8)]
+
+
+@case("C8", recompiles=1)
+def changing_python_int() -> Any:
+    return lambda x, step: x * (step + 1) / 10, [(torch.ones(4), n) for n in range(3, 12)]
+
+
+@case("C8", recompiles=1)
+def changing_python_float() -> Any:
+    return lambda x, lr: x - lr * x.sign(), [(torch.ones(4), 0.1 * n) for n in range(1, 9)]
+
+
+@case("C8")
+def cat_and_split() -> Any:
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        z = torch.cat([x, y])
+        a, b = z.split([x.shape[0], y.shape[0]])
+        return a * 2, b + 1, z[-1], z.chunk(2)[0]
+
+    return f, [(torch.randn(n, 2), torch.randn(n + 1, 2)) for n in SIZES]
+
+
+@case("C8")
+def sequence_growing() -> Any:
+    def f(cache: torch.Tensor, x: torch.Tensor) -> Any:
+        cache = torch.cat([cache, x], 1)
+        return cache, (cache * x).sum(-1)
+
+    return f, [(torch.randn(2, n, 3), torch.randn(2, 1, 3)) for n in range(3, 11)]
+
+
+@case("C8")
+def loop_over_dynamic_dimension() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        total = torch.zeros(2)
+        for i in range(x.shape[0]):
+            total = total + x[i] * i
+        return total
+
+    return f, [(torch.randn(n, 2),) for n in (3, 4, 5)]
+
+
+@case("C8")
+def convolution_over_sizes() -> Any:
+    conv = torch.nn.Conv2d(2, 3, 3, padding=1)
+    return lambda x: F.max_pool2d(conv(x).relu(), 2).mean((2, 3)), [(torch.randn(2, 2, n, n + 2),) for n in (8, 10, 14)]
+
+
+@case("C8")
+def attention_over_lengths() -> Any:
+    def f(q: torch.Tensor) -> Any:
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    return f, [(torch.randn(2, 2, n, 8),) for n in SIZES]
+
+
+@case("C8")
+def expand_view_permute() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        b, t, c = x.shape
+        y = x.view(b, t, 2, c // 2).permute(0, 2, 1, 3).contiguous().view(b * 2, t, -1)
+        return y.transpose(1, 2), x[:, None].expand(b, 3, t, c).sum(1)
+
+    return f, [(torch.randn(2, n, 4, requires_grad=True),) for n in SIZES]
+
+
+@case("C8")
+def symbolic_comparison_results_returned() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        n = x.shape[0]
+        return x + 1, n > 6, n == 7, min(n, 8), max(n, 8), float(n), str(n), [n] * 2
+
+    return f, [(torch.ones(n),) for n in SIZES]
+
+
+test_program = suite.test()
+
+
+def count_recompiles(run: Any) -> int:
+    before = dovetail.stats()["recompiles"]
+    run()
+    return int(dovetail.stats()["recompiles"] - before)
+
+
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+def test_mark_dynamic_avoids_the_recompile(backend: str) -> None:
+    f = dovetail.compile(lambda x: x.sin() + x.shape[0], backend=backend)
+    first = torch.randn(5, 3)
+    dovetail.mark_dynamic(first, 0)
+
+    def run() -> None:
+        for x in (first, torch.randn(6, 3), torch.randn(17, 3)):
+            torch.testing.assert_close(f(x), x.sin() + x.shape[0])
+
+    assert count_recompiles(run) == 0
+
+
+def test_recompile_limit_runs_eager_and_says_so() -> None:
+    f = dovetail.compile(lambda x, s: x * len(s), backend="eager", options={"recompile_limit": 3})
+    with pytest.warns(UserWarning):
+        for n in range(8):
+            assert torch.equal(f(torch.ones(2), "a" * n), torch.ones(2) * n)
+
+
+def test_optimizer_step_counter_does_not_recompile() -> None:
+    w = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.Adam([w], lr=0.1)
+    twin = torch.nn.Parameter(torch.ones(4))
+    reference = torch.optim.Adam([twin], lr=0.1)
+    step = dovetail.compile(optimizer.step)
+    before = 0
+    for n in range(8):
+        w.grad = torch.full((4,), float(n))
+        twin.grad = w.grad.clone()
+        step()
+        reference.step()
+        torch.testing.assert_close(w, twin)
+        if n == 3:
+            before = dovetail.stats()["recompiles"]
+    assert dovetail.stats()["recompiles"] == before

@@ -1,0 +1,222 @@
+"""The model zoo: every listed architecture, inference and training, compiled and compared with eager.
+
+    python -m tests.sweeps.models                           all of tests/models/architectures.txt
+    python -m tests.sweeps.models --only hf:llama,timm:resnet
+    python -m tests.sweeps.models --survey                  which candidates build and run in eager; rewrites the list
+
+A model is `whole` when fullgraph=True captures it; else the number of graphs and the first reasons are
+given. `right` means every output (and in training every gradient) is within eager's own error against fp64.
+"""
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import platform
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tests.models.zoo import LIST, Specimen, build, candidates, names
+from tests.sweeps.closeness import to_exact, why_not_close
+from tests.sweeps.peers import Peer, find_peer
+from tests.sweeps.workers import ROOT, run_tasks, short_error
+
+MODES: Final = ("inference", "training")
+
+
+def tensors_of(out: Any) -> list[torch.Tensor]:
+    """Every tensor of a model output, in order, through ModelOutput, tuples and dicts; caches are left out."""
+    if isinstance(out, torch.Tensor):
+        return [out]
+    if isinstance(out, dict):
+        return [t for value in out.values() for t in tensors_of(value)]
+    if isinstance(out, list | tuple):
+        return [t for value in out for t in tensors_of(value)]
+    return []
+
+
+def call_model(run: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+    return run(**inputs) if "x" not in inputs else run(inputs["x"])
+
+
+def infer_once(run: Callable[..., Any], model: torch.nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return tensors_of(call_model(run, inputs))
+
+
+def train_once(run: Callable[..., Any], model: torch.nn.Module, inputs: dict[str, Any]) -> list[Any]:
+    """Loss and gradients of one step."""
+    torch.manual_seed(0)
+    model.zero_grad()
+    outs = [out for out in tensors_of(call_model(run, inputs)) if out.requires_grad and out.is_floating_point()]
+    loss = sum(out.pow(2).mean() for out in outs)
+    loss.backward()  # type: ignore[union-attr]
+    return [loss.detach(), *(p.grad for p in model.parameters())]  # type: ignore[union-attr]
+
+
+def check_mode(specimen: Specimen, mode: str, peer: Peer, rounds: int) -> dict[str, Any]:
+    """One model in one mode: captured whole? right? what fell back? how fast?"""
+    step = infer_once if mode == "inference" else train_once
+    model = specimen.model.train(mode == "training")
+    reference, exact_model = copy.deepcopy(model), copy.deepcopy(model)
+    eager = step(reference, reference, specimen.inputs)
+    try:
+        whole, run, seen = True, peer.compile(model, fullgraph=True), None
+        seen = peer.observe(lambda: step(run, model, specimen.inputs))
+        reason = ""
+    except Exception as error:
+        whole, reason = False, short_error(error)
+        peer.reset()
+        model.load_state_dict(exact_model.state_dict())
+        run = peer.compile(model)
+        seen = peer.observe(lambda: step(run, model, specimen.inputs))
+    why = why_not_close(seen.result, eager, lambda: step(exact_model.double(), exact_model, to_exact(specimen.inputs)))
+    record = {"whole": whole, "right": why is None, "reason": why or reason, "graphs": seen.graphs, "breaks": seen.breaks,
+              "reasons": list(seen.reasons[:4]), "fallbacks": sorted(set(seen.fallbacks)), "kernels": seen.kernels,
+              "compile_seconds": round(seen.seconds, 2), "ran_in_eager": bool(seen.eager)}
+    if rounds:
+        record["speedup"] = measure_speedup(lambda: step(reference, reference, specimen.inputs),
+                                            lambda: step(run, model, specimen.inputs), rounds)
+    return record
+
+
+def measure_speedup(eager: Callable[[], Any], compiled: Callable[[], Any], rounds: int) -> float:
+    """Ratio of medians, the two interleaved."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for call in (eager, compiled):
+        call()
+    for _ in range(rounds):
+        for call, kept in zip((eager, compiled), times, strict=True):
+            started = time.perf_counter()
+            call()
+            kept.append(time.perf_counter() - started)
+    return round(statistics.median(times[0]) / statistics.median(times[1]), 3)
+
+
+def run_task(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(settings["threads"])
+    specimen = build(name)
+    if settings["survey"]:
+        return survey(specimen)
+    peer = find_peer(settings["peer"])
+    record: dict[str, Any] = {}
+    for mode in settings["modes"]:
+        started = time.perf_counter()
+        try:
+            record[mode] = check_mode(Specimen(copy.deepcopy(specimen.model), specimen.inputs), mode, peer, settings["rounds"])
+        except Exception as error:
+            record[mode] = {"whole": False, "right": False, "reason": short_error(error), "crashed": True}
+        record[mode]["wall"] = round(time.perf_counter() - started, 2)
+        peer.reset()
+    good = all(record[mode]["whole"] and record[mode]["right"] for mode in settings["modes"])
+    right = all(record[mode]["right"] for mode in settings["modes"])
+    return {"status": "pass" if good else "break" if right else "fail", **record}
+
+
+def survey(specimen: Specimen) -> dict[str, Any]:
+    """Does it run in eager, both ways, and give finite numbers?"""
+    outs = infer_once(specimen.model.eval(), specimen.model, specimen.inputs)
+    train = copy.deepcopy(specimen.model).train()
+    grads = train_once(train, train, specimen.inputs)
+    finite = all(bool(torch.isfinite(out).all()) for out in outs if out.is_floating_point())
+    return {"status": "pass" if outs and finite and math.isfinite(float(grads[0])) else "fail",
+            "reason": "" if finite else "not finite", "outputs": len(outs),
+            "parameters": sum(p.numel() for p in specimen.model.parameters())}
+
+
+def show_record(record: dict[str, Any]) -> str:
+    parts = [f"{record['status']:<6}{record['wall']:6.1f} s"]
+    for mode in MODES:
+        if mode in record:
+            seen = record[mode]
+            flags = ("whole" if seen["whole"] else f"{seen.get('graphs', 0)} graphs", "right" if seen["right"] else "WRONG")
+            parts.append(f"{mode[:5]}: {' '.join(flags)} {seen.get('speedup', '')} {seen.get('reason', '')[:60]}")
+    return " | ".join([*parts, str(record.get("reason", ""))])
+
+
+def summarise(records: dict[str, dict[str, Any]], settings: dict[str, Any]) -> str:
+    lines = ["# Model zoo", "", f"Command: `make sweep-models`. Peer: {settings['peer']}, {settings['threads']} thread(s).  ",
+             f"Machine: {platform.machine()}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}; "
+             f"{time.strftime('%Y-%m-%d')}.", "",
+             "| library | models | mode | captured whole | right | whole and right |", "|---|---|---|---|---|---|"]
+    for library in ("hf", "timm"):
+        mine = [record for name, record in records.items() if name.startswith(library + ":")]
+        for mode in MODES:
+            seen = [record.get(mode, {}) for record in mine]
+            counts = Counter(key for one in seen for key in ("whole", "right") if one.get(key))
+            both = sum(bool(one.get("whole") and one.get("right")) for one in seen)
+            lines.append(f"| {library} | {len(mine)} | {mode} | {counts['whole']} | {counts['right']} | {both} |")
+    lines += ["", "| model | inference | training | fallbacks | reason |", "|---|---|---|---|---|"]
+    for name, record in sorted(records.items()):
+        cells = [describe(record.get(mode)) for mode in MODES]
+        fallbacks = sorted({op for mode in MODES for op in record.get(mode, {}).get("fallbacks", ())})
+        reasons = [record.get(mode, {}).get("reason", "") for mode in MODES] + [record.get("reason", "")]
+        reason = next((text for text in reasons if text), "")[:140].replace("|", "/")
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {' '.join(fallbacks)[:80]} | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def describe(seen: dict[str, Any] | None) -> str:
+    if not seen:
+        return "–"
+    words = ["whole" if seen["whole"] else f"{seen.get('graphs', 0)} graphs", "right" if seen["right"] else "**wrong**"]
+    return ", ".join(words) + (f", {seen['speedup']}x" if "speedup" in seen else "")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", default="dovetail")
+    parser.add_argument("--only", default="", help="comma-separated names; a trailing * matches a prefix")
+    parser.add_argument("--modes", default="inference,training")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds a model; 0 measures nothing")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--memory", type=float, default=12.0, help="GiB a model may use")
+    parser.add_argument("--survey", action="store_true")
+    parser.add_argument("--results", type=Path, default=None)
+    parser.add_argument("--write", action="store_true", help="write docs/results/models.md and models.json")
+    parser.add_argument("--fresh", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    chosen = parse_arguments()
+    everything = candidates() if chosen.survey else names()
+    wanted = chosen.only.split(",") if chosen.only else ["*"]
+    picked = [n for n in everything if any(n == w or (w.endswith("*") and n.startswith(w[:-1])) for w in wanted)][:: chosen.every]
+    results = chosen.results or ROOT / "build/sweeps" / ("survey.jsonl" if chosen.survey else "models.jsonl")
+    if chosen.fresh:
+        results.unlink(missing_ok=True)
+    settings = {"peer": chosen.peer, "modes": chosen.modes.split(","), "rounds": chosen.rounds, "threads": chosen.threads,
+                "survey": chosen.survey, "memory_gib": chosen.memory}
+    records = run_tasks("tests.sweeps.models", picked, settings=settings, results=results, timeout=chosen.timeout,
+                        each_fresh=not chosen.survey, show=show_record)
+    if chosen.survey:
+        good = [name for name, record in records.items() if record["status"] == "pass"]
+        LIST.write_text("# architectures that build and run in eager; written by `python -m tests.sweeps.models --survey`\n"
+                        + "\n".join(good) + "\n")
+        print(f"{len(good)} of {len(records)} run in eager")
+        return
+    text = summarise(records, settings)
+    print(text)
+    if chosen.write:
+        folder = ROOT / "docs/results"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "models.md").write_text(text)
+        (folder / "models.json").write_text(json.dumps(records, indent=0))
+
+
+if __name__ == "__main__":
+    main()
