@@ -8,6 +8,7 @@
 Markers are attributes; capture looks for them, and outside capture they do nothing. So this file
 knows no stage, and a program full of markers runs without the compiler.
 """
+
 from __future__ import annotations
 
 import functools
@@ -42,10 +43,10 @@ def stance() -> str:
 class set_stance:
     """Set the stance at once; as a context manager or decorator, only for the block or the call.
 
-        set_stance("force_eager")
-        with set_stance("fail_on_recompile"): serve()
-        @set_stance("force_eager")
-        def debug(): ...
+    set_stance("force_eager")
+    with set_stance("fail_on_recompile"): serve()
+    @set_stance("force_eager")
+    def debug(): ...
     """
 
     def __init__(self, name: str) -> None:
@@ -135,12 +136,11 @@ def disable(fn: Any = None, *, recursive: bool = True, reason: str | None = None
     if isinstance(fn, torch.nn.Module):  # the module stays itself; its forward is what is marked
         fn.forward = disable(fn.forward, recursive=recursive, reason=reason)
         return fn
-    if recursive:
-        marked = _disable(fn)
-    else:
-        marked = functools.wraps(fn)(lambda *args, **kwargs: fn(*args, **kwargs))
-        marked._dovetail_disable = "frame"
-    marked._dovetail_disable_reason = reason  # type: ignore[attr-defined]
+    marked: Any = (
+        _disable(fn) if recursive else functools.wraps(fn)(lambda *args, **kwargs: fn(*args, **kwargs))
+    )
+    marked._dovetail_disable = True if recursive else "frame"
+    marked._dovetail_disable_reason = reason
     return marked
 
 

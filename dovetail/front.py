@@ -7,6 +7,7 @@ A compiled module is an instance of a subclass of the original's class, made onc
 `__dict__` *is* the original's: parameters, buffers, hooks and plain attributes are one and the same,
 `state_dict` has no prefix, and `isinstance` holds. The original goes on running in eager.
 """
+
 from __future__ import annotations
 
 import copy
@@ -18,7 +19,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 from torch import nn
 
 from dovetail import _native, control
@@ -150,7 +150,7 @@ class _Forward:
         return compiled_forward
 
     def __set__(self, module: Any, value: object) -> None:
-        setattr(_state(module)[0], "forward", value)
+        _state(module)[0].forward = value
 
     def __delete__(self, module: Any) -> None:
         delattr(_state(module)[0], "forward")
@@ -272,7 +272,9 @@ def compile(
     if not callable(model):
         raise BadArgument(detail=f"compile() takes a function or an nn.Module, got {model!r:.80}")
     if isinstance(model, type):
-        raise BadArgument(detail=f"compile() takes an instance or a method, not the class {model.__qualname__}")
+        raise BadArgument(
+            detail=f"compile() takes an instance or a method, not the class {model.__qualname__}"
+        )
     if disable:
         make_compiler(settings)
         return model

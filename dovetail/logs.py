@@ -6,6 +6,7 @@
 A name stands for a kind of event, or for what one stage makes. `all` is everything. A listener on the
 one event stream does it; nothing in the compiler knows about logs.
 """
+
 from __future__ import annotations
 
 import os
@@ -78,7 +79,9 @@ def _show_guards(event: Event) -> str:
 
 def _show_fields(event: Event) -> str:
     """Any event: its short fields."""
-    shown = (f"{name}={value!s:.120}" for name, value in event.fields.items() if name not in ("value", "text"))
+    shown = (
+        f"{name}={value!s:.120}" for name, value in event.fields.items() if name not in ("value", "text")
+    )
     return " ".join(shown)
 
 

@@ -10,6 +10,7 @@ parts of its key. Both are written under another name and renamed, content first
 whole entry or none. Whatever goes wrong (a full disk, a read-only folder, damage) is a miss, with an
 event that says so.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -90,7 +91,11 @@ class Store:
     def put(self, key: str, content: bytes, parts: Mapping[str, str] | None = None) -> Path | None:
         """Write an entry, atomically. None when the disk does not take it; the compile goes on without."""
         file = self._file(key)
-        record = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "parts": dict(parts or {})}
+        record = {
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "bytes": len(content),
+            "parts": dict(parts or {}),
+        }
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             _write_whole(file, content)

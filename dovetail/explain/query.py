@@ -5,6 +5,7 @@
 An Explanation is plain values, so it can be printed (`text.py`), shown as a page (`html.py`), compared
 in tests, or read from a file of events written by another process.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -267,7 +268,9 @@ def explain_events(events: Iterable[Event], with_text: bool = True) -> Explanati
         guards=tuple((_text(e, "function"), tuple(map(str, _items(e, "guards")))) for e in of("guards")),
         stages=tuple(_stage(event, with_text) for event in of("stage")),
         compiles=tuple((_text(e, "function"), _float(e, "seconds"), e.at) for e in of("compile")),
-        cudagraphs=tuple((_text(e, "unit"), bool(e.get("used")), _text(e, "reason")) for e in of("cudagraph")),
+        cudagraphs=tuple(
+            (_text(e, "unit"), bool(e.get("used")), _text(e, "reason")) for e in of("cudagraph")
+        ),
         caches=dict(Counter(_text(event, "what") for event in of("cache"))),
         failures=tuple(map(_failure, of("fallback_to_eager", "slow"))),
     )

@@ -1,10 +1,11 @@
 """An Explanation in words.
 
-    2 graphs, 1 graph break, 0 recompiles, 5 kernels (1.2 MiB moved), 0 fallbacks, 0.31 s compiling
-    graph breaks
-      model.py:12  B07 call to print, which writes output
-                   hint: ...
+2 graphs, 1 graph break, 0 recompiles, 5 kernels (1.2 MiB moved), 0 fallbacks, 0.31 s compiling
+graph breaks
+  model.py:12  B07 call to print, which writes output
+               hint: ...
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -35,7 +36,8 @@ def summary(found: Explanation) -> str:
         count(len(found.graphs), "graph"),
         count(sum(item.count for item in found.graph_breaks), "graph break"),
         count(sum(not item.limit for item in found.recompiles), "recompile"),
-        count(len(found.kernels), "kernel") + (f" ({show_bytes(found.bytes_moved)} moved)" if found.kernels else ""),
+        count(len(found.kernels), "kernel")
+        + (f" ({show_bytes(found.bytes_moved)} moved)" if found.kernels else ""),
         count(sum(found.fallbacks.values()), "fallback"),
         f"{found.compile_seconds:.2f} s compiling",
     ]
@@ -88,18 +90,30 @@ def show_explanation(found: Explanation) -> str:
     lines += _section("graph breaks", _break_lines(found, "graph_break"))
     lines += _section("frames left to Python", _break_lines(found, "skip"))
     lines += _section("recompiles", _recompile_lines(found))
-    lines += _section("fallbacks (ops that ran as themselves)", [f"{n:4} {op}" for op, n in found.fallbacks.items()])
+    lines += _section(
+        "fallbacks (ops that ran as themselves)", [f"{n:4} {op}" for op, n in found.fallbacks.items()]
+    )
     lines += _section(
         "kernels",
         [f"{show_bytes(k.bytes_moved):>10}  {k.name}  {', '.join(k.origins)}" for k in found.kernels],
     )
     lines += _section("not fused, and why", [f"{d.subject}: {d.code} {d.text}" for d in found.declined])
     lines += _section(
-        "CUDA graphs", [f"{unit}: {'used' if used else 'not used, ' + why}" for unit, used, why in found.cudagraphs]
+        "CUDA graphs",
+        [f"{unit}: {'used' if used else 'not used, ' + why}" for unit, used, why in found.cudagraphs],
     )
-    lines += _section("cache", [", ".join(f"{count(n, what)}" for what, n in found.caches.items())] if found.caches else [])
-    lines += _section("compile seconds by stage", [f"{s * 1e3:9.1f} ms  {name}" for name, s in found.seconds.items()])
+    lines += _section(
+        "cache", [", ".join(f"{count(n, what)}" for what, n in found.caches.items())] if found.caches else []
+    )
+    lines += _section(
+        "compile seconds by stage", [f"{s * 1e3:9.1f} ms  {name}" for name, s in found.seconds.items()]
+    )
     guards = sum(len(texts) for _, texts in found.guards)
-    lines += _section("guards", [f"{count(guards, 'guard')} in {count(len(found.guards), 'entry').replace('entrys', 'entries')}"] if guards else [])
+    lines += _section(
+        "guards",
+        [f"{count(guards, 'guard')} in {count(len(found.guards), 'entry').replace('entrys', 'entries')}"]
+        if guards
+        else [],
+    )
     lines += _section("trouble", [f"{f.kind} {f.function}: {f.text}" for f in found.failures])
     return "\n".join(lines)

@@ -1,4 +1,5 @@
 """The store keeps what it is given, and anything that goes wrong is a miss."""
+
 from __future__ import annotations
 
 import multiprocessing

@@ -1,0 +1,167 @@
+"""The command line.
+
+python -m dovetail explain script.py [args]      run a script, then tell what was compiled
+python -m dovetail report -o out.html script.py  the same as a page
+python -m dovetail bench [file.py:make]          eager against compiled, on this machine
+python -m dovetail doctor | ops | options        what is missing here; the fate of every op; every knob
+python -m dovetail cache show|explain|trim|clear|export|import
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import runpy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import dovetail
+from dovetail.cache.store import Store, default_folder
+from dovetail.doctor import examine, show_findings
+from dovetail.explain.reference import options_page
+from dovetail.explain.text import show_bytes, summary
+
+
+def run_script(path: str, arguments: Sequence[str]) -> None:
+    """Run it as `python path arguments` would. What it exits with is the script's own affair."""
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as stopped:
+        if stopped.code:
+            print(f"[dovetail] the script ended with {stopped.code}", file=sys.stderr)
+
+
+def explain(args: argparse.Namespace) -> int:
+    run_script(args.script, args.arguments)
+    print(f"\n{dovetail.report()}")
+    return 0
+
+
+def report(args: argparse.Namespace) -> int:
+    run_script(args.script, args.arguments)
+    found = dovetail.report()
+    print(f"{summary(found)}\nwritten to {found.html(args.output)}")
+    return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    measure = importlib.import_module("dovetail.measure")
+    print(measure.bench(args.what, args.mode))
+    return 0
+
+
+def doctor(_: argparse.Namespace) -> int:
+    findings = examine()
+    print(show_findings(findings))
+    return int(any(finding.level == "miss" for finding in findings))
+
+
+def ops(args: argparse.Namespace) -> int:
+    fates = importlib.import_module("dovetail.ops").fates()
+    for name, fate in sorted(fates.items()):
+        if args.match in name:
+            print(f"{fate!s:<10} {name}")
+    return 0
+
+
+def options(_: argparse.Namespace) -> int:
+    print(options_page())
+    return 0
+
+
+# -- cache -----------------------------------------------------------------------------------------
+
+
+def cache_show(store: Store, _: argparse.Namespace) -> None:
+    entries = sorted(store.entries(), key=lambda entry: -entry.used)
+    for entry in entries:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+        print(f"{used}  {show_bytes(entry.bytes):>10}  {entry.key}")
+    print(f"{len(entries)} entries, {show_bytes(sum(entry.bytes for entry in entries))} in {store.folder}")
+
+
+def cache_explain(store: Store, args: argparse.Namespace) -> None:
+    for entry in store.entries():
+        if args.target in entry.key:
+            print(f"{entry.key}  {show_bytes(entry.bytes)}")
+            for name, value in entry.parts.items():
+                print(f"    {name} = {value}")
+
+
+def cache_trim(store: Store, args: argparse.Namespace) -> None:
+    print(f"{store.trim(int(args.mib * 2**20))} entries removed")
+
+
+def cache_export(store: Store, args: argparse.Namespace) -> None:
+    print(f"{store.export(Path(args.target or 'dovetail-cache.tar.gz'))} entries written")
+
+
+def cache_import(store: Store, args: argparse.Namespace) -> None:
+    print(f"{store.import_(Path(args.target or 'dovetail-cache.tar.gz'))} entries taken")
+
+
+def cache_clear(store: Store, _: argparse.Namespace) -> None:
+    store.clear()
+    print(f"{store.folder} removed")
+
+
+CACHE: Final[dict[str, Callable[[Store, argparse.Namespace], None]]] = {
+    "show": cache_show,
+    "explain": cache_explain,
+    "trim": cache_trim,
+    "export": cache_export,
+    "import": cache_import,
+    "clear": cache_clear,
+}
+
+
+def cache(args: argparse.Namespace) -> int:
+    CACHE[args.action](Store(args.folder), args)
+    return 0
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("dovetail", description="A compiler for PyTorch programs.")
+    parser.add_argument("--version", action="version", version=f"dovetail {dovetail.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(run.__name__, help=text, description=text)
+        made.set_defaults(run=run)
+        return made
+
+    for run, text in (
+        (explain, "run a script and explain what was compiled"),
+        (report, "the same as an HTML page"),
+    ):
+        made = command(run, text)
+        made.add_argument("script")
+        made.add_argument("arguments", nargs=argparse.REMAINDER)
+        if run is report:
+            made.add_argument("-o", "--output", default="dovetail-report.html")
+    made = command(bench, "time eager against compiled")
+    made.add_argument("what", nargs="?", help="file.py:make, where make() returns (model, args)")
+    made.add_argument("--mode", default="default")
+    command(doctor, "say what on this machine is missing")
+    command(ops, "print the fate of every ATen op").add_argument("match", nargs="?", default="")
+    command(options, "print every option")
+    made = command(cache, "show, explain, trim, export, import or clear the cache on disk")
+    made.add_argument("action", choices=list(CACHE))
+    made.add_argument("target", nargs="?", default="", help="a bundle's file, or part of a key")
+    made.add_argument("--folder", default=default_folder(), type=Path)
+    made.add_argument("--mib", default=4096.0, type=float, help="what trim leaves")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+    result: int = args.run(args)
+    return result

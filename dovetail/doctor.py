@@ -1,0 +1,170 @@
+"""What on this machine is missing, and what to do about it.
+
+    ok    torch       2.13.0+cpu
+    miss  C++         none of g++, clang++, c++ found
+                      -> install g++ or clang, or `pip install ziglang`
+
+A check is a function that returns a Finding; CHECKS is the list of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from dovetail.cache.store import Store, default_folder
+from dovetail.explain.text import show_bytes
+
+PYTHONS: Final = ((3, 11), (3, 14))
+TORCHES: Final = ((2, 11), (2, 14))
+"""From the first, before the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """level: 'ok', 'note' (works, could be better), 'miss' (something does not work)."""
+
+    level: str
+    name: str
+    text: str
+    fix: str = ""
+
+
+def _range(limits: tuple[tuple[int, int], tuple[int, int]]) -> str:
+    (low_major, low), (high_major, high) = limits
+    return f"{low_major}.{low} to {high_major}.{high - 1}"
+
+
+def check_python() -> Finding:
+    is_good = PYTHONS[0] <= sys.version_info[:2] < PYTHONS[1]
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    return Finding(
+        "ok" if is_good else "miss", "Python", text, "" if is_good else f"use Python {_range(PYTHONS)}"
+    )
+
+
+def check_torch() -> Finding:
+    major, minor, *_ = torch.__version__.split(".")
+    is_good = TORCHES[0] <= (int(major), int(minor)) < TORCHES[1]
+    return Finding(
+        "ok" if is_good else "miss",
+        "torch",
+        torch.__version__,
+        "" if is_good else f"use torch {_range(TORCHES)}",
+    )
+
+
+def check_native() -> Finding:
+    try:
+        module = importlib.import_module("dovetail._native")
+    except ImportError as error:
+        return Finding("miss", "native", str(error), "run `pip install .`, or `make native` in a checkout")
+    return Finding("ok", "native", Path(str(module.__file__)).name)
+
+
+def check_compiler() -> Finding:
+    for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
+        if found := shutil.which(name):
+            return _try_compiler([found])
+    if importlib.util.find_spec("ziglang"):
+        return _try_compiler([sys.executable, "-m", "ziglang", "c++"])
+    fix = "install g++ or clang, or `pip install ziglang`"
+    return Finding("miss", "C++", "none of g++, clang++, c++, ziglang found; all runs in eager", fix)
+
+
+PROBE: Final = """
+extern "C" void add_one(float* x) {
+    #pragma omp parallel for
+    for (int i = 0; i < 8; ++i) x[i] += 1;
+}
+"""
+
+
+def _try_compiler(command: list[str]) -> Finding:
+    """Build a shared library with OpenMP, as kernels are."""
+    with tempfile.TemporaryDirectory() as room:
+        source = Path(room) / "probe.cpp"
+        source.write_text(PROBE)
+        start = time.perf_counter()
+        flags = ["-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-o", f"{room}/probe.so"]
+        built = subprocess.run([*command, *flags, str(source)], capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - start
+    if built.returncode:
+        return Finding(
+            "miss",
+            "C++",
+            f"{' '.join(command)} fails: {built.stderr.strip()[:300]}",
+            "install a C++17 compiler",
+        )
+    return Finding("ok", "C++", f"{' '.join(command)}, one kernel in {seconds * 1e3:.0f} ms")
+
+
+def check_cpu() -> Finding:
+    capability = torch.backends.cpu.get_cpu_capability()
+    text = f"{capability}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
+    return Finding("ok", "CPU", text)
+
+
+def check_gpu() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("note", "GPU", "none that torch can use; the CPU is compiled for")
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Finding("ok", "GPU", ", ".join(names))
+
+
+def check_triton() -> Finding:
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        level = "miss" if torch.cuda.is_available() else "note"
+        return Finding(level, "triton", "not installed; needed for GPU kernels only", "pip install triton")
+    return Finding("ok", "triton", version)
+
+
+def check_cache() -> Finding:
+    store = Store(default_folder())
+    written = store.put("doctor-probe", b"probe")
+    if written is None or store.get("doctor-probe") != b"probe":
+        fix = "set DOVETAIL_CACHE to a folder you can write to"
+        return Finding("miss", "cache", f"{store.folder} cannot be written: every process compiles anew", fix)
+    store.remove("doctor-probe")
+    free = shutil.disk_usage(store.folder).free
+    held = sum(entry.bytes for entry in store.entries())
+    level = "ok" if free > store.limit else "note"
+    return Finding(
+        level, "cache", f"{store.folder}: {show_bytes(held)} held, {show_bytes(free)} free on the disk"
+    )
+
+
+CHECKS: Final[tuple[Callable[[], Finding], ...]] = (
+    check_python, check_torch, check_native, check_compiler, check_cpu, check_gpu, check_triton, check_cache,
+)  # fmt: skip
+
+
+def examine() -> list[Finding]:
+    return [check() for check in CHECKS]
+
+
+def show_findings(findings: list[Finding]) -> str:
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.level:<5} {finding.name:<8} {finding.text}")
+        if finding.fix:
+            lines.append(f"{'':<14} -> {finding.fix}")
+    missing = sum(finding.level == "miss" for finding in findings)
+    lines.append(f"\n{missing} missing" if missing else "\nready")
+    return "\n".join(lines)
