@@ -170,6 +170,13 @@ class SkippedFrame(Break):
     message = "{detail}"
 
 
+class UnsupportedMutation(Break):
+    """A write that the functional graph cannot express; the graph runs in eager."""
+
+    code = "B20"
+    message = "{detail}"
+
+
 # -- reasons ---------------------------------------------------------------------------------------
 
 

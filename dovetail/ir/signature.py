@@ -1,51 +1,90 @@
 """How a functional graph stands for a program that mutates and aliases.
 
-The graph computes, in this order: updated inputs, then user outputs, then what is saved for backward.
-The Signature says what to do with each at run time, so that the caller sees eager's behaviour.
+    def f(x, cache):                 forward outputs     new cache, y
+        cache[0] = x                 mutations           cache <- output 0
+        y = x.sin()                  outputs             y: fresh 1, y.t(): alias of 1, x[0]: view of x
+        return y, y.t(), x[0]
+
+The forward graph computes, in this order: updated inputs, then values for the user, then what only
+backward needs. The Signature says what becomes of each at run time, so that the caller sees eager's
+behaviour. The joint graph has the same inputs plus tangents, and gradients after the values.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.ir.expr import Expr
+from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """Graph output `output` is the new value of input `input` (written back with copy_)."""
+    """Forward output `output` is the new value of input `input` (written back with copy_)."""
 
     input: int
     output: int
     under_no_grad: bool = False
+    """The write is no part of autograd's graph: it was under no_grad, or into a detached tensor."""
+
+    def __str__(self) -> str:
+        return f"input {self.input} <- {self.output}" + (" (no grad)" if self.under_no_grad else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep:
+    """One view op to apply to a tensor: its first argument is that tensor."""
+
+    op: str
+    args: tuple[Arg, ...] = ()
+
+    def __str__(self) -> str:
+        return f".{self.op.split('.')[1]}({', '.join(map(show_arg, self.args))})"
 
 
 @dataclass(frozen=True, slots=True)
 class OutputIs:
     """How user output number i is made.
 
-    kind: 'fresh'   graph output `index`
+    kind: 'fresh'   forward output `index`
           'input'   the input tensor `index` itself
-          'view'    as_strided view of input `index` (type and offset given): shares its storage
-          'alias'   a view of another user output `index`
-          'const'   a Python constant `value` """
+          'view'    `steps` applied to input `index`: shares its storage
+          'alias'   `steps` applied to forward output `index`
+          'size'    the number `value`, an Expr over the graph's symbols
+          'const'   the Python constant `value`"""
 
     kind: str
     index: int = -1
     type: TensorType | None = None
-    offset: Expr | None = None
+    steps: tuple[ViewStep, ...] = ()
     value: object = None
     requires_grad: bool = False
+
+    def __str__(self) -> str:
+        if self.kind in ("const", "size"):
+            return f"{self.kind} {self.value}"
+        return f"{self.kind} {self.index}" + "".join(map(str, self.steps)) + (" grad" if self.requires_grad else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
     inputs: int
+    """How many inputs the caller passes; the graph takes `constants` more after them."""
     mutations: tuple[Mutation, ...]
     outputs: tuple[OutputIs, ...]
+    constants: int = 0
+    values: int = 0
+    """How many forward outputs are updated inputs or user values; saved tensors follow."""
     saved: int = 0
     """How many trailing forward outputs are saved for backward."""
     grad_inputs: tuple[int, ...] = ()
     """Input positions that receive a gradient, in the backward graph's output order."""
     tangents: tuple[int, ...] = ()
-    """User output (or mutated input) positions that bring a tangent into backward, in order."""
+    """Forward output positions that bring a tangent into backward, in order."""
+
+    def __str__(self) -> str:
+        return "\n".join([
+            f"signature: {self.inputs} inputs, {self.constants} constants, {self.values} values, {self.saved} saved",
+            *(f"  {mutation}" for mutation in self.mutations),
+            *(f"  output {i} is {output}" for i, output in enumerate(self.outputs)),
+            f"  tangents for {self.tangents}, gradients of inputs {self.grad_inputs}",
+        ])  # fmt: skip

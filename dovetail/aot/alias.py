@@ -1,0 +1,191 @@
+"""Who shares memory with whom while a program is recorded as a functional graph.
+
+    y = x[0]          Ref(y): step select(0, 0) of Ref(x), in the Storage of x
+    y.mul_(2)         mul = y * 2; the new x is select_scatter(x, mul, 0, 0); generation 1
+    x.sum()           reads x: the node select_scatter
+    y.sin()           reads y: still mul. A view that is older than its storage is made anew.
+
+A Storage is a piece of memory that the program can write to; a Ref is one tensor in it: the root, or
+a view step away from another Ref. `read` gives the node that holds a Ref's value now, `write` makes a
+node the new value and carries it back to the root through the inverse of each step.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from dovetail.errors import UnsupportedMutation
+from dovetail.ir.expr import Expr, as_expr
+from dovetail.ir.graph import Arg, GraphBuilder, Loc, Node
+from dovetail.ir.signature import ViewStep
+from dovetail.ir.types import TensorType
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """`owner` is the tensor the storage was made with; `input` its position if the caller made it."""
+
+    owner: object
+    offset: Expr
+    input: int | None = None
+    generation: int = 0
+    writes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Ref:
+    """`node` is the value as of `generation`; a view that nobody has read yet has none."""
+
+    storage: Storage
+    type: TensorType
+    node: Node | None
+    generation: int
+    parent: Ref | None = None
+    step: ViewStep | None = None
+    name: str = ""
+    loc: Loc | None = None
+
+    @property
+    def root(self) -> Ref:
+        ref = self
+        while ref.parent is not None:
+            ref = ref.parent
+        return ref
+
+    @property
+    def steps(self) -> tuple[ViewStep, ...]:
+        """The view steps from the root to here; a step of None is the same tensor again."""
+        found: list[ViewStep] = []
+        ref = self
+        while ref.parent is not None:
+            if ref.step is not None:
+                found.append(ref.step)
+            ref = ref.parent
+        return tuple(reversed(found))
+
+
+@dataclass(slots=True)
+class Memory:
+    """Reads and writes of Refs, as nodes of the graph being built."""
+
+    builder: GraphBuilder
+    origin: dict[Node, Node] = field(default_factory=dict)
+    """view node -> the node it is a view of"""
+
+    def read(self, ref: Ref) -> Node:
+        if ref.node is not None and ref.generation == ref.storage.generation:
+            return ref.node
+        assert ref.parent is not None
+        base = self.read(ref.parent)
+        node = base
+        if ref.step is not None:
+            node = self.builder.call(ref.step.op, (base, *ref.step.args), ref.type, name=ref.name, loc=ref.loc)
+            self.origin[node] = base
+        ref.node, ref.generation = node, ref.storage.generation
+        return node
+
+    def write(self, ref: Ref, value: Node, loc: Loc | None = None) -> None:
+        """Make value what ref holds, and every tensor of the storage see it."""
+        chain: list[tuple[Ref, Node]] = [(ref, value)]
+        at = ref
+        while at.parent is not None:
+            parent = at.parent
+            if at.step is not None:
+                value = self.undo(at, self.read(parent), value, loc)
+            chain.append((parent, value))
+            at = parent
+        storage = ref.storage
+        storage.generation += 1
+        storage.writes += 1
+        for changed, node in chain:
+            changed.node, changed.generation = node, storage.generation
+
+    def undo(self, view: Ref, base: Node, value: Node, loc: Loc | None) -> Node:
+        """The base with the part that `view` shows replaced by value."""
+        assert view.step is not None and view.parent is not None
+        inverse = INVERSES.get(view.step.op)
+        if inverse is None:
+            raise UnsupportedMutation(loc, detail=f"writing through the view {view.step.op}")
+        op, args = inverse(view, base, value)
+        return self.builder.call(op, args, view.parent.type, name=f"{view.parent.name or base.name}_new", loc=loc)
+
+    def source_of(self, node: Node) -> Node:
+        """The node whose memory a chain of view nodes shows."""
+        while node in self.origin:
+            node = self.origin[node]
+        return node
+
+
+# -- inverses of views -------------------------------------------------------------------------------
+
+Inverse: TypeAlias = "Callable[[Ref, Node, Node], tuple[str, tuple[Arg, ...]]]"
+
+
+def _scatter(op: str) -> Inverse:
+    """The base keeps what the view does not show: op(base, value, ...the view's arguments)."""
+
+    def inverse(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
+        assert view.step is not None
+        return op, (base, value, *view.step.args)
+
+    return inverse
+
+
+def _reshape(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
+    """The view shows all of the base in the same order."""
+    assert view.parent is not None
+    return "aten.view.default", (value, view.parent.type.shape)
+
+
+def _unexpand(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
+    assert view.parent is not None
+    if view.type.numel is not view.parent.type.numel:
+        raise UnsupportedMutation(view.loc, detail="writing to an expanded tensor, whose elements share memory")
+    return _reshape(view, base, value)
+
+
+def _unpermute(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
+    assert view.step is not None and isinstance(view.step.args[0], tuple)
+    rank = len(view.step.args[0])
+    order = [int(dim) % rank for dim in view.step.args[0]]  # type: ignore[arg-type]
+    return "aten.permute.default", (value, tuple(order.index(i) for i in range(rank)))
+
+
+def _same(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
+    """Its own inverse."""
+    assert view.step is not None
+    return view.step.op, (value, *view.step.args)
+
+
+def _undo_bits(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
+    assert view.parent is not None
+    return "aten.view.dtype", (value, view.parent.type.dtype)
+
+
+INVERSES: Final[dict[str, Inverse]] = {
+    "aten.slice.Tensor": _scatter("aten.slice_scatter.default"),
+    "aten.select.int": _scatter("aten.select_scatter.default"),
+    "aten.diagonal.default": _scatter("aten.diagonal_scatter.default"),
+    "aten.as_strided.default": _scatter("aten.as_strided_scatter.default"),
+    "aten.view.default": _reshape,
+    "aten.unsqueeze.default": _reshape,
+    "aten.squeeze.default": _reshape,
+    "aten.squeeze.dim": _reshape,
+    "aten.squeeze.dims": _reshape,
+    "aten.expand.default": _unexpand,
+    "aten.permute.default": _unpermute,
+    "aten.transpose.int": _same,
+    "aten.t.default": _same,
+    "aten._conj.default": _same,
+    "aten._neg_view.default": _same,
+    "aten.view.dtype": _undo_bits,
+    "aten.view_as_real.default": lambda view, base, value: ("aten.view_as_complex.default", (value,)),
+    "aten.view_as_complex.default": lambda view, base, value: ("aten.view_as_real.default", (value,)),
+}
+"""view op -> the op that puts a new value of the view back into its base."""
+
+
+def relative_offset(offset: Expr | int, storage: Storage) -> Expr:
+    """Where a view starts, counted from the storage's owner, as graphs count it."""
+    return as_expr(offset) - storage.offset

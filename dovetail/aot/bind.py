@@ -1,0 +1,347 @@
+"""Make the compiled graphs callable as the program they came from.
+
+    forward, backward executables + Partition -> Bound(*inputs) -> list of outputs
+
+What eager would have done around the arithmetic is one generated function: updated inputs are written
+back, views of inputs are made as real views, gradients pass through one autograd.Function:
+
+    def call(x, weight, mean):
+        mean_new, y = apply(x, weight, mean)
+        mean.copy_(mean_new)
+        return [y, aten_t_default(y)]
+
+    def forward(ctx, x, weight, mean):                     def backward(ctx, _, tangent_1):
+        mean_new, y, mm = run_forward(x, weight, mean)         if is_grad_enabled(): return differentiate(...)
+        ctx.save_for_backward(x, weight, mm)                   x, weight, mm = ctx.saved_tensors
+        ctx.mark_non_differentiable(mean_new)                  g0, g1 = run_backward(x, weight, mm, tangent_1)
+        return mean_new, y                                     return g0, g1, None
+"""
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch.autograd import Function
+
+from dovetail.aot.cost import class_of
+from dovetail.aot.double import Eager, differentiate
+from dovetail.aot.joint import Joint
+from dovetail.aot.partition import Partition
+from dovetail.fake import to_torch_device, to_torch_dtype
+from dovetail.ir.expr import Expr, symbols
+from dovetail.ir.graph import Arg, Graph, Node
+from dovetail.ir.signature import OutputIs, ViewStep
+from dovetail.ir.types import Device, DType, ScalarType, TensorType
+from dovetail.util.writer import Writer
+
+Executable: TypeAlias = "Callable[..., Sequence[Any]]"
+
+_numbers: Final = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """`call(*inputs)` runs the program; `text` is its source."""
+
+    call: Callable[..., list[Any]]
+    text: str
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        return self.call(*inputs)
+
+
+def bind(forward: Executable, backward: Executable | None, partition: Partition, joint: Joint) -> Bound:
+    emitter = _Emitter(partition, joint)
+    emitter.scope["run_forward"] = forward
+    if backward is None:
+        emitter.emit_inference()
+    else:
+        emitter.scope["run_backward"] = backward
+        emitter.emit_training()
+    text = emitter.w.text
+    filename = f"<dovetail bind {next(_numbers)}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+    exec(compile(text, filename, "exec"), emitter.scope)
+    if backward is not None:
+        emitter.scope["apply"] = _make_function(emitter.scope)
+    return Bound(emitter.scope["call"], text)
+
+
+def _make_function(scope: dict[str, Any]) -> Callable[..., Any]:
+    """The autograd.Function over the generated forward and backward. Its own `apply` first asks whether a
+    functorch transform is active, which costs as much as the rest; the base class does the work."""
+    made = type(
+        "CompiledFunction",
+        (Function,),
+        {"forward": staticmethod(scope["forward"]), "backward": staticmethod(scope["backward"])},
+    )
+    return super(Function, made).apply  # type: ignore[misc, no-any-return]
+
+
+def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A tangent laid out as backward was compiled for."""
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+class _Emitter:
+    """Writes call, forward and backward of one graph."""
+
+    def __init__(self, partition: Partition, joint: Joint) -> None:
+        self.partition, self.joint, self.signature = partition, joint, partition.signature
+        self.w = Writer()
+        graph = partition.forward
+        self.inputs = _names(graph.inputs[: self.signature.inputs])
+        self.input_nodes = graph.inputs[: self.signature.inputs]
+        self.results = [f"v{i}" for i in range(len(graph.outputs))]
+        self.scope: dict[str, Any] = {
+            "torch": torch,
+            "no_grad": torch.no_grad,
+            "is_grad_enabled": torch.is_grad_enabled,
+            "restride": restride,
+            **{f"constant_{i}": value for i, value in enumerate(joint.constants)},
+        }
+
+    # -- pieces
+
+    @property
+    def values(self) -> list[str]:
+        return self.results[: self.signature.values]
+
+    def given(self) -> str:
+        return ", ".join([*self.inputs, *(f"constant_{i}" for i in range(self.signature.constants))])
+
+    def emit_run(self, target: str, executable: str, given: str) -> None:
+        """One call of an executable, outside of autocast: its casts are in the graph."""
+        if not self.joint.autocast:
+            self.w(f"{target}{executable}({given})")
+            return
+        switches = ", ".join(f"torch.autocast({kind!r}, enabled=False)" for kind, _ in self.joint.autocast)
+        with self.w.block(f"with {switches}:"):
+            self.w(f"{target}{executable}({given})")
+
+    def emit_sizes(self, exprs: Iterable[Expr]) -> None:
+        """Read the symbols of exprs from the inputs."""
+        wanted = {s.name for expr in exprs for s in symbols(expr)}
+        for name, node in zip(self.inputs, self.input_nodes):
+            if isinstance(node.type, ScalarType):
+                if node.type.expr is not None and node.type.expr.op == "sym" and node.type.expr.name in wanted:
+                    wanted.discard(node.type.expr.name)
+                    self.w(f"{node.type.expr.name} = {name}")
+                continue
+            assert isinstance(node.type, TensorType)
+            for kind, exprs_here in (("size", node.type.shape), ("stride", node.type.stride)):
+                for dim, expr in enumerate(exprs_here):
+                    if expr.op == "sym" and expr.name in wanted:
+                        wanted.discard(expr.name)
+                        self.w(f"{expr.name} = {name}.{kind}({dim})")
+
+    def emit_write_back(self) -> None:
+        for mutation in self.signature.mutations:
+            target, value = self.inputs[mutation.input], self.results[mutation.output]
+            if mutation.under_no_grad:
+                with self.w.block("with no_grad():"):
+                    self.w(f"{target}.copy_({value})")
+            else:
+                self.w(f"{target}.copy_({value})")
+
+    def emit_return(self) -> None:
+        outputs = self.signature.outputs
+        self.w(f"return [{', '.join(self.output(i, out) for i, out in enumerate(outputs))}]")
+
+    def output(self, position: int, output: OutputIs) -> str:
+        if output.kind == "const":
+            self.scope[f"const_{position}"] = output.value
+            return f"const_{position}"
+        if output.kind == "size":
+            return str(output.value)
+        if output.kind == "fresh":
+            return self.results[output.index]
+        text = self.results[output.index] if output.kind == "alias" else self.inputs[output.index]
+        for step in output.steps:
+            text = self.view(text, step)
+        return text
+
+    def view(self, base: str, step: ViewStep) -> str:
+        if step.op == "aten.as_strided.default":
+            size, stride, offset = (self.literal(arg) for arg in step.args)
+            self.scope["as_strided"] = _as_strided
+            return f"as_strided({base}, {size}, {stride}, {offset})"
+        name = step.op.replace(".", "_")
+        namespace, packet, overload = step.op.split(".")
+        self.scope[name] = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        return f"{name}({', '.join([base, *map(self.literal, step.args)])})"
+
+    def literal(self, arg: Arg) -> str:
+        if isinstance(arg, tuple):
+            return f"({', '.join(map(self.literal, arg))}{',' if len(arg) == 1 else ''})"
+        if isinstance(arg, DType):
+            return str(to_torch_dtype(arg))
+        if isinstance(arg, Device):
+            return f"torch.{to_torch_device(arg)!r}"
+        if isinstance(arg, str) and arg.startswith("torch."):
+            return arg
+        return str(arg) if isinstance(arg, Expr) else repr(arg)
+
+    def output_exprs(self) -> list[Expr]:
+        found = [o.value for o in self.signature.outputs if isinstance(o.value, Expr)]
+        for output in self.signature.outputs:
+            for step in output.steps:
+                found += _exprs(step.args)
+        return found
+
+    # -- without gradients
+
+    def emit_inference(self) -> None:
+        needs_switch = torch.is_grad_enabled()
+        with self.w.block(f"def call({', '.join(self.inputs)}):"):
+            self.emit_sizes(self.output_exprs())
+            target = f"{_targets(self.results)} = " if self.results else ""
+            if not target and not self.partition.forward.nodes:
+                pass
+            elif needs_switch:  # inputs may require gradients that no output has
+                with self.w.block("with no_grad():"):
+                    self.emit_run(target, "run_forward", self.given())
+            else:
+                self.emit_run(target, "run_forward", self.given())
+            self.emit_write_back()
+            self.emit_return()
+
+    # -- with gradients
+
+    def emit_training(self) -> None:
+        with self.w.block(f"def call({', '.join(self.inputs)}):"):
+            self.emit_sizes(self.output_exprs())
+            self.w(f"{_targets(self.values)} = apply({', '.join(self.inputs)})")
+            self.emit_write_back()
+            self.emit_return()
+        self.w()
+        self.emit_forward()
+        self.w()
+        self.emit_backward()
+
+    def emit_forward(self) -> None:
+        partition = self.partition
+        tied = set(self.signature.tangents)
+        with self.w.block(f"def forward(ctx, {', '.join(self.inputs)}):"):
+            if _is_random(partition.forward):
+                self.w("ctx.random = eager.random_state()")
+            else:
+                self.w("ctx.random = None")
+            self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
+            kept = [self.saved_name(s.source, s.index) for s in partition.saved if s.source != "symbol"]
+            self.w(f"ctx.save_for_backward({', '.join(kept)})")
+            sizes = self.symbols_of_backward()
+            self.emit_sizes(sizes)
+            if sizes:
+                self.w(f"ctx.sizes = {_tuple(e.name for e in sizes)}")
+            self.w(f"ctx.inputs = {_tuple(self.inputs)}")
+            self.w(f"ctx.versions = {_tuple(self.version(i) for i in range(len(self.inputs)))}")
+            flat = [self.results[i] for i in range(self.signature.values) if i not in tied]
+            if flat:
+                self.w(f"ctx.mark_non_differentiable({', '.join(flat)})")
+            self.w("ctx.set_materialize_grads(False)")
+            self.w(f"return {_tuple(self.values)}")
+
+    def version(self, position: int) -> str:
+        """The input's version, which double backward compares; 0 for inputs that are no tensors."""
+        return f"{self.inputs[position]}._version" if self.is_tensor(position) else "0"
+
+    def is_tensor(self, position: int) -> bool:
+        return isinstance(self.input_nodes[position].type, TensorType)
+
+    def saved_name(self, source: str, index: int) -> str:
+        if source == "output":
+            return self.results[index]
+        return self.inputs[index] if index < len(self.inputs) else f"constant_{index - len(self.inputs)}"
+
+    def symbols_of_backward(self) -> list[Expr]:
+        """Symbols that backward takes as numbers, or that tangents are made or checked with."""
+        found = {s.expr: None for s in self.partition.saved if s.expr is not None}
+        for node in self.tangent_nodes():
+            kind = node.tensor
+            for expr in (*kind.shape, *kind.stride):
+                found.update(dict.fromkeys(sorted(symbols(expr), key=lambda e: e.serial)))
+        return list(found)  # type: ignore[arg-type]
+
+    def tangent_nodes(self) -> tuple[Node, ...]:
+        assert self.partition.backward is not None
+        return self.partition.backward.inputs[len(self.partition.saved) :]
+
+    def emit_backward(self) -> None:
+        partition, backward = self.partition, self.partition.backward
+        assert backward is not None
+        tangents = {position: f"tangent_{position}" for position in self.signature.tangents}
+        params = [tangents.get(i, f"unused_{i}") for i in range(self.signature.values)]
+        self.scope["eager"] = Eager(self.joint, self.signature)
+        self.scope["differentiate"] = differentiate
+        with self.w.block(f"def backward(ctx, {', '.join(params)}):"):
+            with self.w.block("if is_grad_enabled():"):
+                self.w(f"return differentiate(eager, ctx, {_tuple(tangents.values())})")
+            kept = [f"s{i}" for i, s in enumerate(partition.saved) if s.source != "symbol"]
+            if kept:
+                self.w(f"{_targets(kept)} = ctx.saved_tensors")
+            sizes = self.symbols_of_backward()
+            if sizes:
+                self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
+            used = {operand for node in backward.nodes for operand in node.operands} | set(backward.outputs)
+            for node, name in zip(self.tangent_nodes(), tangents.values()):
+                self.emit_tangent(name, node.tensor, node in used)
+            given = [f"s{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
+            self.emit_grads(backward, [*given, *tangents.values()])
+
+    def emit_tangent(self, name: str, kind: TensorType, is_used: bool) -> None:
+        """A missing tangent is zeros; one with other strides is laid out anew."""
+        if not is_used:
+            return
+        shape, stride = self.literal(kind.shape), self.literal(kind.stride)
+        dtype, device = self.literal(kind.dtype), self.literal(kind.device)
+        with self.w.block(f"if {name} is None:"):
+            self.w(f"{name} = torch.empty_strided({shape}, {stride}, dtype={dtype}, device={device}).zero_()")
+        with self.w.block(f"elif {name}.stride() != {stride}:"):
+            self.w(f"{name} = restride({name}, {stride})")
+
+    def emit_grads(self, backward: Graph, given: list[str]) -> None:
+        """Gradients that are inputs of backward pass through; each other is computed once."""
+        passed = dict(zip(backward.inputs, given))
+        targets = {
+            output: passed.get(output, f"g{i}")  # type: ignore[call-overload]
+            for i, output in enumerate(backward.outputs)
+            if isinstance(output, Node)
+        }
+        outputs = [f"g{i}" for i in range(len(backward.outputs))]
+        self.emit_run(f"{_targets(outputs)} = ", "run_backward", ", ".join(given))
+        at = dict(zip(self.signature.grad_inputs, backward.outputs))
+        grads = [targets[at[i]] if i in at else "None" for i in range(self.signature.inputs)]  # type: ignore[index]
+        self.w(f"return {_tuple(grads)}")
+
+
+def _as_strided(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    return base.as_strided(size, stride, base.storage_offset() + offset)
+
+
+def _is_random(graph: Graph) -> bool:
+    return any(class_of(node.op) == "random" for node in graph.nodes)
+
+
+def _exprs(arg: Arg) -> list[Expr]:
+    if isinstance(arg, tuple):
+        return [expr for item in arg for expr in _exprs(item)]
+    return [arg] if isinstance(arg, Expr) else []
+
+
+def _names(nodes: Iterable[Node]) -> list[str]:
+    """Parameter names: the inputs' own, kept clear of the names the text uses."""
+    return [f"in_{i}_{node.name}" for i, node in enumerate(nodes)]
+
+
+def _targets(names: Sequence[str]) -> str:
+    return ", ".join(names) + ("," if len(names) == 1 else "")
+
+
+def _tuple(names: Iterable[str]) -> str:
+    names = list(names)
+    return f"({_targets(names)})"

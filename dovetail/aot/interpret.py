@@ -1,0 +1,132 @@
+"""Run a Graph with torch's own kernels, one node at a time.
+
+    run_graph(graph, [x, w]) -> [y]
+
+The meaning of a graph: backend="aot_eager" runs it like this, and tests compare with it. Views copy
+where the memory does not allow a view, since a functional graph has no memory.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from dovetail.errors import UnsupportedValue
+from dovetail.fake import to_torch_device, to_torch_dtype
+from dovetail.ir.expr import Expr, evaluate
+from dovetail.ir.graph import GET, Arg, Graph, Node, nodes_in
+from dovetail.ir.types import Device, DType, ScalarType, TensorType
+
+
+def _view(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return x.reshape(tuple(shape))
+
+
+def _as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
+    """Graphs count the offset from the operand's first element."""
+    return x.as_strided(size, stride, x.storage_offset() + (offset or 0))
+
+
+def _as_strided_scatter(x: torch.Tensor, src: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    result = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+    result.as_strided(size, stride, offset or 0).copy_(src)
+    return result
+
+
+CALLS: Final[dict[str, Callable[..., Any]]] = {
+    GET: lambda value, index: value[index],
+    "aten.view.default": _view,
+    "aten._unsafe_view.default": _view,
+    "aten.as_strided.default": _as_strided,
+    "aten.as_strided_scatter.default": _as_strided_scatter,
+    "aten._conj.default": lambda x: x.conj().resolve_conj(),
+    "aten._neg_view.default": torch.neg,
+}
+"""Ops whose graph meaning is not the dispatcher's call of that name."""
+
+
+def callable_of(op: str, prims: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    found = CALLS.get(op) or prims.get(op)
+    if found is None:
+        namespace, _, rest = op.partition(".")
+        packet, _, overload = rest.partition(".")
+        if namespace == "prims":
+            raise UnsupportedValue(type="prim", detail=f"{op} has no eager meaning here")
+        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    return found  # type: ignore[no-any-return]
+
+
+def _torch_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) -> Any:
+    if isinstance(arg, Node):
+        return env[arg]
+    if isinstance(arg, tuple):
+        return [_torch_value(item, env, symbols) for item in arg]
+    if isinstance(arg, Expr):
+        return evaluate(arg, symbols)
+    if isinstance(arg, DType):
+        return to_torch_dtype(arg)
+    if isinstance(arg, Device):
+        return to_torch_device(arg)
+    if isinstance(arg, str) and arg.startswith("torch."):
+        return getattr(torch, arg[len("torch.") :])
+    return arg
+
+
+def bind_symbols(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:
+    """The value of every symbol that some input's type names."""
+    found: dict[str, int] = {}
+    for node, value in zip(graph.inputs, inputs):
+        if isinstance(node.type, TensorType):
+            pairs = zip((*node.type.shape, *node.type.stride), (*value.shape, *value.stride()))
+            found.update((expr.name, int(size)) for expr, size in pairs if expr.op == "sym")
+        elif isinstance(node.type, ScalarType) and node.type.expr is not None and node.type.expr.op == "sym":
+            found[node.type.expr.name] = int(value)
+    return found
+
+
+def run_graph(
+    graph: Graph, inputs: Sequence[Any], prims: Mapping[str, Callable[..., Any]] | None = None
+) -> list[Any]:
+    """Outputs in order, each with memory of its own; a value is dropped after its last use."""
+    env: dict[Node, Any] = dict(zip(graph.inputs, inputs))
+    symbols = bind_symbols(graph, inputs)
+    last = _last_uses(graph)
+    for i, node in enumerate(graph.nodes):
+        args = [_torch_value(arg, env, symbols) for arg in node.args]
+        kwargs = {name: _torch_value(value, env, symbols) for name, value in node.kwargs}
+        env[node] = callable_of(node.op, prims or {})(*args, **kwargs)
+        for dead in last.get(i, ()):
+            del env[dead]
+    return _own([_torch_value(output, env, symbols) for output in graph.outputs], inputs)
+
+
+def _last_uses(graph: Graph) -> dict[int, list[Node]]:
+    at: dict[Node, int] = {}
+    for i, node in enumerate(graph.nodes):
+        at[node] = i
+        for operand in node.operands:
+            at[operand] = i
+    for output in nodes_in(graph.outputs):
+        at.pop(output, None)
+    found: dict[int, list[Node]] = {}
+    for node, i in at.items():
+        found.setdefault(i, []).append(node)
+    return found
+
+
+def _own(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
+    """Outputs that share memory with an input or an earlier output are copied."""
+    taken = {_memory(x) for x in inputs if isinstance(x, torch.Tensor)}
+    made: list[Any] = []
+    for output in outputs:
+        if isinstance(output, torch.Tensor):
+            if _memory(output) in taken:
+                output = output.clone()
+            taken.add(_memory(output))
+        made.append(output)
+    return made
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,356 @@
+"""Run a captured graph on fakes, with autograd, and record forward and backward as one graph.
+
+    fx.GraphModule, example inputs -> Joint(Graph, Signature)
+    y = torch.sin(x)          def joint(x, tangent_0):
+                                  sin = aten.sin.default(x)
+                                  sin_grad = aten.cos.default(x)
+                                  sin_grad_1 = aten.mul.Tensor(tangent_0, sin_grad)
+                                  return (sin, sin_grad_1)
+
+Saved tensors are plain values here; the partitioner decides what crosses from forward to backward.
+"""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.node import Node as FxNode
+from torch.fx.node import map_arg as map_fx
+
+from dovetail.aot.alias import Ref
+from dovetail.aot.record import Recorder, is_random
+from dovetail.errors import UnsupportedMutation
+from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
+from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, nodes_in
+from dovetail.ir.signature import Mutation, OutputIs, Signature, ViewStep
+from dovetail.ir.types import F64, I64, ScalarType, contiguous_stride
+
+_DETACH = ViewStep("aten.detach.default")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """inputs: the caller's, then constants, then tangents; outputs: values, then gradients."""
+
+    graph: Graph
+    signature: Signature
+    constants: tuple[torch.Tensor, ...] = ()
+    eager: Callable[..., Any] | None = None
+    """The captured program itself; double backward differentiates it."""
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    """Device types under autocast while tracing, with their dtype."""
+
+    def __str__(self) -> str:
+        return f"{self.graph}\n{self.signature}"
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What is known while one program is traced."""
+
+    recorder: Recorder
+    examples: Sequence[Any]
+    leaves: list[Any] = field(default_factory=list)
+    """Per input: the Fake that gradients are taken of, or None."""
+    passed: list[Any] = field(default_factory=list)
+    """Per input: what the program is given."""
+    histories: list[Any] = field(default_factory=list)
+    """Per input: its grad_fn before the program ran."""
+    values: list[Node] = field(default_factory=list)
+    """Forward outputs so far, and for each the Fake autograd knows it by."""
+    tensors: list[Any] = field(default_factory=list)
+
+
+def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
+    """Examples are real tensors, Fakes, or numbers (SymInts where they may change)."""
+    builder = GraphBuilder("joint")
+    recorder = Recorder(builder)
+    trace = _Trace(recorder, example_inputs)
+    autocast = _autocast_now()
+    with recorder:
+        _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
+        results = run_fx(gm, trace.passed, recorder)
+    mutations = _derive_mutations(trace)
+    outputs = _derive_outputs(trace, results)
+    constants = tuple(recorder.constants)
+    tangents, grad_inputs, grads = _trace_backward(trace, autocast)
+    if len(recorder.constants) > len(constants):
+        constants = tuple(recorder.constants)
+    inputs = builder.inputs
+    n, tangent_nodes = len(example_inputs), [node for node, _ in tangents]
+    builder.inputs = [*inputs[:n], *recorder.constant_nodes, *tangent_nodes]
+    signature = Signature(
+        inputs=n,
+        mutations=tuple(mutations),
+        outputs=tuple(outputs),
+        constants=len(constants),
+        values=len(trace.values),
+        grad_inputs=tuple(grad_inputs),
+        tangents=tuple(position for _, position in tangents),
+    )
+    graph = prune(builder.finish((*trace.values, *grads)))
+    return Joint(graph, signature, constants, gm, autocast)
+
+
+# -- inputs ------------------------------------------------------------------------------------------
+
+
+def _add_inputs(trace: _Trace, names: Sequence[str]) -> None:
+    recorder, storages, seen = trace.recorder, {}, {}  # type: Recorder, dict[int, Any], dict[int, int]
+    for i, example in enumerate(trace.examples):
+        name = names[i] if i < len(names) else f"input_{i}"
+        if not isinstance(example, torch.Tensor):
+            _add_number(trace, name, example)
+            continue
+        leaf = copy.deepcopy(example) if type(example) is Fake else fake_like(example, storages)
+        node = recorder.builder.input(name, type_of(leaf))
+        if id(example) in seen:  # the same tensor passed twice: one value
+            first = seen[id(example)]
+            _append(trace, None, trace.passed[first])
+            continue
+        seen[id(example)] = i
+        recorder.own(leaf, node, input=i)
+        given = leaf
+        if leaf.requires_grad and torch.is_grad_enabled() and not _is_leaf(example):
+            recorder.is_silent = True
+            given = leaf.clone()
+            recorder.is_silent = False
+            given.ref.storage.owner = given
+        _append(trace, leaf if leaf.requires_grad else None, given)
+
+
+def _append(trace: _Trace, leaf: Any, given: Any) -> None:
+    trace.leaves.append(leaf)
+    trace.passed.append(given)
+    trace.histories.append(given.grad_fn if isinstance(given, torch.Tensor) else None)
+
+
+def _is_leaf(example: torch.Tensor) -> bool:
+    """Autograd forbids writing to a leaf, so only what is surely one is traced as one."""
+    return example.is_leaf and type(example) is not Fake or getattr(example, "_is_param", False)
+
+
+def _add_number(trace: _Trace, name: str, example: Any) -> None:
+    expr = expr_of(example) if isinstance(example, torch.SymInt) else None
+    dtype = F64 if isinstance(example, (float, torch.SymFloat)) else I64
+    trace.recorder.builder.input(name, ScalarType(dtype, expr))
+    _append(trace, None, example)
+
+
+# -- running the program -----------------------------------------------------------------------------
+
+
+def run_fx(gm: GraphModule, inputs: Sequence[Any], recorder: Recorder) -> list[Any]:
+    """Each captured call, on Fakes; returns the program's outputs, flat."""
+    env: dict[FxNode, Any] = {}
+    given = iter(inputs)
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = next(given)
+            continue
+        recorder.enter(node.name, node.meta.get("loc"))
+        args, kwargs = map_fx((node.args, node.kwargs), env.__getitem__)
+        if node.op == "output":
+            return list(args[0]) if isinstance(args[0], (list, tuple)) else [args[0]]
+        env[node] = _RUN[node.op](gm, node.target, args, kwargs, recorder)
+    raise UnsupportedMutation(detail="the captured graph has no output")
+
+
+def _call_method(gm: GraphModule, target: str, args: Any, kwargs: Any, recorder: Recorder) -> Any:
+    return getattr(args[0], target)(*args[1:], **kwargs)
+
+
+def _get_attr(gm: GraphModule, target: str, args: Any, kwargs: Any, recorder: Recorder) -> Any:
+    value: Any = gm
+    for part in target.split("."):
+        value = getattr(value, part)
+    return recorder.constant(value) if isinstance(value, torch.Tensor) else value
+
+
+def _call_module(gm: GraphModule, target: str, args: Any, kwargs: Any, recorder: Recorder) -> Any:
+    return gm.get_submodule(target)(*args, **kwargs)
+
+
+_RUN: dict[str, Callable[..., Any]] = {
+    "call_function": lambda gm, target, args, kwargs, recorder: target(*args, **kwargs),
+    "call_method": _call_method,
+    "call_module": _call_module,
+    "get_attr": _get_attr,
+}
+
+
+# -- what becomes of inputs and outputs --------------------------------------------------------------
+
+
+def _derive_mutations(trace: _Trace) -> list[Mutation]:
+    found: list[Mutation] = []
+    memory = trace.recorder.memory
+    for i, fake in enumerate(trace.passed):
+        if not isinstance(fake, torch.Tensor) or fake.ref.storage.input != i:  # type: ignore[attr-defined]
+            continue
+        ref: Ref = fake.ref  # type: ignore[attr-defined]
+        if ref.parent is not None:
+            raise UnsupportedMutation(detail="an input's shape is changed in place (t_, squeeze_, set_)")
+        value = memory.read(ref)
+        if value is trace.recorder.builder.inputs[i]:
+            continue
+        _check_overlap(trace, i)
+        silent = not fake.requires_grad or fake.grad_fn is trace.histories[i]
+        found.append(Mutation(i, len(trace.values), under_no_grad=silent))
+        _add_value(trace, value, None if silent else fake)
+    return found
+
+
+def _check_overlap(trace: _Trace, written: int) -> None:
+    """Another input in the memory of one that is written would have to change too."""
+    target = trace.examples[written]
+    if type(target) is Fake:
+        return
+    memory = target.untyped_storage()._cdata
+    for other in trace.examples:
+        if isinstance(other, torch.Tensor) and other is not target and type(other) is not Fake:
+            if other.untyped_storage()._cdata == memory:
+                raise UnsupportedMutation(detail="an input is written while another input shares its memory")
+
+
+def _add_value(trace: _Trace, node: Node, tensor: Any) -> int:
+    """One more forward output. Outputs own their memory: no input and no other output shows through."""
+    memory = trace.recorder.memory
+    source = memory.source_of(node)
+    taken = {memory.source_of(value) for value in trace.values}
+    if source in trace.recorder.builder.inputs or source in taken:
+        node = trace.recorder.builder.call("aten.clone.default", (node,), node.type, name=f"{node.name}_copy")
+    trace.values.append(node)
+    trace.tensors.append(tensor)
+    return len(trace.values) - 1
+
+
+def _derive_outputs(trace: _Trace, results: list[Any]) -> list[OutputIs]:
+    shared: dict[int, int] = {}
+    for result in {id(r): r for r in results if isinstance(r, torch.Tensor)}.values():
+        key = id(trace.recorder.ref(result).storage)
+        shared[key] = shared.get(key, 0) + 1
+    made: dict[int, OutputIs] = {}
+    bases: dict[int, int] = {}
+    found: list[OutputIs] = []
+    for result in results:
+        if id(result) not in made or not isinstance(result, torch.Tensor):
+            made[id(result)] = _derive_output(trace, result, shared, bases)
+        found.append(made[id(result)])
+    return found
+
+
+def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: dict[int, int]) -> OutputIs:
+    if isinstance(result, torch.SymInt):
+        return OutputIs("size", value=expr_of(result))
+    if not isinstance(result, torch.Tensor):
+        return OutputIs("const", value=result)
+    ref = trace.recorder.ref(result)
+    storage, wants_grad = ref.storage, result.requires_grad
+    if storage.input is not None and not _is_custom(result):
+        owner = trace.passed[storage.input]
+        if result is owner:
+            return OutputIs("input", storage.input, ref.type, requires_grad=wants_grad)
+        return OutputIs("view", storage.input, ref.type, _replayed(owner, result, ref), requires_grad=wants_grad)
+    base = storage.owner
+    if shared[id(storage)] > 1 and isinstance(base, torch.Tensor) and (base.requires_grad or not wants_grad):
+        if id(storage) not in bases:
+            root = trace.recorder.memory.read(ref.root)
+            bases[id(storage)] = _add_value(trace, root, base if base.requires_grad else None)
+        index = bases[id(storage)]
+        if result is base:
+            return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
+        return OutputIs("alias", index, ref.type, _replayed(base, result, ref), requires_grad=wants_grad)
+    value = trace.recorder.memory.read(ref)
+    index = _add_value(trace, value, result if wants_grad else None)
+    return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
+
+
+def _replayed(base: Any, result: Any, ref: Ref) -> tuple[ViewStep, ...]:
+    cut = (_DETACH,) if base.requires_grad and not result.requires_grad else ()
+    return cut + ref.steps or (ViewStep("aten.alias.default"),)
+
+
+def _is_custom(result: torch.Tensor) -> bool:
+    """The gradient goes through a user's autograd.Function, so a replayed view would have another one."""
+    node = result.grad_fn
+    while node is not None:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        following = [f for f, _ in node.next_functions if f is not None]
+        node = following[0] if len(following) == 1 else None
+    return False
+
+
+# -- backward ----------------------------------------------------------------------------------------
+
+
+def _trace_backward(
+    trace: _Trace, autocast: tuple[tuple[str, torch.dtype], ...]
+) -> tuple[list[tuple[Node, int]], list[int], list[Arg]]:
+    """Tangent inputs with the output they belong to, inputs that get gradients, the gradients."""
+    recorder = trace.recorder
+    wanted = [(i, leaf) for i, leaf in enumerate(trace.leaves) if leaf is not None]
+    heads = [(i, t) for i, t in enumerate(trace.tensors) if t is not None and t.requires_grad]
+    if not wanted or not heads or not torch.is_grad_enabled():
+        return [], [], []
+    tangents: list[tuple[Node, int]] = []
+    fakes: list[Any] = []
+    for position, tensor in heads:
+        fake = _tangent_like(tensor)
+        node = recorder.builder.input(f"tangent_{position}", type_of(fake))
+        recorder.own(fake, node)
+        tangents.append((node, position))
+        fakes.append(fake)
+    recorder.is_backward = True
+    with ExitStack() as stack:
+        for device, _ in autocast:  # eager runs backward outside of the autocast region
+            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(recorder)
+        grads = torch.autograd.grad(
+            [t for _, t in heads], [leaf for _, leaf in wanted], fakes, allow_unused=True, retain_graph=True
+        )
+        outputs = [None if g is None else recorder.memory.read(recorder.ref(g)) for g in grads]
+    kept = [(i, g) for (i, _), g in zip(wanted, outputs) if g is not None]
+    return tangents, [i for i, _ in kept], [g for _, g in kept]
+
+
+def _tangent_like(tensor: torch.Tensor) -> Fake:
+    """As the output is laid out in memory, if every element has its own place; else row-major."""
+    kind = type_of(tensor)
+    stride = tensor.stride() if _is_dense(kind.shape, kind.stride) else None
+    named = {"dtype": tensor.dtype, "device": tensor.device}
+    if stride is None:
+        return infer(torch.ops.aten.empty.memory_format, (tensor.shape,), named)  # type: ignore[no-any-return]
+    return infer(torch.ops.aten.empty_strided.default, (tensor.shape, stride), named)  # type: ignore[no-any-return]
+
+
+def _is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+    """Some order of the dimensions is row-major."""
+    dims = [(size, step) for size, step in zip(shape, stride) if not (size.is_const and size.value == 1)]
+    dims.sort(key=lambda d: d[1].lo, reverse=True)
+    return tuple(step for _, step in dims) == contiguous_stride([size for size, _ in dims])
+
+
+def _autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
+    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
+
+
+# -- cleaning ----------------------------------------------------------------------------------------
+
+
+def prune(graph: Graph) -> Graph:
+    """Without the nodes that nothing needs. Random ops stay: dropping one would change later numbers."""
+    alive: set[Node] = set(nodes_in(graph.outputs))
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node in alive or is_random(node.op):
+            alive.update(node.operands)
+            kept.append(node)
+    return Graph(graph.name, graph.inputs, tuple(reversed(kept)), graph.outputs)

@@ -1,0 +1,328 @@
+"""Cut the joint graph in two: what forward computes and saves, what backward recomputes.
+
+    joint: values, gradients = f(primals, tangents)
+      -> forward:  values, saved = f(primals)
+         backward: gradients = f(saved, tangents)
+
+A value that backward needs is either saved (its bytes are written and read again) or recomputed from
+others. The cheapest choice is a minimum cut: an edge through each value with its bytes as capacity,
+infinite edges along data flow, the source at what must not be recomputed, the sink at what backward
+uses. Views are never saved (their base is), random ops never repeated. `budget` < 1 lets heavier
+ops be recomputed, those first that free most bytes for the least work, until the saved bytes are
+that fraction of what they were.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dovetail.aot.cost import class_of
+from dovetail.errors import VerifyError
+from dovetail.events import EVENTS
+from dovetail.ir.expr import Expr, symbols
+from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, map_arg, nodes_in
+from dovetail.ir.signature import Signature
+from dovetail.ir.types import I64, ScalarType, TensorType, Type
+from dovetail.util.mincut import INFINITE, Network
+
+_UNKNOWN: Final = 64
+"""What an unknown size counts as when bytes are compared."""
+
+_SOURCE: Final = "source"
+_SINK: Final = "sink"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One input of backward. source: 'input' (of forward), 'output' (of forward), or 'symbol'."""
+
+    source: str
+    index: int
+    name: str
+    bytes: int = 0
+    expr: Expr | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.source}, {self.bytes} bytes)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """backward's inputs are `saved` in order, then the tangents; it is None without gradients."""
+
+    forward: Graph
+    backward: Graph | None
+    signature: Signature
+    saved: tuple[Saved, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [str(self.forward), str(self.backward or "no backward"), str(self.signature)]
+        return "\n".join([*parts, "saved: " + ", ".join(map(str, self.saved))])
+
+
+def partition(graph: Graph, signature: Signature, budget: float = 1.0) -> Partition:
+    """The joint graph may have been rewritten; its inputs and outputs count by position."""
+    primals = graph.inputs[: signature.inputs + signature.constants]
+    tangents = graph.inputs[len(primals) :]
+    values, grads = graph.outputs[: signature.values], graph.outputs[signature.values :]
+    if not grads:
+        forward = Graph("forward", primals, graph.nodes, values)
+        return Partition(forward, None, signature)
+    problem = _Problem(graph, signature, set(primals), _dependents(graph, tangents), set(nodes_in(grads)))
+    cut = problem.solve(budget)
+    forward, saved = _make_forward(graph, signature, primals, values, cut, problem)
+    backward = _make_backward(graph, saved, tangents, grads, {node for node, _ in saved})
+    kept = tuple(entry for _, entry in saved)
+    symbols_needed = _missing_symbols(backward)
+    if symbols_needed:
+        backward, kept = _add_symbols(backward, kept, symbols_needed)
+    outputs = sum(entry.source == "output" and entry.index >= signature.values for entry in kept)
+    result = Partition(forward, backward, replace(signature, saved=outputs), kept)
+    _report(result, problem)
+    return result
+
+
+def _report(result: Partition, problem: _Problem) -> None:
+    recomputed = [n.name for n in result.backward.nodes if n.name in problem.names] if result.backward else []
+    total = sum(entry.bytes for entry in result.saved if entry.source == "output")
+    saved = tuple(map(str, result.saved))
+    EVENTS.emit("partition", unit=result.forward.name, saved_bytes=total, saved=saved, recomputed=tuple(recomputed))
+
+
+def _dependents(graph: Graph, roots: Iterable[Node]) -> set[Node]:
+    """Every node that needs one of roots."""
+    found = set(roots)
+    for node in graph.nodes:
+        if any(operand in found for operand in node.operands):
+            found.add(node)
+    return found
+
+
+def bytes_of(type: Type) -> int:
+    if isinstance(type, tuple):
+        return sum(map(bytes_of, type))
+    if not isinstance(type, TensorType):
+        return 8
+    count = type.dtype.bytes
+    for size in type.shape:
+        count *= size.value if size.is_const else _UNKNOWN
+    return count
+
+
+# -- the cut -----------------------------------------------------------------------------------------
+
+
+class _Problem:
+    """What is needed in backward, what each saving costs, what may be recomputed."""
+
+    def __init__(
+        self, graph: Graph, signature: Signature, primals: set[Node], tied: set[Node], grads: set[Node]
+    ) -> None:
+        self.graph, self.primals, self.tied = graph, primals, tied
+        self.mutated = {graph.inputs[m.input] for m in signature.mutations}
+        self.outputs = set(nodes_in(graph.outputs[: signature.values]))
+        needed = _ancestors(graph, grads)
+        self.needed = needed - tied
+        """Nodes that backward needs directly or not, and that do not depend on tangents."""
+        used = {o for node in graph.nodes if node in tied and node in needed for o in node.operands}
+        self.used = (used | grads) - tied
+        self.names = {node.name for node in graph.nodes if node not in tied}
+        self.distance = self._distances()
+
+    def _distances(self) -> dict[Node, int]:
+        """Steps from a node to the nearest use in backward proper."""
+        far: dict[Node, int] = dict.fromkeys(self.used, 0)
+        for node in reversed(self.graph.nodes):
+            if node in self.needed:
+                here = far.get(node, 100)
+                for operand in node.operands:
+                    far[operand] = min(far.get(operand, 100), here + 1)
+        return far
+
+    def price(self, node: Node) -> int:
+        """What saving costs. Inputs are there anyway; a value close to its use is worth more than one
+        from which a long chain would have to be computed again."""
+        if node in self.primals:
+            return bytes_of(node.type) if node in self.mutated else 1
+        if isinstance(node.type, tuple) or (node.op != GET and class_of(node.op) == "view"):
+            return INFINITE
+        factor = 110 + 10 * min(self.distance.get(node, 0), 40)
+        if node in self.outputs and node not in self.used:
+            factor *= 2  # the user may write to it, which eager would not mind
+        return max(1, bytes_of(node.type)) * factor
+
+    def may_recompute(self, node: Node, freed: set[Node]) -> bool:
+        return node in freed or class_of(node.op) in ("cheap", "view")
+
+    def cut(self, freed: set[Node]) -> set[Node]:
+        """The nodes to save."""
+        network = Network()
+        for node in (*self.graph.inputs, *self.graph.nodes):
+            if node not in self.needed:
+                continue
+            network.edge((node, 0), (node, 1), self.price(node))
+            if node in self.primals or not self.may_recompute(node, freed):
+                network.edge(_SOURCE, (node, 0), INFINITE)
+            for operand in node.operands if node not in self.primals else ():
+                network.edge((operand, 1), (node, 0), INFINITE)
+            if node in self.used:
+                network.edge((node, 1), _SINK, INFINITE)
+        side = network.cut(_SOURCE, _SINK)
+        return {n for n in self.needed if (n, 0) in side and (n, 1) not in side}
+
+    def cost(self, saved: set[Node]) -> int:
+        return sum(bytes_of(n.type) for n in saved if n not in self.primals or n in self.mutated)
+
+    def solve(self, budget: float) -> set[Node]:
+        best = self.cut(set())
+        if budget >= 1.0:
+            return best
+        candidates = self._candidates()
+        limit = budget * self.cost(best)
+        low, high = 0, len(candidates)
+        while low < high:  # the fewest recomputed ops whose cut fits the budget
+            middle = (low + high) // 2
+            fits = self.cost(self.cut(set(candidates[:middle]))) <= limit
+            low, high = (low, middle) if fits else (middle + 1, high)
+        return self.cut(set(candidates[:low]))
+
+    def _candidates(self) -> list[Node]:
+        """Ops that may be recomputed when memory matters more, cheapest work per byte first."""
+        weight = {"reduction": 1, "heavy": 30}
+        found = [n for n in self.graph.nodes if n in self.needed and class_of(n.op) in weight]
+        return sorted(found, key=lambda n: weight[class_of(n.op)] * _work(n) / max(1, bytes_of(n.type)))
+
+
+def _work(node: Node) -> int:
+    """Bytes read stand for the work of an op."""
+    return sum(bytes_of(operand.type) for operand in node.operands) + 1
+
+
+def _ancestors(graph: Graph, roots: Iterable[Node]) -> set[Node]:
+    found = set(roots)
+    for node in reversed(graph.nodes):
+        if node in found:
+            found.update(node.operands)
+    return found
+
+
+# -- the two graphs ----------------------------------------------------------------------------------
+
+
+def _make_forward(
+    graph: Graph,
+    signature: Signature,
+    primals: tuple[Node, ...],
+    values: tuple[Arg, ...],
+    cut: set[Node],
+    problem: _Problem,
+) -> tuple[Graph, list[tuple[Node, Saved]]]:
+    """The forward graph, and what backward gets from it."""
+    outputs, extra, saved = list(values), [], []  # type: list[Arg], list[Node], list[tuple[Node, Saved]]
+    for i, node in enumerate(primals):
+        if node in cut and node in problem.mutated:
+            copy = Node("aten.clone.default", (node,), node.type, f"{node.name}_before")
+            extra.append(copy)
+            saved.append((node, Saved("output", len(outputs), node.name, bytes_of(node.type))))
+            outputs.append(copy)
+        elif node in cut:
+            saved.append((node, Saved("input", i, node.name, bytes_of(node.type))))
+    for node in graph.nodes:
+        if node in cut:
+            position = next((i for i, value in enumerate(outputs) if value is node), len(outputs))
+            saved.append((node, Saved("output", position, node.name, bytes_of(node.type))))
+            if position == len(outputs):
+                outputs.append(node)
+    alive = set(nodes_in(outputs))
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node in alive or (node not in problem.tied and class_of(node.op) == "random"):
+            alive.update(node.operands)
+            kept.append(node)
+    return Graph("forward", primals, (*extra, *reversed(kept)), tuple(outputs)), saved
+
+
+def _make_backward(
+    graph: Graph, saved: list[tuple[Node, Saved]], tangents: tuple[Node, ...], grads: tuple[Arg, ...], cut: set[Node]
+) -> Graph:
+    """Nodes in order of first use, so that what is recomputed lives briefly."""
+    replaced: dict[Node, Node] = {}
+    for node, _ in saved:
+        replaced[node] = Node(INPUT, (), node.type, node.name, loc=node.loc)
+    for node in tangents:
+        replaced[node] = node
+    needed = _ancestors(graph, nodes_in(grads))
+    tied = _dependents(graph, tangents)
+    nodes: list[Node] = []
+
+    def add(goal: Node) -> None:
+        stack = [goal]
+        while stack:
+            node = stack[-1]
+            if node in replaced:
+                stack.pop()
+                continue
+            missing = [o for o in node.operands if o not in replaced]
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            if node.op == INPUT:
+                raise VerifyError(stage="partition", detail=f"backward needs {node.name}, which is not saved")
+            stack.pop()
+            replaced[node] = _rebuilt(node, replaced)
+            nodes.append(replaced[node])
+
+    for node in graph.nodes:
+        if node in needed and node in tied:
+            add(node)
+    for node in nodes_in(grads):
+        add(node)
+    inputs = (*(replaced[node] for node, _ in saved), *tangents)
+    outputs = tuple(map_arg(g, replaced.__getitem__) for g in grads)
+    return Graph("backward", inputs, tuple(nodes), outputs)
+
+
+def _rebuilt(node: Node, replaced: dict[Node, Node]) -> Node:
+    if not any(replaced[o] is not o for o in node.operands):
+        return node
+    args = tuple(map_arg(arg, replaced.__getitem__) for arg in node.args)
+    kwargs = tuple((name, map_arg(value, replaced.__getitem__)) for name, value in node.kwargs)
+    return Node(node.op, args, node.type, node.name, kwargs, node.loc)
+
+
+# -- symbols -----------------------------------------------------------------------------------------
+
+
+def _exprs(arg: object) -> Iterable[Expr]:
+    if isinstance(arg, Expr):
+        yield arg
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from _exprs(item)
+    elif isinstance(arg, TensorType):
+        yield from (*arg.shape, *arg.stride)
+
+
+def _missing_symbols(graph: Graph) -> list[Expr]:
+    """Symbols that backward names and that no input of it is the size of."""
+    known: set[Expr] = set()
+    for node in graph.inputs:
+        if isinstance(node.type, TensorType):
+            known.update(e for e in (*node.type.shape, *node.type.stride) if e.op == "sym")
+        elif isinstance(node.type, ScalarType) and node.type.expr is not None:
+            known.add(node.type.expr)
+    wanted: dict[Expr, None] = {}
+    for node in (*graph.inputs, *graph.nodes):
+        for value in (*node.args, *(v for _, v in node.kwargs), node.type):
+            for expr in _exprs(value):
+                wanted.update(dict.fromkeys(sorted(symbols(expr) - known, key=lambda e: e.serial)))
+    return list(wanted)
+
+
+def _add_symbols(graph: Graph, saved: tuple[Saved, ...], missing: list[Expr]) -> tuple[Graph, tuple[Saved, ...]]:
+    nodes = tuple(Node(INPUT, (), ScalarType(I64, expr), expr.name) for expr in missing)
+    entries = tuple(Saved("symbol", -1, expr.name, 8, expr) for expr in missing)
+    at = len(saved)
+    inputs = (*graph.inputs[:at], *nodes, *graph.inputs[at:])
+    return Graph(graph.name, inputs, graph.nodes, graph.outputs), (*saved, *entries)

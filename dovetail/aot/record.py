@@ -1,0 +1,447 @@
+"""Record what runs below autograd, as functional nodes.
+
+    with Recorder(builder) as recorder:        y = torch.softmax(x, -1)
+                                               softmax = aten._softmax.default(x, -1, False)   # f32[8, 128]
+
+A Recorder is a dispatch mode: each ATen call is inferred on Fakes and becomes a node of the graph.
+Views are not recorded when made but when read; writes become the functional twin of the op (see
+alias.py and functional.py). So the graph has no aliasing and no mutation.
+"""
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dovetail.aot.alias import Memory, Ref, Storage, relative_offset
+from dovetail.aot.functional import twin_of
+from dovetail.errors import UnsupportedMutation
+from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torch_dtype, infer, type_of
+from dovetail.fake.record import record as facts_of
+from dovetail.ir.expr import as_expr
+from dovetail.ir.graph import Arg, GraphBuilder, Loc, Node
+from dovetail.ir.signature import ViewStep
+from dovetail.ir.types import I64, ScalarType, TensorType, Type
+
+_aten: Final = torch.ops.aten
+_NO_ARGS: Final[dict[str, Any]] = {}
+
+_CONVERT: Final[dict[type, Callable[[Any], Arg]]] = {
+    int: lambda x: x,
+    float: lambda x: x,
+    bool: lambda x: x,
+    complex: lambda x: x,
+    str: lambda x: x,
+    type(None): lambda x: x,
+    torch.dtype: from_torch_dtype,
+    torch.device: from_torch_device,
+    torch.layout: str,
+    torch.memory_format: str,
+    torch.SymInt: expr_of,
+}
+"""How an argument that is no tensor and no list is written in a graph."""
+
+
+class Recorder(TorchDispatchMode):
+    """`constants` are real tensors met on the way; they become inputs of the graph."""
+
+    def __init__(self, builder: GraphBuilder) -> None:
+        super().__init__()
+        self.builder, self.memory = builder, Memory(builder)
+        self.constants: list[torch.Tensor] = []
+        self.constant_nodes: list[Node] = []
+        self.constant_fakes: dict[int, Fake] = {}
+        self.name, self.loc = "value", None  # type: tuple[str, Loc | None]
+        self.is_backward = False
+        self.is_silent = False
+        self.sequence: list[int] = []
+        self.places: list[tuple[str, Loc | None]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        route = _routes.get(func)
+        if route is None:
+            route = _routes[func] = _route(func)
+        if self.is_backward:
+            self._locate()
+        return route(self, func, args, kwargs or _NO_ARGS)
+
+    # -- where in the program
+
+    def enter(self, name: str, loc: Loc | None) -> None:
+        """From here on, calls belong to the captured node `name`."""
+        self.name, self.loc = name, loc
+        self.sequence.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self.places.append((name, loc))
+
+    def _locate(self) -> None:
+        """In backward, a call belongs to the forward node whose gradient is being computed."""
+        node = torch._C._current_autograd_node()
+        if node is not None and self.sequence:
+            at = bisect_right(self.sequence, node._sequence_nr()) - 1
+            name, self.loc = self.places[max(at, 0)]
+            self.name = f"{name}_grad"
+
+    # -- tensors
+
+    def own(self, fake: Fake, node: Node, input: int | None = None) -> Ref:
+        """fake is new memory that holds node."""
+        storage = Storage(fake, expr_of(fake.storage_offset()), input)
+        ref = Ref(storage, node.tensor, node, 0)
+        fake.ref = ref  # type: ignore[attr-defined]
+        return ref
+
+    def ref(self, tensor: torch.Tensor) -> Ref:
+        found = getattr(tensor, "ref", None)
+        if found is None:
+            found = self.ref(self.constant(tensor))
+        return found  # type: ignore[no-any-return]
+
+    def constant(self, tensor: torch.Tensor) -> Fake:
+        """A tensor from outside the program: an input more, or a number."""
+        known = self.constant_fakes.get(id(tensor))
+        if known is not None:
+            return known
+        if type(tensor) is Fake:
+            if tensor.constant is None:
+                raise UnsupportedMutation(self.loc, detail="a tensor made outside the recorded program")
+            fake, real = tensor, tensor.constant
+        else:
+            fake, real = fake_like(tensor.detach()), tensor
+        self.constants.append(real)
+        self.constant_fakes[id(tensor)] = fake
+        node = self.builder.input(f"constant_{len(self.constants) - 1}", type_of(fake))
+        self.constant_nodes.append(node)
+        self.own(fake, node)
+        return fake
+
+    def arg(self, value: Any) -> Arg:
+        convert = _CONVERT.get(type(value))
+        if convert is not None:
+            return convert(value)
+        if isinstance(value, torch.Tensor):
+            return self.memory.read(self.ref(value))
+        if isinstance(value, (list, tuple)):
+            return tuple([self.arg(item) for item in value])
+        raise UnsupportedMutation(self.loc, detail=f"an argument of type {type(value).__name__} in a recorded call")
+
+    # -- calls
+
+    def call(self, op: str, args: tuple[Arg, ...], type: Type, kwargs: dict[str, Any] | None = None) -> Node:
+        shown = [(name, self.arg(value)) for name, value in kwargs.items()] if kwargs else ()
+        return self.builder.call(op, args, type, shown, self.name, self.loc)
+
+    def results(self, node: Node, result: Any) -> None:
+        """Give the tensors of an op's result their nodes."""
+        if isinstance(result, torch.Tensor):
+            if getattr(result, "ref", None) is None:
+                self.own(result, node)  # type: ignore[arg-type]
+        elif isinstance(result, (list, tuple)):
+            for i, part in enumerate(result):
+                if isinstance(part, (torch.Tensor, list, tuple)):
+                    self.results(self.builder.get(node, i), part)
+
+    def view(self, fake: Fake, parent: Ref, step: ViewStep | None) -> None:
+        label = self.name if step is None else f"{self.name}_{step.op.split('.')[1]}"
+        ref = Ref(parent.storage, type_of(fake), None, -1, parent, step, label, self.loc)
+        fake.ref = ref  # type: ignore[attr-defined]
+
+    def write(self, fake: Any, node: Node) -> None:
+        """node is the new value of fake, cast to its element type if need be."""
+        ref = self.ref(fake)
+        if node.tensor.dtype != ref.type.dtype:
+            node = self.builder.call(
+                "aten._to_copy.default", (node,), ref.type, [("dtype", ref.type.dtype)], self.name, self.loc
+            )
+        fake.constant = None
+        self.memory.write(ref, node, self.loc)
+
+
+def result_type(result: Any) -> Type:
+    if isinstance(result, torch.Tensor):
+        return type_of(result)
+    if isinstance(result, (list, tuple)):
+        return tuple([result_type(part) for part in result])
+    if isinstance(result, (int, torch.SymInt)):
+        return ScalarType(I64, expr_of(result))
+    return None
+
+
+# -- how each kind of op is recorded -------------------------------------------------------------------
+
+
+def record_call(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op that only computes."""
+    nodes = tuple([recorder.arg(a) for a in args])
+    result = infer(func, args, kwargs)
+    if result is not None and not isinstance(result, (int, float, bool, torch.SymInt)):
+        recorder.results(recorder.call(str(func), nodes, result_type(result), kwargs), result)
+    return result
+
+
+def record_composite(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op made of others, seen whole in inference mode."""
+    with recorder:
+        return func.decompose(*args, **kwargs)
+
+
+def record_view(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = infer(func, args, kwargs)
+    step = ViewStep(str(func), tuple([recorder.arg(a) for a in (*args[1:], *kwargs.values())]))
+    if isinstance(result, (list, tuple)):
+        raise UnsupportedMutation(recorder.loc, detail=f"{func} returns several views")
+    recorder.view(result, recorder.ref(args[0]), step)
+    return result
+
+
+def record_same(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """detach and alias: the same tensor again."""
+    result = infer(func, args, kwargs)
+    recorder.view(result, recorder.ref(args[0]), None)
+    return result
+
+
+def record_as_strided(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Geometry within the storage, so a step from the root, counted from its first element."""
+    result = infer(func, args, kwargs)
+    root = recorder.ref(args[0]).root
+    offset = relative_offset(expr_of(result.storage_offset()), root.storage)
+    kind = type_of(result)
+    recorder.view(result, root, ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset)))
+    return result
+
+
+def record_split(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One slice for each piece."""
+    result = infer(func, args, kwargs)
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+    parent, start = recorder.ref(args[0]), as_expr(0)
+    for piece in result:
+        end = start + expr_of(piece.shape[dim])
+        recorder.view(piece, parent, ViewStep("aten.slice.Tensor", (dim, _plain(start), _plain(end), 1)))
+        start = end
+    return result
+
+
+def _plain(value: Any) -> Arg:
+    return value.value if value.is_const else value  # type: ignore[no-any-return]
+
+
+def record_unbind(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = infer(func, args, kwargs)
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    for i, piece in enumerate(result):
+        recorder.view(piece, recorder.ref(args[0]), ViewStep("aten.select.int", (dim, i)))
+    return result
+
+
+def record_write(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op that writes: record its functional twin, then write the results back."""
+    twin = twin_of(func)
+    taken = {name: value for name, value in kwargs.items() if name not in twin.outs}
+    computed = infer(twin.op, args, taken)
+    nodes = tuple([recorder.arg(a) for a in args])
+    node = recorder.call(str(twin.op), nodes, result_type(computed), taken)
+    parts = _parts(recorder, node, computed)
+    result = infer(func, args, kwargs)
+    targets = [kwargs[n] if n in kwargs else args[twin.positions[n]] for n in twin.written]
+    fresh, new = parts[: len(parts) - len(targets)], parts[len(parts) - len(targets) :]
+    for target, part in zip(targets, new):
+        _write_all(recorder, target, part)
+    made = result if isinstance(result, (list, tuple)) else (result,)
+    for fake, part in zip([f for f in made if getattr(f, "ref", None) is None], fresh):
+        recorder.results(part, fake)
+    return result
+
+
+def _parts(recorder: Recorder, node: Node, computed: Any) -> list[Node]:
+    """The results of a node one by one; a list of tensors counts as one."""
+    if isinstance(computed, tuple):
+        return [recorder.builder.get(node, i) for i in range(len(computed))]
+    return [node]
+
+
+def _write_all(recorder: Recorder, target: Any, node: Node) -> None:
+    if target is None:
+        return
+    if isinstance(target, (list, tuple)):
+        for i, item in enumerate(target):
+            recorder.write(item, recorder.builder.get(node, i))
+    else:
+        recorder.write(target, node)
+
+
+def record_copy(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """self.copy_(source): where nothing changes on the way, the source's value itself."""
+    target, source = args[:2]
+    ref, value = recorder.ref(target), recorder.memory.read(recorder.ref(source))
+    if value.type != ref.type:
+        value = recorder.call("aten.copy.default", (recorder.memory.read(ref), value), ref.type)
+    infer(func, args, kwargs)
+    recorder.write(target, value)
+    return target
+
+
+def record_reshaped(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """t_, squeeze_ and so on: from here on the tensor is a view of what it was."""
+    fake, before = args[0], recorder.ref(args[0])
+    infer(func, args, kwargs)
+    packet, overload = str(func).split(".")[1:]
+    step = ViewStep(f"aten.{packet[:-1]}.{overload}", tuple([recorder.arg(a) for a in args[1:]]))
+    recorder.view(fake, before, step)
+    return fake
+
+
+def record_resize(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """resize_ of an empty tensor is new memory; to fewer elements, a view of the old."""
+    fake, before = args[0], recorder.ref(args[0])
+    if before.storage.input is not None:
+        raise UnsupportedMutation(recorder.loc, detail="resize_ of an input of the graph")
+    infer(func, args, kwargs)
+    after = type_of(fake)
+    if after == before.type:
+        return fake
+    if before.type.numel.hi == 0:
+        named = [("dtype", after.dtype), ("device", after.device)]
+        node = recorder.builder.call(
+            "aten.empty.memory_format", (after.shape,), after, named, recorder.name, recorder.loc
+        )
+        recorder.own(fake, node)
+    elif after.numel.hi <= before.root.type.numel.lo:
+        recorder.view(fake, before.root, ViewStep("aten.as_strided.default", (after.shape, after.stride, 0)))
+    else:
+        raise UnsupportedMutation(recorder.loc, detail="resize_ to more elements")
+    return fake
+
+
+def record_set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """self.set_(source): self becomes another name of source."""
+    fake, source = args[:2]
+    if recorder.ref(fake).storage.input is not None:
+        raise UnsupportedMutation(recorder.loc, detail="set_ of an input of the graph")
+    result = infer(func, args, kwargs)
+    recorder.view(fake, recorder.ref(source), None)
+    return result
+
+
+def record_lift(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.tensor(...) in the program: one number is a fill, more are a constant input."""
+    (real,) = args
+    if type(real) is Fake:
+        return real
+    result = infer(func, args, kwargs)
+    kind = type_of(result)
+    if real.numel() == 1 and real.device.type == "cpu":
+        named = [("dtype", kind.dtype), ("device", kind.device)]
+        value = real.detach().reshape(()).item()
+        node = recorder.builder.call("aten.full.default", (kind.shape, value), kind, named, recorder.name, recorder.loc)
+        recorder.own(result, node)
+    else:
+        result.ref = recorder.ref(recorder.constant(real.clone()))
+    return result
+
+
+def record_clone(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Silent for an input that is no leaf: autograd must see another tensor, the graph need not."""
+    if not recorder.is_silent:
+        return record_call(recorder, func, args, kwargs)
+    result = infer(func, args, kwargs)
+    result.ref = recorder.ref(args[0])
+    return result
+
+
+def record_batch_norm(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In training it updates the running statistics, whatever its schema says."""
+    mean, var, training = args[3], args[4], args[5]
+    if not training or mean is None:
+        return record_call(recorder, func, args, kwargs)
+    twin = _aten._native_batch_norm_legit_functional.default
+    legit = (*args[:5], training, args[6], args[7])
+    computed = infer(twin, legit, {})
+    nodes = tuple([recorder.arg(a) for a in legit])
+    parts = _parts(recorder, recorder.call(str(twin), nodes, result_type(computed)), computed)
+    result = infer(func, args, kwargs)
+    for fake, part in zip(result, parts[:3]):
+        recorder.results(part, fake)
+    if len(result) > 3:  # cuDNN's reserve, which our backward does not need
+        empty = recorder.call("aten.empty.memory_format", ((0,),), type_of(result[3]), _factory(result[3]))
+        recorder.results(empty, result[3])
+    recorder.write(mean, parts[3])
+    recorder.write(var, parts[4])
+    return result
+
+
+def _factory(fake: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": fake.dtype, "device": fake.device}
+
+
+def record_batch_norm_backward(
+    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """With batch statistics the running ones play no part; leaving them out keeps them free to change."""
+    if not args[7]:
+        return record_call(recorder, func, args, kwargs)
+    return record_call(recorder, func, (*args[:3], None, None, *args[5:]), kwargs)
+
+
+def record_cudnn_backward(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    inputs, grad, weight, _, _, mean, invstd, eps = args[:8]
+    native = (grad, inputs, weight, None, None, mean, invstd, True, eps, [True, True, True])
+    return record_call(recorder, _aten.native_batch_norm_backward.default, native, {})
+
+
+Route = Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_routes: Final[dict[Any, Route]] = {}
+
+ROUTES: Final[dict[str, Route]] = {
+    "aten.detach.default": record_same,
+    "aten.alias.default": record_same,
+    "aten.as_strided.default": record_as_strided,
+    "aten._reshape_alias.default": record_as_strided,
+    "aten.unfold.default": record_as_strided,
+    "aten.real.default": record_as_strided,
+    "aten.split.Tensor": record_split,
+    "aten.split_with_sizes.default": record_split,
+    "aten.unbind.int": record_unbind,
+    "aten.copy_.default": record_copy,
+    "aten.clone.default": record_clone,
+    "aten.lift_fresh.default": record_lift,
+    "aten.lift.default": record_lift,
+    "aten.lift_fresh_copy.default": record_lift,
+    "aten.resize_.default": record_resize,
+    "aten.set_.source_Tensor": record_set,
+    "aten.native_batch_norm.default": record_batch_norm,
+    "aten.cudnn_batch_norm.default": record_batch_norm,
+    "aten.native_batch_norm_backward.default": record_batch_norm_backward,
+    "aten.cudnn_batch_norm_backward.default": record_cudnn_backward,
+}
+"""Ops whose schema does not tell the whole story."""
+
+
+def _route(func: Any) -> Route:
+    facts = facts_of(func)
+    if facts.name in ROUTES:
+        return ROUTES[facts.name]
+    if facts.fate == "decompose":
+        return record_composite
+    if facts.changes_shape:
+        return record_reshaped
+    if facts.mutates:
+        return record_write
+    return record_view if facts.is_view else record_call
+
+
+def is_random(op: str) -> bool:
+    """Draws random numbers: keeps its place in the order, and runs exactly once."""
+    parts = op.split(".")
+    if len(parts) != 3 or parts[0] == "prims":
+        return False
+    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
+    return packet is not None and torch.Tag.nondeterministic_seeded in getattr(packet, parts[2]).tags
+
+
