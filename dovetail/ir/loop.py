@@ -74,6 +74,11 @@ def index_value(expr: Expr, dtype: DType = I64) -> Scalar:
     return scalar("index", (expr,), dtype)
 
 
+def input_value(name: str, dtype: DType) -> Scalar:
+    """A Python number that is a run-time input of the graph, by the input's name."""
+    return scalar("input", (name,), dtype)
+
+
 def load(buffer: str, index: Expr, dtype: DType) -> Scalar:
     return scalar("load", (buffer, index), dtype)
 
@@ -120,6 +125,7 @@ SCALAR_OPS: Final[dict[str, ScalarOp]] = {
         remainder=2,      # Python's modulo
         floordiv=2, truncdiv=2,   # integers and floats
         fma=3,
+        check_index=2,    # check_index(i, size): i wrapped from the end if negative; fails the call if out of range
         # bits
         bit_and=2, bit_or=2, bit_xor=2, bit_not=1, shl=2, shr=2,
         where=3,          # where(bool, a, b): dtype of a
@@ -129,7 +135,7 @@ SCALAR_OPS: Final[dict[str, ScalarOp]] = {
                logical_not=1, logical_and=2, logical_or=2),
     **_declare("arg", cast=1, bitcast=1),
 }  # fmt: skip
-"""Besides these, the structural ops: const, index, load, load_at, masked."""
+"""Besides these, the structural ops: const, index, input, load, load_at, masked."""
 
 REDUCTIONS: Final = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "welford", "xor_sum")
 """`welford` writes mean and the sum of squared deviations (two buffers); arg* write i64 indices.
@@ -204,6 +210,8 @@ class Extern:
     outputs: tuple[str, ...]
     into: bool = False
     loc: Loc | None = None
+    aliases: bool = False
+    """The results may share memory with the arguments (a view op run as a library call)."""
 
     def __str__(self) -> str:
         shown = [show_extern_arg(a) for a in self.args]
@@ -270,6 +278,8 @@ def show_scalar(node: Scalar) -> str:
         return f"{node.args[0]!r}"
     if node.op == "index":
         return f"({show_expr(node.args[0])})"  # type: ignore[arg-type]
+    if node.op == "input":
+        return str(node.args[0])
     if node.op == "load":
         return f"{node.args[0]}[{show_expr(node.args[1])}]"  # type: ignore[arg-type]
     if node.op == "load_at":

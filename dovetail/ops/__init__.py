@@ -1,0 +1,7 @@
+"""The fate of every ATen op, the prims, and the rewriting of ATen graphs into prims."""
+from dovetail.ops.decomp import activation, copies, factories, matmul, norms, pointwise, reductions, views
+from dovetail.ops.decompose import decompose
+from dovetail.ops.fates import fates, show_fates
+
+__all__ = ["decompose", "fates", "show_fates"]
+FAMILIES = (activation, copies, factories, matmul, norms, pointwise, reductions, views)

@@ -1,0 +1,139 @@
+"""Which values get memory, and which are computed where they are read.
+
+A value is stored when it must be (an output, an argument of a library call, a reduction, what a gather
+reads), or when two different nests would otherwise both compute it and it is not cheap. Nests that the
+scheduler fuses later keep such values in registers, so storing here does not mean traffic.
+
+    e = exp(x - m); s = sum(e); o = e / s       e is stored: the sum and the division both read it
+    y = x + b; g = y * sigmoid(y)               y is not: only one nest reads it
+"""
+from __future__ import annotations
+
+from typing import Final, cast
+
+from dovetail.ir.graph import GET, Arg, Graph, Node, nodes_in
+from dovetail.ir.types import TensorType
+from dovetail.ops.prims import kind_of
+
+CHEAP: Final = frozenset(f"prims.{name}" for name in (
+    "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "convert", "copy", "where", "eq", "ne", "lt", "le", "gt",
+    "ge", "logical_and", "logical_or", "logical_not", "full", "iota", "bit_and", "bit_or", "bit_xor", "bit_not",
+    "floor", "ceil", "trunc", "round", "sign", "isnan",
+))  # fmt: skip
+CHEAP_OPS: Final = 3
+"""A value made of at most this many cheap operations is recomputed rather than stored."""
+LARGEST_BODY: Final = 192
+"""Operations in one nest's body, counting repeats; beyond it a value is stored."""
+MANY: Final = 8
+"""Past this many readers the exact set no longer matters."""
+
+VIEWS: Final = frozenset((
+    "prims.reshape", "prims.permute", "prims.slice", "prims.broadcast",
+))  # fmt: skip
+"""Views that memory can show by strides alone (reshape: often)."""
+
+
+def is_inlinable(node: Node) -> bool:
+    """Computed element by element from its operands."""
+    return kind_of(node.op) in ("pointwise", "view", "create", "gather", "join")
+
+
+def needs_memory(node: Node) -> tuple[Node, ...]:
+    """The operands that must be in memory for this node, apart from library calls."""
+    if node.op in ("prims.take", "prims.gather", "prims.as_strided"):
+        return (cast(Node, node.args[0]),)
+    return ()
+
+
+def base_of(node: Node) -> Node:
+    """The value whose memory a chain of strided views shows."""
+    while node.op in VIEWS:
+        node = cast(Node, node.args[0])
+    return node
+
+
+def find_stored(graph: Graph) -> set[Node]:
+    """Every node that gets a buffer of its own."""
+    users = graph.users()
+    stored: set[Node] = set()
+    wanted: set[Node] = {base_of(node) for node in nodes_in(graph.outputs)}
+    readers: dict[Node, frozenset[Node]] = {}
+    for node in reversed(graph.nodes):
+        if node.op == GET:
+            continue
+        if not is_inlinable(node):
+            stored.add(node)
+            if kind_of(node.op) is None:
+                wanted.update(base_of(operand) for operand in node.operands)
+        wanted.update(base_of(operand) for operand in needs_memory(node))
+        readers[node] = _readers(users[node], stored, readers)
+        if node in wanted and node.op not in VIEWS:
+            stored.add(node)
+        elif is_inlinable(node) and len(readers[node]) > 1 and not _is_cheap(node):
+            stored.add(node)
+    _store_repeated(graph, users, stored)
+    _store_large(graph, stored)
+    return stored
+
+
+def _readers(users: list[Node], stored: set[Node], readers: dict[Node, frozenset[Node]]) -> frozenset[Node]:
+    """The stored nodes whose nests would compute this value."""
+    found: set[Node] = set()
+    for user in users:
+        if user in stored or user.op == GET:
+            found.add(user)
+        else:
+            found |= readers[user]
+        if len(found) > MANY:
+            break
+    return frozenset(found)
+
+
+def _is_cheap(node: Node, budget: int = CHEAP_OPS) -> bool:
+    """Views, constants, and a few cheap operations on loads."""
+    return _cost(node, budget) <= budget
+
+
+def _cost(node: Node, budget: int) -> int:
+    """Operations to recompute a node, up to `budget`; anything not cheap counts as too many."""
+    kind = kind_of(node.op)
+    if kind == "create":
+        return 0
+    if kind == "view":
+        return _cost(cast(Node, node.args[0]), budget) if node.op != "prims.as_strided" else 0
+    if kind is None or kind in ("reduction", "scatter"):
+        return 0
+    if kind in ("gather", "join") or node.op not in CHEAP:
+        return budget + 1
+    spent = 1
+    for operand in node.operands:
+        if spent > budget:
+            break
+        spent += _cost(operand, budget - spent)
+    return spent
+
+
+def _store_repeated(graph: Graph, users: dict[Node, list[Node]], stored: set[Node]) -> None:
+    """A costly value that a broadcast would compute many times over gets memory of its own."""
+    for node in graph.nodes:
+        if node.op != "prims.broadcast":
+            continue
+        source = cast(Node, node.args[0])
+        while source.op in VIEWS and source not in stored:
+            source = cast(Node, source.args[0])
+        if source in stored or not is_inlinable(source) or _is_cheap(source, 1):
+            continue
+        if cast(TensorType, node.type).numel is not cast(TensorType, source.type).numel:
+            stored.add(source)
+
+
+def _store_large(graph: Graph, stored: set[Node]) -> None:
+    """Keep bodies bounded: what would grow too large is stored."""
+    size: dict[Node, int] = {}
+    for node in graph.nodes:
+        if not is_inlinable(node):
+            continue
+        total = 1 + sum(size.get(operand, 1) for operand in node.operands if operand not in stored)
+        if total > LARGEST_BODY and kind_of(node.op) != "view":
+            stored.add(node)
+        size[node] = total if node not in stored else 1

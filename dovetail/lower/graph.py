@@ -1,0 +1,335 @@
+"""A graph of prims to loops.
+
+    Graph -> Loops
+
+Nodes are visited in order. Pointwise and view prims become Lazy values; a node that `decide` says is
+stored becomes a Buffer and a Nest that inlines what it reads; every other op becomes an Extern.
+
+    s = prims.add(x, b); o = prims.sum(s, (1,))      one nest:  o[i] = sum over j of x[64*i + j] + b[j]
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, cast
+
+from dovetail.ir.expr import ZERO, Expr, substitute
+from dovetail.ir.graph import GET, Arg, Graph, Node
+from dovetail.ir.loop import (
+    Buffer,
+    BufferRef,
+    Extern,
+    ExternArg,
+    Loops,
+    Nest,
+    Range,
+    Scalar,
+    Write,
+    input_value,
+    scalar,
+)
+from dovetail.ir.types import ScalarType, TensorType, contiguous_stride
+from dovetail.lower import lazy
+from dovetail.lower.decide import find_stored
+from dovetail.lower.index import Index, element_of, same_layout
+from dovetail.lower.lazy import Lazy, window
+from dovetail.lower.nests import index_exprs, make_range, memory_order, merge_ranges, rewrite_scalar
+from dovetail.ops.build import is_dense
+from dovetail.ops.prims import kind_of
+from dovetail.ops.registry import STRIDE_FREE, is_view_call
+
+
+def lower(graph: Graph) -> Loops:
+    return _Lowering(graph).run()
+
+
+class _Lowering:
+    """The walk over one graph: buffers and steps so far, and the Lazy of every node seen."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.buffers: dict[str, Buffer] = {}
+        self.steps: list[Nest | Extern] = []
+        self.env: dict[Node, Lazy | tuple[Lazy | None, ...]] = {}
+        self.stored = find_stored(graph)
+        self.taken: set[str] = {node.name for node in (*graph.inputs, *graph.nodes)}
+
+    def run(self) -> Loops:
+        for node in self.graph.inputs:
+            if isinstance(node.type, TensorType):
+                self.env[node] = window(self.add_buffer(node.name, node.type, "input"))
+        for node in self.graph.nodes:
+            self.visit(node)
+        outputs = tuple(self.output(out) for out in self.graph.outputs)
+        written = {out.buffer for out in outputs if isinstance(out, BufferRef)}
+        buffers = tuple(
+            Buffer(each.name, each.type, "output") if each.name in written and each.kind == "temp" else each
+            for each in self.buffers.values()
+        )
+        names = tuple(node.name for node in self.graph.inputs)
+        return Loops(self.graph.name, buffers, tuple(self.steps), outputs, names)
+
+    # -- one node ----------------------------------------------------------------------------------
+
+    def visit(self, node: Node) -> None:
+        if node.op == GET:
+            source = self.env[cast(Node, node.args[0])]
+            found = cast("tuple[Lazy | None, ...]", source)[cast(int, node.args[1])]
+            if found is not None:
+                self.env[node] = found
+            return
+        kind = kind_of(node.op)
+        if kind == "reduction":
+            self.reduce(node)
+        elif kind is None:
+            self.extern(node)
+        elif kind == "scatter":
+            self.put(node)
+        else:
+            value = RULES.get(node.op, _pointwise)(self, node)
+            self.env[node] = self.store(node, value) if node in self.stored else value
+
+    def value(self, arg: Arg) -> Lazy:
+        return cast(Lazy, self.env[cast(Node, arg)])
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def add_buffer(self, name: str, type: TensorType, kind: str = "temp") -> BufferRef:
+        self.buffers[name] = Buffer(name, type, kind)
+        return BufferRef(name, type, ZERO)
+
+    def fresh(self, stem: str) -> str:
+        name, n = stem, 0
+        while name in self.taken:
+            name, n = f"{stem}_{n}", n + 1
+        self.taken.add(name)
+        return name
+
+    def store(self, node: Node, value: Lazy, name: str | None = None) -> Lazy:
+        """Write a value to a buffer of its own, in its type's memory order."""
+        type = storable(node.tensor)
+        ref = self.add_buffer(name or node.name, type)
+        self.write_all(node, ref, value)
+        return window(ref)
+
+    def write_all(self, node: Node, ref: BufferRef, value: Lazy) -> None:
+        order = memory_order(ref.type.shape, ref.type.stride)
+        loops = {d: make_range(f"i{n}", ref.type.shape[d]) for n, d in enumerate(order)}
+        index = _index(ref.type, loops)
+        write = Write((ref.buffer,), element_of(ref, index), value.at(index))
+        origins = tuple(dict.fromkeys((*value.origins, node.name)))
+        self.add_nest(node, ref.buffer, [loops[d] for d in order], [], [write], origins)
+
+    def add_nest(
+        self, node: Node, name: str, ranges: list[Range], reduce: list[Range], writes: list[Write],
+        origins: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        """Append a nest with its loops merged; a nest over nothing is left out."""
+        if any(each.size is ZERO for each in ranges):
+            return
+        roots = [root for write in writes for root in (write.value, write.index_scalar) if root is not None]
+        exprs = index_exprs(roots)
+        outer, env = merge_ranges(ranges, [*exprs, *(write.index for write in writes)], "i")
+        inner, more = merge_ranges(reduce, exprs, "r")
+        env.update(more)
+        memo: dict[Scalar, Scalar] = {}
+        final = tuple(
+            Write(
+                write.buffers, substitute(write.index, env), rewrite_scalar(write.value, env, memo), write.reduce, write.mode,
+                None if write.index_scalar is None else rewrite_scalar(write.index_scalar, env, memo),
+            )
+            for write in writes
+        )  # fmt: skip
+        self.steps.append(Nest(name, tuple(outer), tuple(inner), final, node.loc, origins))
+
+    # -- reductions --------------------------------------------------------------------------------
+
+    def reduce(self, node: Node) -> None:
+        x = self.value(node.args[0])
+        source = cast(Node, node.args[0]).tensor
+        dims = cast("tuple[int, ...]", node.args[1])
+        types = cast("tuple[TensorType, ...]", node.type if isinstance(node.type, tuple) else (node.type,))
+        type = storable(types[0])
+        kept = [d for d in range(source.ndim) if d not in dims]
+        order = memory_order(type.shape, type.stride)
+        outer = {kept[d]: make_range(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
+        inner_order = list(dims) if "arg" in node.op else _by_stride(source, dims)
+        inner = {d: make_range(f"r{n}", source.shape[d]) for n, d in enumerate(inner_order)}
+        index = tuple(each.var if (each := outer.get(d) or inner.get(d)) else ZERO for d in range(source.ndim))
+        names = [node.name] if len(types) == 1 else [self.fresh(f"{node.name}_{i}") for i in range(len(types))]
+        refs = [self.add_buffer(name, storable(kind)) for name, kind in zip(names, types)]
+        place = element_of(refs[0], tuple(index[d] for d in kept))
+        write = Write(tuple(names), place, x.at(index), node.op.removeprefix("prims."))
+        origins = tuple(dict.fromkeys((*x.origins, node.name)))
+        self.add_nest(node, node.name, [outer[kept[d]] for d in order], list(inner.values()), [write], origins)
+        results = tuple(window(ref) for ref in refs)
+        self.env[node] = results if isinstance(node.type, tuple) else results[0]
+
+    def put(self, node: Node) -> None:
+        """put(x, indices, dims, values, accumulate): a copy of x, then the values written into it."""
+        x, values = self.value(node.args[0]), self.value(node.args[3])
+        ref = self.add_buffer(node.name, storable(node.tensor))
+        self.write_all(node, ref, x)
+        indices = [self.value(arg) for arg in cast("tuple[Node, ...]", node.args[1])]
+        dims = cast("tuple[int, ...]", node.args[2])
+        type = values.type
+        loops = {d: make_range(f"i{d}", size) for d, size in enumerate(type.shape)}
+        index = tuple(loops[d].var for d in range(type.ndim))
+        rank = indices[0].type.ndim
+        found = {d: i.at(index[:rank]) for d, i in zip(dims, indices)}
+        rest = iter(index[rank:])
+        parts: list[Scalar | Expr] = [found[d] if d in found else next(rest) for d in range(ref.type.ndim)]
+        where = cast(Scalar, lazy.gathered(ref, parts).args[1])
+        mode = "add" if node.args[4] else "set"
+        write = Write((ref.buffer,), ZERO, values.at(index), None, mode, where)
+        self.add_nest(node, self.fresh(f"{node.name}_put"), list(loops.values()), [], [write], (node.name,))
+        self.env[node] = window(ref)
+
+    # -- library calls -----------------------------------------------------------------------------
+
+    def extern(self, node: Node) -> None:
+        exact = node.op not in STRIDE_FREE
+        args = tuple(self.extern_arg(arg, exact) for arg in node.args)
+        kwargs = tuple((key, self.extern_arg(arg, exact)) for key, arg in node.kwargs)
+        several = isinstance(node.type, tuple)
+        types = cast("tuple[TensorType | None, ...]", node.type if several else (node.type,))
+        names = [self.fresh(f"{node.name}_{i}") if several else node.name for i in range(len(types))]
+        results: list[Lazy | None] = []
+        for name, type in zip(names, types):
+            results.append(window(self.add_buffer(name, type)) if isinstance(type, TensorType) else None)
+        outputs = tuple(name for name, type in zip(names, types) if isinstance(type, TensorType))
+        into = node.op in STRIDE_FREE
+        step = Extern(node.name, node.op, args, kwargs, outputs, into, node.loc, is_view_call(node.op))
+        self.steps.append(step)
+        if several:
+            self.env[node] = tuple(results)
+        elif results[0] is not None:
+            self.env[node] = results[0]
+
+    def extern_arg(self, arg: Arg, exact: bool) -> ExternArg:
+        if isinstance(arg, tuple):
+            return tuple(self.extern_arg(item, exact) for item in arg)
+        if not isinstance(arg, Node):
+            return arg
+        if isinstance(arg.type, ScalarType):
+            return arg.type.expr if arg.type.expr is not None else input_value(arg.name, arg.type.dtype)
+        return self.in_memory(arg, exact)
+
+    def in_memory(self, node: Node, exact: bool = True) -> BufferRef:
+        """The value as a window onto memory, with eager's strides if `exact`; copied if need be."""
+        value = self.value(node)
+        if value.ref is not None and (not exact or same_layout(value.ref.type, node.tensor)):
+            return value.ref
+        stored = self.store(node, value, self.fresh(f"{node.name}_copy"))
+        if value.ref is None:
+            self.env[node] = stored
+        return cast(BufferRef, stored.ref)
+
+    def output(self, out: Arg) -> BufferRef | Expr | int | float | bool | None:
+        if not isinstance(out, Node):
+            return cast("Expr | int | float | bool | None", out)
+        if isinstance(out.type, ScalarType):
+            return out.type.expr
+        return self.in_memory(out)
+
+
+def storable(type: TensorType) -> TensorType:
+    """The type itself if its elements fill memory without gaps or overlap, else row-major."""
+    if is_dense(type):
+        return type
+    return TensorType(type.shape, contiguous_stride(type.shape), type.dtype, type.device)
+
+
+def _by_stride(type: TensorType, dims: tuple[int, ...]) -> list[int]:
+    order = memory_order(type.shape, type.stride)
+    return [d for d in order if d in dims]
+
+
+def _index(type: TensorType, loops: dict[int, Range]) -> Index:
+    return tuple(loops[d].var if d in loops else ZERO for d in range(type.ndim))
+
+
+# -- rules: prim -> Lazy ---------------------------------------------------------------------------
+
+
+def _pointwise(low: _Lowering, node: Node) -> Lazy:
+    """Any prim that is a scalar operation of the loop IR."""
+    type, op = node.tensor, node.op.removeprefix("prims.")
+    values = [low.value(a) if isinstance(a, Node) and isinstance(a.type, TensorType) else a for a in node.args]
+    operand_type = next(
+        v.type.dtype for place, v in enumerate(values) if isinstance(v, Lazy) and not (op == "where" and place == 0)
+    )
+
+    def at(index: Index) -> Scalar:
+        operands = tuple(v.at(index) if isinstance(v, Lazy) else lazy.as_constant(v, operand_type) for v in values)
+        return lazy.apply(op, operands, type.dtype)
+
+    return Lazy(type, at, None, _origins(node, values))
+
+
+def _origins(node: Node, values: list[Lazy | Arg]) -> tuple[str, ...]:
+    names = [name for v in values if isinstance(v, Lazy) for name in v.origins]
+    return tuple(dict.fromkeys((*names, node.name)))[-32:]
+
+
+def _convert(low: _Lowering, node: Node) -> Lazy:
+    x, dtype = low.value(node.args[0]), node.tensor.dtype
+    return Lazy(node.tensor, lambda index: lazy.cast_to(x.at(index), dtype), None, _origins(node, [x]))
+
+
+def _bitcast(low: _Lowering, node: Node) -> Lazy:
+    x, dtype = low.value(node.args[0]), node.tensor.dtype
+    return Lazy(node.tensor, lambda index: scalar("bitcast", (x.at(index),), dtype), None, _origins(node, [x]))
+
+
+def _copy(low: _Lowering, node: Node) -> Lazy:
+    x = low.value(node.args[0])
+    return Lazy(node.tensor, x.at, None, _origins(node, [x]))
+
+
+def _full(low: _Lowering, node: Node) -> Lazy:
+    value, dtype = node.args[1], node.tensor.dtype
+    return Lazy(node.tensor, lambda index: lazy.as_constant(value, dtype), None, (node.name,))
+
+
+def _as_strided(low: _Lowering, node: Node) -> Lazy:
+    base = low.in_memory(cast(Node, node.args[0]))
+    shape, stride, offset = cast("tuple[tuple[Expr, ...], tuple[Expr, ...], Expr]", node.args[1:])
+    kind = TensorType(shape, stride, node.tensor.dtype, node.tensor.device)
+    return window(BufferRef(base.buffer, kind, base.offset + offset))
+
+
+def _take(low: _Lowering, node: Node) -> Lazy:
+    base = low.in_memory(cast(Node, node.args[0]), exact=False)
+    indices = tuple(low.value(arg) for arg in cast("tuple[Node, ...]", node.args[1]))
+    return lazy.take(base, node.tensor, indices, cast("tuple[int, ...]", node.args[2]))
+
+
+def _gather(low: _Lowering, node: Node) -> Lazy:
+    base = low.in_memory(cast(Node, node.args[0]), exact=False)
+    return lazy.gather(base, node.tensor, cast(int, node.args[1]), low.value(node.args[2]))
+
+
+def _view(rule: Callable[..., Lazy], *places: int) -> Callable[[_Lowering, Node], Lazy]:
+    """A rule on the first operand and these arguments."""
+    return lambda low, node: rule(low.value(node.args[0]), node.tensor, *(node.args[p] for p in places))
+
+
+RULES: Final[dict[str, Callable[[_Lowering, Node], Lazy]]] = {
+    "prims.convert": _convert,
+    "prims.bitcast": _bitcast,
+    "prims.copy": _copy,
+    "prims.full": _full,
+    "prims.iota": lambda low, node: lazy.iota(node.tensor, node.args[1], node.args[2]),
+    "prims.reshape": _view(lazy.reshape),
+    "prims.permute": _view(lazy.permute, 1),
+    "prims.broadcast": _view(lazy.broadcast, 2),
+    "prims.slice": _view(lazy.slice_, 1, 2, 4),
+    "prims.flip": _view(lazy.flip, 1),
+    "prims.pad": _view(lazy.pad, 1, 3),
+    "prims.cat": lambda low, node: lazy.cat(
+        tuple(low.value(a) for a in cast("tuple[Node, ...]", node.args[0])), node.tensor, cast(int, node.args[1])
+    ),
+    "prims.as_strided": _as_strided,
+    "prims.take": _take,
+    "prims.gather": _gather,
+}

@@ -1,0 +1,271 @@
+"""A value not yet in memory: from an index to a Scalar.
+
+    x * 2 + 1   is   Lazy(at=lambda index: add(mul(load(x, ...), 2), 1))
+
+Reading a Lazy inside a nest inlines it. A Lazy that is a strided window onto a buffer has a `ref`, so
+that views of memory stay free for library calls too.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ge, lt, mul
+from dovetail.ir.graph import Node
+from dovetail.ir.loop import (
+    BufferRef,
+    Scalar,
+    constant,
+    holds,
+    index_value,
+    input_value,
+    load,
+    load_at,
+    masked,
+    scalar,
+)
+from dovetail.ir.types import BOOL, F32, I64, DType, ScalarType, TensorType
+from dovetail.lower.index import Index, element_of, reshape_index, reshape_strides
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lazy:
+    """`origins` are the graph nodes that an inlined read computes."""
+
+    type: TensorType
+    at: Callable[[Index], Scalar]
+    ref: BufferRef | None = None
+    origins: tuple[str, ...] = ()
+
+
+def window(ref: BufferRef) -> Lazy:
+    """A strided view of memory."""
+    dtype = ref.type.dtype
+    return Lazy(ref.type, lambda index: load(ref.buffer, element_of(ref, index), dtype), ref)
+
+
+# -- scalars ---------------------------------------------------------------------------------------
+
+
+def cast_to(value: Scalar, dtype: DType) -> Scalar:
+    """Convert as eager does; a widening that is undone at once was exact."""
+    if value.dtype is dtype:
+        return value
+    if value.op == "const":
+        return _cast_constant(value, dtype)
+    if dtype is BOOL:
+        return scalar("ne", (value, constant(0.0 if value.dtype.is_float else 0, value.dtype)), BOOL)
+    if value.op == "cast" and value.dtype is F32:
+        inner = cast(Scalar, value.args[0])
+        if inner.dtype is dtype and dtype.is_low_precision:
+            return inner
+    return scalar("cast", (value,), dtype)
+
+
+def _cast_constant(value: Scalar, dtype: DType) -> Scalar:
+    number = cast("int | float | bool", value.args[0])
+    if dtype is BOOL:
+        return constant(bool(number), BOOL)
+    if dtype.is_float and dtype.bits >= 32 and (dtype.bits == 64 or not value.dtype.is_float):
+        return constant(float(number), dtype)
+    if dtype.is_integer and not value.dtype.is_float and 0 <= int(number) < 128:
+        return constant(int(number), dtype)
+    return scalar("cast", (value,), dtype)
+
+
+def apply(op: str, operands: tuple[Scalar, ...], dtype: DType) -> Scalar:
+    """One scalar operation. Half types only select or compare here (decompositions compute in fp32),
+    which is exact in fp32."""
+    if any(x.dtype.is_low_precision for x in operands):
+        wide = tuple(cast_to(x, F32) if x.dtype.is_low_precision else x for x in operands)
+        return cast_to(scalar(op, wide, F32 if dtype.is_low_precision else dtype), dtype)
+    return scalar(op, operands, dtype)
+
+
+def choose(condition: Expr, value: Scalar, other: Scalar) -> Scalar:
+    """masked() on an index condition; half types pass through fp32, exactly."""
+    if value.dtype.is_low_precision:
+        return cast_to(masked(holds(condition), cast_to(value, F32), cast_to(other, F32)), value.dtype)
+    return masked(holds(condition), value, other)
+
+
+def as_constant(value: object, dtype: DType) -> Scalar:
+    """A number argument of a prim: a constant, a size, or a run-time scalar input."""
+    if isinstance(value, Node):
+        kind = cast(ScalarType, value.type)
+        if kind.expr is not None:
+            return cast_to(index_value(kind.expr), dtype)
+        return cast_to(input_value(value.name, kind.dtype), dtype)
+    if isinstance(value, Expr):
+        return as_constant(value.value, dtype) if value.is_const else cast_to(index_value(value), dtype)
+    plain = cast("int | float | bool", value)
+    if dtype.is_low_precision:
+        return scalar("cast", (constant(float(plain), F32),), dtype)
+    if dtype.is_float:
+        return constant(float(plain), dtype)
+    return constant(bool(plain) if dtype is BOOL else int(plain), dtype)
+
+
+# -- views -----------------------------------------------------------------------------------------
+
+
+def permute(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
+    ref = x.ref
+    if ref is not None:
+        kind = TensorType(type.shape, tuple(ref.type.stride[d] for d in dims), type.dtype, type.device)
+        return window(BufferRef(ref.buffer, kind, ref.offset))
+    place = [dims.index(d) for d in range(len(dims))]
+    return Lazy(type, lambda index: x.at(tuple(index[p] for p in place)), None, x.origins)
+
+
+def broadcast(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
+    ref = x.ref
+    if ref is not None:
+        strides = [ZERO] * type.ndim
+        for dim, stride, size in zip(dims, ref.type.stride, ref.type.shape):
+            strides[dim] = stride if size is type.shape[dim] else ZERO
+        return window(BufferRef(ref.buffer, TensorType(type.shape, tuple(strides), type.dtype, type.device), ref.offset))
+    grown = [size is not type.shape[d] for d, size in zip(dims, x.type.shape)]
+    return Lazy(
+        type,
+        lambda index: x.at(tuple(ZERO if more else index[d] for d, more in zip(dims, grown))),
+        None,
+        x.origins,
+    )
+
+
+def reshape(x: Lazy, type: TensorType) -> Lazy:
+    source, target = x.type.shape, type.shape
+    if x.ref is not None:
+        strides = reshape_strides(x.ref.type, target)
+        if strides is not None:
+            kind = TensorType(target, strides, type.dtype, type.device)
+            return window(BufferRef(x.ref.buffer, kind, x.ref.offset))
+    return Lazy(type, lambda index: x.at(reshape_index(source, target, index)), None, x.origins)
+
+
+def slice_(x: Lazy, type: TensorType, dim: int, start: Expr, step: int) -> Lazy:
+    ref = x.ref
+    if ref is not None:
+        stride = ref.type.stride
+        strides = tuple(mul(s, step) if d == dim else s for d, s in enumerate(stride))
+        kind = TensorType(type.shape, strides, type.dtype, type.device)
+        return window(BufferRef(ref.buffer, kind, add(ref.offset, mul(start, stride[dim]))))
+
+    def at(index: Index) -> Scalar:
+        moved = list(index)
+        moved[dim] = add(mul(index[dim], step), start)
+        return x.at(tuple(moved))
+
+    return Lazy(type, at, None, x.origins)
+
+
+def flip(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
+    def at(index: Index) -> Scalar:
+        turned = list(index)
+        for d in dims:
+            turned[d] = type.shape[d] - 1 - index[d]
+        return x.at(tuple(turned))
+
+    return Lazy(type, at, None, x.origins)
+
+
+# -- joins -----------------------------------------------------------------------------------------
+
+
+def pad(x: Lazy, type: TensorType, before: tuple[Expr, ...], value: object) -> Lazy:
+    shape, fill = x.type.shape, as_constant(value, type.dtype)
+
+    def at(index: Index) -> Scalar:
+        inner = tuple(add(i, mul(low, -1)) for i, low in zip(index, before))
+        inside = holds_within(inner, shape)
+        if inside.op == "false":
+            return fill
+        got = x.at(inner)
+        return got if inside.op == "true" else choose(inside, got, fill)
+
+    return Lazy(type, at, None, x.origins)
+
+
+def holds_within(index: Index, shape: tuple[Expr, ...]) -> Expr:
+    """0 <= index < shape in every dimension."""
+    inside = lt(ZERO, ONE)
+    for position, size in zip(index, shape):
+        inside = and_(inside, and_(ge(position, 0), lt(position, size)))
+    return inside
+
+
+def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
+    ends: list[Expr] = []
+    end = ZERO
+    for part in parts:
+        end = add(end, part.type.shape[dim])
+        ends.append(end)
+
+    def at(index: Index) -> Scalar:
+        result: Scalar | None = None
+        for part, stop in reversed(list(zip(parts, ends))):
+            if part.type.shape[dim] is ZERO:
+                continue
+            moved = list(index)
+            moved[dim] = add(index[dim], mul(add(stop, mul(part.type.shape[dim], -1)), -1))
+            got = part.at(tuple(moved))
+            result = got if result is None else choose(lt(index[dim], stop), got, result)
+        assert result is not None
+        return result
+
+    return Lazy(type, at, None, tuple(dict.fromkeys(name for part in parts for name in part.origins)))
+
+
+# -- creation and gathers --------------------------------------------------------------------------
+
+
+def iota(type: TensorType, start: object, step: object) -> Lazy:
+    dtype = type.dtype
+
+    def at(index: Index) -> Scalar:
+        if dtype.is_integer:
+            position = add(mul(index[0], as_expr(cast(int, step))), as_expr(cast(int, start)))
+            return cast_to(index_value(position), dtype)
+        wide = F32 if dtype.is_low_precision else dtype
+        steps = scalar("mul", (cast_to(index_value(index[0]), wide), as_constant(step, wide)), wide)
+        return cast_to(scalar("add", (steps, as_constant(start, wide)), wide), dtype)
+
+    return Lazy(type, at)
+
+
+def gathered(base: BufferRef, parts: list[Scalar | Expr]) -> Scalar:
+    """The element of `base` at computed positions (checked and wrapped) and plain ones."""
+    plain = base.offset
+    flat: Scalar | None = None
+    for part, size, stride in zip(parts, base.type.shape, base.type.stride):
+        if isinstance(part, Expr):
+            plain = add(plain, mul(part, stride))
+            continue
+        place = scalar("check_index", (cast_to(part, I64), index_value(size)), I64)
+        step = place if stride is ONE else scalar("mul", (place, index_value(stride)), I64)
+        flat = step if flat is None else scalar("add", (flat, step), I64)
+    if flat is None:
+        return load(base.buffer, plain, base.type.dtype)
+    if plain is not ZERO:
+        flat = scalar("add", (flat, index_value(plain)), I64)
+    return load_at(base.buffer, flat, base.type.dtype)
+
+
+def take(base: BufferRef, type: TensorType, indices: tuple[Lazy, ...], dims: tuple[int, ...]) -> Lazy:
+    rank = indices[0].type.ndim
+
+    def at(index: Index) -> Scalar:
+        head, rest = index[:rank], iter(index[rank:])
+        found = {d: i.at(head) for d, i in zip(dims, indices)}
+        return gathered(base, [found[d] if d in found else next(rest) for d in range(base.type.ndim)])
+
+    return Lazy(type, at)
+
+
+def gather(base: BufferRef, type: TensorType, dim: int, where: Lazy) -> Lazy:
+    def at(index: Index) -> Scalar:
+        return gathered(base, [where.at(index) if d == dim else i for d, i in enumerate(index)])
+
+    return Lazy(type, at)

@@ -1,0 +1,97 @@
+"""Loop nests from lazy values: ranges in memory order, dimensions merged where they can be.
+
+    out[i, j] = x[64*i + j] * 2  over (8, 64)     ->  for i < 512:  out[i] = x[i] * 2
+    out[i, j] = x[64*i + j] + m[i]                ->  for i < 8, j < 64   (m depends on i alone)
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from dovetail.ir.expr import INF, ONE, ZERO, Expr, linear_in, mul, substitute, sym
+from dovetail.ir.loop import Range, Scalar, iter_scalars, scalar
+
+
+def make_range(name: str, size: Expr) -> Range:
+    """A loop variable that knows its bounds."""
+    if size.is_const:
+        return Range(sym(name, 0, max(size.value - 1, 0)), size)
+    return Range(sym(name, 0, min(size.hi - 1, INF), size), size)
+
+
+def memory_order(shape: Sequence[Expr], stride: Sequence[Expr]) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost; ties keep their order."""
+    dims = [d for d, size in enumerate(shape) if size is not ONE]
+    if all(stride[d].is_const for d in dims):
+        return sorted(dims, key=lambda d: -stride[d].value)
+    return sorted(dims, key=lambda d: -_rank(stride[d]))
+
+
+def _rank(stride: Expr) -> float:
+    """Larger for the longer stride: products have more factors."""
+    if stride.is_const:
+        return stride.value / INF
+    factors = stride.args if stride.op == "mul" else (stride,)
+    return len(factors) + stride.lo / INF
+
+
+def index_exprs(values: Iterable[Scalar]) -> list[Expr]:
+    """Every index expression that the scalars read or use."""
+    found: dict[Expr, None] = {}
+    for node in iter_scalars(*values):
+        if node.op == "load":
+            found[cast(Expr, node.args[1])] = None
+        elif node.op == "index":
+            found[cast(Expr, node.args[0])] = None
+    return list(found)
+
+
+def _can_merge(outer: Range, inner: Range, exprs: Sequence[Expr]) -> bool:
+    """Every index moves through (outer, inner) as through one longer loop."""
+    for expr in exprs:
+        first, second = linear_in(expr, outer.var), linear_in(expr, inner.var)
+        if first is None or second is None:
+            return False
+        if first[0] is not mul(second[0], inner.size):
+            return False
+    return True
+
+
+def merge_ranges(ranges: Sequence[Range], exprs: Sequence[Expr], name: str) -> tuple[list[Range], dict[Expr, Expr]]:
+    """Collapse neighbouring loops. Returns the new ranges and what replaces the old variables."""
+    merged: list[Range] = []
+    env: dict[Expr, Expr] = {}
+    run: list[Range] = []
+
+    def close() -> None:
+        if not run:
+            return
+        size = ONE
+        for each in run:
+            size = mul(size, each.size)
+        fresh = make_range(f"{name}{len(merged)}", size)
+        merged.append(fresh)
+        for each in run[:-1]:
+            env[each.var] = ZERO
+        env[run[-1].var] = fresh.var
+        run.clear()
+
+    for each in ranges:
+        if run and not _can_merge(run[-1], each, exprs):
+            close()
+        run.append(each)
+    close()
+    return merged, env
+
+
+def rewrite_scalar(value: Scalar, env: dict[Expr, Expr], memo: dict[Scalar, Scalar]) -> Scalar:
+    """The same scalar with loop variables replaced."""
+    for node in iter_scalars(value):
+        if node in memo:
+            continue
+        args = tuple(
+            memo[arg] if isinstance(arg, Scalar) else substitute(arg, env) if isinstance(arg, Expr) else arg
+            for arg in node.args
+        )
+        memo[node] = node if args == node.args else scalar(node.op, args, node.dtype)
+    return memo[value]

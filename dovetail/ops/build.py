@@ -1,0 +1,341 @@
+"""Writing decompositions: values with operators, appended to a graph as prims.
+
+    def silu(b, x):                       graph gets
+        x = b.operand(x)                      silu_convert = prims.convert(x, f32)
+        return x * b.sigmoid(x)               silu_sigmoid = prims.sigmoid(silu_convert)
+                                              silu         = prims.mul(silu_convert, silu_sigmoid)
+
+Types come from the prims' own rules, so nothing here calls torch. Operators broadcast and take
+Python numbers; they never promote (a decomposition says where it converts).
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, cast
+
+from dovetail.errors import VerifyError
+from dovetail.ir.expr import ONE, Expr, as_expr, product
+from dovetail.ir.graph import Arg, GraphBuilder, Loc, Node
+from dovetail.ir.types import BOOL, CPU, Device, DType, TensorType, Type, contiguous_stride
+from dovetail.ops.prims import PRIMS, Result
+from dovetail.ops.promote import compute_dtype, promoted
+
+Number: TypeAlias = "int | float | bool | Expr"
+Operand: TypeAlias = "Value | Number"
+Dims: TypeAlias = "Sequence[int]"
+
+
+class Value:
+    """A tensor node under construction."""
+
+    __slots__ = ("node", "b")
+
+    def __init__(self, node: Node, b: Build) -> None:
+        self.node, self.b = node, b
+
+    @property
+    def type(self) -> TensorType:
+        return self.node.tensor
+
+    @property
+    def dtype(self) -> DType:
+        return self.node.tensor.dtype
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        return self.node.tensor.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.node.tensor.shape)
+
+    def __add__(self, other: Operand) -> Value:
+        return self.b.call("add", self, other)
+
+    def __radd__(self, other: Operand) -> Value:
+        return self.b.call("add", self, other)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self.b.call("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Value:
+        return self.b.call("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self.b.call("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Value:
+        return self.b.call("mul", self, other)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self.b.call("div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Value:
+        return self.b.call("div", other, self)
+
+    def __neg__(self) -> Value:
+        return self.b.call("neg", self)
+
+    def __lt__(self, other: Operand) -> Value:
+        return self.b.call("lt", self, other)
+
+    def __le__(self, other: Operand) -> Value:
+        return self.b.call("le", self, other)
+
+    def __gt__(self, other: Operand) -> Value:
+        return self.b.call("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Value:
+        return self.b.call("ge", self, other)
+
+    def eq(self, other: Operand) -> Value:
+        return self.b.call("eq", self, other)
+
+    def ne(self, other: Operand) -> Value:
+        return self.b.call("ne", self, other)
+
+    def __and__(self, other: Value) -> Value:
+        return self.b.call("logical_and", self, other)
+
+    def __or__(self, other: Value) -> Value:
+        return self.b.call("logical_or", self, other)
+
+    def __invert__(self) -> Value:
+        return self.b.call("logical_not", self)
+
+    def to(self, dtype: DType) -> Value:
+        return self if dtype is self.dtype else self.b.prim("convert", self, dtype)
+
+    def __repr__(self) -> str:
+        return f"{self.node.name}: {self.node.type}"
+
+
+class Build:
+    """Appends prims for one ATen node at a time. `out` is the type eager gives its result."""
+
+    def __init__(self, graph: GraphBuilder) -> None:
+        self.graph = graph
+        self.stem, self.loc, self.out_type = "", cast("Loc | None", None), cast(Type, None)
+        self.feeds_pointwise = False
+
+    def begin(self, node: Node, feeds_pointwise: bool = False) -> None:
+        """The node being rewritten, and whether its result goes on into pointwise arithmetic."""
+        self.stem, self.loc, self.out_type = node.name, node.loc, node.type
+        self.feeds_pointwise = feeds_pointwise
+
+    @property
+    def out(self) -> TensorType:
+        """The result's type; of an op with several results, the first one's."""
+        type = self.out_type
+        while isinstance(type, tuple):
+            type = next(item for item in type if item is not None)
+        assert isinstance(type, TensorType)
+        return type
+
+    @property
+    def outs(self) -> tuple[TensorType | None, ...]:
+        assert isinstance(self.out_type, tuple)
+        return cast("tuple[TensorType | None, ...]", self.out_type)
+
+    # -- prims -------------------------------------------------------------------------------------
+
+    def prim(self, name: str, *args: Operand | Arg | tuple[object, ...]) -> Value:
+        """One prim with exactly these arguments."""
+        return Value(self._emit(name, args), self)
+
+    def prims(self, name: str, *args: Operand | Arg) -> tuple[Value, ...]:
+        """One prim with several results."""
+        node = self._emit(name, args)
+        assert isinstance(node.type, tuple)
+        return tuple(Value(self.graph.get(node, i), self) for i in range(len(node.type)))
+
+    def _emit(self, name: str, args: tuple[object, ...]) -> Node:
+        plain = cast("tuple[Arg, ...]", unwrap(args))
+        op = f"prims.{name}"
+        result = PRIMS[op].rule(plain)
+        device = self._device(plain)
+        if isinstance(result[0], tuple) and len(result) == 2 and isinstance(result[1], DType):
+            type: Type = self._typed(cast(Result, result), plain, device)
+        else:
+            type = tuple(self._typed(cast(Result, each), plain, device) for each in result)
+        return self.graph.call(op, plain, type, name=f"{self.stem}_{name}", loc=self.loc)
+
+    def _device(self, args: tuple[Arg, ...]) -> Device:
+        """Where the result lives: an operand's device (one with dimensions first), or a device argument."""
+        found: Device | None = None
+        for arg in args:
+            nodes = arg if isinstance(arg, tuple) else (arg,)
+            for node in nodes:
+                if isinstance(node, Node) and isinstance(node.type, TensorType):
+                    if node.type.device.kind != "cpu":
+                        return node.type.device
+                    found = node.type.device
+                elif isinstance(node, Device):
+                    found = node
+        return found or CPU
+
+    def _typed(self, result: Result, args: tuple[Arg, ...], device: Device) -> TensorType:
+        """The memory order eager would choose where it is known, else an operand's, else row-major."""
+        shape, dtype = result
+        if isinstance(self.out_type, TensorType) and self.out_type.shape == shape and is_dense(self.out_type):
+            return TensorType(shape, self.out_type.stride, dtype, device)
+        for arg in args:
+            if isinstance(arg, Node) and isinstance(arg.type, TensorType) and arg.type.shape == shape:
+                if is_dense(arg.type):
+                    return TensorType(shape, arg.type.stride, dtype, device)
+        return TensorType(shape, contiguous_stride(shape), dtype, device)
+
+    def call(self, name: str, *operands: Operand) -> Value:
+        """A pointwise prim: operands are broadcast to one shape; their types must already agree."""
+        values = [x for x in operands if isinstance(x, Value)]
+        shape = common_shape([x.shape for x in values])
+        spread = [self.expand(x, shape) if isinstance(x, Value) else x for x in operands]
+        typed = [x for x in values if x.dtype is not BOOL] if name == "where" else values
+        if name not in ("convert", "bitcast") and len({x.dtype for x in typed}) > 1:
+            raise VerifyError(self.loc, stage="decompose", detail=f"{self.stem}: {name} of {values}")
+        return self.prim(name, *spread)
+
+    def where(self, condition: Value, a: Operand, b: Operand, dtype: DType | None = None) -> Value:
+        """Numbers take the type of the other arm, or `dtype`."""
+        if not isinstance(a, Value) and not isinstance(b, Value):
+            assert dtype is not None
+            a = self.full(condition.shape, a, dtype, condition.type.device)
+        return self.call("where", condition, a, b)
+
+    # -- operands and results ----------------------------------------------------------------------
+
+    def operands(self, *args: Operand, dtype: DType | None = None) -> tuple[Operand, ...]:
+        """Tensors converted to the type in which eager computes; numbers as they are."""
+        if dtype is None:
+            dtype = self.out.dtype
+            if dtype is BOOL:
+                dtype = promoted([x.type if isinstance(x, Value) else x for x in args])
+        compute = compute_dtype(dtype)
+        return tuple(x.to(compute) if isinstance(x, Value) else number(x, compute) for x in args)
+
+    def value(self, x: Operand, dtype: DType | None = None) -> Value:
+        """One tensor operand in the compute type."""
+        got = self.operands(x, dtype=dtype)[0]
+        if isinstance(got, Value):
+            return got
+        kind = compute_dtype(dtype or self.out.dtype)
+        return self.full((), got, kind, self.out.device)
+
+    # -- views -------------------------------------------------------------------------------------
+
+    def expand(self, x: Value, shape: Sequence[Expr]) -> Value:
+        """Right-aligned broadcasting, as in eager."""
+        if tuple(shape) == x.shape:
+            return x
+        lead = len(shape) - x.ndim
+        kept = [d for d in range(x.ndim) if x.shape[d] is not ONE or shape[d + lead] is ONE]
+        if len(kept) < x.ndim:
+            x = self.reshape(x, [x.shape[d] for d in kept])
+        return self.broadcast(x, shape, [d + lead for d in kept])
+
+    def broadcast(self, x: Value, shape: Sequence[Expr | int], dims: Dims) -> Value:
+        """Dimension i of x becomes dimension dims[i]; the others are repeated."""
+        wanted = tuple(as_expr(s) for s in shape)
+        if wanted == x.shape and list(dims) == list(range(x.ndim)):
+            return x
+        return self.prim("broadcast", x, wanted, tuple(dims))
+
+    def reshape(self, x: Value, shape: Sequence[Expr | int]) -> Value:
+        wanted = tuple(as_expr(s) for s in shape)
+        return x if wanted == x.shape else self.prim("reshape", x, wanted)
+
+    def permute(self, x: Value, dims: Dims) -> Value:
+        return x if list(dims) == list(range(x.ndim)) else self.prim("permute", x, tuple(dims))
+
+    def slice(self, x: Value, dim: int, start: Expr | int, stop: Expr | int, step: int = 1) -> Value:
+        first, last = as_expr(start), as_expr(stop)
+        if first.is_const and first.value == 0 and last is x.shape[dim] and step == 1:
+            return x
+        return self.prim("slice", x, dim, first, last, step)
+
+    def unsqueeze(self, x: Value, dims: Dims) -> Value:
+        """Size-1 dimensions at these positions of the result."""
+        rest = iter(x.shape)
+        rank = x.ndim + len(dims)
+        return self.reshape(x, [ONE if d in dims else next(rest) for d in range(rank)])
+
+    # -- reductions and creation -------------------------------------------------------------------
+
+    def reduce(self, name: str, x: Value, dims: Dims, keepdim: bool = False) -> Value:
+        """Reduce over dims. Over no dims the value itself is the result."""
+        if not dims:
+            return x
+        result = self.prim(name, x, tuple(dims))
+        return self.unsqueeze(result, tuple(sorted(dims))) if keepdim else result
+
+    def full(self, shape: Sequence[Expr | int], value: Number, dtype: DType, device: Device) -> Value:
+        return self.prim("full", tuple(as_expr(s) for s in shape), number(value, dtype), dtype, device)
+
+    def iota(self, length: Expr | int, dtype: DType, device: Device, start: Number = 0, step: Number = 1) -> Value:
+        return self.prim("iota", as_expr(length), start, step, dtype, device)
+
+    def cat(self, parts: Sequence[Value], dim: int) -> Value:
+        return parts[0] if len(parts) == 1 else self.prim("cat", tuple(parts), dim)
+
+    def extern(self, op: str, args: Sequence[object], type: TensorType, **kwargs: object) -> Value:
+        """A library call that stays in the graph."""
+        plain = cast("tuple[Arg, ...]", unwrap(tuple(args)))
+        named = tuple((key, cast(Arg, unwrap(value))) for key, value in kwargs.items())
+        stem = f"{self.stem}_{op.split('.')[1]}"
+        return Value(self.graph.call(op, plain, type, named, name=stem, loc=self.loc), self)
+
+
+def unwrap(value: object) -> object:
+    """Values become Nodes, lists become tuples."""
+    if isinstance(value, Value):
+        return value.node
+    if isinstance(value, (tuple, list)):
+        return tuple(unwrap(item) for item in value)
+    return value
+
+
+def wrap(value: Arg, b: Build) -> object:
+    """Tensor nodes become Values, also inside tuples."""
+    if isinstance(value, Node):
+        return Value(value, b)
+    if isinstance(value, tuple):
+        return tuple(wrap(item, b) for item in value)
+    return value
+
+
+def number(value: Number, dtype: DType) -> Number:
+    """A Python number as a constant of that type."""
+    if isinstance(value, Expr) and not value.is_const:
+        return value
+    plain = value.value if isinstance(value, Expr) else value
+    if dtype.is_float:
+        return float(plain)
+    if dtype is BOOL:
+        return bool(plain)
+    return int(plain) if dtype.is_integer else plain
+
+
+def common_shape(shapes: Sequence[tuple[Expr, ...]]) -> tuple[Expr, ...]:
+    """The broadcast of right-aligned shapes; sizes are equal or 1, as the graph was checked by eager's rules."""
+    rank = max(map(len, shapes))
+    result = [ONE] * rank
+    for shape in shapes:
+        for place, size in enumerate(shape, rank - len(shape)):
+            if size is not ONE:
+                result[place] = size
+    return tuple(result)
+
+
+def is_dense(type: TensorType) -> bool:
+    """Non-overlapping and without gaps: the strides are those of some order of the dimensions."""
+    if type.is_contiguous:
+        return True
+    dims = [(stride, size) for size, stride in zip(type.shape, type.stride) if size is not ONE]
+    if not all(stride.is_const for stride, _ in dims):
+        return {s for s, _ in dims} <= set(contiguous_stride([z for _, z in dims]))
+    expected = ONE
+    for stride, size in sorted(dims, key=lambda d: d[0].value):
+        if stride is not expected:
+            return False
+        expected = product((expected, size))
+    return True

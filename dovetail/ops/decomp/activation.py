@@ -1,0 +1,273 @@
+"""Activations and their gradients.
+
+    aten.gelu.default(x)                   ->  0.5 * x * (1 + erf(x / sqrt(2)))
+    aten.gelu_backward.default(grad, x)    ->  grad * (cdf + x * pdf)
+"""
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from dovetail.ops.build import Build, Number, Value
+from dovetail.ops.decomp.pointwise import clamp_values, finish, pointwise
+from dovetail.ops.registry import decomposes
+
+SQRT_HALF: Final = math.sqrt(0.5)
+SQRT_2_OVER_PI: Final = math.sqrt(2.0 / math.pi)
+GELU_CUBE: Final = 0.044715
+
+
+@decomposes("aten.relu", prim=True)
+def relu(b: Build, x: Value) -> Value:
+    v = b.value(x)
+    return finish(b, b.call("maximum", v, 0.0 if v.dtype.is_float else 0))
+
+
+@decomposes("aten.relu6")
+def relu6(b: Build, x: Value) -> Value:
+    return finish(b, clamp_values(b, b.value(x), 0.0, 6.0))
+
+
+@decomposes("aten.threshold_backward")
+def threshold_backward(b: Build, grad: Value, x: Value, threshold: Number) -> Value:
+    g, v, t = b.operands(grad, x, threshold)
+    return finish(b, b.where(v <= t, 0.0 if g.dtype.is_float else 0, g))
+
+
+@decomposes("aten.gelu")
+def gelu(b: Build, x: Value, *, approximate: str = "none") -> Value:
+    v = b.value(x)
+    if approximate == "tanh":
+        inner = SQRT_2_OVER_PI * (v + GELU_CUBE * (v * v * v))
+        return finish(b, 0.5 * v * (1.0 + b.call("tanh", inner)))
+    return finish(b, v * 0.5 * (1.0 + b.call("erf", v * SQRT_HALF)))
+
+
+@decomposes("aten.gelu_backward")
+def gelu_backward(b: Build, grad: Value, x: Value, *, approximate: str = "none") -> Value:
+    g, v = b.value(grad), b.value(x)
+    if approximate == "tanh":
+        inner = SQRT_2_OVER_PI * (v + GELU_CUBE * (v * v * v))
+        t = b.call("tanh", inner)
+        left, right = 0.5 * v, 1.0 + t
+        slope = SQRT_2_OVER_PI * (1.0 + (3.0 * GELU_CUBE) * (v * v))
+        return finish(b, g * (0.5 * right + left * (1.0 - t * t) * slope))
+    cdf = 0.5 * (1.0 + b.call("erf", v * SQRT_HALF))
+    pdf = b.call("exp", v * v * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+    return finish(b, g * (cdf + v * pdf))
+
+
+@decomposes("aten.silu")
+@pointwise
+def silu(b: Build, x: Value) -> Value:
+    return x / (1.0 + b.call("exp", -x))
+
+
+@decomposes("aten.silu_backward")
+@pointwise
+def silu_backward(b: Build, grad: Value, x: Value) -> Value:
+    s = 1.0 / (1.0 + b.call("exp", -x))
+    return grad * s * (1.0 + x * (1.0 - s))
+
+
+@decomposes("aten.sigmoid_backward")
+@pointwise
+def sigmoid_backward(b: Build, grad: Value, y: Value) -> Value:
+    return grad * (1.0 - y) * y
+
+
+@decomposes("aten.tanh_backward")
+@pointwise
+def tanh_backward(b: Build, grad: Value, y: Value) -> Value:
+    return grad * (1.0 - y * y)
+
+
+@decomposes("aten.logit_backward")
+def logit_backward(b: Build, grad: Value, x: Value, eps: float | None = None) -> Value:
+    g, v = b.value(grad), b.value(x)
+    slope = g / (v * (1.0 - v))
+    low, high = (0.0, 1.0) if eps is None else (eps, 1.0 - eps)
+    outside = (v < low) | (v > high)
+    return finish(b, b.where(outside, math.nan if eps is None else 0.0, slope))
+
+
+@decomposes("aten.hardtanh")
+def hardtanh(b: Build, x: Value, min_val: Number = -1, max_val: Number = 1) -> Value:
+    v, low, high = b.operands(x, min_val, max_val)
+    return finish(b, clamp_values(b, v, low, high))
+
+
+@decomposes("aten.hardtanh_backward")
+def hardtanh_backward(b: Build, grad: Value, x: Value, min_val: Number, max_val: Number) -> Value:
+    g, v, low, high = b.operands(grad, x, min_val, max_val)
+    return finish(b, b.where((v <= low) | (v >= high), 0.0, g))
+
+
+@decomposes("aten.hardsigmoid")
+@pointwise
+def hardsigmoid(b: Build, x: Value) -> Value:
+    return clamp_values(b, x + 3.0, 0.0, 6.0) / 6.0
+
+
+@decomposes("aten.hardsigmoid_backward")
+@pointwise
+def hardsigmoid_backward(b: Build, grad: Value, x: Value) -> Value:
+    return b.where((x > -3.0) & (x < 3.0), grad * (1.0 / 6.0), 0.0)
+
+
+@decomposes("aten.hardswish")
+@pointwise
+def hardswish(b: Build, x: Value) -> Value:
+    return x * clamp_values(b, x + 3.0, 0.0, 6.0) / 6.0
+
+
+@decomposes("aten.hardswish_backward")
+@pointwise
+def hardswish_backward(b: Build, grad: Value, x: Value) -> Value:
+    middle = grad * (x / 3.0 + 0.5)
+    return b.where(x <= -3.0, 0.0, b.where(x < 3.0, middle, grad))
+
+
+@decomposes("aten.elu")
+@pointwise
+def elu(b: Build, x: Value, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Value:
+    below = b.call("expm1", x * float(input_scale)) * (float(alpha) * float(scale))
+    return b.where(x <= 0.0, below, x * float(scale))
+
+
+@decomposes("aten.elu_backward")
+def elu_backward(
+    b: Build, grad: Value, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Value
+) -> Value:
+    g, v = b.value(grad), b.value(self_or_result)
+    if is_result:
+        below = g * float(input_scale) * (v + float(alpha) * float(scale))
+    else:
+        below = g * (float(input_scale) * float(alpha) * float(scale)) * b.call("exp", v * float(input_scale))
+    return finish(b, b.where(v <= 0.0, below, g * float(scale)))
+
+
+@decomposes("aten.celu")
+def celu(b: Build, x: Value, alpha: Number = 1.0) -> Value:
+    v = b.value(x)
+    return finish(b, b.where(v > 0.0, v, b.call("expm1", v / float(alpha)) * float(alpha)))
+
+
+@decomposes("aten.leaky_relu")
+@pointwise
+def leaky_relu(b: Build, x: Value, negative_slope: Number = 0.01) -> Value:
+    return b.where(x > 0.0, x, x * float(negative_slope))
+
+
+@decomposes("aten.leaky_relu_backward")
+def leaky_relu_backward(b: Build, grad: Value, x: Value, negative_slope: float, self_is_result: bool) -> Value:
+    g, v = b.value(grad), b.value(x)
+    return finish(b, b.where(v > 0.0, g, g * float(negative_slope)))
+
+
+@decomposes("aten._prelu_kernel")
+@pointwise
+def prelu(b: Build, x: Value, weight: Value) -> Value:
+    return b.where(x > 0.0, x, weight * x)
+
+
+@decomposes("aten._prelu_kernel_backward")
+def prelu_backward(b: Build, grad: Value, x: Value, weight: Value) -> tuple[Value, Value]:
+    g, v, w = b.operands(grad, x, weight)
+    to_input = b.where(v > 0.0, g, w * g)
+    to_weight = b.where(v > 0.0, 0.0, v * g)
+    return to_input.to(b.out.dtype), to_weight.to(b.out.dtype)
+
+
+@decomposes("aten.softplus")
+@pointwise
+def softplus(b: Build, x: Value, beta: Number = 1, threshold: Number = 20) -> Value:
+    scaled = x * float(beta)
+    return b.where(scaled > float(threshold), x, b.call("log1p", b.call("exp", scaled)) / float(beta))
+
+
+@decomposes("aten.softplus_backward")
+def softplus_backward(b: Build, grad: Value, x: Value, beta: float, threshold: float) -> Value:
+    g, v = b.value(grad), b.value(x)
+    z = b.call("exp", v * float(beta))
+    return finish(b, b.where(v * float(beta) > float(threshold), g, g * z / (z + 1.0)))
+
+
+@decomposes("aten.log_sigmoid_forward")
+def log_sigmoid_forward(b: Build, x: Value) -> tuple[Value, Value]:
+    """Eager also returns a buffer: exp(-|x|) on the CPU, empty elsewhere."""
+    v = b.value(x)
+    z = b.call("exp", -b.call("abs", v))
+    out = b.call("minimum", v, 0.0) - b.call("log1p", z)
+    first, second = b.outs
+    assert first is not None and second is not None
+    buffer = z.to(second.dtype) if second.shape == v.shape else b.full(second.shape, 0, second.dtype, second.device)
+    return out.to(first.dtype), buffer
+
+
+@decomposes("aten.log_sigmoid_backward")
+def log_sigmoid_backward(b: Build, grad: Value, x: Value, buffer: Value) -> Value:
+    g, v = b.value(grad), b.value(x)
+    z = b.call("exp", -b.call("abs", v))
+    negative = v < 0.0
+    slope = b.where(negative, 1.0, 0.0, dtype=v.dtype)
+    sign = b.where(negative, 1.0, -1.0, dtype=v.dtype)
+    return finish(b, (slope - sign * (z / (1.0 + z))) * g)
+
+
+@decomposes("aten.mish")
+@pointwise
+def mish(b: Build, x: Value) -> Value:
+    return x * b.call("tanh", b.call("log1p", b.call("exp", x)))
+
+
+@decomposes("aten.softshrink")
+@pointwise
+def softshrink(b: Build, x: Value, lambd: Number = 0.5) -> Value:
+    edge = float(lambd)
+    inside = b.where(x < -edge, x + edge, x * 0.0)
+    return b.where(x > edge, x - edge, inside)
+
+
+@decomposes("aten.softshrink_backward")
+def softshrink_backward(b: Build, grad: Value, x: Value, lambd: float) -> Value:
+    return _outside(b, grad, x, lambd)
+
+
+@decomposes("aten.hardshrink")
+def hardshrink(b: Build, x: Value, lambd: Number = 0.5) -> Value:
+    v = b.value(x)
+    return finish(b, b.where((v >= -float(lambd)) & (v <= float(lambd)), 0.0, v))
+
+
+@decomposes("aten.hardshrink_backward")
+def hardshrink_backward(b: Build, grad: Value, x: Value, lambd: float) -> Value:
+    return _outside(b, grad, x, lambd)
+
+
+def _outside(b: Build, grad: Value, x: Value, edge: float) -> Value:
+    """The gradient where |x| > edge."""
+    g, v = b.value(grad), b.value(x)
+    return finish(b, b.where((v >= -float(edge)) & (v <= float(edge)), 0.0, g))
+
+
+@decomposes("aten.glu")
+def glu(b: Build, x: Value, dim: int = -1) -> Value:
+    first, second = _halves(b, b.value(x), dim)
+    return finish(b, first * b.call("sigmoid", second))
+
+
+@decomposes("aten.glu_backward")
+def glu_backward(b: Build, grad: Value, x: Value, dim: int) -> Value:
+    g, v = b.value(grad), b.value(x)
+    first, second = _halves(b, v, dim)
+    s = b.call("sigmoid", second)
+    return finish(b, b.cat([g * s, g * first * s * (1.0 - s)], dim % x.ndim))
+
+
+def _halves(b: Build, x: Value, dim: int) -> tuple[Value, Value]:
+    dim %= x.ndim
+    size = x.shape[dim]
+    return b.slice(x, dim, 0, size // 2), b.slice(x, dim, size // 2, size)
+
+

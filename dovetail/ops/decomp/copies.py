@@ -1,0 +1,228 @@
+"""Copies and rearrangements.
+
+    aten.cat([a, b], 1)           ->  prims.cat (each element picks its part)
+    aten.flip, roll, repeat, ...  ->  index maps
+    aten._to_copy(x, dtype=...)   ->  prims.convert
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from dovetail.ir.expr import Expr, as_expr, product
+from dovetail.ir.types import BOOL, I64, Device, DType
+from dovetail.ops.build import Build, Number, Value
+from dovetail.ops.decomp.views import Size, bounds
+from dovetail.ops.registry import Declined, decomposes
+
+
+@decomposes("aten.clone", "aten.contiguous", prim=True)
+def clone(b: Build, x: Value, *, memory_format: object = None) -> Value:
+    return b.prim("copy", x)
+
+
+@decomposes("aten._to_copy", "aten.to.dtype", prim=True)
+def to_copy(
+    b: Build, x: Value, *, dtype: DType | None = None, layout: object = None, device: Device | None = None,
+    pin_memory: object = None, non_blocking: bool = False, memory_format: object = None,
+) -> Value:  # fmt: skip
+    if b.out.device != x.type.device:
+        raise Declined
+    return convert(b, x, b.out.dtype)
+
+
+@decomposes("prims.convert_element_type")
+def convert_element_type(b: Build, x: Value, dtype: DType) -> Value:
+    return convert(b, x, b.out.dtype)
+
+
+def convert(b: Build, x: Value, dtype: DType) -> Value:
+    return b.prim("copy", x) if x.dtype is dtype else x.to(dtype)
+
+
+@decomposes("aten.copy")
+def copy(b: Build, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    if source.type.device != x.type.device:
+        raise Declined
+    return b.prim("copy", b.expand(source.to(x.dtype), x.shape))
+
+
+def _nonempty(parts: Sequence[Value]) -> list[Value]:
+    """Eager ignores 1-d empty tensors in cat."""
+    return [p for p in parts if not (p.ndim == 1 and p.shape[0].is_const and p.shape[0].value == 0)]
+
+
+@decomposes("aten.cat", prim=True)
+def cat(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
+    parts = _nonempty(tensors)
+    if not parts:
+        return b.full(b.out.shape, 0, b.out.dtype, b.out.device)
+    typed = [p.to(b.out.dtype) for p in parts]
+    return b.prim("copy", typed[0]) if len(typed) == 1 else b.cat(typed, dim % b.out.ndim)
+
+
+@decomposes("aten.stack")
+def stack(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
+    at = dim % b.out.ndim
+    parts = [b.unsqueeze(t.to(b.out.dtype), (at,)) for t in tensors]
+    return b.prim("copy", parts[0]) if len(parts) == 1 else b.cat(parts, at)
+
+
+@decomposes("aten.constant_pad_nd")
+def constant_pad_nd(b: Build, x: Value, pad: Sequence[Size], value: Number = 0) -> Value:
+    """Pairs from the last dimension backwards; negative sizes cut."""
+    before, after = [as_expr(0)] * x.ndim, [as_expr(0)] * x.ndim
+    for pair in range(len(pad) // 2):
+        dim = x.ndim - 1 - pair
+        low, high = as_expr(pad[2 * pair]), as_expr(pad[2 * pair + 1])
+        if (low.lo < 0 < low.hi) or (high.lo < 0 < high.hi):
+            raise Declined
+        first = low * -1 if low.hi < 0 else as_expr(0)
+        last = x.shape[dim] + high if high.hi < 0 else x.shape[dim]
+        x = b.slice(x, dim, first, last)
+        before[dim], after[dim] = (as_expr(0) if side.hi < 0 else side for side in (low, high))
+    if all(side.is_const and side.value == 0 for side in (*before, *after)):
+        return b.prim("copy", x)
+    return b.prim("pad", x, tuple(before), tuple(after), value)
+
+
+@decomposes("aten.flip", prim=True)
+def flip(b: Build, x: Value, dims: Sequence[int]) -> Value:
+    if not x.ndim or not dims:
+        return b.prim("copy", x)
+    return b.prim("flip", x, tuple(sorted({d % x.ndim for d in dims})))
+
+
+@decomposes("aten.roll")
+def roll(b: Build, x: Value, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Value:
+    if not dims:
+        flat = b.reshape(x, (product(x.shape),))
+        return b.reshape(_rolled(b, flat, 0, as_expr(shifts[0])), x.shape)
+    for shift, dim in zip(shifts, dims):
+        x = _rolled(b, x, dim % x.ndim, as_expr(shift))
+    return b.prim("copy", x)
+
+
+def _rolled(b: Build, x: Value, dim: int, shift: Expr) -> Value:
+    size = x.shape[dim]
+    if not shift.is_const or not size.is_const:
+        raise Declined
+    if size.value == 0 or shift.value % size.value == 0:
+        return x
+    cut = size.value - shift.value % size.value
+    return b.cat([b.slice(x, dim, cut, size), b.slice(x, dim, 0, cut)], dim)
+
+
+@decomposes("aten.repeat", "aten.tile")
+def repeat(b: Build, x: Value, repeats: Sequence[Size]) -> Value:
+    """A new dimension before each repeated one, then merged."""
+    lead = len(repeats) - x.ndim
+    sizes = [as_expr(1)] * lead + list(x.shape)
+    spread: list[Expr] = []
+    places: list[int] = []
+    for times, size in zip(repeats, sizes):
+        spread += [as_expr(times), size]
+        places.append(len(spread) - 1)
+    widened = b.reshape(x, sizes)
+    return b.prim("copy", b.reshape(b.broadcast(widened, spread, places), b.out.shape))
+
+
+@decomposes("aten.repeat_interleave.self_int")
+def repeat_interleave(b: Build, x: Value, repeats: Size, dim: int | None = None, *, output_size: object = None) -> Value:
+    flat = b.reshape(x, (product(x.shape),)) if dim is None else x
+    at = 0 if dim is None else dim % x.ndim
+    spread = [*flat.shape[: at + 1], as_expr(repeats), *flat.shape[at + 1 :]]
+    places = [d if d <= at else d + 1 for d in range(flat.ndim)]
+    return b.prim("copy", b.reshape(b.broadcast(flat, spread, places), b.out.shape))
+
+
+def positions(b: Build, x: Value, dim: int) -> Value:
+    """The index along one dimension, spread over x's shape."""
+    return b.broadcast(b.iota(x.shape[dim], I64, x.type.device), x.shape, (dim,))
+
+
+@decomposes("aten.triu")
+def triu(b: Build, x: Value, diagonal: int = 0) -> Value:
+    rows, columns = positions(b, x, x.ndim - 2), positions(b, x, x.ndim - 1)
+    return b.where(columns >= rows + int(diagonal), x, _zero(x))
+
+
+@decomposes("aten.tril")
+def tril(b: Build, x: Value, diagonal: int = 0) -> Value:
+    rows, columns = positions(b, x, x.ndim - 2), positions(b, x, x.ndim - 1)
+    return b.where(columns <= rows + int(diagonal), x, _zero(x))
+
+
+def _zero(x: Value) -> Number:
+    return False if x.dtype is BOOL else 0.0 if x.dtype.is_float else 0
+
+
+# -- writing into part of a tensor -----------------------------------------------------------------
+
+
+@decomposes("aten.slice_scatter")
+def slice_scatter(
+    b: Build, x: Value, src: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+) -> Value:
+    dim %= x.ndim
+    size = x.shape[dim]
+    first, last = bounds(size, start, end)
+    src = src.to(x.dtype)
+    if first.is_const and first.value == 0 and last is size and step == 1:
+        return b.prim("copy", src)
+    if step == 1:
+        parts = [b.slice(x, dim, 0, first), src, b.slice(x, dim, last, size)]
+        kept = [p for p in parts if not (p.shape[dim].is_const and p.shape[dim].value == 0)]
+        return b.cat(kept, dim) if len(kept) > 1 else b.prim("copy", kept[0])
+    raise Declined
+
+
+@decomposes("aten.select_scatter")
+def select_scatter(b: Build, x: Value, src: Value, dim: int, index: Size) -> Value:
+    dim %= x.ndim
+    at = as_expr(index)
+    if not at.is_const:
+        raise Declined
+    place = at.value if at.value >= 0 else at + x.shape[dim]
+    spread = b.expand(b.unsqueeze(src.to(x.dtype), (dim,)), x.shape)
+    return b.where(positions(b, x, dim).eq(place), spread, x)
+
+
+@decomposes("aten.diagonal_scatter")
+def diagonal_scatter(b: Build, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    if x.ndim != 2 or not all(s.is_const for s in x.shape):
+        raise Declined
+    first, second = dim1 % 2, dim2 % 2
+    rows, columns = positions(b, x, first), positions(b, x, second)
+    length = src.shape[0]
+    begin = cast(int, max(offset, 0))
+    low = max(-offset, 0)
+    padded = b.prim("pad", src.to(x.dtype), (as_expr(low),), (x.shape[first] - length - low,), _zero(x))
+    spread = b.broadcast(padded, x.shape, (first,))
+    inside = columns.eq(rows + offset)
+    return b.where(inside, spread, x) if begin >= 0 else x
+
+
+@decomposes("aten.slice_backward")
+def slice_backward(
+    b: Build, grad: Value, input_sizes: Sequence[Size], dim: int, start: Size, end: Size, step: int
+) -> Value:
+    dim %= grad.ndim
+    size = as_expr(input_sizes[dim])
+    first, last = bounds(size, start, end)
+    if step != 1:
+        raise Declined
+    before, after = [as_expr(0)] * grad.ndim, [as_expr(0)] * grad.ndim
+    before[dim], after[dim] = first, size - last
+    return b.prim("pad", grad, tuple(before), tuple(after), _zero(grad))
+
+
+@decomposes("aten.select_backward")
+def select_backward(b: Build, grad: Value, input_sizes: Sequence[Size], dim: int, index: Size) -> Value:
+    rank = len(input_sizes)
+    dim %= rank
+    at, size = as_expr(index), as_expr(input_sizes[dim])
+    first = at if at.lo >= 0 else at + size
+    before, after = [as_expr(0)] * rank, [as_expr(0)] * rank
+    before[dim], after[dim] = first, size - first - 1
+    return b.prim("pad", b.unsqueeze(grad, (dim,)), tuple(before), tuple(after), _zero(grad))

@@ -1,0 +1,93 @@
+"""Tensors from nothing: constants and counts, computed where they are read.
+
+    aten.arange.start_step(0, 8, 2, dtype=i64)   ->  prims.iota
+    aten.zeros_like(x)                           ->  prims.full
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.ir.expr import Expr
+from dovetail.ir.types import I64
+from dovetail.ops.build import Build, Number, Value
+from dovetail.ops.registry import Declined, decomposes
+
+
+def _filled(value: Number) -> Callable[..., Value]:
+    def rule(b: Build, *args: Any, **kwargs: Any) -> Value:
+        return b.full(b.out.shape, value, b.out.dtype, b.out.device)
+
+    return rule
+
+
+decomposes("aten.zeros", "aten.zeros_like", "aten.new_zeros", prim=True)(_filled(0))
+decomposes("aten.ones", "aten.ones_like", "aten.new_ones", prim=True)(_filled(1))
+decomposes("aten.empty.memory_format", "aten.empty_like", "aten.new_empty", "aten.empty_strided",
+           "aten.new_empty_strided", "aten.empty_permuted")(_filled(0))  # fmt: skip
+
+
+@decomposes("aten.full", "aten.full_like", "aten.new_full", prim=True)
+def full(b: Build, shape_or_tensor: object, *rest: Any, **kwargs: Any) -> Value:
+    value = rest[-1] if rest else kwargs["fill_value"]
+    if isinstance(value, Value):
+        return b.expand(value.to(b.out.dtype), b.out.shape)
+    if isinstance(value, complex):
+        raise Declined
+    return b.full(b.out.shape, value, b.out.dtype, b.out.device)
+
+
+@decomposes("aten.scalar_tensor", prim=True)
+def scalar_tensor(b: Build, value: Number, **kwargs: Any) -> Value:
+    if isinstance(value, complex):
+        raise Declined
+    return b.full((), value, b.out.dtype, b.out.device)
+
+
+@decomposes("aten.fill.Scalar", "aten.fill.Tensor")
+def fill(b: Build, x: Value, value: Number | Value) -> Value:
+    if isinstance(value, Value):
+        return b.prim("copy", b.expand(value.to(b.out.dtype), b.out.shape))
+    return b.full(b.out.shape, value, b.out.dtype, b.out.device)
+
+
+@decomposes("aten.zero")
+def zero(b: Build, x: Value) -> Value:
+    return b.full(b.out.shape, 0, b.out.dtype, b.out.device)
+
+
+@decomposes("aten.arange")
+def arange(b: Build, end: Number, **kwargs: Any) -> Value:
+    return _counted(b, 0, 1)
+
+
+@decomposes("aten.arange.start")
+def arange_start(b: Build, start: Number, end: Number, **kwargs: Any) -> Value:
+    return _counted(b, start, 1)
+
+
+@decomposes("aten.arange.start_step")
+def arange_step(b: Build, start: Number, end: Number, step: Number = 1, **kwargs: Any) -> Value:
+    return _counted(b, start, step)
+
+
+def _counted(b: Build, start: Number, step: Number) -> Value:
+    """Eager accumulates in double (or i64) and rounds once."""
+    dtype = b.out.dtype
+    if dtype.is_integer and all(isinstance(x, (int, Expr)) for x in (start, step)):
+        return b.iota(b.out.shape[0], dtype, b.out.device, start, step)
+    if dtype.is_integer:
+        raise Declined
+    if all(isinstance(x, (int, Expr)) and not isinstance(x, Expr) for x in (start, step)) and dtype.bits >= 32:
+        return b.iota(b.out.shape[0], I64, b.out.device, start, step).to(dtype)
+    raise Declined
+
+
+@decomposes("aten.eye", "aten.eye.m")
+def eye(b: Build, *sizes: Any, **kwargs: Any) -> Value:
+    rows, columns = b.out.shape
+    i = b.broadcast(b.iota(rows, I64, b.out.device), b.out.shape, (0,))
+    j = b.broadcast(b.iota(columns, I64, b.out.device), b.out.shape, (1,))
+    return i.eq(j).to(b.out.dtype)
+
+

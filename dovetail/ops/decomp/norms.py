@@ -1,0 +1,270 @@
+"""Normalisation layers and their gradients.
+
+    aten.native_layer_norm(x, [64], w, b, eps)  ->  (out, mean, rstd):  welford, rsqrt, one pointwise body
+
+Statistics are in fp32 for half types, and are returned in the type eager returns them in.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from dovetail.ir.expr import Expr, product
+from dovetail.ir.types import TensorType
+from dovetail.ops.build import Build, Value
+from dovetail.ops.decomp.reductions import accumulate, as_float, check_not_empty, count, moments
+from dovetail.ops.promote import compute_dtype
+from dovetail.ops.registry import Declined, decomposes
+
+
+def _rstd(b: Build, squares: Value, size: Expr, eps: float) -> Value:
+    return b.call("rsqrt", squares / as_float(size) + float(eps))
+
+
+def _along(b: Build, x: Value | None, like: Value, dims: Sequence[int]) -> Value | None:
+    """A per-channel vector spread over `like`, in its type."""
+    return None if x is None else b.broadcast(x.to(like.dtype), like.shape, dims)
+
+
+def _affine(y: Value, weight: Value | None, bias: Value | None) -> Value:
+    if weight is not None:
+        y = y * weight
+    return y if bias is None else y + bias
+
+
+@decomposes("aten.native_layer_norm")
+def layer_norm(
+    b: Build, x: Value, normalized_shape: Sequence[Expr], weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
+    rank = len(normalized_shape)
+    dims = tuple(range(x.ndim - rank, x.ndim))
+    check_not_empty(x, range(x.ndim))
+    v = accumulate(x, x.dtype)
+    mean, squares = moments(b, v, dims, keepdim=True)
+    rstd = _rstd(b, squares, count(x, dims), eps)
+    y = _affine((v - mean) * rstd, _along(b, weight, v, dims), _along(b, bias, v, dims))
+    kinds = cast("tuple[TensorType, ...]", b.outs)
+    return y.to(kinds[0].dtype), mean.to(kinds[1].dtype), rstd.to(kinds[2].dtype)
+
+
+@decomposes("aten.native_layer_norm_backward")
+def layer_norm_backward(
+    b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], mean: Value, rstd: Value,
+    weight: Value | None, bias: Value | None, output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:  # fmt: skip
+    rank = len(normalized_shape)
+    inner = tuple(range(x.ndim - rank, x.ndim))
+    outer = tuple(range(x.ndim - rank))
+    check_not_empty(x, range(x.ndim))
+    g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
+    scale = rstd.to(v.dtype)
+    normal = (v - mean.to(v.dtype)) * scale
+    to_x = to_weight = to_bias = None
+    if output_mask[0]:
+        spread = _along(b, weight, v, inner)
+        gw = g if spread is None else g * spread
+        size = as_float(count(x, inner))
+        first = b.reduce("sum", gw, inner, keepdim=True)
+        second = b.reduce("sum", gw * normal, inner, keepdim=True)
+        to_x = (scale / size) * (gw * size - first - normal * second)
+        to_x = to_x.to(x.dtype)
+    if output_mask[1] and weight is not None:
+        to_weight = b.reduce("sum", g * normal, outer).to(weight.dtype)
+    if output_mask[2] and bias is not None:
+        to_bias = b.reduce("sum", g, outer).to(bias.dtype)
+    return to_x, to_weight, to_bias
+
+
+@decomposes("aten._fused_rms_norm")
+def fused_rms_norm(
+    b: Build, x: Value, normalized_shape: Sequence[Expr], weight: Value | None, eps: float | None
+) -> tuple[Value, Value]:
+    if eps is None:
+        raise Declined
+    dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    v = accumulate(x, x.dtype)
+    rstd = b.call("rsqrt", b.reduce("sum", v * v, dims, keepdim=True) / as_float(count(x, dims)) + float(eps))
+    y = _affine(v * rstd, _along(b, weight, v, dims), None)
+    kinds = cast("tuple[TensorType, ...]", b.outs)
+    return y.to(kinds[0].dtype), rstd.to(kinds[1].dtype)
+
+
+@decomposes("aten._fused_rms_norm_backward")
+def fused_rms_norm_backward(
+    b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], rstd: Value, weight: Value | None,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:  # fmt: skip
+    rank = len(normalized_shape)
+    inner, outer = tuple(range(x.ndim - rank, x.ndim)), tuple(range(x.ndim - rank))
+    g, v, scale = accumulate(grad, x.dtype), accumulate(x, x.dtype), rstd.to(compute_dtype(x.dtype))
+    normal = v * scale
+    to_x = to_weight = None
+    if output_mask[0]:
+        spread = _along(b, weight, v, inner)
+        gw = g if spread is None else g * spread
+        mean = b.reduce("sum", gw * normal, inner, keepdim=True) / as_float(count(x, inner))
+        to_x = ((gw - normal * mean) * scale).to(x.dtype)
+    if output_mask[1] and weight is not None:
+        to_weight = b.reduce("sum", g * normal, outer).to(weight.dtype)
+    return to_x, to_weight
+
+
+# -- batch norm: channels are dimension 1 ----------------------------------------------------------
+
+
+def _channel(b: Build, x: Value | None, like: Value) -> Value | None:
+    return None if x is None else b.broadcast(x.to(like.dtype), like.shape, (1,))
+
+
+def _others(x: Value) -> tuple[int, ...]:
+    return (0, *range(2, x.ndim))
+
+
+def _normalise(
+    b: Build, v: Value, mean: Value, rstd: Value, weight: Value | None, bias: Value | None
+) -> Value:
+    """Eager folds the statistics into one multiply and one add per element."""
+    alpha = rstd if weight is None else rstd * weight.to(v.dtype)
+    beta = -mean * alpha if bias is None else bias.to(v.dtype) - mean * alpha
+    return v * cast(Value, _channel(b, alpha, v)) + cast(Value, _channel(b, beta, v))
+
+
+@decomposes("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
+def batch_norm_inference(
+    b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    momentum: float, eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    if len(b.outs) != 3:
+        raise Declined
+    return _batch_norm_eval(b, x, weight, bias, running_mean, running_var, eps)
+
+
+def _batch_norm_eval(
+    b: Build, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float
+) -> tuple[Value | None, ...]:
+    v = accumulate(x, x.dtype)
+    rstd = b.call("rsqrt", var.to(v.dtype) + float(eps))
+    y = _normalise(b, v, mean.to(v.dtype), rstd, weight, bias).to(x.dtype)
+    empties = [b.full(t.shape, 0, t.dtype, t.device) if t is not None else None for t in b.outs[1:3]]
+    return y, *empties
+
+
+@decomposes("aten.native_batch_norm")
+def native_batch_norm(
+    b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
+    running_var: Value | None, training: bool, momentum: float, eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """In training this op updates its statistics in place, so only the evaluation form is pure."""
+    if training or running_mean is None or running_var is None:
+        raise Declined
+    return _batch_norm_eval(b, x, weight, bias, running_mean, running_var, eps)
+
+
+@decomposes("aten._native_batch_norm_legit_functional", "aten.native_batch_norm_functional")
+def batch_norm_training(
+    b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    training: bool, momentum: float, eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    if not training:
+        y, mean, rstd = _batch_norm_eval(b, x, weight, bias, running_mean, running_var, eps)
+        return y, mean, rstd, b.prim("copy", running_mean), b.prim("copy", running_var)
+    dims = _others(x)
+    v = accumulate(x, x.dtype)
+    size = count(x, dims)
+    if not size.is_const or size.value < 2:
+        raise Declined
+    mean, squares = moments(b, v, dims, keepdim=False)
+    rstd = _rstd(b, squares, size, eps)
+    y = _normalise(b, v, mean, rstd, weight, bias).to(x.dtype)
+    kept = 1.0 - float(momentum)
+    unbiased = squares / (float(size.value) - 1.0)
+    new_mean = mean * float(momentum) + running_mean.to(v.dtype) * kept
+    new_var = unbiased * float(momentum) + running_var.to(v.dtype) * kept
+    kinds = cast("tuple[TensorType, ...]", b.outs)
+    return tuple(value.to(kind.dtype) for value, kind in zip((y, mean, rstd, new_mean, new_var), kinds))
+
+
+@decomposes("aten.native_batch_norm_backward")
+def batch_norm_backward(
+    b: Build, grad: Value, x: Value, weight: Value | None, running_mean: Value | None, running_var: Value | None,
+    save_mean: Value | None, save_invstd: Value | None, train: bool, eps: float, output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:  # fmt: skip
+    g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
+    dims = _others(x)
+    size = as_float(count(x, dims))
+    if train:
+        assert save_mean is not None and save_invstd is not None
+        mean, rstd = save_mean.to(v.dtype), save_invstd.to(v.dtype)
+    else:
+        assert running_mean is not None and running_var is not None
+        mean, rstd = running_mean.to(v.dtype), b.call("rsqrt", running_var.to(v.dtype) + float(eps))
+    centred = v - cast(Value, _channel(b, mean, v))
+    total = b.reduce("sum", g, dims)
+    dot = b.reduce("sum", g * centred, dims)
+    to_x = to_weight = to_bias = None
+    kinds = b.outs
+    if output_mask[0]:
+        scale = rstd if weight is None else rstd * weight.to(v.dtype)
+        if train:
+            slope = cast(Value, _channel(b, dot * rstd * rstd / size, v))
+            g = g - centred * slope - cast(Value, _channel(b, total / size, v))
+        to_x = (g * cast(Value, _channel(b, scale, v))).to(x.dtype)
+    if output_mask[1] and kinds[1] is not None:
+        to_weight = (dot * rstd).to(kinds[1].dtype)
+    if output_mask[2] and kinds[2] is not None:
+        to_bias = total.to(kinds[2].dtype)
+    return to_x, to_weight, to_bias
+
+
+# -- group norm ------------------------------------------------------------------------------------
+
+
+def _grouped(b: Build, x: Value, n: Expr, c: Expr, hw: Expr, group: int) -> Value:
+    return b.reshape(x, (n, group, c // group, hw))
+
+
+@decomposes("aten.native_group_norm")
+def group_norm(
+    b: Build, x: Value, weight: Value | None, bias: Value | None, N: Expr, C: Expr, HxW: Expr, group: int, eps: float
+) -> tuple[Value, Value, Value]:
+    check_not_empty(x, range(x.ndim))
+    v = accumulate(x, x.dtype)
+    parts = _grouped(b, v, x.shape[0], x.shape[1], product(x.shape[2:]), group)
+    mean, squares = moments(b, parts, (2, 3), keepdim=False)
+    rstd = _rstd(b, squares, count(parts, (2, 3)), eps)
+    shape = parts.shape
+    normal = (parts - b.broadcast(mean, shape, (0, 1))) * b.broadcast(rstd, shape, (0, 1))
+    y = b.reshape(normal, x.shape)
+    y = _affine(y, _channel(b, weight, y), _channel(b, bias, y))
+    kinds = cast("tuple[TensorType, ...]", b.outs)
+    return y.to(x.dtype), mean.to(kinds[1].dtype), rstd.to(kinds[2].dtype)
+
+
+@decomposes("aten.native_group_norm_backward")
+def group_norm_backward(
+    b: Build, grad: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, N: Expr, C: Expr, HxW: Expr,
+    group: int, output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:  # fmt: skip
+    g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
+    n, c, hw = x.shape[0], x.shape[1], product(x.shape[2:])
+    parts = _grouped(b, v, n, c, hw, group)
+    shape = parts.shape
+    scale = b.broadcast(rstd.to(v.dtype), shape, (0, 1))
+    normal = (parts - b.broadcast(mean.to(v.dtype), shape, (0, 1))) * scale
+    to_x = to_weight = to_bias = None
+    kinds = b.outs
+    if output_mask[0]:
+        spread = _channel(b, weight, v)
+        gw = _grouped(b, g if spread is None else g * spread, n, c, hw, group)
+        size = as_float(count(parts, (2, 3)))
+        first = b.broadcast(b.reduce("sum", gw, (2, 3)) / size, shape, (0, 1))
+        second = b.broadcast(b.reduce("sum", gw * normal, (2, 3)) / size, shape, (0, 1))
+        to_x = b.reshape((gw - first - normal * second) * scale, x.shape).to(x.dtype)
+    others = _others(x)
+    if output_mask[1] and kinds[1] is not None:
+        to_weight = b.reduce("sum", g * b.reshape(normal, x.shape), others).to(kinds[1].dtype)
+    if output_mask[2] and kinds[2] is not None:
+        to_bias = b.reduce("sum", g, others).to(kinds[2].dtype)
+    return to_x, to_weight, to_bias
+
+

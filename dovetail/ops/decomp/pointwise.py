@@ -1,0 +1,514 @@
+"""Pointwise arithmetic: one value in, one value out, element by element.
+
+    aten.add.Tensor(x: bf16, y: f32[1], alpha=2)  ->  convert both, y * 2, add, convert back
+
+Every op computes in the type in which eager computes (fp32 for half types) and rounds once, at the end.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from dovetail.ir.expr import Expr
+from dovetail.ir.types import BOOL, F64
+from dovetail.ops.build import Build, Number, Operand, Value
+from dovetail.ops.promote import compute_dtype
+from dovetail.ops.registry import Declined, decomposes
+
+
+def finish(b: Build, x: Value) -> Value:
+    """Round to eager's result type, in eager's shape."""
+    return b.expand(x.to(b.out.dtype), b.out.shape)
+
+
+def pointwise(fn: Callable[..., Value]) -> Callable[..., Value]:
+    """A rule on operands already in the compute type; the result is rounded."""
+
+    def rule(b: Build, *args: Operand, **kwargs: Any) -> Value:
+        return finish(b, fn(b, *ready(b, args), **kwargs))
+
+    return rule
+
+
+def ready(b: Build, args: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    got = b.operands(*args)
+    if not any(isinstance(x, Value) for x in got):
+        return (b.value(args[0]), *got[1:])
+    return got
+
+
+# -- unary -----------------------------------------------------------------------------------------
+
+FLOAT_UNARY: Final = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos",
+    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma",
+    "sigmoid", "reciprocal", "frac",
+)  # fmt: skip
+SPECIAL_UNARY: Final = {
+    "special_i0e": "i0e", "special_i1": "i1", "special_i1e": "i1e", "special_ndtri": "ndtri", "i0": "i0",
+}  # fmt: skip
+
+
+def _unary(prim: str) -> Callable[..., Value]:
+    return pointwise(lambda b, x: b.call(prim, x))
+
+
+for _name in FLOAT_UNARY:
+    decomposes(f"aten.{_name}", prim=True)(_unary(_name))
+for _name, _prim in SPECIAL_UNARY.items():
+    decomposes(f"aten.{_name}", prim=True)(_unary(_prim))
+
+
+def _rounding(prim: str) -> Callable[..., Value]:
+    """floor, ceil... are the identity on integers."""
+
+    def rule(b: Build, x: Value) -> Value:
+        if not x.dtype.is_float:
+            return b.prim("copy", x)
+        return finish(b, b.call(prim, b.value(x)))
+
+    return rule
+
+
+for _name in ("floor", "ceil", "trunc", "round"):
+    decomposes(f"aten.{_name}", prim=True)(_rounding(_name))
+
+
+@decomposes("aten.neg", prim=True)
+@pointwise
+def neg(b: Build, x: Value) -> Value:
+    return -x
+
+
+@decomposes("aten.abs", prim=True)
+def abs_(b: Build, x: Value) -> Value:
+    if x.dtype is BOOL:
+        return b.prim("copy", x)
+    return finish(b, b.call("abs", b.value(x)))
+
+
+@decomposes("aten.sign", "aten.sgn", prim=True)
+def sign(b: Build, x: Value) -> Value:
+    if x.dtype is BOOL:
+        return b.prim("copy", x)
+    return finish(b, b.call("sign", b.value(x)))
+
+
+@decomposes("aten.positive")
+def positive(b: Build, x: Value) -> Value:
+    return x
+
+
+@decomposes("aten.round.decimals")
+def round_decimals(b: Build, x: Value, *, decimals: int) -> Value:
+    if not x.dtype.is_float:
+        return b.prim("copy", x)
+    scale = 10.0 ** abs(decimals)
+    v = b.value(x)
+    out = b.call("round", v * scale) / scale if decimals >= 0 else b.call("round", v / scale) * scale
+    return finish(b, out)
+
+
+@decomposes("aten.square")
+@pointwise
+def square(b: Build, x: Value) -> Value:
+    return b.call("logical_and", x, x) if x.dtype is BOOL else x * x
+
+
+@decomposes("aten.logical_not", prim=True)
+def logical_not(b: Build, x: Value) -> Value:
+    return finish(b, ~truth(b, x))
+
+
+@decomposes("aten.bitwise_not", prim=True)
+def bitwise_not(b: Build, x: Value) -> Value:
+    return ~x if x.dtype is BOOL else b.call("bit_not", x)
+
+
+@decomposes("aten.isnan", prim=True)
+def isnan(b: Build, x: Value) -> Value:
+    return _class_test(b, x, "isnan", False)
+
+
+@decomposes("aten.isinf", prim=True)
+def isinf(b: Build, x: Value) -> Value:
+    return _class_test(b, x, "isinf", False)
+
+
+@decomposes("aten.isfinite", prim=True)
+def isfinite(b: Build, x: Value) -> Value:
+    return _class_test(b, x, "isfinite", True)
+
+
+@decomposes("aten.signbit", prim=True)
+def signbit(b: Build, x: Value) -> Value:
+    if x.dtype.is_float:
+        return b.call("signbit", x.to(compute_dtype(x.dtype)))
+    return b.full(x.shape, False, BOOL, x.type.device) if x.dtype is BOOL else x < 0
+
+
+@decomposes("aten.isposinf")
+def isposinf(b: Build, x: Value) -> Value:
+    return _class_test(b, x, math.inf, False)
+
+
+@decomposes("aten.isneginf")
+def isneginf(b: Build, x: Value) -> Value:
+    return _class_test(b, x, -math.inf, False)
+
+
+def _class_test(b: Build, x: Value, test: str | float, otherwise: bool) -> Value:
+    """A test that only floating point can fail or pass."""
+    if not x.dtype.is_float:
+        return b.full(x.shape, otherwise, BOOL, x.type.device)
+    v = x.to(compute_dtype(x.dtype))
+    return b.call(test, v) if isinstance(test, str) else v.eq(test)
+
+
+@decomposes("aten.nan_to_num")
+def nan_to_num(b: Build, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Value:
+    if not x.dtype.is_float:
+        return b.prim("copy", x)
+    largest = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
+    top = largest[x.dtype.name]
+    v = b.value(x)
+    out = b.where(b.call("isnan", v), 0.0 if nan is None else float(nan), v)
+    out = b.where(v.eq(math.inf), top if posinf is None else float(posinf), out)
+    return finish(b, b.where(v.eq(-math.inf), -top if neginf is None else float(neginf), out))
+
+
+@decomposes("aten.sinc")
+@pointwise
+def sinc(b: Build, x: Value) -> Value:
+    scaled = x * math.pi
+    return b.where(x.eq(0.0), 1.0, b.call("sin", scaled) / scaled)
+
+
+@decomposes("aten.deg2rad")
+@pointwise
+def deg2rad(b: Build, x: Value) -> Value:
+    return x * (math.pi / 180.0)
+
+
+@decomposes("aten.rad2deg")
+@pointwise
+def rad2deg(b: Build, x: Value) -> Value:
+    return x * (180.0 / math.pi)
+
+
+@decomposes("aten.logit")
+def logit(b: Build, x: Value, eps: float | None = None) -> Value:
+    v = b.value(x)
+    if eps is not None:
+        v = clamp_values(b, v, eps, 1.0 - eps)
+    return finish(b, b.call("log", v / (1.0 - v)))
+
+
+# -- binary ----------------------------------------------------------------------------------------
+
+
+def truth(b: Build, x: Operand) -> Value:
+    if not isinstance(x, Value):
+        return b.full((), bool(x), BOOL, b.out.device)
+    return x if x.dtype is BOOL else x.to(compute_dtype(x.dtype)).ne(0)
+
+
+@decomposes("aten.add.Tensor", "aten.add.Scalar", prim=True)
+def add(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+    x, y = ready(b, (x, y))
+    if b.out.dtype is BOOL:
+        return finish(b, b.call("logical_or", x, y if alpha else False))
+    return finish(b, b.call("add", x, _times(b, y, alpha)))
+
+
+@decomposes("aten.sub.Tensor", "aten.sub.Scalar", prim=True)
+def sub(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+    x, y = ready(b, (x, y))
+    return finish(b, b.call("sub", x, _times(b, y, alpha)))
+
+
+@decomposes("aten.rsub.Tensor", "aten.rsub.Scalar")
+def rsub(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+    x, y = ready(b, (x, y))
+    return finish(b, b.call("sub", y, _times(b, x, alpha)))
+
+
+def _times(b: Build, x: Operand, alpha: Number) -> Operand:
+    if not isinstance(alpha, Expr) and alpha == 1:
+        return x
+    if isinstance(x, Value):
+        return x * b.operands(alpha)[0]
+    return x * alpha
+
+
+@decomposes("aten.mul.Tensor", "aten.mul.Scalar", prim=True)
+@pointwise
+def mul(b: Build, x: Operand, y: Operand) -> Value:
+    return b.call("logical_and" if b.out.dtype is BOOL else "mul", x, y)
+
+
+@decomposes("aten.div.Tensor", "aten.div.Scalar", prim=True)
+@pointwise
+def div(b: Build, x: Operand, y: Operand) -> Value:
+    return b.call("div", x, y)
+
+
+@decomposes("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+def div_mode(b: Build, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
+    return div_rounded(b, x, y, rounding_mode)
+
+
+@decomposes("aten.floor_divide", "aten.floor_divide.Scalar")
+def floor_divide(b: Build, x: Operand, y: Operand) -> Value:
+    return div_rounded(b, x, y, "floor")
+
+
+def div_rounded(b: Build, x: Operand, y: Operand, mode: str | None) -> Value:
+    x, y = ready(b, (x, y))
+    if mode is None:
+        return finish(b, b.call("div", x, y))
+    if mode == "trunc" and b.out.dtype.is_float:
+        return finish(b, b.call("trunc", b.call("div", x, y)))
+    return finish(b, b.call("truncdiv" if mode == "trunc" else "floordiv", x, y))
+
+
+@decomposes("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor", prim=True)
+@pointwise
+def remainder(b: Build, x: Operand, y: Operand) -> Value:
+    return b.call("remainder", x, y)
+
+
+@decomposes("aten.fmod.Tensor", "aten.fmod.Scalar", prim=True)
+@pointwise
+def fmod(b: Build, x: Operand, y: Operand) -> Value:
+    if b.out.dtype.is_float:
+        return b.call("fmod", x, y)
+    return b.call("sub", x, b.call("mul", b.call("truncdiv", x, y), y))
+
+
+def _binary(prim: str) -> Callable[..., Value]:
+    return pointwise(lambda b, x, y: b.call(prim, x, y))
+
+
+for _name in ("atan2", "hypot", "copysign", "nextafter", "fmax", "fmin"):
+    decomposes(f"aten.{_name}", prim=True)(_binary(_name))
+decomposes("aten.copysign.Tensor", "aten.copysign.Scalar", prim=True)(_binary("copysign"))
+
+
+def _extreme(prim: str, on_bool: str) -> Callable[..., Value]:
+    return pointwise(lambda b, x, y: b.call(on_bool if b.out.dtype is BOOL else prim, x, y))
+
+
+decomposes("aten.maximum", prim=True)(_extreme("maximum", "logical_or"))
+decomposes("aten.minimum", prim=True)(_extreme("minimum", "logical_and"))
+
+
+def _compare(prim: str) -> Callable[..., Value]:
+    return pointwise(lambda b, x, y: b.call(prim, x, y))
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    decomposes(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar", prim=True)(_compare(_name))
+
+
+def _logical(prim: str) -> Callable[..., Value]:
+    return lambda b, x, y: finish(b, b.call(prim, truth(b, x), truth(b, y)))
+
+
+decomposes("aten.logical_and", prim=True)(_logical("logical_and"))
+decomposes("aten.logical_or", prim=True)(_logical("logical_or"))
+decomposes("aten.logical_xor", prim=True)(_logical("ne"))
+
+
+def _bits(on_integer: str, on_bool: str) -> Callable[..., Value]:
+    return pointwise(lambda b, x, y: b.call(on_bool if b.out.dtype is BOOL else on_integer, x, y))
+
+
+for _name, _on_bool in (("and", "logical_and"), ("or", "logical_or"), ("xor", "ne")):
+    decomposes(f"aten.bitwise_{_name}.Tensor", f"aten.bitwise_{_name}.Scalar", f"aten.__{_name}__.Tensor",
+               f"aten.__{_name}__.Scalar", prim=True)(_bits(f"bit_{_name}", _on_bool))  # fmt: skip
+
+
+def _shift(prim: str) -> Callable[..., Value]:
+    def rule(b: Build, x: Operand, y: Operand) -> Value:
+        if b.out.dtype.is_float:
+            raise Declined
+        x, y = ready(b, (x, y))
+        bits = b.out.dtype.bits
+        # Past the width eager gives 0 for <<, and the sign for >>.
+        amount = y if isinstance(y, Value) else b.full((), y, b.out.dtype, b.out.device)
+        outside = (amount < 0) | (amount >= bits)
+        if prim == "shl":
+            return finish(b, b.where(outside, 0, b.call("shl", x, b.where(outside, 0, amount))))
+        return finish(b, b.call("shr", x, b.where(outside, bits - 1, amount)))
+
+    return rule
+
+
+for _op, _prim in (("left_shift", "shl"), ("right_shift", "shr")):
+    decomposes(f"aten.bitwise_{_op}.Tensor", f"aten.bitwise_{_op}.Tensor_Scalar")(_shift(_prim))
+for _op, _prim in (("lshift", "shl"), ("rshift", "shr")):
+    decomposes(f"aten.__{_op}__.Tensor", f"aten.__{_op}__.Scalar")(_shift(_prim))
+
+
+@decomposes("aten.pow.Tensor_Scalar")
+def pow_scalar(b: Build, x: Value, exponent: Number) -> Value:
+    """Small exponents are products, as in eager's kernel."""
+    v, e = b.operands(x, exponent)
+    if not isinstance(v, Value):
+        raise Declined
+    if not b.out.dtype.is_float:
+        return _integer_pow(b, v, exponent)
+    special: dict[Number, Callable[[Value], Value]] = {
+        0.0: lambda v: b.full(v.shape, 1, v.dtype, v.type.device),
+        1.0: lambda v: b.prim("copy", v),
+        2.0: lambda v: v * v,
+        3.0: lambda v: v * v * v,
+        0.5: lambda v: b.call("sqrt", v),
+        -0.5: lambda v: b.call("rsqrt", v),
+        -1.0: lambda v: b.call("reciprocal", v),
+        -2.0: lambda v: b.call("reciprocal", v * v),
+    }
+    rule = special.get(e) if not isinstance(e, Expr) else None
+    return finish(b, rule(v) if rule else b.call("pow", v, e))
+
+
+def _integer_pow(b: Build, v: Value, exponent: Number) -> Value:
+    if isinstance(exponent, Expr) or exponent < 0 or exponent > 64 or v.dtype is BOOL:
+        raise Declined
+    result, power, left = None, v, int(exponent)
+    while left:
+        if left & 1:
+            result = power if result is None else result * power
+        power, left = power * power if left > 1 else power, left >> 1
+    return result if result is not None else b.full(v.shape, 1, v.dtype, v.type.device)
+
+
+@decomposes("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
+def pow_tensor(b: Build, x: Operand, y: Operand) -> Value:
+    if not b.out.dtype.is_float:
+        raise Declined
+    x, y = ready(b, (x, y))
+    return finish(b, b.call("pow", x, y))
+
+
+@decomposes("aten.float_power.Tensor_Scalar", "aten.float_power.Tensor_Tensor")
+def float_power(b: Build, x: Operand, y: Operand) -> Value:
+    x, y = b.operands(x, y, dtype=F64)
+    return finish(b, b.call("pow", x, y))
+
+
+@decomposes("aten.xlogy.Tensor", "aten.xlogy.Scalar_Other", "aten.xlogy.Scalar_Self")
+@pointwise
+def xlogy(b: Build, x: Operand, y: Operand) -> Value:
+    return _x_log(b, x, y, "log")
+
+
+@decomposes("aten.special_xlog1py", "aten.special_xlog1py.other_scalar", "aten.special_xlog1py.self_scalar")
+@pointwise
+def xlog1py(b: Build, x: Operand, y: Operand) -> Value:
+    return _x_log(b, x, y, "log1p")
+
+
+def _x_log(b: Build, x: Operand, y: Operand, log: str) -> Value:
+    like = x if isinstance(x, Value) else y
+    assert isinstance(like, Value)
+    x, y = (v if isinstance(v, Value) else b.full((), v, like.dtype, like.type.device) for v in (x, y))
+    product = x * b.call(log, y)
+    return b.where(b.call("isnan", y), y, b.where(x.eq(0.0), 0.0, product))
+
+
+@decomposes("aten.logaddexp")
+@pointwise
+def logaddexp(b: Build, x: Value, y: Value) -> Value:
+    return _log_add(b, x, y, "exp", "log1p")
+
+
+@decomposes("aten.logaddexp2")
+@pointwise
+def logaddexp2(b: Build, x: Value, y: Value) -> Value:
+    top = b.call("maximum", x, y)
+    gap = b.call("exp2", -b.call("abs", x - y))
+    out = top + b.call("log1p", gap) * (1.0 / math.log(2.0))
+    return b.where(b.call("isinf", x) & x.eq(y), x, out)
+
+
+def _log_add(b: Build, x: Value, y: Value, exp: str, log1p: str) -> Value:
+    top = b.call("maximum", x, y)
+    out = top + b.call(log1p, b.call(exp, -b.call("abs", x - y)))
+    return b.where(b.call("isinf", x) & x.eq(y), x, out)
+
+
+@decomposes("aten.heaviside")
+@pointwise
+def heaviside(b: Build, x: Value, y: Value) -> Value:
+    if x.dtype is BOOL:
+        raise Declined
+    step = b.where(x < 0, 0, 1, dtype=x.dtype)
+    return b.where(x.eq(0), y, step)
+
+
+# -- three operands --------------------------------------------------------------------------------
+
+
+def clamp_values(b: Build, v: Value, low: Operand | None, high: Operand | None) -> Value:
+    """NaN stays NaN; where the bounds cross, the upper one wins."""
+    if low is not None:
+        v = b.call("maximum", v, low)
+    return v if high is None else b.call("minimum", v, high)
+
+
+@decomposes("aten.clamp", "aten.clamp.Tensor", "aten.clamp_min", "aten.clamp_min.Tensor")
+def clamp(b: Build, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
+    if b.out.dtype is BOOL:
+        raise Declined
+    v = b.value(x)
+    low, high = (None if bound is None else b.operands(bound)[0] for bound in (min, max))
+    return finish(b, clamp_values(b, v, low, high))
+
+
+@decomposes("aten.clamp_max", "aten.clamp_max.Tensor")
+def clamp_max(b: Build, x: Value, max: Operand) -> Value:
+    return clamp(b, x, None, max)
+
+
+@decomposes("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar", prim=True)
+def where(b: Build, condition: Value, x: Operand, y: Operand) -> Value:
+    dtype = b.out.dtype
+    x, y = (v.to(dtype) if isinstance(v, Value) else v for v in (x, y))
+    return b.expand(b.where(truth(b, condition), x, y, dtype=dtype), b.out.shape)
+
+
+@decomposes("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def masked_fill(b: Build, x: Value, mask: Value, value: Operand) -> Value:
+    fill = value.to(b.out.dtype) if isinstance(value, Value) else value
+    return b.expand(b.where(mask, fill, x), b.out.shape)
+
+
+@decomposes("aten.lerp.Scalar", "aten.lerp.Tensor")
+@pointwise
+def lerp(b: Build, start: Value, end: Value, weight: Operand) -> Value:
+    gap = end - start
+    near, far = start + gap * weight, end - gap * (1.0 - weight)
+    if isinstance(weight, Value):
+        return b.where(b.call("abs", weight) < 0.5, near, far)
+    return near if abs(weight) < 0.5 else far
+
+
+@decomposes("aten.addcmul")
+@pointwise
+def addcmul(b: Build, x: Value, y: Value, z: Value, *, value: Number = 1) -> Value:
+    return x + y * z * b.operands(value)[0] if value != 1 else x + y * z
+
+
+@decomposes("aten.addcdiv")
+@pointwise
+def addcdiv(b: Build, x: Value, y: Value, z: Value, *, value: Number = 1) -> Value:
+    return x + y / z if value == 1 else x + (y * b.operands(value)[0]) / z
+
+
+@decomposes("aten.threshold")
+def threshold(b: Build, x: Value, threshold: Number, value: Number) -> Value:
+    v = b.value(x)
+    return finish(b, b.where(v <= b.operands(threshold)[0], b.operands(value)[0], v))

@@ -1,0 +1,316 @@
+"""Reductions, softmax, and statistics.
+
+    aten.mean.dim(x, [1], True)   ->  prims.sum(x, (1,)), reshape, * 1/64
+    aten._softmax(x, -1, False)   ->  max, sub, exp, sum, div
+
+Half types accumulate in fp32, bool and integers in i64, as in eager.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from dovetail.ir.expr import Expr, product
+from dovetail.ir.types import BOOL, I64, U8, DType
+from dovetail.ops.build import Build, Number, Value
+from dovetail.ops.decomp.pointwise import truth
+from dovetail.ops.promote import compute_dtype
+from dovetail.ops.registry import Declined, decomposes
+
+
+def dims_of(x: Value, dim: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Normalised, sorted; None or empty means all."""
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
+        return tuple(range(x.ndim))
+    listed = (dim,) if isinstance(dim, int) else tuple(dim)
+    return tuple(sorted({d % max(x.ndim, 1) for d in listed})) if x.ndim else ()
+
+
+def count(x: Value, dims: Sequence[int]) -> Expr:
+    return product(x.shape[d] for d in dims)
+
+
+def check_not_empty(x: Value, dims: Sequence[int]) -> None:
+    """Extremes of nothing raise in eager; let eager say so."""
+    if any(x.shape[d].is_const and x.shape[d].value == 0 for d in dims):
+        raise Declined
+
+
+def accumulate(x: Value, out: DType) -> Value:
+    """In the type in which eager accumulates."""
+    return x.to(compute_dtype(out))
+
+
+@decomposes("aten.sum.dim_IntList")
+def sum_dims(
+    b: Build, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Value:
+    v = accumulate(x, b.out.dtype)
+    return b.reduce("sum", v, dims_of(x, dim), keepdim).to(b.out.dtype)
+
+
+@decomposes("aten.sum")
+def sum_all(b: Build, x: Value, *, dtype: DType | None = None) -> Value:
+    return sum_dims(b, x)
+
+
+@decomposes("aten.mean.dim")
+def mean_dims(
+    b: Build, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Value:
+    v, dims = accumulate(x, b.out.dtype), dims_of(x, dim)
+    return (b.reduce("sum", v, dims, keepdim) / as_float(count(x, dims))).to(b.out.dtype)
+
+
+@decomposes("aten.mean")
+def mean_all(b: Build, x: Value, *, dtype: DType | None = None) -> Value:
+    return mean_dims(b, x)
+
+
+def as_float(size: Expr) -> Number:
+    return float(size.value) if size.is_const else size
+
+
+@decomposes("aten.prod")
+def prod_all(b: Build, x: Value, *, dtype: DType | None = None) -> Value:
+    return b.reduce("prod", accumulate(x, b.out.dtype), dims_of(x, None)).to(b.out.dtype)
+
+
+@decomposes("aten.prod.dim_int")
+def prod_dim(b: Build, x: Value, dim: int, keepdim: bool = False, *, dtype: DType | None = None) -> Value:
+    return b.reduce("prod", accumulate(x, b.out.dtype), dims_of(x, dim), keepdim).to(b.out.dtype)
+
+
+def _extreme(prim: str) -> Callable[..., Value]:
+    on_bool = {"max": "any", "min": "all"}[prim]
+
+    def rule(b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Value:
+        dims = dims_of(x, dim)
+        check_not_empty(x, dims)
+        # max and min select, so half types need no detour; fp32 keeps the loop body uniform.
+        return b.reduce(on_bool if x.dtype is BOOL else prim, accumulate(x, x.dtype), dims, keepdim).to(b.out.dtype)
+
+    return rule
+
+
+decomposes("aten.amax", "aten.max")(_extreme("max"))
+decomposes("aten.amin", "aten.min")(_extreme("min"))
+
+
+@decomposes("aten.aminmax")
+def aminmax(b: Build, x: Value, *, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
+    dims = dims_of(x, dim)
+    check_not_empty(x, dims)
+    v = accumulate(x, x.dtype)
+    names = ("all", "any") if x.dtype is BOOL else ("min", "max")
+    low, high = (b.reduce(name, v, dims, keepdim).to(x.dtype) for name in names)
+    return low, high
+
+
+def _arg_extreme(prim: str) -> Callable[..., Value]:
+    def rule(b: Build, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        dims = dims_of(x, dim)
+        check_not_empty(x, dims)
+        if not dims:
+            return b.full(b.out.shape, 0, I64, b.out.device)
+        v = x.to(U8) if x.dtype is BOOL else accumulate(x, x.dtype)
+        return b.reduce(prim, v, dims, keepdim)
+
+    return rule
+
+
+decomposes("aten.argmax")(_arg_extreme("argmax"))
+decomposes("aten.argmin")(_arg_extreme("argmin"))
+
+
+def _extreme_with_index(prim: str) -> Callable[..., tuple[Value, Value]]:
+    def rule(b: Build, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+        dims = dims_of(x, dim)
+        check_not_empty(x, dims)
+        if not dims:
+            return b.prim("copy", x), b.full((), 0, I64, x.type.device)
+        v = x.to(U8) if x.dtype is BOOL else accumulate(x, x.dtype)
+        best = b.reduce(prim, v, dims, keepdim).to(x.dtype)
+        return best, b.reduce(f"arg{prim}", v, dims, keepdim)
+
+    return rule
+
+
+decomposes("aten.max.dim")(_extreme_with_index("max"))
+decomposes("aten.min.dim")(_extreme_with_index("min"))
+
+
+def _truth_reduction(prim: str) -> Callable[..., Value]:
+    def rule(b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Value:
+        return b.reduce(prim, truth(b, x), dims_of(x, dim), keepdim).to(b.out.dtype)
+
+    return rule
+
+
+for _name in ("any", "all"):
+    decomposes(f"aten.{_name}", f"aten.{_name}.dim", f"aten.{_name}.dims")(_truth_reduction(_name))
+
+
+@decomposes("aten.count_nonzero", "aten.count_nonzero.dim_IntList")
+def count_nonzero(b: Build, x: Value, dim: int | Sequence[int] | None = None) -> Value:
+    return b.reduce("sum", truth(b, x).to(I64), dims_of(x, dim))
+
+
+# -- variance --------------------------------------------------------------------------------------
+
+
+def moments(b: Build, v: Value, dims: Sequence[int], keepdim: bool) -> tuple[Value, Value]:
+    """(mean, sum of squared deviations)"""
+    mean, squares = b.prims("welford", v, tuple(dims))
+    if keepdim:
+        mean, squares = b.unsqueeze(mean, tuple(dims)), b.unsqueeze(squares, tuple(dims))
+    return mean, squares
+
+
+def variance(b: Build, v: Value, dims: Sequence[int], correction: Number, keepdim: bool) -> tuple[Value, Value]:
+    """(variance, mean)"""
+    if not dims:
+        raise Declined
+    mean, squares = moments(b, v, dims, keepdim)
+    size = count(v, dims)
+    if size.is_const:
+        divisor: Number = max(float(size.value) - float(correction), 0.0)
+    else:
+        divisor = size - int(correction)
+    return squares / divisor, mean
+
+
+@decomposes("aten.var.correction")
+def var(
+    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1, keepdim: bool = False
+) -> Value:
+    found, _ = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
+    return found.to(b.out.dtype)
+
+
+@decomposes("aten.std.correction")
+def std(
+    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1, keepdim: bool = False
+) -> Value:
+    found, _ = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
+    return b.call("sqrt", found).to(b.out.dtype)
+
+
+@decomposes("aten.var_mean.correction")
+def var_mean(
+    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
+    return found.to(b.out.dtype), mean.to(b.out.dtype)
+
+
+@decomposes("aten.std_mean.correction")
+def std_mean(
+    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
+    return b.call("sqrt", found).to(b.out.dtype), mean.to(b.out.dtype)
+
+
+def _correction(correction: Number | None) -> Number:
+    return 1 if correction is None else correction
+
+
+# -- norms over elements ---------------------------------------------------------------------------
+
+
+@decomposes("aten.norm.ScalarOpt_dim", "aten.norm.Scalar", "aten.norm.ScalarOpt_dim_dtype", "aten.norm.ScalarOpt_dtype")
+def norm(
+    b: Build, x: Value, p: Number | None = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
+    dtype: DType | None = None,
+) -> Value:  # fmt: skip
+    return linalg_vector_norm(b, x, 2 if p is None else p, dim, keepdim)
+
+
+@decomposes("aten.linalg_vector_norm")
+def linalg_vector_norm(
+    b: Build, x: Value, ord: Number = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
+    dtype: DType | None = None,
+) -> Value:  # fmt: skip
+    dims, out = dims_of(x, dim), b.out.dtype
+    v = b.call("abs", accumulate(x, out))
+    if math.isinf(ord):
+        check_not_empty(x, dims)
+        return b.reduce("max" if ord > 0 else "min", v, dims, keepdim).to(out)
+    if ord == 0:
+        return b.reduce("sum", v.ne(0.0).to(v.dtype), dims, keepdim).to(out)
+    if ord == 1:
+        return b.reduce("sum", v, dims, keepdim).to(out)
+    if ord == 2:
+        return b.call("sqrt", b.reduce("sum", v * v, dims, keepdim)).to(out)
+    return b.call("pow", b.reduce("sum", b.call("pow", v, float(ord)), dims, keepdim), 1.0 / float(ord)).to(out)
+
+
+@decomposes("aten.logsumexp")
+def logsumexp(b: Build, x: Value, dim: Sequence[int], keepdim: bool = False) -> Value:
+    dims = dims_of(x, dim)
+    v = accumulate(x, b.out.dtype)
+    if not dims:
+        return b.prim("copy", x) if x.dtype is b.out.dtype else x.to(b.out.dtype)
+    check_not_empty(x, dims)
+    top = b.reduce("max", v, dims, keepdim=True)
+    top = b.where(b.call("isinf", top), 0.0, top)
+    total = b.call("log", b.reduce("sum", b.call("exp", v - top), dims, keepdim=True)) + top
+    shape = b.out.shape
+    return b.reshape(total, shape).to(b.out.dtype)
+
+
+# -- softmax ---------------------------------------------------------------------------------------
+
+
+def _shifted(b: Build, x: Value, dim: int) -> tuple[Value, tuple[int, ...]]:
+    """x minus its maximum, and the dims."""
+    v = accumulate(x, x.dtype if not b.out.dtype.bits == 32 else b.out.dtype)
+    dims = dims_of(x, dim)
+    check_not_empty(x, dims)
+    return v - b.reduce("max", v, dims, keepdim=True), dims
+
+
+@decomposes("aten._softmax")
+def softmax(b: Build, x: Value, dim: int, half_to_float: bool) -> Value:
+    if not x.ndim:
+        return b.full((), 1, b.out.dtype, x.type.device)
+    shifted, dims = _shifted(b, x, dim)
+    e = b.call("exp", shifted)
+    return (e / b.reduce("sum", e, dims, keepdim=True)).to(b.out.dtype)
+
+
+@decomposes("aten._log_softmax")
+def log_softmax(b: Build, x: Value, dim: int, half_to_float: bool) -> Value:
+    if not x.ndim:
+        return b.full((), 0, b.out.dtype, x.type.device)
+    shifted, dims = _shifted(b, x, dim)
+    total = b.reduce("sum", b.call("exp", shifted), dims, keepdim=True)
+    return (shifted - b.call("log", total)).to(b.out.dtype)
+
+
+@decomposes("aten._softmax_backward_data")
+def softmax_backward(b: Build, grad: Value, y: Value, dim: int, input_dtype: DType) -> Value:
+    g, v = accumulate(grad, grad.dtype), accumulate(y, y.dtype)
+    weighted = g * v
+    return (weighted - v * b.reduce("sum", weighted, dims_of(y, dim), keepdim=True)).to(b.out.dtype)
+
+
+@decomposes("aten._log_softmax_backward_data")
+def log_softmax_backward(b: Build, grad: Value, y: Value, dim: int, input_dtype: DType) -> Value:
+    g, v = accumulate(grad, grad.dtype), accumulate(y, y.dtype)
+    total = b.reduce("sum", g, dims_of(y, dim), keepdim=True)
+    return (g - b.call("exp", v) * total).to(b.out.dtype)
+
+
+@decomposes("aten._safe_softmax")
+def safe_softmax(b: Build, x: Value, dim: int, dtype: DType | None = None) -> Value:
+    v = accumulate(x, b.out.dtype)
+    dims = dims_of(x, dim)
+    if not dims:
+        raise Declined
+    check_not_empty(x, dims)
+    top = b.reduce("max", v, dims, keepdim=True)
+    e = b.call("exp", v - top)
+    out = e / b.reduce("sum", e, dims, keepdim=True)
+    return b.where(b.expand(top.eq(-math.inf), out.shape), 0.0, out).to(b.out.dtype)

@@ -1,0 +1,183 @@
+"""Views: index maps, free of charge.
+
+    aten.select.int(x, 0, 3)      ->  slice, reshape
+    aten.expand(x, [8, -1])       ->  broadcast
+    aten.split.Tensor(x, 16, 1)   ->  one slice per part
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from dovetail.ir.expr import Expr, add, as_expr, maximum, minimum
+from dovetail.ir.types import TensorType
+from dovetail.ops.build import Build, Value
+from dovetail.ops.registry import Declined, decomposes
+
+Size: TypeAlias = "Expr | int"
+
+
+@decomposes("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", prim=True)
+def view(b: Build, x: Value, size: Sequence[Size], stride: object = None) -> Value:
+    return b.reshape(x, b.out.shape)
+
+
+@decomposes("aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze", "aten.flatten.using_ints",
+            "aten.unflatten.int", "aten.view_as")  # fmt: skip
+def regroup(b: Build, x: Value, *dims: object) -> Value:
+    """Whatever the arguments say, the result's shape is known."""
+    return b.reshape(x, b.out.shape)
+
+
+@decomposes("aten.alias", "aten.detach", "aten.lift_fresh", "aten.view_of", "aten.lift", "aten.conj", "aten._conj",
+            "aten.resolve_conj", "aten.resolve_neg", "aten.real")  # fmt: skip
+def alias(b: Build, x: Value) -> Value:
+    return x
+
+
+@decomposes("aten.permute", prim=True)
+def permute(b: Build, x: Value, dims: Sequence[int]) -> Value:
+    return b.permute(x, [d % max(x.ndim, 1) for d in dims])
+
+
+@decomposes("aten.t", "aten.numpy_T", "aten.adjoint", "aten.mT")
+def transpose_last(b: Build, x: Value) -> Value:
+    order = list(range(x.ndim))
+    order[-2:] = order[-2:][::-1]
+    return b.permute(x, order)
+
+
+@decomposes("aten.transpose.int")
+def transpose(b: Build, x: Value, dim0: int, dim1: int) -> Value:
+    if not x.ndim:
+        return x
+    order = list(range(x.ndim))
+    first, second = dim0 % x.ndim, dim1 % x.ndim
+    order[first], order[second] = order[second], order[first]
+    return b.permute(x, order)
+
+
+@decomposes("aten.movedim.int", "aten.movedim.intlist")
+def movedim(b: Build, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
+    sources = [source] if isinstance(source, int) else source
+    targets = [destination] if isinstance(destination, int) else destination
+    place = {d % x.ndim: s % x.ndim for s, d in zip(sources, targets)}
+    rest = iter(d for d in range(x.ndim) if d not in place.values())
+    return b.permute(x, [place[d] if d in place else next(rest) for d in range(x.ndim)])
+
+
+@decomposes("aten.expand", prim=True)
+def expand(b: Build, x: Value, size: Sequence[Size], *, implicit: bool = False) -> Value:
+    return b.expand(x, b.out.shape)
+
+
+@decomposes("aten.slice.Tensor", prim=True)
+def slice_(b: Build, x: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1) -> Value:
+    dim %= x.ndim
+    first, last = bounds(x.shape[dim], start, end)
+    if not isinstance(step, int):
+        raise Declined
+    return b.slice(x, dim, first, last, step)
+
+
+def bounds(size: Expr, start: Size | None, end: Size | None) -> tuple[Expr, Expr]:
+    """Python's slice bounds: wrapped, clamped, start <= end."""
+    first = _wrapped(as_expr(0 if start is None else start), size)
+    last = _wrapped(size if end is None else as_expr(end), size)
+    first = minimum(maximum(first, 0), size)
+    return first, maximum(minimum(maximum(last, 0), size), first)
+
+
+def _wrapped(value: Expr, size: Expr) -> Expr:
+    """A negative bound counts from the end."""
+    if value.lo >= 0:
+        return value
+    if value.hi < 0:
+        return add(value, size)
+    raise Declined
+
+
+@decomposes("aten.narrow")
+def narrow(b: Build, x: Value, dim: int, start: Size, length: Size) -> Value:
+    dim %= x.ndim
+    first = _wrapped(as_expr(start), x.shape[dim])
+    return b.slice(x, dim, first, add(first, length))
+
+
+@decomposes("aten.select.int")
+def select(b: Build, x: Value, dim: int, index: Size) -> Value:
+    dim %= x.ndim
+    first = _wrapped(as_expr(index), x.shape[dim])
+    return b.reshape(b.slice(x, dim, first, first + 1), [s for d, s in enumerate(x.shape) if d != dim])
+
+
+@decomposes("aten.unbind.int")
+def unbind(b: Build, x: Value, dim: int = 0) -> list[Value]:
+    dim %= x.ndim
+    rest = [s for d, s in enumerate(x.shape) if d != dim]
+    return [b.reshape(b.slice(x, dim, i, i + 1), rest) for i in range(len(b.outs))]
+
+
+@decomposes("aten.split.Tensor", "aten.split_with_sizes", "aten.chunk", "aten.split.sizes", "aten.tensor_split.sections",
+            "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes", "aten.unsafe_chunk")  # fmt: skip
+def split(b: Build, x: Value, sections: object, dim: int = 0) -> list[Value]:
+    """The parts' types say where to cut."""
+    return pieces(b, x, dim)
+
+
+def pieces(b: Build, x: Value, dim: int) -> list[Value]:
+    dim %= x.ndim
+    parts, at = [], as_expr(0)
+    for type in b.outs:
+        assert isinstance(type, TensorType)
+        size = type.shape[dim]
+        parts.append(b.slice(x, dim, at, at + size))
+        at = at + size
+    return parts
+
+
+@decomposes("aten.diagonal")
+def diagonal(b: Build, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """Row-major positions of a diagonal are evenly spaced, so it is a strided slice of the flat matrix."""
+    first, second = dim1 % x.ndim, dim2 % x.ndim
+    rest = [d for d in range(x.ndim) if d not in (first, second)]
+    rows, columns = x.shape[first], x.shape[second]
+    if not (rows.is_const and columns.is_const):
+        raise Declined
+    length = b.out.shape[-1].value
+    begin = offset if offset >= 0 else -offset * columns.value
+    matrix = b.permute(x, [*rest, first, second])
+    flat = b.reshape(matrix, [*matrix.shape[:-2], rows * columns])
+    step = columns.value + 1
+    stop = begin + (length - 1) * step + 1 if length else begin
+    return b.slice(flat, flat.ndim - 1, min(begin, rows.value * columns.value), stop, step) if length else _empty(b)
+
+
+def _empty(b: Build) -> Value:
+    return b.full(b.out.shape, 0, b.out.dtype, b.out.device)
+
+
+@decomposes("aten.as_strided")
+def as_strided(
+    b: Build, x: Value, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
+) -> Value:
+    """Element addresses of x's own memory: x must lie in memory as eager laid it."""
+    offset = as_expr(0 if storage_offset is None else storage_offset)
+    return b.prim("as_strided", x, tuple(map(as_expr, size)), tuple(map(as_expr, stride)), offset)
+
+
+@decomposes("aten.unfold")
+def unfold(b: Build, x: Value, dimension: int, size: int, step: int) -> Value:
+    """Windows over one dimension, the window last: gathered by position."""
+    if not x.ndim:
+        return b.reshape(x, b.out.shape)
+    raise Declined
+
+
+@decomposes("aten.view.dtype")
+def view_dtype(b: Build, x: Value, dtype: object) -> Value:
+    if b.out.dtype.bits != x.dtype.bits or "bool" in (b.out.dtype.kind, x.dtype.kind):
+        raise Declined
+    return x if b.out.dtype is x.dtype else b.prim("bitcast", x, b.out.dtype)
+
+

@@ -1,0 +1,139 @@
+"""ATen to prims, one node at a time, in one pass.
+
+    gelu = aten.gelu.default(x)     ->   gelu_mul = prims.mul(x, 0.7071...)
+                                         gelu_erf = prims.erf(gelu_mul)
+                                         ...
+                                         gelu     = prims.mul(...)      keeps the name and eager's strides
+
+An op without a rule, or whose rule declines these arguments, stays as it is: a fallback, reported
+once per node.
+"""
+from __future__ import annotations
+
+from typing import Final, cast
+
+from dovetail.events import EVENTS
+from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, map_arg
+from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, TensorType, Type
+from dovetail.ops.build import Build, Value, wrap
+from dovetail.ops.registry import DECOMPOSITIONS, Declined, fate_of, is_view_call
+
+SUPPORTED: Final[frozenset[DType]] = frozenset((BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64))
+"""Element types that loops compute on; others (complex, fp8, wide unsigned) run as library calls."""
+
+
+VIEW_OPS: Final[frozenset[str]] = frozenset((
+    "aten.view.default", "aten._unsafe_view.default", "aten.permute.default", "aten.transpose.int", "aten.t.default",
+    "aten.expand.default", "aten.alias.default", "aten.detach.default", "aten.slice.Tensor", "aten.select.int",
+    "aten.unsqueeze.default", "aten.squeeze.dim", "aten.split.Tensor", "aten.addmm.default",
+))  # fmt: skip
+"""Ops that only pass a value on (addmm: to a library)."""
+
+
+def decompose(graph: Graph) -> Graph:
+    builder = GraphBuilder(graph.name, list(graph.inputs))
+    for node in (*graph.inputs, *graph.nodes):
+        builder.unique(node.name)
+    b = Build(builder)
+    fused = _feeding_pointwise(graph)
+    env: dict[Node, Arg] = {node: node for node in graph.inputs}
+    for node in graph.nodes:
+        if node.op == GET and isinstance(env[cast(Node, node.args[0])], tuple):
+            env[node] = cast("tuple[Arg, ...]", env[cast(Node, node.args[0])])[cast(int, node.args[1])]
+            continue
+        moved = _rename(node, env)
+        env[node] = _rewrite(moved, b, node in fused)
+    outputs = tuple(map_arg(out, lambda n: env[n]) for out in graph.outputs)
+    return builder.finish(outputs)
+
+
+def _rename(node: Node, env: dict[Node, Arg]) -> Node:
+    """The node over the new graph's operands."""
+    args = tuple(map_arg(arg, lambda n: env[n]) for arg in node.args)
+    kwargs = tuple((key, map_arg(value, lambda n: env[n])) for key, value in node.kwargs)
+    return Node(node.op, args, node.type, node.name, kwargs, node.loc)
+
+
+def _feeding_pointwise(graph: Graph) -> set[Node]:
+    """Nodes whose result (perhaps through views) an op of ours computes on."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op not in DECOMPOSITIONS or (node.op in VIEW_OPS and node not in found):
+            continue
+        found.update(node.operands)
+    return found
+
+
+def _rewrite(node: Node, b: Build, feeds_pointwise: bool) -> Arg:
+    """Append what the node becomes; return its value, a tuple for several results."""
+    rule = DECOMPOSITIONS.get(node.op)
+    start = len(b.graph.nodes)
+    if rule is not None and _is_supported(node):
+        b.begin(node, feeds_pointwise)
+        try:
+            args = [wrap(arg, b) for arg in node.args]
+            result = rule(b, *args, **{key: wrap(value, b) for key, value in node.kwargs})
+        except Declined:
+            del b.graph.nodes[start:]
+        else:
+            return _settle(node, result, b, start)
+    if fate_of(node.op) != "template" and node.op != GET and not node.op.startswith("prims."):
+        EVENTS.emit("fallback", op=node.op, name=node.name, loc=node.loc)
+    b.graph.nodes.append(node)
+    return node
+
+
+def _is_supported(node: Node) -> bool:
+    return _all_supported(node.type) and all(_all_supported(x.type) for x in node.operands)
+
+
+def _all_supported(type: Type) -> bool:
+    if isinstance(type, TensorType):
+        return type.dtype in SUPPORTED
+    return all(map(_all_supported, type)) if isinstance(type, tuple) else True
+
+
+def _settle(node: Node, result: object, b: Build, start: int) -> Arg:
+    """Give the results the names and the types (eager's strides) of what they replace."""
+    several = isinstance(result, (tuple, list))
+    values = list(cast("list[Value | None]", result)) if several else [cast("Value | None", result)]
+    types = cast("tuple[Type, ...]", node.type) if isinstance(node.type, tuple) else (node.type,)
+    names = [f"{node.name}_{i}" for i in range(len(types))] if several else [node.name]
+    renamed: dict[Node, Node] = {}
+    settled: list[Node | None] = []
+    local = {n: place for place, n in enumerate(b.graph.nodes[start:], start)}
+    for value, type, name in zip(values, types, names):
+        if value is None or type is None:
+            settled.append(None)
+            continue
+        old = value.node
+        if old in local and old.op != GET and old not in renamed:
+            unique = name if not several else b.graph.unique(name)
+            renamed[old] = Node(old.op, old.args, type, unique, old.kwargs, node.loc)
+            settled.append(old)
+        elif old.type == type and (old in local or is_view_call(node.op)):
+            settled.append(old)
+        else:
+            copy = b.graph.call("prims.copy", (old,), type, name=f"{name}_copy", loc=node.loc)
+            settled.append(copy)
+    # A node that another result was settled on may itself have been renamed: look it up at the end.
+    _replace(b.graph.nodes, start, renamed)
+    final = tuple(renamed.get(n, n) if n is not None else None for n in settled)
+    return final if several else final[0]
+
+
+def _replace(nodes: list[Node], start: int, renamed: dict[Node, Node]) -> None:
+    """Swap nodes in place, and their uses among the nodes of this decomposition."""
+    if not renamed:
+        return
+    env: dict[Node, Node] = {}
+    for place in range(start, len(nodes)):
+        node = renamed.get(nodes[place], nodes[place])
+        if any(operand in env for operand in node.operands):
+            args = tuple(map_arg(arg, lambda n: env.get(n, n)) for arg in node.args)
+            node = Node(node.op, args, node.type, node.name, node.kwargs, node.loc)
+        if node is not nodes[place]:
+            env[nodes[place]] = node
+            nodes[place] = node
+    for old in renamed:
+        renamed[old] = env[old]

@@ -1,0 +1,171 @@
+"""What each prim means, as a torch call: the oracle for tests and the interpreter of prim graphs.
+
+    call_prim("prims.sum", (x, (1,)))  ->  x.sum((1,))
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from dovetail.ir.expr import Expr
+from dovetail.ir.types import Device, DType
+from dovetail.ops.prims import PRIMS
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    found = getattr(torch, dtype.torch_name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _broadcast(x: torch.Tensor, shape: tuple[int, ...], dims: tuple[int, ...]) -> torch.Tensor:
+    sizes = [1] * len(shape)
+    for dim, size in zip(dims, x.shape):
+        sizes[dim] = size
+    return x.reshape(sizes).expand(shape)
+
+
+def _slice(x: torch.Tensor, dim: int, start: int, stop: int, step: int) -> torch.Tensor:
+    return torch.ops.aten.slice.Tensor(x, dim, start, stop, step)
+
+
+def _pad(x: torch.Tensor, before: tuple[int, ...], after: tuple[int, ...], value: float) -> torch.Tensor:
+    pairs = [side for pair in reversed(list(zip(before, after))) for side in pair]
+    return torch.nn.functional.pad(x, pairs, value=value)
+
+
+def _over(name: str) -> Callable[..., torch.Tensor]:
+    """A reduction that torch does one dimension at a time."""
+
+    def run(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+        for dim in sorted(dims, reverse=True):
+            x = getattr(torch, name)(x, dim)
+        return x
+
+    return run
+
+
+def _arg(name: str) -> Callable[..., torch.Tensor]:
+    def run(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+        kept = [d for d in range(x.dim()) if d not in dims]
+        moved = x.permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), -1)
+        return getattr(torch, name)(moved, -1)
+
+    return run
+
+
+def _sum(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return torch.sum(x, dims, dtype=x.dtype)
+
+
+def _welford(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    mean = x.mean(dims)
+    return mean, (x - x.mean(dims, keepdim=True)).square().sum(dims)
+
+
+def _take(x: torch.Tensor, indices: tuple[torch.Tensor, ...], dims: tuple[int, ...]) -> torch.Tensor:
+    rest = [d for d in range(x.dim()) if d not in dims]
+    return x.permute(*dims, *rest)[tuple(indices)]
+
+
+def _put(
+    x: torch.Tensor, indices: tuple[torch.Tensor, ...], dims: tuple[int, ...], values: torch.Tensor, add: bool
+) -> torch.Tensor:
+    rest = [d for d in range(x.dim()) if d not in dims]
+    order = [*dims, *rest]
+    moved = x.permute(order).clone().index_put_(tuple(indices), values, accumulate=add)
+    return moved.permute([order.index(d) for d in range(x.dim())])
+
+
+def _floor_divide(x: Any, y: Any) -> torch.Tensor:
+    return torch.div(x, y, rounding_mode="floor")
+
+
+def _truncate_divide(x: Any, y: Any) -> torch.Tensor:
+    return torch.div(x, y, rounding_mode="trunc")
+
+
+_UNARY: Final = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan",
+    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma", "floor", "ceil",
+    "round", "trunc", "frac", "sigmoid", "reciprocal", "neg", "abs", "sign", "isnan", "isinf", "isfinite", "signbit",
+    "logical_not", "i0",
+)  # fmt: skip
+_BINARY: Final = (
+    "pow", "atan2", "fmod", "hypot", "copysign", "nextafter", "div", "add", "sub", "mul", "maximum", "minimum", "fmax",
+    "fmin", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
+)  # fmt: skip
+
+EAGER: Final[dict[str, Callable[..., Any]]] = {
+    **{f"prims.{name}": getattr(torch, name) for name in (*_UNARY, *_BINARY)},
+    **{f"prims.{name}": getattr(torch.special, name) for name in ("i0e", "i1", "i1e", "ndtri")},
+    "prims.floordiv": _floor_divide,
+    "prims.truncdiv": _truncate_divide,
+    "prims.fma": lambda x, y, z: x * y + z,
+    "prims.check_index": lambda i, size: torch.where(i < 0, i + size, i),
+    "prims.bit_and": torch.bitwise_and,
+    "prims.bit_or": torch.bitwise_or,
+    "prims.bit_xor": torch.bitwise_xor,
+    "prims.bit_not": torch.bitwise_not,
+    "prims.shl": torch.bitwise_left_shift,
+    "prims.shr": torch.bitwise_right_shift,
+    "prims.where": torch.where,
+    "prims.convert": lambda x, dtype: x.to(dtype),
+    "prims.bitcast": lambda x, dtype: x.view(dtype),
+    "prims.copy": lambda x: x.clone(),
+    "prims.reshape": lambda x, shape: x.reshape(shape),
+    "prims.permute": lambda x, dims: x.permute(dims),
+    "prims.broadcast": _broadcast,
+    "prims.slice": _slice,
+    "prims.flip": lambda x, dims: x.flip(dims),
+    "prims.as_strided": lambda x, shape, stride, offset: x.as_strided(shape, stride, x.storage_offset() + offset),
+    "prims.pad": _pad,
+    "prims.cat": lambda parts, dim: torch.cat(parts, dim),
+    "prims.sum": _sum,
+    "prims.prod": _over("prod"),
+    "prims.max": torch.amax,
+    "prims.min": torch.amin,
+    "prims.xor_sum": lambda x, dims: torch.sum(x, dims) % 2,
+    "prims.any": _over("any"),
+    "prims.all": _over("all"),
+    "prims.argmax": _arg("argmax"),
+    "prims.argmin": _arg("argmin"),
+    "prims.welford": _welford,
+    "prims.full": lambda shape, value, dtype, device: torch.full(shape, value, dtype=dtype, device=device),
+    "prims.iota": lambda n, start, step, dtype, device: (torch.arange(n, device=device) * step + start).to(dtype),
+    "prims.take": _take,
+    "prims.gather": lambda x, dim, index: torch.gather(x, dim, torch.where(index < 0, index + x.shape[dim], index)),
+    "prims.put": _put,
+}
+assert set(EAGER) == set(PRIMS), set(EAGER) ^ set(PRIMS)
+
+
+def call_prim(op: str, args: tuple[Any, ...]) -> Any:
+    """Run one prim on tensors. Sizes must be numbers by now."""
+    plain = tuple(_plain(arg) for arg in args)
+    if PRIMS[op].kind == "pointwise":
+        plain = _typed_constants(op, plain)
+    return EAGER[op](*plain)
+
+
+def _typed_constants(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numbers take the type of the tensor operands (of the arms, for where)."""
+    if op in ("prims.convert", "prims.bitcast"):
+        return args
+    tensors = [a for place, a in enumerate(args) if isinstance(a, torch.Tensor) and not (op == "prims.where" and not place)]
+    like = tensors[0]
+    return tuple(a if isinstance(a, torch.Tensor) else torch.tensor(a, dtype=like.dtype, device=like.device) for a in args)
+
+
+def _plain(arg: Any) -> Any:
+    if isinstance(arg, Expr):
+        return arg.value
+    if isinstance(arg, DType):
+        return torch_dtype(arg)
+    if isinstance(arg, Device):
+        return torch.device(str(arg))
+    if isinstance(arg, tuple):
+        return tuple(_plain(item) for item in arg)
+    return arg

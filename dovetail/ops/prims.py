@@ -1,0 +1,200 @@
+"""The prims: what every decomposition ends in, and what lowering knows.
+
+    prims.exp(x)                     pointwise: equal shapes, equal dtypes; numbers are constants
+    prims.broadcast(x, shape, dims)  views: dimension i of x becomes dimension dims[i] of the result
+    prims.sum(x, dims)               reductions: no keepdim
+    prims.take(x, (i, j), (0, 2))    gathers: x[i, :, j] with the index dimensions first
+
+Each prim is one declaration: its name, its kind, and a rule from arguments to (shape, dtype). The
+pointwise prims are the scalar operations of the loop IR, so lowering them needs no table.
+
+    rule_of("prims.sum")((x, (1,)))  ->  ((8,), F32)       for x: f32[8, 64]
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias, cast
+
+from dovetail.ir.expr import Expr, add, as_expr, ceildiv, total
+from dovetail.ir.graph import Arg, Node
+from dovetail.ir.loop import SCALAR_OPS
+from dovetail.ir.types import BOOL, I64, DType, TensorType
+
+Shape: TypeAlias = "tuple[Expr, ...]"
+Result: TypeAlias = "tuple[Shape, DType]"
+Rule: TypeAlias = "Callable[[tuple[Arg, ...]], Result | tuple[Result, ...]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Prim:
+    """kind: pointwise, view, reduction, create, gather, or scatter."""
+
+    name: str
+    kind: str
+    rule: Rule
+
+
+def _tensor(arg: Arg) -> TensorType:
+    return cast(Node, arg).tensor
+
+
+def _ints(arg: Arg) -> tuple[int, ...]:
+    return cast("tuple[int, ...]", arg)
+
+
+def _shape(arg: Arg) -> Shape:
+    return tuple(as_expr(cast("int | Expr", size)) for size in cast("tuple[Arg, ...]", arg))
+
+
+# -- pointwise -------------------------------------------------------------------------------------
+
+
+def _same(args: tuple[Arg, ...]) -> Result:
+    first = next(arg.tensor for arg in args if isinstance(arg, Node) and isinstance(arg.type, TensorType))
+    return first.shape, first.dtype
+
+
+def _bool(args: tuple[Arg, ...]) -> Result:
+    return _same(args)[0], BOOL
+
+
+def _where(args: tuple[Arg, ...]) -> Result:
+    shape, dtype = _same(args)
+    for arg in args[1:]:
+        if isinstance(arg, Node):
+            return shape, arg.tensor.dtype
+    return shape, cast(DType, args[3]) if len(args) > 3 else dtype
+
+
+def _convert(args: tuple[Arg, ...]) -> Result:
+    return _tensor(args[0]).shape, cast(DType, args[1])
+
+
+# -- views -----------------------------------------------------------------------------------------
+
+
+def _reshape(args: tuple[Arg, ...]) -> Result:
+    return _shape(args[1]), _tensor(args[0]).dtype
+
+
+def _permute(args: tuple[Arg, ...]) -> Result:
+    x = _tensor(args[0])
+    return tuple(x.shape[d] for d in _ints(args[1])), x.dtype
+
+
+def _slice(args: tuple[Arg, ...]) -> Result:
+    """slice(x, dim, start, stop, step)"""
+    x = _tensor(args[0])
+    dim, start, stop, step = cast("tuple[int, Expr, Expr, int]", args[1:])
+    shape = list(x.shape)
+    shape[dim] = ceildiv(add(stop, as_expr(start) * -1), step)
+    return tuple(shape), x.dtype
+
+
+def _pad(args: tuple[Arg, ...]) -> Result:
+    """pad(x, before, after, value): sizes to add on each side of each dimension, none negative"""
+    x = _tensor(args[0])
+    sides = zip(_shape(args[1]), x.shape, _shape(args[2]))
+    return tuple(total(parts) for parts in sides), x.dtype
+
+
+def _cat(args: tuple[Arg, ...]) -> Result:
+    parts = [node.tensor for node in cast("tuple[Node, ...]", args[0])]
+    shape = list(parts[0].shape)
+    dim = cast(int, args[1])
+    shape[dim] = total(part.shape[dim] for part in parts)
+    return tuple(shape), parts[0].dtype
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def _reduced(args: tuple[Arg, ...]) -> Shape:
+    dims = set(_ints(args[1]))
+    return tuple(size for d, size in enumerate(_tensor(args[0]).shape) if d not in dims)
+
+
+def _reduce(args: tuple[Arg, ...]) -> Result:
+    return _reduced(args), _tensor(args[0]).dtype
+
+
+def _reduce_bool(args: tuple[Arg, ...]) -> Result:
+    return _reduced(args), BOOL
+
+
+def _reduce_index(args: tuple[Arg, ...]) -> Result:
+    return _reduced(args), I64
+
+
+def _welford(args: tuple[Arg, ...]) -> tuple[Result, ...]:
+    """(mean, sum of squared deviations)"""
+    return _reduce(args), _reduce(args)
+
+
+# -- creation, gathers, scatters -------------------------------------------------------------------
+
+
+def _full(args: tuple[Arg, ...]) -> Result:
+    """full(shape, value, dtype, device)"""
+    return _shape(args[0]), cast(DType, args[2])
+
+
+def _iota(args: tuple[Arg, ...]) -> Result:
+    """iota(length, start, step, dtype, device): start + step * i"""
+    return (as_expr(cast("int | Expr", args[0])),), cast(DType, args[3])
+
+
+def _take(args: tuple[Arg, ...]) -> Result:
+    """take(x, indices, dims): index dimensions first, then the dimensions of x not in dims"""
+    x = _tensor(args[0])
+    index = _tensor(cast("tuple[Node, ...]", args[1])[0])
+    dims = set(_ints(args[2]))
+    return (*index.shape, *(size for d, size in enumerate(x.shape) if d not in dims)), x.dtype
+
+
+def _gather(args: tuple[Arg, ...]) -> Result:
+    """gather(x, dim, index)"""
+    return _tensor(args[2]).shape, _tensor(args[0]).dtype
+
+
+def _like_first(args: tuple[Arg, ...]) -> Result:
+    x = _tensor(args[0])
+    return x.shape, x.dtype
+
+
+_POINTWISE_RULES: Final[dict[str, Rule]] = {"where": _where, "cast": _convert, "bitcast": _convert}
+_BY_RESULT: Final[dict[str, Rule]] = {"same": _same, "bool": _bool, "arg": _convert}
+
+
+def _declare() -> dict[str, Prim]:
+    table: dict[str, Prim] = {}
+
+    def declare(kind: str, **rules: Rule) -> None:
+        for name, rule in rules.items():
+            table[f"prims.{name}"] = Prim(f"prims.{name}", kind, rule)
+
+    for name, op in SCALAR_OPS.items():
+        if name != "cast":
+            declare("pointwise", **{name: _POINTWISE_RULES.get(name, _BY_RESULT[op.result])})
+    declare("pointwise", convert=_convert)
+    declare("view", reshape=_reshape, permute=_permute, slice=_slice, flip=_like_first)
+    declare("view", broadcast=_reshape, as_strided=_reshape)
+    declare("pointwise", copy=_like_first)
+    declare("join", pad=_pad, cat=_cat)
+    declare("reduction", sum=_reduce, prod=_reduce, max=_reduce, min=_reduce, xor_sum=_reduce)
+    declare("reduction", any=_reduce_bool, all=_reduce_bool, argmax=_reduce_index, argmin=_reduce_index)
+    declare("reduction", welford=_welford)
+    declare("create", full=_full, iota=_iota)
+    declare("gather", take=_take, gather=_gather)
+    declare("scatter", put=_like_first)
+    return table
+
+
+PRIMS: Final[dict[str, Prim]] = _declare()
+
+
+def kind_of(op: str) -> str | None:
+    """The kind of a prim, or None for any other op."""
+    prim = PRIMS.get(op)
+    return None if prim is None else prim.kind

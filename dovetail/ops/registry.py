@@ -1,0 +1,86 @@
+"""The fate of every ATen op.
+
+    prim           one prim of ours, same meaning                 (aten.exp.default)
+    decomposition  rewritten into prims by a function of ours     (aten.gelu.default)
+    template       a library call that Dovetail knows             (aten.mm.default)
+    fallback       runs as itself through PyTorch's dispatcher    (everything else)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, TypeAlias
+
+import torch
+
+Decomposition: TypeAlias = "Callable[..., Any]"
+
+DECOMPOSITIONS: Final[dict[str, Decomposition]] = {}
+SINGLE_PRIM: Final[set[str]] = set()
+"""Decompositions that amount to one prim (plus promotion and broadcasting)."""
+
+TEMPLATES: Final[frozenset[str]] = frozenset((
+    "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default", "aten.convolution.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default", "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_efficient_attention.default", "aten._scaled_dot_product_attention_math.default",
+    "aten.scaled_dot_product_attention.default",
+))  # fmt: skip
+"""Library calls that are the right choice, so they are not reported as fallbacks."""
+
+STRIDE_FREE: Final[frozenset[str]] = frozenset((
+    "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default",
+))  # fmt: skip
+"""Calls whose result does not depend on the strides of their arguments."""
+
+_RANDOM: Final = (
+    "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "uniform", "exponential", "dropout",
+    "poisson", "binomial", "cauchy", "geometric", "log_normal", "rrelu_with_noise", "_fused_dropout", "random",
+    "_standard_gamma", "_sample_dirichlet", "fractional_max_pool",
+)  # fmt: skip
+
+
+class Declined(Exception):
+    """A decomposition does not cover these arguments; the op stays a library call."""
+
+
+def is_impure(op: str) -> bool:
+    """Draws random numbers or acts on the outside: never duplicated, merged, reordered or dropped."""
+    if op.startswith("prims.") or op in ("get", "input"):
+        return False
+    if not op.startswith("aten."):
+        return True
+    name = op.split(".")[1].removesuffix("_like").removesuffix("_functional").removeprefix("native_")
+    return name in _RANDOM or name in ("_assert_async", "_assert_tensor_metadata", "sym_constrain_range")
+
+
+@cache
+def is_view_call(op: str) -> bool:
+    """Run as a library call, the result shares memory with an argument."""
+    if not op.startswith("aten."):
+        return False
+    _, name, overload = op.split(".")
+    schema = getattr(getattr(torch.ops.aten, name), overload)._schema
+    return any(result.alias_info is not None for result in schema.returns)
+
+
+def decomposes(*names: str, prim: bool = False) -> Callable[[Decomposition], Decomposition]:
+    """Register a decomposition for ATen ops; a name without overload means `.default`."""
+
+    def register(fn: Decomposition) -> Decomposition:
+        for name in names:
+            full = name if name.count(".") == 2 else f"{name}.default"
+            assert full not in DECOMPOSITIONS, f"{full} has two decompositions"
+            DECOMPOSITIONS[full] = fn
+            if prim:
+                SINGLE_PRIM.add(full)
+        return fn
+
+    return register
+
+
+def fate_of(op: str) -> str:
+    if op in SINGLE_PRIM or op.startswith("prims."):
+        return "prim"
+    if op in DECOMPOSITIONS:
+        return "decomposition"
+    return "template" if op in TEMPLATES else "fallback"

@@ -1,0 +1,179 @@
+"""Remove what does nothing, and do once what is written twice.
+
+    y = prims.reshape(prims.reshape(x, (8, 64)), (512,))   ->  y = prims.reshape(x, (512,))
+    a = prims.exp(x); b = prims.exp(x)                      ->  a = prims.exp(x)
+    unused = prims.sin(x)                                   ->  gone (a random op never is)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, cast
+
+from dovetail.ir.graph import Arg, Graph, Node, map_arg, nodes_in
+from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
+from dovetail.ops.prims import kind_of
+from dovetail.ops.registry import is_impure
+
+
+def drop_dead(graph: Graph) -> Graph:
+    """Keep what the outputs need, and what is impure."""
+    needed: set[Node] = set(nodes_in(graph.outputs))
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node in needed or is_impure(node.op):
+            kept.append(node)
+            needed.update(node.operands)
+    return Graph(graph.name, graph.inputs, tuple(reversed(kept)), graph.outputs)
+
+
+def rewrite(graph: Graph, change: Callable[[Node, Node], Node]) -> Graph:
+    """One pass in order. change(moved, original) gets each node over its new operands, and returns it,
+    a node that came earlier, or a new one."""
+    env: dict[Node, Node] = {}
+    nodes: dict[Node, None] = {}
+    inputs = set(graph.inputs)
+    for node in graph.nodes:
+        moved = node
+        if any(operand in env for operand in node.operands):
+            args = tuple(map_arg(arg, lambda n: env.get(n, n)) for arg in node.args)
+            kwargs = tuple((key, map_arg(value, lambda n: env.get(n, n))) for key, value in node.kwargs)
+            moved = Node(node.op, args, node.type, node.name, kwargs, node.loc)
+        final = change(moved, node)
+        if final is not node:
+            env[node] = final
+        if final not in inputs:
+            nodes.setdefault(final)
+    outputs = tuple(map_arg(out, lambda n: env.get(n, n)) for out in graph.outputs)
+    return Graph(graph.name, graph.inputs, tuple(nodes), outputs)
+
+
+def own_memory(graph: Graph) -> set[Node]:
+    """Outputs, and what they are views of: the caller can tell whether two of them share memory."""
+    found: set[Node] = set()
+    for node in nodes_in(graph.outputs):
+        found.add(node)
+        while kind_of(node.op) == "view":
+            node = _operand(node)
+            found.add(node)
+    return found
+
+
+# -- common subexpressions -------------------------------------------------------------------------
+
+
+def merge_equal(graph: Graph) -> Graph:
+    """Do equal work once. Outputs that eager makes as separate tensors stay separate."""
+    seen: dict[object, Node] = {}
+    results = own_memory(graph)
+
+    def change(moved: Node, original: Node) -> Node:
+        if original in results or is_impure(moved.op):
+            return moved
+        key = (moved.op, _key(moved.args), tuple((name, _key((value,))) for name, value in moved.kwargs), moved.type)
+        return seen.setdefault(key, moved)
+
+    return rewrite(graph, change)
+
+
+def _key(args: tuple[Arg, ...]) -> tuple[object, ...]:
+    """Numbers by type and text, so that 1, 1.0 and True, 0.0 and -0.0 differ."""
+    return tuple(
+        _key(arg) if isinstance(arg, tuple)
+        else (type(arg), repr(arg)) if isinstance(arg, (bool, int, float, complex))
+        else arg
+        for arg in args
+    )  # fmt: skip
+
+
+# -- local rules -----------------------------------------------------------------------------------
+
+
+def simplify(graph: Graph) -> Graph:
+    """Apply RULES. A node that is an output keeps memory of its own: only its operands change."""
+    results = own_memory(graph)
+
+    def change(moved: Node, original: Node) -> Node:
+        rule = RULES.get(moved.op)
+        found = None if rule is None else rule(moved)
+        if found is None or (original in results and found.name != moved.name):
+            return moved
+        return found
+
+    return rewrite(graph, change)
+
+
+def _operand(node: Node) -> Node:
+    return cast(Node, node.args[0])
+
+
+def merge_reshapes(node: Node) -> Node | None:
+    inner = _operand(node)
+    if inner.op == "prims.reshape":
+        node = replace(node, args=(inner.args[0], node.args[1]))
+        inner = _operand(node)
+        return inner if inner.type == node.type else node
+    return inner if inner.type == node.type else None
+
+
+def merge_permutes(node: Node) -> Node | None:
+    inner = _operand(node)
+    if inner.op != "prims.permute":
+        return None
+    first, second = cast("tuple[int, ...]", inner.args[1]), cast("tuple[int, ...]", node.args[1])
+    dims = tuple(first[d] for d in second)
+    source = _operand(inner)
+    if dims == tuple(range(len(dims))) and source.type == node.type:
+        return source
+    return replace(node, args=(source, dims))
+
+
+def merge_broadcasts(node: Node) -> Node | None:
+    inner = _operand(node)
+    if inner.op != "prims.broadcast":
+        return None
+    first, second = cast("tuple[int, ...]", inner.args[2]), cast("tuple[int, ...]", node.args[2])
+    return replace(node, args=(inner.args[0], node.args[1], tuple(second[d] for d in first)))
+
+
+_EXACT: Final[dict[DType, frozenset[DType]]] = {
+    F16: frozenset((F32, F64)),
+    BF16: frozenset((F32, F64)),
+    F32: frozenset((F64,)),
+    BOOL: frozenset((U8, I8, I16, I32, I64, F16, BF16, F32, F64)),
+    U8: frozenset((I16, I32, I64, F16, F32, F64)),
+    I8: frozenset((I16, I32, I64, F16, F32, F64)),
+    I16: frozenset((I32, I64, F32, F64)),
+    I32: frozenset((I64, F64)),
+}
+"""Conversions that lose nothing."""
+
+
+def merge_converts(node: Node) -> Node | None:
+    """convert(convert(x, wide), y) is convert(x, y) where the first step lost nothing."""
+    inner = _operand(node)
+    if inner.op != "prims.convert":
+        return inner if inner.type == node.type else None
+    source = _operand(inner)
+    if inner.tensor.dtype not in _EXACT.get(source.tensor.dtype, ()):
+        return None
+    if source.type == node.type:
+        return source
+    if source.tensor.dtype is node.tensor.dtype:
+        return Node("prims.copy", (source,), node.type, node.name, (), node.loc)
+    return replace(node, args=(source, node.args[1]))
+
+
+def skip_copy(node: Node) -> Node | None:
+    """A copy that nobody outside sees, in the same layout, is the value itself."""
+    inner = _operand(node)
+    return inner if inner.type == node.type else None
+
+
+RULES: Final[dict[str, Callable[[Node], Node | None]]] = {
+    "prims.reshape": merge_reshapes,
+    "prims.permute": merge_permutes,
+    "prims.broadcast": merge_broadcasts,
+    "prims.convert": merge_converts,
+    "prims.copy": skip_copy,
+}

@@ -1,0 +1,24 @@
+"""The passes over a graph of prims, in order.
+
+    Graph -> Graph
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from dovetail.ir.graph import Graph
+from dovetail.passes.clean import drop_dead, merge_equal, simplify
+
+PASSES: Final[tuple[tuple[str, Callable[[Graph], Graph]], ...]] = (
+    ("drop_dead", drop_dead),
+    ("simplify", simplify),
+    ("merge_equal", merge_equal),
+    ("drop_dead", drop_dead),
+)
+
+
+def optimize(graph: Graph) -> Graph:
+    for _, run in PASSES:
+        graph = run(graph)
+    return graph
