@@ -1,0 +1,343 @@
+"""SPEC C9 and A5: grad mode, inference mode, autocast, random numbers, custom functions, functional transforms."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import dovetail
+from tests.behaviour.running import ANY, Suite
+
+suite = Suite()
+case = suite.case
+
+
+def x34() -> torch.Tensor:
+    return torch.randn(3, 4, requires_grad=True)
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, k: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.k = k
+        return x**3 * k
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * 7 * x * ctx.k, None
+
+
+@torch.library.custom_op("dovetail_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor, k: float) -> torch.Tensor:
+    return torch.from_numpy(x.detach().numpy() * k)
+
+
+@scaled.register_fake
+def _(x: torch.Tensor, k: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+scaled.register_autograd(lambda ctx, grad: (grad * ctx.k, None), setup_context=lambda ctx, inputs, output: setattr(ctx, "k", inputs[1]))
+
+
+@torch.library.custom_op("dovetail_tests::bump_", mutates_args=("x",))
+def bump_(x: torch.Tensor, k: float) -> None:
+    x.numpy()[...] += k
+
+
+@case("C9")
+def no_grad_block() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            y = x * 2
+        z = x * 3
+        return y, z, torch.is_grad_enabled()
+
+    return f, (x34(),)
+
+
+@case("C9")
+def no_grad_decorator_and_nesting() -> Any:
+    @torch.no_grad()
+    def frozen(x: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            inner = x * 5
+        return x * 2, inner
+
+    def f(x: torch.Tensor) -> Any:
+        with torch.set_grad_enabled(False):
+            a = x + 1
+        return frozen(x), a, x.sin()
+
+    return f, (x34(),)
+
+
+@case("C9")
+def grad_mode_outside_changes() -> Any:
+    def g(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).sum()
+
+    return g, [(x34(),), (torch.randn(3, 4),), (x34(),)]
+
+
+@case("C9", breaks=ANY)
+def grad_mode_left_changed() -> Any:
+    def f(x: torch.Tensor, on: bool) -> Any:
+        torch.set_grad_enabled(on)
+        return x * 2
+
+    return f, [(x34(), False), (x34(), True)], lambda: torch.is_grad_enabled()
+
+
+@case("C9")
+def inference_mode_block() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        with torch.inference_mode():
+            y = x * 2
+            inside = torch.is_inference_mode_enabled()
+        return x + 1, inside, y.shape
+
+    return f, (torch.randn(3, 4),)
+
+
+@case("C9")
+def autocast_bfloat16() -> Any:
+    lin = torch.nn.Linear(4, 5)
+
+    def f(x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = lin(x)
+            z = F.softmax(y, -1)
+            with torch.autocast("cpu", enabled=False):
+                w = y.float() @ y.float().T
+        return y, z, w, x @ x.T
+
+    return f, (x34(),)
+
+
+@case("C9")
+def dropout_same_numbers() -> Any:
+    return lambda x: F.dropout(x, 0.3) + F.dropout(x * 2, 0.5), [(x34(),), (x34(),)]
+
+
+@case("C9")
+def random_factories_same_numbers() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return (torch.rand(3), torch.randn_like(x), torch.randint(0, 10, (4,)), torch.bernoulli(torch.full((5,), 0.5)),
+                torch.normal(0.0, 1.0, (3,)), torch.randperm(6), torch.empty(3).uniform_(), torch.rand_like(x) + x,
+                torch.multinomial(torch.ones(6), 3), torch.empty(4).exponential_())
+
+    return f, (x34(),)
+
+
+@case("C9", breaks=ANY)
+def manual_seed_inside() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        torch.manual_seed(42)
+        return x + torch.rand(3, 4)
+
+    return f, [(x34(),), (x34(),)]
+
+
+@case("C9", breaks=ANY)
+def generator_argument() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        g = torch.Generator().manual_seed(3)
+        return x + torch.rand(3, 4, generator=g)
+
+    return f, (x34(),)
+
+
+@case("C9")
+def custom_autograd_function() -> Any:
+    return lambda x: Cube.apply(x.sin(), 2.0) + 1, (x34(),)
+
+
+@case("C9")
+def custom_autograd_function_without_grad() -> Any:
+    return lambda x: Cube.apply(x, 2.0) * 2, (torch.randn(3),)
+
+
+@case("C9")
+def custom_op() -> Any:
+    return lambda x: torch.ops.dovetail_tests.scaled(x * 2, 3.0).relu() + scaled(x, 0.5), (x34(),)
+
+
+@case("C9")
+def custom_op_mutating() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        bump_(y, 3.0)
+        return y + 1
+
+    return f, (torch.randn(3),)
+
+
+@case("C9", breaks=ANY)
+def checkpointing() -> Any:
+    lin = torch.nn.Linear(4, 4)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(torch.tanh(lin(x)), 0.5)
+
+    return lambda x: checkpoint(block, x, use_reentrant=False) * 2, (x34(),)
+
+
+@case("C9", breaks=ANY)
+def func_grad() -> Any:
+    return lambda x: torch.func.grad(lambda t: (t**3).sum())(x), (torch.randn(4),)
+
+
+@case("C9", breaks=ANY)
+def func_vmap() -> Any:
+    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.func.vmap(lambda row: (row * w).sum())(x)
+
+    return f, (torch.randn(3, 4), torch.randn(4))
+
+
+@case("C9", breaks=ANY)
+def autograd_grad_inside() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = (x**3).sum()
+        (g,) = torch.autograd.grad(y, x, create_graph=True)
+        return g * 2
+
+    return f, (x34(),)
+
+
+@case("C9", breaks=ANY)
+def backward_inside() -> Any:
+    w = torch.nn.Parameter(torch.ones(4))
+
+    def f(x: torch.Tensor) -> Any:
+        loss = (x @ w).pow(2).sum()
+        loss.backward()
+        return loss.detach()
+
+    return f, [(torch.ones(2, 4),)] * 2, lambda: w.grad
+
+
+@case("C9", breaks=ANY)
+def torch_cond() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t * 2, (x,))
+
+    return f, [(torch.ones(3),), (-torch.ones(3),)]
+
+
+@case("C9", breaks=ANY)
+def while_loop() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        from torch._higher_order_ops import while_loop as loop
+
+        return loop(lambda i, t: i < 4, lambda i, t: (i + 1, t * 2), (torch.tensor(0), x))
+
+    return f, (torch.ones(3),)
+
+
+@case("C9", breaks=ANY)
+def numpy_calls() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        a = np.sin(x.numpy()) + np.ones(4)
+        return torch.from_numpy(a.sum(keepdims=True)), np.prod((2, 3)), x * np.sqrt(2.0)
+
+    return f, (torch.ones(4),)
+
+
+@case("C9", breaks=ANY)
+def sgd_training_step() -> Any:
+    m = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = m(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, [(torch.ones(3, 4),)] * 4, lambda: m.state_dict()
+
+
+@case("C9", breaks=ANY)
+def adamw_step() -> Any:
+    ws = [torch.nn.Parameter(torch.ones(n, 3)) for n in (1, 2, 3)]
+    optimizer = torch.optim.AdamW(ws, lr=0.1)
+
+    def step(k: float) -> Any:
+        for w in ws:
+            w.grad = torch.full_like(w, k)
+        optimizer.step()
+
+    return step, [(0.5,), (1.0,), (2.0,), (3.0,)], lambda: ws
+
+
+@case("C9")
+def functional_call() -> Any:
+    m = torch.nn.Linear(4, 2)
+    twin = {k: v.detach() * 2 for k, v in m.named_parameters()}
+    return lambda x: torch.func.functional_call(m, twin, (x,)), (torch.randn(3, 4),)
+
+
+@case("C9")
+def default_dtype_inside_factory() -> Any:
+    return lambda x: torch.zeros(3) + x[0, :3] + torch.tensor(2.5), (x34(),)
+
+
+@case("C9")
+def is_compiling_markers() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return x + 1 if isinstance(torch.compiler.is_compiling(), bool) else x
+
+    return f, (x34(),)
+
+
+@case("C9")
+def half_precision_rounding() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x * 1.001 + 0.1
+        return (y - x) * 100, y.sum(), torch.softmax(y, -1), F.gelu(y)
+
+    return f, [(torch.randn(8, 16).bfloat16(),), (torch.randn(8, 16).half(),)]
+
+
+@case("C9", breaks=ANY)
+def packed_saved_tensor_hooks() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
+            return (x.sin() * x).exp()
+
+    return f, (x34(),)
+
+
+test_program = suite.test()
+
+
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+def test_rng_state_advances_as_in_eager(backend: str) -> None:
+    f = dovetail.compile(lambda x: F.dropout(x, 0.5), backend=backend)
+    x = torch.ones(100)
+    torch.manual_seed(3)
+    ours = [f(x), f(x), torch.rand(3)]
+    torch.manual_seed(3)
+    theirs = [F.dropout(x, 0.5), F.dropout(x, 0.5), torch.rand(3)]
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_is_compiling_is_true_inside_and_false_outside() -> None:
+    seen = []
+
+    @dovetail.compile(backend="eager")
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if dovetail.is_compiling() else x * 3
+
+    assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0)), seen
+    assert not dovetail.is_compiling()
