@@ -43,6 +43,7 @@ def explain(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
+    importlib.import_module("dovetail.front").record_calls()
     run_script(args.script, args.arguments)
     found = dovetail.report()
     print(f"{summary(found)}\nwritten to {found.html(args.output)}")

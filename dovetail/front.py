@@ -25,13 +25,15 @@ from dovetail import _native, control
 from dovetail.compile import Compiler
 from dovetail.errors import BadArgument, UnknownBackend
 from dovetail.events import EVENTS, Event
-from dovetail.explain.query import Explanation, Report, explain_events, report_events
+from dovetail.explain.query import Explanation, Report, explain_events
 from dovetail.logs import start_logging
 from dovetail.options import make_options
 
 T = TypeVar("T")
 Settings = dict[str, Any]
 """The keyword arguments of compile(): what pickling keeps of the compiler."""
+
+Run = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 BACKENDS: Final = ("dovetail", "eager", "aot_eager")
 
@@ -57,6 +59,28 @@ def make_compiler(settings: Settings) -> Compiler:
     return compiler
 
 
+_is_recording = False
+
+
+def record_calls(on: bool = True) -> None:
+    """What is compiled from now on emits an event per call, for the report's timeline."""
+    global _is_recording
+    _is_recording = on
+
+
+def run_of(compiler: Compiler, function: str) -> Run:
+    """How compiled calls are made: straight into the native context, unless they are recorded."""
+    run: Run = compiler.context.run
+    if not _is_recording:
+        return run
+
+    def timed_run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with EVENTS.timed("call", function=function):
+            return run(fn, args, kwargs)
+
+    return timed_run
+
+
 # -- functions -------------------------------------------------------------------------------------
 
 
@@ -72,7 +96,7 @@ class CompiledFunction:
         self._dovetail_settings = settings
         self._dovetail_compiler = make_compiler(settings)
         self._dovetail_target = fn if _has_frame(fn) else _give_frame(fn)
-        self._dovetail_run = self._dovetail_compiler.context.run
+        self._dovetail_run = run_of(self._dovetail_compiler, getattr(fn, "__qualname__", repr(fn)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if control._stance == "force_eager":
@@ -227,7 +251,8 @@ def compile_module(original: nn.Module, settings: Settings) -> nn.Module:
     compiler = make_compiler(settings)
     compiled = object.__new__(_class_of_compiled(type(original)))
     object.__setattr__(compiled, "__dict__", original.__dict__)
-    object.__setattr__(compiled, "_dovetail_state", (original, compiler.context.run, settings, compiler))
+    run = run_of(compiler, type(original).__qualname__)
+    object.__setattr__(compiled, "_dovetail_state", (original, run, settings, compiler))
     return compiled  # type: ignore[no-any-return]
 
 
@@ -318,4 +343,4 @@ def explain(model: Any, **settings: Any) -> Callable[..., Explanation]:
 
 def report(compiled: Any = None) -> Report:
     """Everything compiled so far in this process; `print(report())`, `report().html("out.html")`."""
-    return report_events(list(EVENTS.events))
+    return explain_events(list(EVENTS.events))

@@ -16,19 +16,7 @@ from pathlib import Path
 from dovetail.events import Event
 from dovetail.explain.html import show_page
 from dovetail.explain.text import show_explanation
-from dovetail.util.loc import Loc
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A line of the user's program."""
-
-    file: str = ""
-    line: int = 0
-    function: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else self.function or "?"
+from dovetail.explain.views import FusionView, GraphView, Place, place_of, view_fusion, view_graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +88,19 @@ class StageSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class LineSeen:
+    """What became of one line: ops captured, ops after decomposition, kernels and library calls it is
+    in, ops that ran as themselves."""
+
+    place: Place
+    captured: int
+    decomposed: int
+    kernels: tuple[str, ...]
+    libraries: tuple[str, ...]
+    fallbacks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """An internal error that became eager, or compiled code that is slower than eager."""
 
@@ -125,6 +126,11 @@ class Explanation:
     cudagraphs: tuple[tuple[str, bool, str], ...] = ()
     caches: dict[str, int] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
+    programs: tuple[GraphView, ...] = ()
+    fusions: tuple[FusionView, ...] = ()
+    lines: tuple[LineSeen, ...] = ()
+    calls: tuple[tuple[str, float, float], ...] = ()
+    """(function, seconds, when it ended) of each call, where calls were recorded."""
 
     @property
     def graph_breaks(self) -> tuple[BreakSeen, ...]:
@@ -184,15 +190,6 @@ def _items(event: Event, name: str) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else ()
 
 
-def place_of(value: object, function: str = "") -> Place:
-    if isinstance(value, Loc):
-        return Place(value.file, value.line, value.function or function)
-    if isinstance(value, str) and value:
-        file, _, line = value.rpartition(":")
-        return Place(file, int(line), function) if line.isdigit() else Place(value, 0, function)
-    return Place("", 0, function)
-
-
 def _graph(event: Event) -> GraphSeen:
     function = _text(event, "function")
     lines = tuple(dict.fromkeys(place_of(loc) for loc in _items(event, "lines")))
@@ -232,9 +229,10 @@ def _kernel(event: Event) -> KernelSeen:
     )  # fmt: skip
 
 
-def _stage(event: Event, with_text: bool) -> StageSeen:
-    text = _text(event, "value") if with_text else ""
-    return StageSeen(_text(event, "unit"), _text(event, "stage"), _float(event, "seconds"), event.at, text)
+def _stage(event: Event) -> StageSeen:
+    return StageSeen(
+        _text(event, "unit"), _text(event, "stage"), _float(event, "seconds"), event.at, _text(event, "value")
+    )  # fmt: skip
 
 
 def _failure(event: Event) -> Failure:
@@ -246,8 +244,41 @@ def _failure(event: Event) -> Failure:
     return Failure(event.kind, _text(event, "function"), detail or _text(event, "text"))
 
 
-def explain_events(events: Iterable[Event], with_text: bool = True) -> Explanation:
-    """with_text=False leaves out what the stages made: much smaller."""
+def _line(place: Place) -> Place:
+    return Place(place.file, place.line)
+
+
+def _lines(
+    programs: Iterable[GraphView], fusions: Iterable[FusionView], fallbacks: list[Event]
+) -> tuple[LineSeen, ...]:
+    captured: Counter[Place] = Counter()
+    decomposed: Counter[Place] = Counter()
+    kernels: dict[Place, dict[str, None]] = {}
+    libraries: dict[Place, dict[str, None]] = {}
+    for program in programs:
+        counter = captured if "joint" in program.stage else decomposed if "prims" in program.stage else None
+        if counter is not None:
+            counter.update(_line(node.place) for node in program.nodes)
+    for fusion in fusions:
+        for group in fusion.groups:
+            target = kernels if group.kind == "kernel" else libraries
+            for nest in group.nests:
+                target.setdefault(_line(nest.place), {})[group.name] = None
+    fell: dict[Place, dict[str, None]] = {}
+    for event in fallbacks:
+        fell.setdefault(_line(place_of(event.get("loc"))), {})[_text(event, "op")] = None
+    places = {*captured, *decomposed, *kernels, *libraries, *fell}
+    return tuple(
+        LineSeen(
+            place, captured[place], decomposed[place], tuple(kernels.get(place, ())),
+            tuple(libraries.get(place, ())), tuple(fell.get(place, ())),
+        )
+        for place in sorted(places, key=lambda place: (place.file, place.line))
+        if place.file
+    )  # fmt: skip
+
+
+def explain_events(events: Iterable[Event]) -> Explanation:
     by_kind: dict[str, list[Event]] = {}
     for event in events:
         by_kind.setdefault(event.kind, []).append(event)
@@ -255,6 +286,11 @@ def explain_events(events: Iterable[Event], with_text: bool = True) -> Explanati
     def of(*kinds: str) -> list[Event]:
         return sorted((e for kind in kinds for e in by_kind.get(kind, ())), key=lambda e: e.at)
 
+    results = [(_text(e, "unit"), _text(e, "stage"), e.get("value")) for e in of("stage")]
+    programs = tuple(view for result in results for view in view_graphs(*result))
+    fusions = tuple(
+        view for unit, stage, value in results if "schedule" in stage and (view := view_fusion(unit, value))
+    )
     return Explanation(
         graphs=tuple(map(_graph, of("graph"))),
         breaks=_breaks(of("graph_break", "skip")),
@@ -266,15 +302,15 @@ def explain_events(events: Iterable[Event], with_text: bool = True) -> Explanati
             for e in of("fusion")
         ),
         guards=tuple((_text(e, "function"), tuple(map(str, _items(e, "guards")))) for e in of("guards")),
-        stages=tuple(_stage(event, with_text) for event in of("stage")),
+        stages=tuple(map(_stage, of("stage"))),
         compiles=tuple((_text(e, "function"), _float(e, "seconds"), e.at) for e in of("compile")),
         cudagraphs=tuple(
             (_text(e, "unit"), bool(e.get("used")), _text(e, "reason")) for e in of("cudagraph")
         ),
         caches=dict(Counter(_text(event, "what") for event in of("cache"))),
         failures=tuple(map(_failure, of("fallback_to_eager", "slow"))),
+        programs=programs,
+        fusions=fusions,
+        lines=_lines(programs, fusions, of("fallback")),
+        calls=tuple((_text(e, "function"), _float(e, "seconds"), e.at) for e in of("call")),
     )
-
-
-def report_events(events: Iterable[Event]) -> Report:
-    return explain_events(events)

@@ -1,0 +1,197 @@
+"""Nouns of the compiler, flattened for looking at.
+
+    Graph     -> GraphView    nodes with their operands' names and the user's line
+    Schedule  -> FusionView   kernels, the loop nests inside them, bytes moved before and after fusion
+
+Views are plain values (they become JSON). Sizes that are symbols count as their hint, or as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dovetail.ir.expr import Expr
+from dovetail.ir.graph import Graph, Node, show_arg, show_type
+from dovetail.ir.loop import BufferRef, Extern, ExternArg, Loops, Nest, iter_scalars
+from dovetail.ir.schedule import Group, Plan, Schedule
+from dovetail.util.loc import Loc
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the user's program."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else self.function or "?"
+
+
+def place_of(value: object, function: str = "") -> Place:
+    if isinstance(value, Loc):
+        return Place(value.file, value.line, value.function or function)
+    if isinstance(value, str) and value:
+        file, _, line = value.rpartition(":")
+        return Place(file, int(line), function) if line.isdigit() else Place(value, 0, function)
+    return Place("", 0, function)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    name: str
+    op: str
+    args: str
+    type: str
+    operands: tuple[str, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class GraphView:
+    """`role` is the name of the graph within its unit: forward, backward, joint..."""
+
+    unit: str
+    stage: str
+    role: str
+    inputs: tuple[tuple[str, str], ...]
+    nodes: tuple[NodeView, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NestView:
+    name: str
+    text: str
+    bytes_moved: int
+    origins: tuple[str, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One kernel ('kernel') or library call ('library')."""
+
+    kind: str
+    name: str
+    nests: tuple[NestView, ...]
+    internal: tuple[str, ...]
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class FusionView:
+    unit: str
+    groups: tuple[GroupView, ...]
+
+    @property
+    def bytes_before(self) -> int:
+        return sum(group.bytes_before for group in self.groups)
+
+    @property
+    def bytes_after(self) -> int:
+        return sum(group.bytes_after for group in self.groups)
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+
+def find_graphs(value: object) -> Iterator[tuple[str, Graph]]:
+    """The graphs in what a stage made: itself, or those it holds by name."""
+    if isinstance(value, Graph):
+        yield value.name, value
+        return
+    for role in ("graph", "forward", "backward"):
+        if isinstance(found := getattr(value, role, None), Graph):
+            yield role, found
+
+
+def view_node(node: Node) -> NodeView:
+    shown = [show_arg(arg) for arg in node.args]
+    shown += [f"{key}={show_arg(value)}" for key, value in node.kwargs]
+    operands = tuple(dict.fromkeys(operand.name for operand in node.operands))
+    return NodeView(node.name, node.op, ", ".join(shown), show_type(node.type), operands, place_of(node.loc))
+
+
+def view_graphs(unit: str, stage: str, value: object) -> list[GraphView]:
+    return [
+        GraphView(
+            unit, stage, role,
+            tuple((node.name, show_type(node.type)) for node in graph.inputs),
+            tuple(map(view_node, graph.nodes)),
+            tuple(out.name if isinstance(out, Node) else show_arg(out) for out in graph.outputs),
+        )
+        for role, graph in find_graphs(value)
+    ]  # fmt: skip
+
+
+# -- schedules -------------------------------------------------------------------------------------
+
+
+def size_of(expr: Expr) -> int:
+    return expr.value if expr.is_const else 0
+
+
+def buffers_read(nest: Nest) -> set[str]:
+    roots = [write.value for write in nest.writes]
+    roots += [write.index_scalar for write in nest.writes if write.index_scalar is not None]
+    return {str(item.args[0]) for item in iter_scalars(*roots) if item.op in ("load", "load_at")}
+
+
+def buffers_written(nest: Nest) -> set[str]:
+    return {name for write in nest.writes for name in write.buffers}
+
+
+def buffers_in(arg: ExternArg) -> Iterator[str]:
+    if isinstance(arg, BufferRef):
+        yield arg.buffer
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from buffers_in(item)
+
+
+def view_group(group: Group, sizes: dict[str, int]) -> GroupView:
+    """Before fusion every nest reads and writes memory; after it, only what is not internal, once each."""
+    nests = tuple(
+        NestView(
+            nest.name, str(nest), sum(sizes.get(name, 0) for name in (*buffers_read(nest), *buffers_written(nest))),
+            nest.origins, place_of(nest.loc),
+        )
+        for nest in group.nests
+    )  # fmt: skip
+    written = {name for nest in group.nests for name in buffers_written(nest)} - {*group.internal}
+    read = {name for nest in group.nests for name in buffers_read(nest)} - {*group.internal} - written
+    before = sum(nest.bytes_moved for nest in nests)
+    after = sum(sizes.get(name, 0) for name in (*read, *written))
+    return GroupView("kernel", group.name, nests, group.internal, before, after)
+
+
+def view_extern(step: Extern, sizes: dict[str, int]) -> GroupView:
+    used = {
+        *buffers_in(step.args),
+        *(n for _, value in step.kwargs for n in buffers_in(value)),
+        *step.outputs,
+    }
+    moved = sum(sizes.get(name, 0) for name in used)
+    nest = NestView(step.name, str(step), moved, (step.op,), place_of(step.loc))
+    return GroupView("library", step.op, (nest,), (), moved, moved)
+
+
+def buffer_sizes(loops: Loops) -> dict[str, int]:
+    return {buffer.name: size_of(buffer.type.bytes) for buffer in loops.buffers}
+
+
+def view_fusion(unit: str, value: object) -> FusionView | None:
+    """Of a Schedule (or the Plan made of it); None for anything else."""
+    schedule = value.schedule if isinstance(value, Plan) else value
+    if not isinstance(schedule, Schedule):
+        return None
+    sizes = buffer_sizes(schedule.loops)
+    groups = [
+        view_group(step, sizes) if isinstance(step, Group) else view_extern(step, sizes)
+        for step in schedule.steps
+    ]
+    return FusionView(unit, tuple(groups))
