@@ -36,6 +36,10 @@ class DovetailError(Exception):
         return f"[{self.code}] {self.text}{where}{hint}"
 
 
+class InternalWarning(UserWarning):
+    """Compiled code is not used where it was asked for; eager runs instead."""
+
+
 class UnknownMode(DovetailError, ValueError):
     code = "E01"
     message = "unknown mode {mode!r}; known modes are {known}"

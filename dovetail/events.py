@@ -9,7 +9,7 @@ recompile, skip, kernel, fallback, fusion, cache, fallback_to_eager, warning, sl
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,9 +32,12 @@ class Event:
 
 @dataclass(slots=True)
 class EventStream:
-    """Keeps the last `limit` events and exact counts of all of them."""
+    """Keeps the last `limit` events and exact counts of all of them; of the values that events carry
+    (graphs, programs), which may be large, only those of the last `heavy` events."""
 
     limit: int = 100_000
+    heavy: int = 1_000
+    _values: deque[Event] = field(default_factory=deque)
     events: list[Event] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     listeners: list[Callable[[Event], None]] = field(default_factory=list)
@@ -45,6 +48,10 @@ class EventStream:
         with self._lock:
             self.counts[kind] += 1
             self.events.append(event)
+            if "value" in fields:
+                self._values.append(event)
+                if len(self._values) > self.heavy:
+                    self._values.popleft().fields.pop("value")
             if len(self.events) > self.limit:
                 del self.events[: self.limit // 2]
         for listener in self.listeners:
@@ -65,6 +72,7 @@ class EventStream:
     def clear(self) -> None:
         with self._lock:
             self.events.clear()
+            self._values.clear()
             self.counts.clear()
 
 

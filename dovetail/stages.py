@@ -48,7 +48,7 @@ def run_stage(unit: str, name: str, stage: Callable[..., object], *inputs: objec
     start = time.perf_counter()
     value = stage(*inputs)
     seconds = time.perf_counter() - start
-    EVENTS.emit("stage", unit=unit, stage=name, seconds=seconds)
+    EVENTS.emit("stage", unit=unit, stage=name, seconds=seconds, value=value)
     if os.environ.get("DOVETAIL_CHECK"):
         verify(value, name)
     if folder := os.environ.get("DOVETAIL_DUMP"):

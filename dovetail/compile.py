@@ -1,0 +1,229 @@
+"""The whole compiler, as one walk of the data.
+
+    frame ─ capture ─► Capture ─ backend ─► callable ─► Entry            Compiler.on_frame
+    fx graph ─ joint ─ prims ─ passes ─ partition ─► forward, backward   compile_graph
+    graph ─ loops ─ schedule ─ plan ─ program ─► Executable              build
+
+This is the only file that sees all stages. Whatever fails inside them ends here: one warning, a
+reproducer file, and eager goes on.
+"""
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import CodeType, FunctionType
+from typing import Any, Final, TypeAlias
+
+from torch.fx import GraphModule
+
+from dovetail import _native, aot, capture, codegen, lower, ops, passes, runtime, schedule
+from dovetail.control import stance
+from dovetail.errors import Break, DovetailError, GraphBreakError, InternalWarning, RecompileError
+from dovetail.events import EVENTS
+from dovetail.ir.capture import Capture
+from dovetail.ir.graph import Graph
+from dovetail.options import Options
+from dovetail.reproduce import write_reproducer
+from dovetail.stages import run_stage, run_stages
+
+Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]"
+Verdict: TypeAlias = "_native.Entry | bool | None"
+"""For the hook: an entry to run, None to run this call in eager, False never to ask again."""
+
+_numbers: Final = itertools.count()
+
+
+# -- from a graph of torch calls to one callable -----------------------------------------------------
+
+
+def build(graph: Graph, options: Options) -> runtime.Executable:
+    """One functional graph of prims, compiled."""
+    stages = [
+        ("50.loops", lower.lower),
+        ("60.schedule", lambda loops: schedule.schedule(loops, options)),
+        ("70.plan", schedule.plan),
+        ("80.program", lambda plan: codegen.emit(plan, options)),
+        ("90.executable", lambda program: runtime.load(program, options)),
+    ]
+    return run_stages(graph.name, stages, graph)  # type: ignore[return-value]
+
+
+def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options) -> Callable[..., Any]:
+    """Dovetail's own backend. Backward is built when it is first needed."""
+    unit = f"graph_{next(_numbers)}"
+    joint: Any = run_stage(unit, "10.joint", lambda: aot.trace_joint(module, examples))
+    stages = [("20.prims", ops.decompose), ("30.passes", passes.optimize)]
+    graph: Any = run_stages(unit, stages, joint.graph)
+    budget = options.activation_memory_budget
+    parts: Any = run_stage(unit, "40.partition", lambda: aot.partition(graph, joint.signature, budget))
+    forward = build(replace(parts.forward, name=f"{unit}_forward"), options)
+    if parts.backward is None:
+        return aot.bind(forward, None, parts, joint)
+    backward = _Later(lambda: build(replace(parts.backward, name=f"{unit}_backward"), options))
+    return aot.bind(forward, backward, parts, joint)
+
+
+class _Later:
+    """An executable that is built by its first call. A failed build fails that call: by then forward
+    has run, and there is no eager to go back to."""
+
+    def __init__(self, make: Callable[[], Callable[..., Any]]) -> None:
+        self.make, self.made = make, None
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self.made is None:
+            self.made = _native.without(self.make)
+        return self.made(*inputs)
+
+
+def run_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """backend="eager": only capture is at work."""
+    return module.forward
+
+
+def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """backend="aot_eager": capture and autograd are at work, and each op runs as itself."""
+    joint = aot.trace_joint(module, examples)
+    parts = aot.partition(joint.graph, joint.signature)
+
+    def interpret(graph: Graph) -> Callable[..., Any]:
+        return lambda *inputs: aot.run_graph(graph, inputs)
+
+    backward = None if parts.backward is None else interpret(parts.backward)
+    return aot.bind(interpret(parts.forward), backward, parts, joint)
+
+
+def choose_backend(backend: str | Backend, options: Options) -> Backend:
+    if callable(backend):
+        return backend
+    named: dict[str, Backend] = {
+        "dovetail": lambda module, examples: compile_graph(module, examples, options),
+        "eager": run_in_eager,
+        "aot_eager": run_joint_in_eager,
+    }
+    return named[backend]
+
+
+# -- from a frame to an entry ------------------------------------------------------------------------
+
+
+class Compiler:
+    """What one dovetail.compile() call set up: how to compile the frames that run under it."""
+
+    def __init__(
+        self, backend: str | Backend, options: Options, fullgraph: bool, dynamic: bool | None
+    ) -> None:
+        self.backend, self.options = choose_backend(backend, options), options
+        self.fullgraph, self.is_dynamic = fullgraph, dynamic
+        self.history = capture.History(dynamic)
+        self.context = _native.Context(self, Compiler.on_frame)
+
+    def forget(self) -> None:
+        self.context.clear()
+        self.history = capture.History(self.is_dynamic)
+
+    def on_frame(
+        self,
+        code: CodeType,
+        function: FunctionType,
+        globals: dict[str, Any],
+        args: tuple[Any, ...],
+        closure: tuple[Any, ...] | None,
+        why: str | None,
+        entries: int,
+    ) -> Verdict:
+        """The hook has no entry for this call."""
+        if (reason := capture.why_not_capture(code)) is not None:
+            return False
+        frame = capture.Frame(code, function, globals, args, closure or ())
+        if entries and (verdict := self._recompile(frame, why or "", entries)) is not None:
+            return verdict
+        start = time.perf_counter()
+        try:
+            return self._compile(frame)
+        except Break as reason:
+            if self.fullgraph:
+                raise GraphBreakError(reason.loc or frame.loc, reason=str(reason), fix=reason.hint) from None
+            EVENTS.emit(
+                "skip", function=code.co_qualname, code=reason.code, text=reason.text, loc=reason.loc or frame.loc
+            )
+            return False
+        finally:
+            EVENTS.emit("compile", function=code.co_qualname, seconds=time.perf_counter() - start)
+
+    def _recompile(self, frame: capture.Frame, why: str, entries: int) -> Verdict:
+        """None to go on and compile once more; else the verdict."""
+        name = frame.code.co_qualname
+        if stance() == "fail_on_recompile":
+            raise RecompileError(frame.loc, function=name, reason=why)
+        if entries >= self.options.recompile_limit:
+            EVENTS.emit("limit", function=name, reason=why, entries=entries, loc=frame.loc)
+            warnings.warn(
+                f"{name} ({frame.loc}) was compiled {entries} times and runs in eager from now on; "
+                f"what changed last: {why}",
+                InternalWarning,
+                stacklevel=2,
+            )
+            return False
+        EVENTS.emit("recompile", function=name, reason=why, entries=entries, loc=frame.loc)
+        return None
+
+    def _compile(self, frame: capture.Frame) -> Verdict:
+        name = frame.code.co_qualname
+        captured = stage = None
+        try:
+            captured = capture.capture_frame(frame, self.options, self.history)
+            if self.fullgraph and captured.breaks:
+                point = captured.breaks[0]
+                raise GraphBreakError(point.loc, reason=f"[{point.code}] {point.text}", fix=point.hint)
+            _report(captured)
+            return self._install(frame, captured)
+        except (Break, GraphBreakError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            if not self.options.fallback_to_eager:
+                raise
+            _report_failure(name, frame, captured, error)
+            return False
+
+    def _install(self, frame: capture.Frame, captured: Capture) -> Verdict:
+        namespace = captured.namespace
+        if captured.graph is not None:
+            examples = [item.example for item in captured.inputs]
+            namespace[captured.graph_name] = self.backend(captured.graph, examples)
+        function = capture.make_entry(captured, frame)
+        guards = _native.Guards(list(captured.guards))
+        return _native.Entry(guards, function, frame.globals)
+
+
+def _report(captured: Capture) -> None:
+    module: Any = captured.graph
+    for point in captured.breaks:
+        EVENTS.emit(
+            "graph_break", function=captured.name, code=point.code, text=point.text, hint=point.hint, loc=point.loc
+        )
+    EVENTS.emit("guards", function=captured.name, guards=tuple(captured.guards))
+    if module is None:
+        return
+    calls = [n for n in module.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]
+    EVENTS.emit(
+        "graph", function=captured.name, loc=captured.loc, ops=len(calls), inputs=len(captured.inputs),
+        whole=not captured.breaks, lines=tuple(n.meta.get("loc") for n in calls), value=module,
+    )  # fmt: skip
+
+
+def _report_failure(name: str, frame: capture.Frame, captured: Capture | None, error: Exception) -> None:
+    path = None
+    if captured is not None and captured.graph is not None:
+        path = write_reproducer(captured.graph, [item.example for item in captured.inputs], error)  # type: ignore[arg-type]
+    shown = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+    EVENTS.emit("fallback_to_eager", function=name, error=shown, repro=path and str(path), loc=frame.loc)
+    where = f"; {path} reproduces it" if path else ""
+    warnings.warn(
+        f"Dovetail failed to compile {name} ({frame.loc}) and runs it in eager{where}:\n{shown}",
+        InternalWarning,
+        stacklevel=2,
+    )
