@@ -44,9 +44,10 @@ def expr_of(value: int | torch.SymInt) -> Expr:
 
 
 def type_of(tensor: torch.Tensor) -> TensorType:
-    return TensorType(
-        tuple(map(expr_of, tensor.shape)),
-        tuple(map(expr_of, tensor.stride())),
-        from_torch_dtype(tensor.dtype),
-        from_torch_device(tensor.device),
-    )
+    form, shapes = getattr(tensor, "form", None), getattr(tensor, "shapes", None)
+    if form is not None and shapes is not None:
+        form = form.map(shapes)
+        shape, stride = form.shape, form.stride
+    else:
+        shape, stride = tuple(map(expr_of, tensor.shape)), tuple(map(expr_of, tensor.stride()))
+    return TensorType(shape, stride, from_torch_dtype(tensor.dtype), from_torch_device(tensor.device))

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import torch
 
+from dovetail.fake.rules import Rule, find_rule
+
 _RANDOM: Final = torch.Tag.nondeterministic_seeded
 _DEPENDENT: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
@@ -20,6 +22,9 @@ FATES: Final[dict[str, str]] = {
     "aten.lift_fresh_copy.default": "lift",
     "aten._local_scalar_dense.default": "item",
     "aten.item.default": "item",
+    "aten.size.default": "size",
+    "aten.stride.default": "stride",
+    "aten.numel.default": "numel",
     "aten.index.Tensor": "index",
     "aten._unsafe_index.Tensor": "index",
     "aten.repeat_interleave.Tensor": "repeat_interleave",
@@ -47,6 +52,11 @@ class Record:
     is_random: bool
     device_at: int | None
     """Position of the argument `device`, where there is one."""
+    names: tuple[str, ...]
+    """Of the arguments, in the schema's order."""
+    defaults: tuple[tuple[str, Any], ...]
+    rule: Rule | None
+    """The sizes of its results where sizes are symbolic."""
     is_free: bool
     """The arguments' metadata say all about the results, which are new or arguments: may be remembered."""
 
@@ -88,5 +98,12 @@ def _read(func: Any) -> Record:
         changes_shape=changes_shape,
         is_random=_RANDOM in func.tags,
         device_at=names.index("device") if "device" in names else None,
+        names=tuple(names),
+        defaults=tuple((a.name, _frozen(a.default_value)) for a in schema.arguments if a.has_default_value()),
+        rule=find_rule(name.rsplit(".", 1)[0], torch.Tag.pointwise in func.tags, "._foreach_" in name),
         is_free=fate == "meta" and not is_view and not changes_shape and not name.endswith("out"),
     )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -9,7 +9,8 @@ ours or the op's meta kernel. Autograd runs above, in C++, as for any tensor.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+import math
+from collections.abc import Callable, Mapping, MutableMapping
 from itertools import count
 from typing import Any, Final
 
@@ -17,7 +18,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.errors import DataDependentValue, FailedFake
+from dovetail.fake.form import Form, derive_strides
 from dovetail.fake.record import Record, record
+from dovetail.fake.symbolic import bind, derive_forms, find_shapes, hinted
+from dovetail.ir.expr import Expr, const
+from dovetail.sym import Shapes, make_symint
 
 _wrap: Final = torch.Tensor._make_wrapper_subclass
 _META: Final = torch.device("meta")
@@ -33,6 +38,9 @@ class Fake(torch.Tensor):
     _meta: torch.Tensor | None
     constant: torch.Tensor | None
     key: int
+    form: Form | None = None
+    """Symbolic geometry; None where all of it is numbers. `meta` then has the sizes of the hints."""
+    shapes: Shapes | None = None
 
     @staticmethod
     def __new__(
@@ -57,7 +65,7 @@ class Fake(torch.Tensor):
     @property
     def meta(self) -> torch.Tensor:
         if self._meta is None:
-            self._meta = _empty_meta(self.size(), self.stride(), self.dtype)
+            self._meta = _empty_meta(*_hint_geometry(self), self.dtype)
         return self._meta
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -79,9 +87,12 @@ class Fake(torch.Tensor):
         found = memo.get(id(self))
         if found is None:
             meta = _empty_meta(self.meta.size(), self.meta.stride(), self.dtype)
-            found = memo[id(self)] = Fake(meta, self.device, self.requires_grad)
-            found.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("_meta", "constant")})
-        return found
+            found = Fake(meta, self.device, self.requires_grad)
+            if self.form is not None and self.shapes is not None:
+                found = _symbolic(found, self.form, self.shapes, self.requires_grad)
+            found.__dict__.update({k: v for k, v in self.__dict__.items() if k not in found.__dict__})
+            memo[id(self)] = found
+        return found  # type: ignore[no-any-return]
 
     def tolist(self) -> Any:
         return _value(self, "tolist").tolist()
@@ -99,6 +110,11 @@ class Fake(torch.Tensor):
 class FakeMode(TorchDispatchMode):
     """Makes factories (torch.zeros...) return Fakes too."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would otherwise import its own compiler to hide this mode from it."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
@@ -114,17 +130,54 @@ def _empty_meta(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=_META)
 
 
+def _hint_geometry(fake: Fake) -> tuple[Any, Any]:
+    if fake.form is None or fake.shapes is None:
+        return fake.size(), fake.stride()
+    hint = fake.shapes.hint
+    return tuple(map(hint, fake.form.shape)), tuple(map(hint, fake.form.stride))
+
+
+def _symbolic(fake: Fake, form: Form, shapes: Shapes, requires_grad: bool = False) -> Fake:
+    """The fake of the hints with symbolic geometry; itself where there are only numbers."""
+    form = form.map(shapes)
+    if form.is_static:
+        return fake
+    made = _wrap(
+        Fake,
+        [make_symint(shapes, x) for x in form.shape],
+        strides=[make_symint(shapes, x) for x in form.stride],
+        storage_offset=make_symint(shapes, form.offset),
+        dtype=fake.dtype,
+        device=fake.device,
+        requires_grad=requires_grad,
+    )
+    made._meta, made.constant, made.key, made.form, made.shapes = fake._meta, None, fake.key, form, shapes
+    return made  # type: ignore[no-any-return]
+
+
 # -- from real tensors -------------------------------------------------------------------------------
 
 Memo = MutableMapping[int, torch.UntypedStorage]
 """Real storage -> its stand-in on the meta device, so that fakes alias where the tensors do."""
 
 
-def fake_like(tensor: torch.Tensor, memo: Memo | None = None) -> Fake:
-    """A Fake with the tensor's metadata; a leaf, whatever the tensor is."""
+def fake_like(
+    tensor: torch.Tensor,
+    memo: Memo | None = None,
+    *,
+    shapes: Shapes | None = None,
+    dims: Mapping[int, Expr] | None = None,
+) -> Fake:
+    """A Fake with the tensor's metadata; a leaf, whatever the tensor is. `dims` says which sizes are
+    symbolic, with symbols of `shapes`; strides follow where they are products of sizes."""
     if type(tensor) is Fake:
         return tensor
     fake = Fake(_meta_like(tensor, memo), tensor.device, tensor.requires_grad)
+    if shapes is not None and dims:
+        sizes = tuple(dims.get(d, const(n)) for d, n in enumerate(tensor.shape))
+        strides = derive_strides(shapes, sizes, tensor.stride(), is_exact=False) or ()
+        form = Form(sizes, strides, const(tensor.storage_offset()), tensor.dtype)
+        fake = _symbolic(fake, form, shapes, tensor.requires_grad)
     if getattr(tensor, "_is_param", False) or isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True  # type: ignore[attr-defined]
     return fake
@@ -163,16 +216,69 @@ def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fakes: list[Fake] = []
         key = _memo_key(func, args, kwargs, fakes)
         if key is not None:
-            made = _memo.get(key)
-            if made is None:
-                if len(_memo) > MEMO_LIMIT:
-                    _memo.clear()
-                made = _memo[key] = _template(_by_meta(func, facts, args, kwargs), fakes)
-            return _from_template(made, fakes)
+            return _remembered(func, facts, args, kwargs, key, fakes)
     special = _SPECIAL.get(facts.fate)
     if special is not None:
         return special(func, facts, args, kwargs)
+    return _run(func, facts, args, kwargs)
+
+
+def _remembered(
+    func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], key: tuple[Any, ...], fakes: list[Fake]
+) -> Any:
+    made = _memo.get(key)
+    if made is None:
+        if len(_memo) > MEMO_LIMIT:
+            _memo.clear()
+        made = _memo[key] = _template(_by_meta(func, facts, args, kwargs), fakes)
+    return _from_template(made, fakes)
+
+
+def _run(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """By the meta kernel; if something is symbolic, on the hints and then by the op's shape rule."""
+    shapes = find_shapes(args) or find_shapes(kwargs.values())
+    if shapes is None:
+        return _by_meta(func, facts, args, kwargs)
+    call = bind(facts, args, kwargs, shapes)
+    plain_args, plain_kwargs = hinted(args), {k: hinted(v) for k, v in kwargs.items()}
+    result = _on_hints(func, facts, plain_args, plain_kwargs)
+    results = list(result) if isinstance(result, (list, tuple)) else [result]
+    found = [r if isinstance(r, torch.Tensor) else None for r in results]
+    metas = [r.meta if isinstance(r, Fake) else r for r in found]
+    forms = derive_forms(facts, call, metas)
+    if forms is None:
+        return result
+    if facts.changes_shape:
+        _reshape_in_place(args[0], forms[0], shapes)
+        return args[0]
+    made = [
+        _symbolic(r, form, shapes) if type(r) is Fake and form is not None and not _is_argument(r, args, kwargs) else r
+        for r, form in zip(results, forms)
+    ]
+    return type(result)(made) if isinstance(result, (list, tuple)) else made[0]
+
+
+def _on_hints(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Static inference, where the Fakes among the arguments count as their metas."""
+    if facts.is_free:
+        fakes: list[Fake] = []
+        key = _memo_key(func, args, kwargs, fakes, is_hinted=True)
+        if key is not None:
+            return _remembered(func, facts, args, kwargs, key, fakes)
     return _by_meta(func, facts, args, kwargs)
+
+
+def _is_argument(fake: Fake, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    values = (*args, *kwargs.values())
+    return any(fake is v or (isinstance(v, (list, tuple)) and any(fake is x for x in v)) for v in values)
+
+
+def _reshape_in_place(fake: Fake, form: Form | None, shapes: Shapes) -> None:
+    """t_, unsqueeze_...: the same Fake with another symbolic geometry."""
+    if form is None:
+        return
+    fake.data = _symbolic(Fake(fake.meta, fake.device), form, shapes)
+    fake.form, fake.shapes, fake.key = (None if form.is_static else form), shapes, 0
 
 
 # -- remembered results: models repeat their layers, and some meta kernels take 100 us ----------------
@@ -187,30 +293,31 @@ _SCALARS: Final = frozenset({float, bool, complex})
 
 def _key_of(fake: Fake) -> int:
     if not fake.key:
-        what = (fake.size(), fake.stride(), fake.dtype, fake.device)
+        size, stride = _hint_geometry(fake)
+        what = (tuple(size), stride, fake.dtype, fake.device)
         fake.key = _keys.get(what) or _keys.setdefault(what, next(_serial))
     return fake.key
 
 
 def _memo_key(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Fake]
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Fake], is_hinted: bool = False
 ) -> tuple[Any, ...] | None:
     """What decides the result's metadata; None where something else does. Collects the Fakes met."""
     key: list[Any] = [func, torch.get_default_dtype()]
-    if not _extend_key(key, args, fakes):
+    if not _extend_key(key, args, fakes, is_hinted):
         return None
     for name, value in kwargs.items():
         key.append(name)
-        if not _extend_key(key, (value,), fakes):
+        if not _extend_key(key, (value,), fakes, is_hinted):
             return None
     return tuple(key) if fakes else None
 
 
-def _extend_key(key: list[Any], values: Any, fakes: list[Fake]) -> bool:
+def _extend_key(key: list[Any], values: Any, fakes: list[Fake], is_hinted: bool) -> bool:
     for value in values:
         kind = type(value)
         if kind is Fake:
-            if value.constant is not None:
+            if value.constant is not None or (value.form is not None and not is_hinted):
                 return False
             key.append(_key_of(value))
             fakes.append(value)
@@ -221,7 +328,7 @@ def _extend_key(key: list[Any], values: Any, fakes: list[Fake]) -> bool:
             key.append(value)
         elif kind is list or kind is tuple:
             key.append(len(value))
-            if not _extend_key(key, value, fakes):
+            if not _extend_key(key, value, fakes, is_hinted):
                 return False
         else:
             return False
@@ -381,7 +488,7 @@ def _written(
 
 def _resize(fake: Fake, meta: torch.Tensor) -> None:
     """Give the wrapper the sizes that its meta has now."""
-    if fake.size() == meta.size() and fake.stride() == meta.stride():
+    if fake.form is not None or fake.size() == meta.size() and fake.stride() == meta.stride():
         return
     fake.data = Fake(meta, fake.device)
     fake._meta, fake.key = meta, 0
@@ -483,18 +590,26 @@ def _decompose(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str
 def _index(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
         raise DataDependentValue(function="indexing with a mask")
-    return _by_meta(func, facts, args, kwargs)
+    return _run(func, facts, args, kwargs)
 
 
 def _repeat_interleave(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("output_size") is None:
         raise DataDependentValue(function="repeat_interleave")
-    return _by_meta(func, facts, args, kwargs)
+    return _run(func, facts, args, kwargs)
 
 
 def _alias(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Lazy conjugate and negative: the op stays in the graph, so the Fake needs no bit."""
     return infer(torch.ops.aten.alias.default, args, {})
+
+
+def _plain_geometry(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """C++ code that knows no symbolic sizes asks for numbers, so they are assumed."""
+    (fake,) = args
+    if facts.fate == "numel":
+        return math.prod(map(int, fake.size()))
+    return [int(n) for n in getattr(fake, facts.fate)()]
 
 
 def _set(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -514,6 +629,9 @@ _SPECIAL: Final[dict[str, Callable[..., Any]]] = {
     "repeat_interleave": _repeat_interleave,
     "alias": _alias,
     "set": _set,
+    "size": _plain_geometry,
+    "stride": _plain_geometry,
+    "numel": _plain_geometry,
 }
 
 

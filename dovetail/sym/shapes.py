@@ -32,7 +32,7 @@ from dovetail.ir.expr import (
     sym,
     symbols,
 )
-from dovetail.ir.source import Source
+from dovetail.ir.source import Size, Source
 from dovetail.util.loc import Loc
 
 
@@ -155,11 +155,21 @@ class Shapes:
     def bounds(self, value: Expr) -> tuple[int, int]:
         """A range of value: from the symbols' ranges, and from inequalities with the same terms."""
         constant, terms = _terms(value)
-        env = {s: (self._at_least.get(s, s.lo), -self._at_least.get(mul(s, -1), -s.hi)) for s in symbols(value)}
-        lo, hi = range_in(value, env)
-        lo = max(lo, constant + self._at_least.get(terms, -INF))
-        hi = min(hi, constant - self._at_least.get(mul(terms, -1), -INF))
-        return lo, hi
+        negated = mul(terms, -1)
+        lo = max(self._least(terms), self._at_least.get(terms, -INF))
+        hi = -max(self._least(negated), self._at_least.get(negated, -INF))
+        return max(constant + lo, -INF), min(constant + hi, INF)
+
+    def _least(self, terms: Expr) -> int:
+        """A lower bound, with every symbol written as its least value plus something not negative:
+        s0*s1 - s0 is then (2 + a)*(1 + b), which is at least 2."""
+        found = symbols(terms)
+        env = {s: (self._at_least.get(s, s.lo), -self._at_least.get(mul(s, -1), -s.hi)) for s in found}
+        lo, _ = range_in(terms, env)
+        if lo > 0 or terms.op != "add" or not found:
+            return lo
+        shift = {s: add(sym(f"{s.name}_over", 0, high - low), low) for s, (low, high) in env.items() if low > -INF}
+        return max(lo, substitute(terms, shift).lo)
 
     # -- assuming
 
@@ -240,21 +250,20 @@ class Shapes:
         ranges = [
             Assumption(condition, None, "sizes 0 and 1 are specialised")
             for s in self.symbols.values()
-            for condition in self._range_conditions(s.expr)
+            for condition in self._range_conditions(s)
         ]
+        trial = Shapes(symbols=self.symbols, _hints=self._hints)
         kept: list[Assumption] = []
-        strongest: dict[Expr, int] = {}
-        for assumption in reversed(self.assumptions):
-            if assumption.condition.op in ("le", "lt"):
-                if self._follows(assumption.condition, strongest):
-                    continue
-            elif assumption.condition.op != "eq" and self._is_settled(assumption.condition):
-                continue
-            kept.append(assumption)
+        for assumption in reversed(self.assumptions):  # later ones are often the stronger
+            if trial.is_true(assumption.condition) is not True:
+                trial.assume(assumption.condition)
+                kept.append(assumption)
         return (*ranges, *reversed(kept))
 
-    def _range_conditions(self, symbol: Expr) -> list[Expr]:
+    def _range_conditions(self, entry: Symbol) -> list[Expr]:
         """The symbol's range as conditions, where they do not follow from what else is checked."""
+        symbol = entry.expr
+        natural = 0 if isinstance(entry.source, Size) else -INF
         free, final = _unranged(symbol), self.simplify(symbol)
         conditions = []
         if final is not symbol:
@@ -263,29 +272,11 @@ class Shapes:
             if final.hi > symbol.hi:
                 conditions.append(le(free, symbol.hi))
             return conditions
-        if symbol.lo > 0 and self._at_least.get(symbol, -INF) < symbol.lo:
+        if symbol.lo > natural and self._at_least.get(symbol, -INF) < symbol.lo:
             conditions.append(le(symbol.lo, free))
         if symbol.hi < INF and self._at_least.get(mul(symbol, -1), -INF) < -symbol.hi:
             conditions.append(le(free, symbol.hi))
         return conditions
-
-    def _is_settled(self, condition: Expr) -> bool:
-        return self.simplify(condition) is TRUE
-
-    def _follows(self, condition: Expr, strongest: dict[Expr, int]) -> bool:
-        """From the equalities and ranges, or from a stronger bound on the same terms seen before."""
-        final = self.simplify(condition)
-        if final is TRUE:
-            return True
-        if final.op not in ("le", "lt"):
-            return False
-        a, b = final.operands
-        constant, terms = _terms(add(b, mul(a, -1)))
-        least = -constant + (final.op == "lt")
-        if strongest.get(terms, -INF) >= least or self._at_least.get(terms, -INF) > least:
-            return True
-        strongest[terms] = least
-        return False
 
 
 def _unranged(symbol: Expr) -> Expr:

@@ -1,0 +1,163 @@
+"""The symbolic geometry of a tensor: sizes, strides and offset as expressions.
+
+    Form((s0, 64), (64, 1), 0)
+
+and the arithmetic that shape rules share: broadcasting, dense strides, strides of a view.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from dovetail.ir.expr import ONE, ZERO, Expr, add, const, eq, floordiv, mul, product
+from dovetail.sym import Shapes
+
+Shape: TypeAlias = "tuple[Expr, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    shape: Shape
+    stride: Shape
+    offset: Expr = ZERO
+    dtype: torch.dtype | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> Expr:
+        return product(self.shape)
+
+    def map(self, shapes: Shapes) -> Form:
+        """With every equality known by now applied."""
+        simplify = shapes.simplify
+        return Form(
+            tuple(map(simplify, self.shape)), tuple(map(simplify, self.stride)), simplify(self.offset), self.dtype
+        )
+
+    @property
+    def is_static(self) -> bool:
+        return all(x.op == "const" for x in (*self.shape, *self.stride, self.offset))
+
+
+def static_form(tensor: torch.Tensor) -> Form:
+    return Form(
+        tuple(map(const, tensor.size())),
+        tuple(map(const, tensor.stride())),
+        const(tensor.storage_offset()),
+        tensor.dtype,
+    )
+
+
+def broadcast(shapes: Shapes, *operands: Shape) -> Shape:
+    """Eager's broadcasting; sizes that must agree are assumed to."""
+    result: list[Expr] = []
+    for d in range(-max((len(s) for s in operands), default=0), 0):
+        size = ONE
+        for shape in operands:
+            if len(shape) >= -d:
+                size = _join_sizes(shapes, size, shape[d])
+        result.append(size)
+    return tuple(result)
+
+
+def _join_sizes(shapes: Shapes, a: Expr, b: Expr) -> Expr:
+    if a is b or b is ONE:
+        return a
+    if a is ONE:
+        return b
+    is_one_a, is_one_b = shapes.hint(a) == 1, shapes.hint(b) == 1
+    if is_one_a is not is_one_b:
+        small, large = (a, b) if is_one_a else (b, a)
+        shapes.assume(eq(small, 1), "it is broadcast")
+        return large
+    return same_size(shapes, a, b)
+
+
+def same_size(shapes: Shapes, a: Expr, b: Expr) -> Expr:
+    if a is not b:
+        shapes.assume(eq(a, b), "an operator needs equal sizes")
+    return shapes.simplify(a)
+
+
+def derive_strides(
+    shapes: Shapes, shape: Shape, hint_stride: Sequence[int], *, is_exact: bool = True
+) -> tuple[Expr, ...] | None:
+    """Strides in the order that the hints have: products of sizes wherever the hints are products.
+
+    A stride that is no such product stays a number; with is_exact it makes the result None."""
+    hints = [shapes.hint(size) for size in shape]
+    order = sorted(range(len(shape)), key=lambda d: (hint_stride[d], hints[d] != 1, -d))
+    strides = [ZERO] * len(shape)
+    expected = ONE
+    for d in order:
+        at = hint_stride[d]
+        if at == shapes.hint(expected):
+            strides[d] = expected
+            expected = mul(expected, shape[d])
+        elif hints[d] == 1 or at == 0 or not is_exact:
+            strides[d] = const(at)
+            if at and hints[d] != 1:
+                expected = mul(shape[d], at)
+        else:
+            return None
+    return tuple(strides)
+
+
+def contiguous(shape: Shape) -> tuple[Expr, ...]:
+    strides: list[Expr] = []
+    step = ONE
+    for size in reversed(shape):
+        strides.append(step)
+        step = mul(step, size)
+    return tuple(reversed(strides))
+
+
+def complete_shape(shapes: Shapes, shape: Sequence[Expr | int], numel: Expr) -> Shape:
+    """Replace a -1 by what is left of numel."""
+    known = [None if isinstance(s, int) and s == -1 else s if isinstance(s, Expr) else const(s) for s in shape]
+    if None not in known:
+        full = tuple(s for s in known if s is not None)
+        shapes.assume(eq(product(full), numel), "a view keeps the number of elements")
+        return full
+    rest = product(s for s in known if s is not None)
+    missing = shapes.simplify(floordiv(numel, rest))
+    shapes.assume(eq(mul(missing, rest), numel), "a view keeps the number of elements")
+    return tuple(missing if s is None else s for s in known)
+
+
+def view_strides(shapes: Shapes, old: Form, shape: Shape) -> tuple[Expr, ...] | None:
+    """Strides of old seen with another shape; None where that takes a copy.
+
+    Walks from the innermost dimension, over runs of dimensions that are contiguous in memory."""
+    if not old.shape:
+        return (ONE,) * len(shape)
+    strides = [ZERO] * len(shape)
+    at = len(shape) - 1
+    base, taken, made = old.stride[-1], ONE, ONE
+    for d in range(old.ndim - 1, -1, -1):
+        taken = mul(taken, old.shape[d])
+        if d and (old.shape[d - 1] is ONE or _is_same(shapes, old.stride[d - 1], mul(taken, base))):
+            continue
+        while at >= 0 and (shapes.hint(made) < shapes.hint(taken) or shapes.hint(shape[at]) == 1):
+            strides[at] = mul(made, base)
+            made = mul(made, shape[at])
+            at -= 1
+        if not _is_same(shapes, made, taken):
+            return None
+        if d:
+            base, taken, made = old.stride[d - 1], ONE, ONE
+    return tuple(strides) if at < 0 else None
+
+
+def _is_same(shapes: Shapes, a: Expr, b: Expr) -> bool:
+    return a is b or shapes.decide(eq(a, b), "it decides whether a view needs a copy")
+
+
+def shifted(offset: Expr, stride: Expr, steps: Expr) -> Expr:
+    return add(offset, mul(stride, steps))

@@ -1,0 +1,663 @@
+"""Sizes of results with symbolic sizes, one rule per op family.
+
+    aten.mm      (s0, 64) x (64, 32)      ->  (s0, 32)
+    aten.slice   (s0, 64), dim 0, 0:4     ->  a view (4, 64); assumed: 4 <= s0
+
+A rule gets a Call, with arguments by the schema's names, and returns one shape (for all results),
+a list of shapes (one per result), or a Form where the result is a view. dtypes, ranks and the order
+of strides come from the meta kernel run on the hints, so a rule says sizes only.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from dovetail.fake.form import (
+    Form,
+    Shape,
+    broadcast,
+    complete_shape,
+    same_size,
+    shifted,
+    view_strides,
+)
+from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, ceildiv, const, eq, floordiv, le, lt, mul, total
+from dovetail.sym import Shapes
+
+Result: TypeAlias = "Shape | Form | list[Any]"
+_END: Final = (1 << 63) - 1
+
+
+class Unruled(Exception):
+    """No rule applies; the symbols of the inputs must be fixed."""
+
+
+class Call:
+    """An op's arguments by name: tensors as Forms, sizes as ints or Exprs, lists as tuples."""
+
+    __slots__ = ("shapes", "values")
+
+    def __init__(self, shapes: Shapes, values: dict[str, Any]) -> None:
+        self.shapes, self.values = shapes, values
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.values.get(name)
+        return default if value is None else value
+
+    @property
+    def tensors(self) -> Iterator[Form]:
+        for value in self.values.values():
+            if isinstance(value, Form):
+                yield value
+            elif isinstance(value, tuple):
+                yield from (v for v in value if isinstance(v, Form))
+
+    @property
+    def first(self) -> Form:
+        return next(self.tensors)
+
+    def size(self, name: str) -> Shape:
+        return tuple(map(as_expr, self.values[name]))
+
+    def holds(self, condition: Expr) -> bool:
+        return self.shapes.decide(condition, "an operator's result depends on it")
+
+
+def _axis(dim: Any, rank: int) -> int:
+    return int(dim) % max(rank, 1)
+
+
+def _axes(dim: Any, rank: int) -> set[int]:
+    if dim is None or (isinstance(dim, tuple) and not dim):
+        return set(range(rank))
+    return {_axis(d, rank) for d in (dim if isinstance(dim, tuple) else (dim,))}
+
+
+def _with(shape: Shape, axis: int, size: Expr | int) -> Shape:
+    return (*shape[:axis], as_expr(size), *shape[axis + 1 :]) if shape else shape
+
+
+# -- elementwise, reductions, products -----------------------------------------------------------------
+
+
+def pointwise(c: Call) -> Result:
+    return broadcast(c.shapes, *(t.shape for t in c.tensors))
+
+
+def like_first(c: Call) -> Result:
+    return c.first.shape
+
+
+def like(name: str) -> Callable[[Call], Result]:
+    return lambda c: c[name].shape
+
+
+def sized(name: str) -> Callable[[Call], Result]:
+    return lambda c: c.size(name)
+
+
+def likes(*names: str) -> Callable[[Call], Result]:
+    """One result after each of these tensors; None where one is absent."""
+    return lambda c: [c[name].shape if isinstance(c.values.get(name), Form) else None for name in names]
+
+
+def scalar(c: Call) -> Result:
+    return ()
+
+
+def reduction(c: Call) -> Result:
+    x, dim = c.first, c.get("dim", c.get("axis"))
+    axes = _axes(dim, x.ndim)
+    if c.get("keepdim", False):
+        return tuple(ONE if d in axes else s for d, s in enumerate(x.shape))
+    return tuple(s for d, s in enumerate(x.shape) if d not in axes)
+
+
+def loss(c: Call) -> Result:
+    return pointwise(c) if c["reduction"] == 0 else ()
+
+
+def mm(c: Call) -> Result:
+    a, b = c.get("mat1", c.get("self")), c["mat2"]
+    same_size(c.shapes, a.shape[-1], b.shape[-2])
+    return (a.shape[0], b.shape[1])
+
+
+def bmm(c: Call) -> Result:
+    a, b = c.get("batch1", c.get("self")), c.get("batch2", c.get("mat2"))
+    same_size(c.shapes, a.shape[2], b.shape[1])
+    return (same_size(c.shapes, a.shape[0], b.shape[0]), a.shape[1], b.shape[2])
+
+
+def mv(c: Call) -> Result:
+    a, v = c.get("mat", c["self"]), c["vec"]
+    same_size(c.shapes, a.shape[1], v.shape[0])
+    return (a.shape[0],)
+
+
+# -- views -----------------------------------------------------------------------------------------------
+
+
+def view(c: Call) -> Result:
+    x = c["self"]
+    shape = complete_shape(c.shapes, c.get("size", c.get("shape")), x.numel)
+    strides = view_strides(c.shapes, x, shape)
+    if strides is None:
+        raise Unruled
+    return Form(shape, strides, x.offset)
+
+
+def expand(c: Call) -> Result:
+    x, size = c["self"], c["size"]
+    lead = len(size) - x.ndim
+    shape, stride = [], []
+    for d, wanted in enumerate(size):
+        old = x.shape[d - lead] if d >= lead else ONE
+        keep = d >= lead and isinstance(wanted, int) and wanted == -1
+        new = old if keep else as_expr(wanted)
+        if old is not new and not c.holds(eq(old, new)):
+            c.shapes.assume(eq(old, 1), "it is expanded")
+            stride.append(ZERO)
+        else:
+            stride.append(x.stride[d - lead] if d >= lead else ZERO)
+        shape.append(new)
+    return Form(tuple(shape), tuple(stride), x.offset)
+
+
+def _reordered(x: Form, order: Sequence[int]) -> Form:
+    return Form(tuple(x.shape[d] for d in order), tuple(x.stride[d] for d in order), x.offset)
+
+
+def permute(c: Call) -> Result:
+    x = c["self"]
+    return _reordered(x, [_axis(d, x.ndim) for d in c["dims"]])
+
+
+def transpose(c: Call) -> Result:
+    x = c["self"]
+    order = list(range(x.ndim))
+    if x.ndim:
+        a, b = _axis(c["dim0"], x.ndim), _axis(c["dim1"], x.ndim)
+        order[a], order[b] = order[b], order[a]
+    return _reordered(x, order)
+
+
+def t(c: Call) -> Result:
+    x = c["self"]
+    return _reordered(x, range(x.ndim)[::-1])
+
+
+def _bound_index(c: Call, index: Any, size: Expr) -> Expr:
+    """An index of a slice: negative counts from the end, clamped into [0, size]."""
+    at = as_expr(index)
+    if c.holds(lt(at, 0)):
+        at = add(at, size)
+        return ZERO if c.holds(lt(at, 0)) else at
+    return size if at.op == "const" and at.value >= _END else at if c.holds(le(at, size)) else size
+
+
+def slice_(c: Call) -> Result:
+    x, step = c["self"], as_expr(c.get("step", 1))
+    d = _axis(c.get("dim", 0), x.ndim)
+    start = _bound_index(c, c.get("start", 0), x.shape[d])
+    end = _bound_index(c, c.get("end", _END), x.shape[d])
+    size = ceildiv(add(end, mul(start, -1)), step) if c.holds(le(start, end)) else ZERO
+    stride = _with(x.stride, d, mul(x.stride[d], step))
+    return Form(_with(x.shape, d, size), stride, shifted(x.offset, x.stride[d], start))
+
+
+def select(c: Call) -> Result:
+    x, index = c["self"], as_expr(c["index"])
+    d = _axis(c["dim"], x.ndim)
+    if c.holds(lt(index, 0)):
+        index = add(index, x.shape[d])
+    offset = shifted(x.offset, x.stride[d], index)
+    return Form(x.shape[:d] + x.shape[d + 1 :], x.stride[:d] + x.stride[d + 1 :], offset)
+
+
+def squeeze(c: Call) -> Result:
+    x, dim = c["self"], c.get("dim")
+    axes = _axes(dim, x.ndim) if dim != () else set()
+    kept = [d for d in range(x.ndim) if d not in axes or not c.holds(eq(x.shape[d], 1))]
+    return _reordered(x, kept)
+
+
+def unsqueeze(c: Call) -> Result:
+    x = c["self"]
+    d = c["dim"] % (x.ndim + 1)
+    step = mul(x.shape[d], x.stride[d]) if d < x.ndim else ONE
+    return Form((*x.shape[:d], ONE, *x.shape[d:]), (*x.stride[:d], step, *x.stride[d:]), x.offset)
+
+
+def _pieces(x: Form, d: int, sizes: Sequence[Expr]) -> list[Form]:
+    pieces, start = [], ZERO
+    for size in sizes:
+        pieces.append(Form(_with(x.shape, d, size), x.stride, shifted(x.offset, x.stride[d], start)))
+        start = add(start, size)
+    return pieces
+
+
+def split(c: Call) -> Result:
+    x, step = c["self"], as_expr(c["split_size"])
+    d = _axis(c.get("dim", 0), x.ndim)
+    count = c.shapes.specialise(ceildiv(x.shape[d], step), "the number of pieces of a split")
+    last = add(x.shape[d], mul(step, 1 - count))
+    return _pieces(x, d, [step] * (count - 1) + [last])
+
+
+def split_with_sizes(c: Call) -> Result:
+    x, sizes = c["self"], c.size("split_sizes")
+    d = _axis(c.get("dim", 0), x.ndim)
+    same_size(c.shapes, total(sizes), x.shape[d])
+    return _pieces(x, d, sizes)
+
+
+def unbind(c: Call) -> Result:
+    x = c["self"]
+    d = _axis(c.get("dim", 0), x.ndim)
+    count = c.shapes.specialise(x.shape[d], "the number of results of unbind")
+    shape, stride = x.shape[:d] + x.shape[d + 1 :], x.stride[:d] + x.stride[d + 1 :]
+    return [Form(shape, stride, shifted(x.offset, x.stride[d], const(i))) for i in range(count)]
+
+
+def as_strided(c: Call) -> Result:
+    offset = c.values.get("storage_offset")
+    return Form(c.size("size"), c.size("stride"), c["self"].offset if offset is None else as_expr(offset))
+
+
+def diagonal(c: Call) -> Result:
+    x, k = c["self"], as_expr(c.get("offset", 0))
+    a, b = _axis(c.get("dim1", 0), x.ndim), _axis(c.get("dim2", 1), x.ndim)
+    is_below = c.holds(lt(k, 0))
+    rows = add(x.shape[a], k) if is_below else x.shape[a]
+    columns = x.shape[b] if is_below else add(x.shape[b], mul(k, -1))
+    size = rows if c.holds(le(rows, columns)) else columns
+    offset = shifted(x.offset, x.stride[a], mul(k, -1)) if is_below else shifted(x.offset, x.stride[b], k)
+    kept = [d for d in range(x.ndim) if d not in (a, b)]
+    rest = _reordered(x, kept)
+    return Form((*rest.shape, size), (*rest.stride, add(x.stride[a], x.stride[b])), offset)
+
+
+def unfold(c: Call) -> Result:
+    x, size, step = c["self"], as_expr(c["size"]), as_expr(c["step"])
+    d = _axis(c["dimension"], x.ndim)
+    count = add(floordiv(add(x.shape[d], mul(size, -1)), step), 1)
+    stride = (*_with(x.stride, d, mul(x.stride[d], step)), x.stride[d])
+    return Form((*_with(x.shape, d, count), size), stride, x.offset)
+
+
+def whole(c: Call) -> Result:
+    x = c["self"]
+    return Form(x.shape, x.stride, x.offset)
+
+
+# -- joining, padding, repeating ---------------------------------------------------------------------------
+
+
+def cat(c: Call) -> Result:
+    parts = [p for p in c["tensors"] if p.shape != (ZERO,)] or list(c["tensors"])[:1]
+    d = _axis(c.get("dim", 0), parts[0].ndim)
+    shape = parts[0].shape
+    for other in parts[1:]:
+        pairs = zip(shape, other.shape)
+        shape = tuple(a if i == d else same_size(c.shapes, a, b) for i, (a, b) in enumerate(pairs))
+    return _with(shape, d, total(p.shape[d] for p in parts))
+
+
+def stack(c: Call) -> Result:
+    parts = c["tensors"]
+    shape = parts[0].shape
+    for other in parts[1:]:
+        shape = tuple(same_size(c.shapes, a, b) for a, b in zip(shape, other.shape))
+    d = c.get("dim", 0) % (len(shape) + 1)
+    return (*shape[:d], const(len(parts)), *shape[d:])
+
+
+def pad(c: Call) -> Result:
+    shape, amounts = list(c["self"].shape), c.get("pad", c.get("padding"))
+    for i in range(len(amounts) // 2):
+        shape[-1 - i] = add(shape[-1 - i], add(amounts[2 * i], amounts[2 * i + 1]))
+    return tuple(shape)
+
+
+def repeat(c: Call) -> Result:
+    x, times = c["self"], c.size("repeats")
+    shape = (ONE,) * (len(times) - x.ndim) + x.shape
+    return tuple(mul(a, b) for a, b in zip(shape, times))
+
+
+# -- convolution, pooling, resizing --------------------------------------------------------------------------
+
+
+def _per_axis(value: Any, count: int) -> tuple[Any, ...]:
+    items = value if isinstance(value, tuple) else (value,)
+    return items * count if len(items) == 1 else items
+
+
+def convolution(c: Call) -> Result:
+    x, w = c["input"], c["weight"]
+    n = x.ndim - 2
+    strides, pads, gaps, extra = (
+        _per_axis(c[k], n) for k in ("stride", "padding", "dilation", "output_padding")
+    )
+    if c["transposed"]:
+        sizes = [
+            add(mul(add(x.shape[i + 2], -1), strides[i]), mul(add(w.shape[i + 2], -1), gaps[i]))
+            + (1 - 2 * as_expr(pads[i]) + extra[i])
+            for i in range(n)
+        ]
+        return (x.shape[0], mul(w.shape[1], c["groups"]), *sizes)
+    same_size(c.shapes, x.shape[1], mul(w.shape[1], c["groups"]))
+    sizes = [_window(x.shape[i + 2], w.shape[i + 2], strides[i], pads[i], gaps[i]) for i in range(n)]
+    return (x.shape[0], w.shape[0], *sizes)
+
+
+def convolution_backward(c: Call) -> Result:
+    bias = c.values.get("bias_sizes")
+    return [c["input"].shape, c["weight"].shape, tuple(map(as_expr, bias)) if bias else c["weight"].shape[:1]]
+
+
+def _window(size: Expr, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Expr:
+    """How many positions a sliding window has."""
+    span = add(mul(add(kernel, -1), dilation), 1)
+    return add(floordiv(add(add(size, mul(padding, 2)), mul(span, -1)), stride), 1)
+
+
+def pool(n: int) -> Callable[[Call], Result]:
+    def rule(c: Call) -> Result:
+        x = c["self"]
+        kernel = _per_axis(c["kernel_size"], n)
+        strides = _per_axis(c.get("stride") or kernel, n)
+        pads, gaps = _per_axis(c.get("padding", 0), n), _per_axis(c.get("dilation", 1), n)
+        sizes = []
+        for i in range(n):
+            size = x.shape[i - n]
+            if not c.get("ceil_mode", False):
+                sizes.append(_window(size, kernel[i], strides[i], pads[i], gaps[i]))
+                continue
+            span = add(mul(add(kernel[i], -1), gaps[i]), 1)
+            out = add(ceildiv(add(add(size, mul(pads[i], 2)), mul(span, -1)), strides[i]), 1)
+            starts_inside = lt(mul(add(out, -1), strides[i]), add(size, pads[i]))
+            sizes.append(out if c.holds(starts_inside) else add(out, -1))
+        return (*x.shape[:-n], *sizes)
+
+    return rule
+
+
+def adaptive_pool(c: Call) -> Result:
+    size = c.size("output_size")
+    return (*c["self"].shape[: -len(size)], *size)
+
+
+def upsample(n: int) -> Callable[[Call], Result]:
+    def rule(c: Call) -> Result:
+        x = c.first
+        if c.values.get("output_size") is not None:
+            return (*x.shape[:2], *c.size("output_size"))
+        sizes = []
+        for i, factor in enumerate(c["scale_factors"]):
+            scale = Fraction(factor)
+            if scale.denominator > 1 << 20:  # the product is rounded: no integer expression says it
+                raise Unruled
+            sizes.append(floordiv(mul(x.shape[i + 2], scale.numerator), scale.denominator))
+        return (*x.shape[:2], *sizes)
+
+    return rule
+
+
+def grid_sampler(c: Call) -> Result:
+    return (*c["input"].shape[:2], *c["grid"].shape[1:-1])
+
+
+def pixel_shuffle(c: Call) -> Result:
+    *lead, channels, height, width = c["self"].shape
+    r = c["upscale_factor"]
+    return (*lead, floordiv(channels, r * r), mul(height, r), mul(width, r))
+
+
+def pixel_unshuffle(c: Call) -> Result:
+    *lead, channels, height, width = c["self"].shape
+    r = c["downscale_factor"]
+    return (*lead, mul(channels, r * r), floordiv(height, r), floordiv(width, r))
+
+
+# -- norms, attention, losses ----------------------------------------------------------------------------------
+
+
+def layer_norm(c: Call) -> Result:
+    x = c["input"]
+    n = len(c["normalized_shape"])
+    stats = x.shape[: x.ndim - n] + (ONE,) * n
+    return [x.shape, stats, stats]
+
+
+def batch_norm(c: Call) -> Result:
+    x = c["input"]
+    return [x.shape, x.shape[1:2], x.shape[1:2]]
+
+
+def group_norm(c: Call) -> Result:
+    stats = (as_expr(c["N"]), as_expr(c["group"]))
+    return [c["input"].shape, stats, stats]
+
+
+def attention(c: Call) -> Result:
+    """Output and log-sum-exp; further results (seeds, bounds) have fixed sizes."""
+    q, v = c["query"], c["value"]
+    return [(*q.shape[:-1], v.shape[-1]), q.shape[:-1]]
+
+
+def nll_loss(c: Call) -> Result:
+    x = c["self"]
+    spread = (x.shape[0], *x.shape[2:]) if x.ndim > 1 else ()
+    return [spread if c["reduction"] == 0 else (), ()]
+
+
+# -- indexing ------------------------------------------------------------------------------------------------
+
+
+def embedding(c: Call) -> Result:
+    return (*c["indices"].shape, *c["weight"].shape[1:])
+
+
+def embedding_backward(c: Call) -> Result:
+    return (as_expr(c["num_weights"]), c["grad_output"].shape[-1])
+
+
+def index_select(c: Call) -> Result:
+    x, index = c["self"], c["index"]
+    return _with(x.shape, _axis(c["dim"], x.ndim), index.numel) if x.ndim else ()
+
+
+def index(c: Call) -> Result:
+    x, indices = c["self"], list(c["indices"])
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        raise Unruled
+    indices += [None] * (x.ndim - len(indices))
+    places = [d for d, i in enumerate(indices) if i is not None]
+    picked = broadcast(c.shapes, *(i.shape for i in indices if i is not None))
+    kept = [s for s, i in zip(x.shape, indices) if i is None]
+    is_together = not places or places == list(range(places[0], places[-1] + 1))
+    at = places[0] if places and is_together else 0
+    return (*kept[:at], *picked, *kept[at:])
+
+
+def topk(c: Call) -> Result:
+    x = c["self"]
+    return _with(x.shape, _axis(c.get("dim", -1), x.ndim), c["k"])
+
+
+def multinomial(c: Call) -> Result:
+    return (*c["self"].shape[:-1], as_expr(c["num_samples"]))
+
+
+def glu(c: Call) -> Result:
+    x = c["self"]
+    d = _axis(c.get("dim", -1), x.ndim)
+    return _with(x.shape, d, floordiv(x.shape[d], 2))
+
+
+def cdist(c: Call) -> Result:
+    a, b = c["x1"], c["x2"]
+    same_size(c.shapes, a.shape[-1], b.shape[-1])
+    return (*broadcast(c.shapes, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
+
+
+# -- factories -------------------------------------------------------------------------------------------------
+
+
+def arange(c: Call) -> Result:
+    start, end, step = c.get("start", 0), c["end"], c.get("step", 1)
+    if not all(isinstance(v, (int, Expr)) for v in (start, end, step)):
+        raise Unruled
+    span, step = add(end, mul(start, -1)), as_expr(step)
+    if step.hi < 0:
+        return (ceildiv(mul(span, -1), mul(step, -1)),)
+    return (ceildiv(span, step) if c.holds(le(0, span)) else ZERO,)
+
+
+def eye(c: Call) -> Result:
+    n = as_expr(c["n"])
+    return (n, as_expr(c.get("m", n)))
+
+
+def empty_strided(c: Call) -> Result:
+    return Form(c.size("size"), c.size("stride"))
+
+
+def each_of_list(c: Call) -> Result:
+    """_foreach ops: a result after each tensor of the first list."""
+    return [t.shape for t in c["self"]]
+
+
+# -- the table -------------------------------------------------------------------------------------------------
+
+Rule: TypeAlias = Callable[[Call], Result]
+
+
+def _table(*rows: tuple[Rule, str]) -> dict[str, Rule]:
+    return {f"aten.{name}": rule for rule, names in rows for name in names.split()}
+
+
+RULES: Final[dict[str, Rule]] = _table(
+    (like_first, """
+        _softmax _log_softmax softmax log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin clone
+        _to_copy flip roll native_dropout zeros_like ones_like full_like empty_like rand_like randn_like
+        randint_like bernoulli dropout triu tril sort argsort scatter scatter_add scatter_reduce index_put
+        _unsafe_index_put index_add index_copy index_fill index_reduce masked_scatter slice_scatter
+        select_scatter diagonal_scatter as_strided_scatter _softmax_backward_data _log_softmax_backward_data
+        channel_shuffle renorm contiguous normal exponential uniform random cauchy log_normal geometric
+        fill zero copy cholesky matrix_exp inverse rot90 _index_put_impl masked_fill gelu
+        glu_backward native_dropout_backward log_sigmoid_backward rrelu_with_noise celu selu bucketize
+        isin lift_fresh
+        _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward slice_inverse
+        cross linalg_cross softplus_backward put _unsafe_masked_index_put_accumulate"""),
+    (reduction, """
+        sum mean amax amin var std var_mean std_mean logsumexp all any argmax argmin prod max min nansum
+        norm linalg_vector_norm median nanmedian count_nonzero mode aminmax kthvalue"""),
+    (mm, "mm addmm _addmm_activation _int_mm"),
+    (bmm, "bmm baddbmm"),
+    (lambda c: (c["batch1"].shape[1], c["batch2"].shape[2]), "addbmm"),
+    (mv, "mv addmv"),
+    (scalar, "dot vdot scalar_tensor"),
+    (lambda c: (c["vec1"].shape[0], c["vec2"].shape[0]), "addr"),
+    (loss, "mse_loss smooth_l1_loss huber_loss binary_cross_entropy l1_loss soft_margin_loss"),
+    (like("self"), """
+        mse_loss_backward smooth_l1_loss_backward huber_loss_backward nll_loss_backward nll_loss2d_backward
+        max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward
+        adaptive_max_pool2d_backward reflection_pad1d_backward reflection_pad2d_backward multilabel_margin_loss_backward
+        reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
+        binary_cross_entropy_backward elu_backward gelu_backward searchsorted"""),
+    (view, "view _unsafe_view _reshape_alias reshape _reshape_copy"),
+    (expand, "expand"),
+    (permute, "permute"),
+    (transpose, "transpose swapaxes swapdims"),
+    (t, "t numpy_T"),
+    (slice_, "slice"),
+    (select, "select"),
+    (squeeze, "squeeze"),
+    (unsqueeze, "unsqueeze"),
+    (split, "split split_copy"),
+    (split_with_sizes, "split_with_sizes unsafe_split_with_sizes"),
+    (split, "unsafe_split"),
+    (unbind, "unbind"),
+    (as_strided, "as_strided"),
+    (diagonal, "diagonal"),
+    (unfold, "unfold"),
+    (whole, "detach alias lift _conj _neg_view"),
+    (cat, "cat _cat"),
+    (stack, "stack _stack"),
+    (pad, """
+        constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+        replication_pad3d"""),
+    (repeat, "repeat"),
+    (convolution, "convolution convolution_overrideable _convolution"),
+    (convolution_backward, "convolution_backward"),
+    (pool(1), "max_pool1d avg_pool1d"),
+    (pool(2), "max_pool2d_with_indices avg_pool2d max_pool2d"),
+    (pool(3), "max_pool3d_with_indices avg_pool3d max_pool3d"),
+    (adaptive_pool, """
+        _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_avg_pool1d
+        adaptive_max_pool2d adaptive_max_pool3d"""),
+    (upsample(1), "upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d"),
+    (upsample(2), """
+        upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_nearest_exact2d
+        _upsample_bilinear2d_aa _upsample_bicubic2d_aa"""),
+    (upsample(3), "upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d"),
+    (sized("input_size"), """
+        upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
+        upsample_bilinear2d_backward upsample_bicubic2d_backward upsample_linear1d_backward
+        _upsample_nearest_exact2d_backward _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa_backward"""),
+    (sized("input_sizes"), "slice_backward select_backward diagonal_backward unfold_backward trace_backward"),
+    (sized("self_sizes"), "index_select_backward"),
+    (sized("sizes"), "value_selecting_reduction_backward"),
+    (grid_sampler, "grid_sampler_2d grid_sampler_3d"),
+    (pixel_shuffle, "pixel_shuffle"),
+    (pixel_unshuffle, "pixel_unshuffle"),
+    (layer_norm, "native_layer_norm"),
+    (likes("input", "weight", "bias"), "native_layer_norm_backward"),
+    (batch_norm, "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"),
+    (likes("input", "weight", "weight"), "native_batch_norm_backward native_group_norm_backward"),
+    (group_norm, "native_group_norm"),
+    (attention, """
+        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+        _scaled_dot_product_fused_attention_overrideable"""),
+    (likes("query", "key", "value", "attn_bias"), """
+        _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
+        _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward
+        _scaled_dot_product_fused_attention_overrideable_backward"""),
+    (nll_loss, "nll_loss_forward nll_loss2d_forward"),
+    (embedding, "embedding"),
+    (embedding_backward, "embedding_dense_backward"),
+    (like("index"), "gather"),
+    (like("index"), "take"),
+    (index_select, "index_select"),
+    (index, "index _unsafe_index"),
+    (topk, "topk"),
+    (multinomial, "multinomial"),
+    (glu, "glu"),
+    (cdist, "_cdist_forward"),
+    (arange, "arange"),
+    (eye, "eye"),
+    (sized("size"), """
+        zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty"""),
+    (empty_strided, "empty_strided new_empty_strided"),
+)  # fmt: skip
+
+
+def find_rule(name: str, is_pointwise: bool, is_foreach: bool) -> Rule | None:
+    """The rule of an op by its name without overload; in-place ops and _copy ops use the plain one's."""
+    for candidate in (name, name.removesuffix("_"), name.removesuffix("_copy")):
+        if candidate in RULES:
+            return RULES[candidate]
+    if is_foreach:
+        return each_of_list
+    return pointwise if is_pointwise else None
+

@@ -1,0 +1,131 @@
+"""Symbolic geometry of results: the op's rule for sizes, the meta kernel's word on everything else.
+
+    aten.mm of f32[s0, 64] and f32[64, 32], whose meta kernel said (8, 32) strides (32, 1) on the hints
+        -> Form((s0, 32), (32, 1))
+
+An op without a rule makes every symbol of its inputs a number, as an assumption, so that what the
+meta kernel said of the hints is true of all inputs that reach the compiled code.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail.events import EVENTS
+from dovetail.fake.form import Form, derive_strides, static_form
+from dovetail.fake.record import Record
+from dovetail.fake.rules import Call, Unruled
+from dovetail.ir.expr import symbols
+from dovetail.sym import Shapes, hint_of
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def find_shapes(values: Any) -> Shapes | None:
+    """The Shapes of the first symbolic number or tensor among the values."""
+    for value in values:
+        found = None
+        if isinstance(value, torch.Tensor):
+            found = getattr(value, "shapes", None)
+        elif isinstance(value, _NUMBERS):
+            found = getattr(value.node, "shapes", None)
+        elif isinstance(value, (list, tuple)):
+            found = find_shapes(value)
+        if found is not None:
+            return found
+    return None
+
+
+def hinted(value: Any) -> Any:
+    """The argument with numbers for symbolic numbers."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(hinted, value)) if type(value) is not torch.Size else [hinted(x) for x in value]
+    return hint_of(value)
+
+
+def form_of(tensor: torch.Tensor, shapes: Shapes) -> Form:
+    form = getattr(tensor, "form", None)
+    return static_form(tensor) if form is None else form.map(shapes)
+
+
+def _as_argument(value: Any, shapes: Shapes) -> Any:
+    if isinstance(value, torch.Tensor):
+        return form_of(value, shapes)
+    if isinstance(value, torch.SymInt):
+        expr = shapes.simplify(value.node.expr)
+        return expr.value if expr.op == "const" else expr
+    if isinstance(value, (list, tuple)):
+        return tuple(_as_argument(v, shapes) for v in value)
+    return value
+
+
+def bind(facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Shapes) -> Call:
+    values = dict(facts.defaults)
+    values.update((name, _as_argument(value, shapes)) for name, value in zip(facts.names, args))
+    values.update((name, _as_argument(value, shapes)) for name, value in kwargs.items())
+    return Call(shapes, values)
+
+
+def derive_forms(facts: Record, call: Call, results: list[torch.Tensor | None]) -> list[Form | None] | None:
+    """One Form per result; None where the symbols had to be fixed, and the results are as the hints say."""
+    try:
+        return _derive(facts, call, results)
+    except Unruled:
+        fix_symbols(facts, call, "no shape rule applies to")
+        return None
+
+
+def _derive(facts: Record, call: Call, results: list[torch.Tensor | None]) -> list[Form | None]:
+    if facts.rule is None:
+        raise Unruled
+    said = facts.rule(call)
+    wanted = list(said) if isinstance(said, list) else [said] * len(results)
+    forms: list[Form | None] = []
+    for i, result in enumerate(results):
+        if result is None:
+            forms.append(None)
+        elif i < len(wanted) and wanted[i] is not None:
+            forms.append(_fit(facts, call, wanted[i], result))
+        else:  # the rule leaves it to the kernel: a size that no symbol enters
+            forms.append(static_form(result))
+    return forms
+
+
+def _fit(facts: Record, call: Call, said: Any, result: torch.Tensor) -> Form:
+    """The rule's sizes with the kernel's order of strides, checked against the kernel on the hints."""
+    shapes = call.shapes
+    shape = tuple(map(shapes.simplify, said.shape if isinstance(said, Form) else said))
+    hints = tuple(map(shapes.hint, shape))
+    if hints != tuple(result.size()):
+        if 0 in result.size() and len(hints) == result.dim():
+            return static_form(result)
+        EVENTS.emit("warning", text=f"{facts.name}: rule {shape}, hints {hints}, kernel {tuple(result.size())}")
+        raise Unruled
+    stride: Any
+    if isinstance(said, Form) and (facts.is_view or facts.changes_shape or "strided" in facts.name):
+        stride, offset = tuple(map(shapes.simplify, said.stride)), shapes.simplify(said.offset)
+    else:
+        stride, offset = derive_strides(shapes, shape, result.stride()), static_form(result).offset
+    if stride is None:
+        raise Unruled
+    return Form(shape, stride, offset, result.dtype)
+
+
+def fix_symbols(facts: Record, call: Call, why: str) -> None:
+    """Assume the hints of all symbols in the arguments."""
+    reason = f"{why} {facts.name}"
+    EVENTS.emit("specialise", op=facts.name, text=reason)
+    for value in _leaves(call.values.values()):
+        for symbol in sorted(symbols(value), key=lambda s: s.name):
+            call.shapes.specialise_symbols(symbol, reason)
+
+
+def _leaves(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, Form):
+            yield from (*value.shape, *value.stride, value.offset)
+        elif isinstance(value, tuple):
+            yield from _leaves(value)
+        elif hasattr(value, "op"):
+            yield value
