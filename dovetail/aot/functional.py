@@ -25,6 +25,8 @@ class Twin:
     outs: tuple[str, ...]
     """Of the written arguments, those that op itself does not take."""
     positions: dict[str, int]
+    defaults: tuple[Any, ...]
+    """By position: what the dispatcher leaves out when it is the default, which op may not have."""
 
 
 _twins: Final[dict[Any, Twin]] = {}
@@ -48,13 +50,14 @@ def _find(func: Any) -> Twin:
     outs = tuple(a.name for a in written if a.is_out)
     wanted = [a for a in schema.arguments if not a.is_out]
     positions = {a.name: i for i, a in enumerate(schema.arguments) if not a.kwarg_only}
+    defaults = tuple(a.default_value for a in schema.arguments if not a.kwarg_only)
     stem = base[:-1] if base.endswith("_") and not outs else base
     for name in (stem, f"{stem}_functional"):
         packet = getattr(getattr(torch.ops, namespace), name, None)
         for overload in packet.overloads() if packet is not None else ():
             candidate = getattr(packet, overload)
             if _is_twin(candidate._schema, wanted, len(written)):
-                return Twin(candidate, tuple(a.name for a in written), outs, positions)
+                return Twin(candidate, tuple(a.name for a in written), outs, positions, defaults)
     raise UnsupportedMutation(detail=f"{func} writes to its arguments and has no functional form")
 
 

@@ -98,7 +98,18 @@ def run_graph(
         env[node] = callable_of(node.op, prims or {})(*args, **kwargs)
         for dead in last.get(i, ()):
             del env[dead]
-    return _own([_torch_value(output, env, symbols) for output in graph.outputs], inputs)
+    outputs = [_torch_value(output, env, symbols) for output in graph.outputs]
+    return _own([_laid_out(x, node, symbols) for x, node in zip(outputs, graph.outputs)], inputs)
+
+
+def _laid_out(value: Any, node: Arg, symbols: Mapping[str, int]) -> Any:
+    """The value with the strides of the node's type, unless its elements overlap there."""
+    if not isinstance(node, Node) or not isinstance(node.type, TensorType):
+        return value
+    stride = tuple(evaluate(expr, symbols) for expr in node.type.stride)
+    if value.stride() == stride or 0 in stride:
+        return value
+    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _last_uses(graph: Graph) -> dict[int, list[Node]]:

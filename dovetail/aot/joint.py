@@ -28,7 +28,7 @@ from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ViewStep
-from dovetail.ir.types import F64, I64, ScalarType, contiguous_stride
+from dovetail.ir.types import F64, I64, ScalarType, TensorType, contiguous_stride
 
 _DETACH = ViewStep("aten.detach.default")
 
@@ -218,13 +218,15 @@ def _check_overlap(trace: _Trace, written: int) -> None:
                 raise UnsupportedMutation(detail="an input is written while another input shares its memory")
 
 
-def _add_value(trace: _Trace, node: Node, tensor: Any) -> int:
-    """One more forward output. Outputs own their memory: no input and no other output shows through."""
+def _add_value(trace: _Trace, node: Node, tensor: Any, kind: TensorType | None = None) -> int:
+    """One more forward output. Outputs own their memory: no input and no other output shows through;
+    and they are laid out as `kind` says."""
     memory = trace.recorder.memory
     source = memory.source_of(node)
     taken = {memory.source_of(value) for value in trace.values}
-    if source in trace.recorder.builder.inputs or source in taken:
-        node = trace.recorder.builder.call("aten.clone.default", (node,), node.type, name=f"{node.name}_copy")
+    kind = kind or node.tensor
+    if source in trace.recorder.builder.inputs or source in taken or kind != node.type:
+        node = trace.recorder.builder.call("aten.clone.default", (node,), kind, name=f"{node.name}_copy")
     trace.values.append(node)
     trace.tensors.append(tensor)
     return len(trace.values) - 1
@@ -252,22 +254,23 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
         return OutputIs("const", value=result)
     ref = trace.recorder.ref(result)
     storage, wants_grad = ref.storage, result.requires_grad
-    if storage.input is not None and not _is_custom(result):
-        owner = trace.passed[storage.input]
+    owner = None if storage.input is None else trace.passed[storage.input]
+    if storage.input is not None and _has_history_of(owner, result):
         if result is owner:
             return OutputIs("input", storage.input, ref.type, requires_grad=wants_grad)
         return OutputIs("view", storage.input, ref.type, _replayed(owner, result, ref), requires_grad=wants_grad)
     base = storage.owner
-    if shared[id(storage)] > 1 and isinstance(base, torch.Tensor) and (base.requires_grad or not wants_grad):
+    is_part = shared[id(storage)] > 1 or (ref.steps and not is_dense(ref.type))
+    if is_part and storage.input is None and _has_history_of(base, result):
         if id(storage) not in bases:
             root = trace.recorder.memory.read(ref.root)
-            bases[id(storage)] = _add_value(trace, root, base if base.requires_grad else None)
+            bases[id(storage)] = _add_value(trace, root, base if base.requires_grad else None, ref.root.type)
         index = bases[id(storage)]
         if result is base:
             return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
         return OutputIs("alias", index, ref.type, _replayed(base, result, ref), requires_grad=wants_grad)
     value = trace.recorder.memory.read(ref)
-    index = _add_value(trace, value, result if wants_grad else None)
+    index = _add_value(trace, value, result if wants_grad else None, ref.type)
     return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
 
 
@@ -276,15 +279,20 @@ def _replayed(base: Any, result: Any, ref: Ref) -> tuple[ViewStep, ...]:
     return cut + ref.steps or (ViewStep("aten.alias.default"),)
 
 
-def _is_custom(result: torch.Tensor) -> bool:
-    """The gradient goes through a user's autograd.Function, so a replayed view would have another one."""
-    node = result.grad_fn
-    while node is not None:
+def _has_history_of(base: Any, result: torch.Tensor) -> bool:
+    """Autograd too sees result as base or a view of it, and its gradient is a view's: not that of a write
+    to a detached alias, nor that of a user's autograd.Function."""
+    if not result.requires_grad or result is base:
+        return True
+    if not result._is_view() or result._base is not base:
+        return False
+    node, end = result.grad_fn, base.grad_fn
+    while node is not None and node is not end:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return True
+            return False
         following = [f for f, _ in node.next_functions if f is not None]
         node = following[0] if len(following) == 1 else None
-    return False
+    return True
 
 
 # -- backward ----------------------------------------------------------------------------------------
@@ -322,17 +330,16 @@ def _trace_backward(
 
 def _tangent_like(tensor: torch.Tensor) -> Fake:
     """As the output is laid out in memory, if every element has its own place; else row-major."""
-    kind = type_of(tensor)
-    stride = tensor.stride() if _is_dense(kind.shape, kind.stride) else None
     named = {"dtype": tensor.dtype, "device": tensor.device}
-    if stride is None:
+    if not is_dense(type_of(tensor)):
         return infer(torch.ops.aten.empty.memory_format, (tensor.shape,), named)  # type: ignore[no-any-return]
-    return infer(torch.ops.aten.empty_strided.default, (tensor.shape, stride), named)  # type: ignore[no-any-return]
+    size_and_stride = (tensor.shape, tensor.stride())
+    return infer(torch.ops.aten.empty_strided.default, size_and_stride, named)  # type: ignore[no-any-return]
 
 
-def _is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
-    """Some order of the dimensions is row-major."""
-    dims = [(size, step) for size, step in zip(shape, stride) if not (size.is_const and size.value == 1)]
+def is_dense(kind: TensorType) -> bool:
+    """Some order of the dimensions is row-major: no gaps, no overlap."""
+    dims = [(size, step) for size, step in zip(kind.shape, kind.stride) if not (size.is_const and size.value == 1)]
     dims.sort(key=lambda d: d[1].lo, reverse=True)
     return tuple(step for _, step in dims) == contiguous_stride([size for size, _ in dims])
 

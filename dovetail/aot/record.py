@@ -243,12 +243,14 @@ def record_write(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
     """An op that writes: record its functional twin, then write the results back."""
     twin = twin_of(func)
     taken = {name: value for name, value in kwargs.items() if name not in twin.outs}
+    args = (*args, *twin.defaults[len(args) :])
     computed = infer(twin.op, args, taken)
     nodes = tuple([recorder.arg(a) for a in args])
     node = recorder.call(str(twin.op), nodes, result_type(computed), taken)
     parts = _parts(recorder, node, computed)
     result = infer(func, args, kwargs)
     targets = [kwargs[n] if n in kwargs else args[twin.positions[n]] for n in twin.written]
+    _check_lists(recorder, targets, args)
     fresh, new = parts[: len(parts) - len(targets)], parts[len(parts) - len(targets) :]
     for target, part in zip(targets, new):
         _write_all(recorder, target, part)
@@ -263,6 +265,18 @@ def _parts(recorder: Recorder, node: Node, computed: Any) -> list[Node]:
     if isinstance(computed, tuple):
         return [recorder.builder.get(node, i) for i in range(len(computed))]
     return [node]
+
+
+def _check_lists(recorder: Recorder, targets: list[Any], args: tuple[Any, ...]) -> None:
+    """A list op runs item by item: item 1 would see what item 0 wrote, which the twin does not express."""
+    if not any(isinstance(target, (list, tuple)) for target in targets):
+        return
+    written = [id(recorder.ref(t).storage) for ts in targets if isinstance(ts, (list, tuple)) for t in ts]
+    read = [a for a in args if isinstance(a, (list, tuple)) and not any(a is t for t in targets)]
+    others = [(i, t) for a in read for i, t in enumerate(a) if isinstance(t, torch.Tensor)]
+    clash = any(id(recorder.ref(t).storage) in written[:i] + written[i + 1 :] for i, t in others)
+    if clash or len(set(written)) < len(written):
+        raise UnsupportedMutation(recorder.loc, detail="a list operation that reads tensors it also writes")
 
 
 def _write_all(recorder: Recorder, target: Any, node: Node) -> None:

@@ -1,0 +1,184 @@
+"""Generated programs that write through views, against eager: results, inputs after, sharing, gradients."""
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.aot.running import check
+
+VIEWS = {
+    "itself": lambda x: x,
+    "select": lambda x: x[1],
+    "slice": lambda x: x[1:3],
+    "step": lambda x: x[:, ::2],
+    "t": lambda x: x.t(),
+    "transpose": lambda x: x.transpose(0, 1),
+    "view": lambda x: x.view(-1),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "diagonal": lambda x: x.diagonal(),
+    "as_strided": lambda x: x.as_strided((2, 2), (6, 2), 1),
+    "split": lambda x: x.split(2)[1],
+    "unbind": lambda x: x.unbind(1)[2],
+    "chunk": lambda x: x.chunk(2, 1)[0],
+    "narrow": lambda x: x.narrow(1, 2, 3),
+    "twice": lambda x: x[1:].t()[2:4],
+    "detach": lambda x: x.detach()[0],
+    "expand": lambda x: x[:1].expand(1, 6),
+    "permute": lambda x: x.view(2, 2, 6).permute(2, 0, 1)[1],
+    "squeeze": lambda x: x[None].squeeze(0)[2:],
+    "unfold": lambda x: x.unfold(1, 2, 2)[0],
+    "movedim": lambda x: x.movedim(1, 0),
+}
+
+WRITES = {
+    "add_": lambda v, y: v.add_(1.5),
+    "mul_": lambda v, y: v.mul_(y.mean()),
+    "copy_": lambda v, y: v.copy_(y.reshape(-1)[0]),
+    "zero_": lambda v, y: v.zero_(),
+    "fill_": lambda v, y: v.fill_(2.0),
+    "out": lambda v, y: torch.add(v.detach().clone(), 1.0, out=v),
+    "setitem": lambda v, y: v.__setitem__(0, 3.0),
+    "masked": lambda v, y: v.__setitem__(v > 0, 0.25),
+    "sigmoid_": lambda v, y: v.sigmoid_(),
+}
+
+RETURNS = {
+    "both": lambda x, v, y: (x.sin(), v.cos()),
+    "view": lambda x, v, y: (v, x * y),
+    "input": lambda x, v, y: (x, y + x),
+}
+
+
+def _tensors(train: bool) -> list[Any]:
+    return [torch.randn(4, 6, requires_grad=train), torch.randn(4, 6, requires_grad=train)]
+
+
+CASES = list(itertools.product(VIEWS, WRITES, ("input", "fresh"), (False, True)))
+# every view with two writes, every write with two views: the full product takes minutes
+CHOSEN = [case for i, case in enumerate(CASES) if i % 3 == 0 or case[1] == "mul_"]
+
+
+@pytest.mark.parametrize(("view", "write", "target", "train"), CHOSEN, ids=lambda v: str(v))
+def test_write_through_view(view: str, write: str, target: str, train: bool) -> None:
+    returned = RETURNS[list(RETURNS)[(len(view) + len(write)) % 3]]
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x = x if target == "input" else x + 1
+        v = VIEWS[view](x)
+        WRITES[write](v, y)
+        return returned(x, v, y)
+
+    # a write to a detached alias has a gradient of its own, so it cannot be handed out as a view of x
+    check(program, lambda: _tensors(train), share=view != "detach")
+
+
+def _no_grad_write(x: torch.Tensor, w: torch.Tensor) -> Any:
+    y = x * w
+    with torch.no_grad():
+        w.sub_(0.1)
+    return y.exp()
+
+
+def _kv_cache(x: torch.Tensor, cache: torch.Tensor) -> Any:
+    cache = cache.detach()
+    cache[:, 2:4] = x[:, :2].detach()
+    return torch.cat([cache, x], 1).sum(1), cache[:, :3]
+
+
+def _index_copy(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = x.clone()
+    z.index_copy_(0, torch.tensor([2, 0]), y[:2])
+    z.index_add_(0, torch.tensor([1, 1]), y[:2])
+    return z, z.t()
+
+
+def _aliases(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = x * y
+    return z, z.t(), z[0], z.detach(), x.view(-1), y
+
+
+def _hidden_base(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = (x + y).view(2, 12)
+    return z[0], z[1]
+
+
+def _swap(x: torch.Tensor, y: torch.Tensor) -> Any:
+    t = x.clone()
+    x.copy_(y)
+    y.copy_(t)
+    return x + y
+
+
+def _same_twice(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = x.sin()
+    return z, z, x, x
+
+
+def _reshaped(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = x * 2
+    z.t_()
+    z.unsqueeze_(0)
+    z.add_(1)
+    return z
+
+
+def _resized(x: torch.Tensor, y: torch.Tensor) -> Any:
+    out = torch.empty(0)
+    torch.mul(x.detach(), y.detach(), out=out)
+    return out + x
+
+
+def _ints(x: torch.Tensor, y: torch.Tensor) -> Any:
+    counts = torch.zeros(6, dtype=torch.long)
+    counts += 1
+    counts[2:].mul_(3)
+    return counts, x * counts, (x > 0)
+
+
+def _promote(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = torch.ones(4, 6, dtype=torch.float16)
+    z.add_(x.detach())
+    return z * y
+
+
+def _dropout(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = F.dropout(x, 0.5)
+    noise = torch.empty_like(y).uniform_(-1, 1) + torch.rand(6) + torch.empty(4, 1).normal_() * torch.randn_like(y)
+    return z * noise, torch.bernoulli(torch.full((3,), 0.5)), torch.randperm(5)
+
+
+def _foreach(x: torch.Tensor, y: torch.Tensor) -> Any:
+    a, b = x.clone(), y.clone()
+    torch._foreach_add_([a, b], 1.0)
+    torch._foreach_mul_([a, b], [x * 2, y])
+    return a, b
+
+
+def _written_then_read(x: torch.Tensor, y: torch.Tensor) -> Any:
+    v = x[0]
+    before = v * 2
+    x.mul_(3)
+    after = v * 2
+    v.add_(1)
+    return before, after, x.sum()
+
+
+def _data(x: torch.Tensor, y: torch.Tensor) -> Any:
+    x.detach().mul_(2)
+    return x * y
+
+
+PROGRAMS = [
+    _no_grad_write, _kv_cache, _index_copy, _aliases, _hidden_base, _swap, _same_twice, _reshaped, _resized, _ints,
+    _promote, _dropout, _foreach, _written_then_read, _data,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_program(program: Any, train: bool) -> None:
+    check(program, lambda: _tensors(train))
