@@ -67,7 +67,7 @@ def find_stored(graph: Graph) -> set[Node]:
                 wanted.update(base_of(operand) for operand in node.operands)
         wanted.update(base_of(operand) for operand in needs_memory(node))
         readers[node] = _readers(users[node], stored, readers)
-        if node in wanted and node.op not in VIEWS:
+        if node in wanted and node.op not in VIEWS or node.op == "prims.cat":
             stored.add(node)
         elif is_inlinable(node) and len(readers[node]) > 1 and not _is_cheap(node):
             stored.add(node)

@@ -51,6 +51,8 @@ class _Lowering:
         self.steps: list[Nest | Extern] = []
         self.env: dict[Node, Lazy | tuple[Lazy | None, ...]] = {}
         self.stored = find_stored(graph)
+        self.writers: dict[str, int] = {}
+        self.returned: set[str] = set()
         self.taken: set[str] = {node.name for node in (*graph.inputs, *graph.nodes)}
 
     def run(self) -> Loops:
@@ -84,6 +86,8 @@ class _Lowering:
             self.extern(node)
         elif kind == "scatter":
             self.put(node)
+        elif node.op == "prims.cat" and node in self.stored:
+            self.cat(node)
         else:
             value = RULES.get(node.op, _pointwise)(self, node)
             self.env[node] = self.store(node, value) if node in self.stored else value
@@ -104,6 +108,12 @@ class _Lowering:
         self.taken.add(name)
         return name
 
+    def nest_name(self, stem: str) -> str:
+        """Nests are named after what they write; several writers of one buffer are numbered."""
+        count = self.writers.get(stem, 0)
+        self.writers[stem] = count + 1
+        return stem if not count else self.fresh(f"{stem}_{count}")
+
     def store(self, node: Node, value: Lazy, name: str | None = None) -> Lazy:
         """Write a value to a buffer of its own, in its type's memory order."""
         type = storable(node.tensor)
@@ -117,7 +127,7 @@ class _Lowering:
         index = _index(ref.type, loops)
         write = Write((ref.buffer,), element_of(ref, index), value.at(index))
         origins = tuple(dict.fromkeys((*value.origins, node.name)))
-        self.add_nest(node, ref.buffer, [loops[d] for d in order], [], [write], origins)
+        self.add_nest(node, self.nest_name(ref.buffer), [loops[d] for d in order], [], [write], origins)
 
     def add_nest(
         self, node: Node, name: str, ranges: list[Range], reduce: list[Range], writes: list[Write],
@@ -140,6 +150,17 @@ class _Lowering:
             for write in writes
         )  # fmt: skip
         self.steps.append(Nest(name, tuple(outer), tuple(inner), final, node.loc, origins))
+
+    def cat(self, node: Node) -> None:
+        """Every part is written straight to its place."""
+        parts = tuple(self.value(arg) for arg in cast("tuple[Node, ...]", node.args[0]))
+        dim = cast(int, node.args[1])
+        ref = self.add_buffer(node.name, storable(node.tensor))
+        for part, (start, _) in zip(parts, lazy.spans(parts, dim)):
+            type = TensorType(part.type.shape, ref.type.stride, ref.type.dtype, ref.type.device)
+            place = BufferRef(ref.buffer, type, ref.type.stride[dim] * start)
+            self.write_all(node, place, part)
+        self.env[node] = window(ref)
 
     # -- reductions --------------------------------------------------------------------------------
 
@@ -229,7 +250,12 @@ class _Lowering:
             return cast("Expr | int | float | bool | None", out)
         if isinstance(out.type, ScalarType):
             return out.type.expr
-        return self.in_memory(out)
+        ref = self.in_memory(out)
+        if ref.buffer in self.returned or self.buffers[ref.buffer].kind == "input":
+            copied = self.store(out, window(ref), self.fresh(f"{out.name}_copy"))
+            ref = cast(BufferRef, copied.ref)
+        self.returned.add(ref.buffer)
+        return ref
 
 
 def storable(type: TensorType) -> TensorType:

@@ -197,25 +197,29 @@ def holds_within(index: Index, shape: tuple[Expr, ...]) -> Expr:
 
 
 def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
-    ends: list[Expr] = []
-    end = ZERO
-    for part in parts:
-        end = add(end, part.type.shape[dim])
-        ends.append(end)
+    """Each element picks its part; for a value that is read in place. Stored ones are written part by part."""
 
     def at(index: Index) -> Scalar:
-        result: Scalar | None = None
-        for part, stop in reversed(list(zip(parts, ends))):
-            if part.type.shape[dim] is ZERO:
-                continue
+        result = as_constant(0, type.dtype)
+        for part, (start, stop) in zip(parts, spans(parts, dim)):
             moved = list(index)
-            moved[dim] = add(index[dim], mul(add(stop, mul(part.type.shape[dim], -1)), -1))
-            got = part.at(tuple(moved))
-            result = got if result is None else choose(lt(index[dim], stop), got, result)
-        assert result is not None
+            moved[dim] = add(index[dim], mul(start, -1))
+            inside = and_(ge(index[dim], start), lt(index[dim], stop))
+            if inside.op != "false":
+                result = choose(inside, part.at(tuple(moved)), result)
         return result
 
     return Lazy(type, at, None, tuple(dict.fromkeys(name for part in parts for name in part.origins)))
+
+
+def spans(parts: tuple[Lazy, ...], dim: int) -> list[tuple[Expr, Expr]]:
+    """Where each part begins and ends along the dimension."""
+    found: list[tuple[Expr, Expr]] = []
+    end = ZERO
+    for part in parts:
+        start, end = end, add(end, part.type.shape[dim])
+        found.append((start, end))
+    return found
 
 
 # -- creation and gathers --------------------------------------------------------------------------
