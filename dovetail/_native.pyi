@@ -1,0 +1,119 @@
+"""The native module: frame hook, guards, launches. Plain C, built without torch (see csrc/native.h).
+
+    context = Context(payload, compile_callback)
+    context(f, x)                     # f's frame and its callees' run compiled code where entries fit
+"""
+from collections.abc import Callable
+from types import CellType, CodeType, FunctionType
+from typing import Any, Literal
+
+SKIP_CALLEES: Literal["skip_callees"]
+"""What the callback returns for a code that runs as it is, with no hook on what it calls either."""
+
+Answer = Entry | bool | None | Literal["skip_callees"]
+Callback = Callable[
+    [Any, CodeType, FunctionType, dict[str, Any], tuple[Any, ...], tuple[CellType, ...] | None, str | None, int],
+    Answer,
+]
+"""callback(payload, code, function, globals, args, closure, why, n_entries) on a miss, with the hook off.
+
+args: the frame's argument slots in the order of co_varnames (arguments, keyword-only arguments, *args,
+**kwargs). why: which guard of the entry used last failed; None if there is no entry. It answers with
+
+    an Entry        added and run at once, without a check
+    None            this call runs as it is; the next one asks again
+    False           the code is never intercepted again; its callees are
+    SKIP_CALLEES    neither are its callees
+    True            look again (another thread has added an entry)
+
+An exception goes to the frame's caller."""
+
+class Guards:
+    """A program of loads and checks; build it with dovetail.runtime.guards.make_guards."""
+
+    def __new__(cls, program: tuple[tuple[Any, ...], ...], texts: tuple[str, ...]) -> Guards: ...
+    def check(
+        self, args: tuple[Any, ...], closure: tuple[CellType, ...] | None, globals: dict[str, Any]
+    ) -> bool:
+        """Whether all guards hold for a frame with these argument slots, closure and globals."""
+
+    def why(
+        self, args: tuple[Any, ...], closure: tuple[CellType, ...] | None, globals: dict[str, Any]
+    ) -> tuple[int, str] | None:
+        """The first guard that does not hold, as (its position, text); None if all hold."""
+
+class Entry:
+    """Compiled code for one code object, and when it may be used.
+
+    function is called with the frame's argument slots followed by the function's closure cells."""
+
+    def __new__(cls, guards: Guards, function: Callable[..., Any], globals: dict[str, Any], keep: Any = None) -> Entry: ...
+    guards: Guards
+    function: Callable[..., Any]
+    globals: dict[str, Any]
+    keep: Any
+    hits: int
+
+class Context:
+    """One per compiled function: a table from code objects to entries. Calls nest, on any thread."""
+
+    def __new__(cls, payload: Any, callback: Callback) -> Context: ...
+    payload: Any
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """fn(*args, **kwargs) with this context's hook on this thread; plainly after set_enabled(False)."""
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] = ...) -> Any: ...
+    def entries(self, code: CodeType) -> list[Entry]:
+        """The last used first."""
+
+    def skip(self, code: CodeType) -> None: ...
+    def forget(self, code: CodeType) -> None:
+        """Drop the entries of a code; it is fresh again."""
+
+    def clear(self) -> None: ...
+    def codes(self) -> dict[CodeType, str]:
+        """Every code met so far: fresh, active, skip or skip_callees."""
+
+    def stats(self) -> dict[str, int]: ...
+
+def set_enabled(on: bool) -> bool:
+    """Turn compiled calls on this thread on or off; returns what it was."""
+
+def without(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """fn(*args, **kwargs) with no hook on this thread (a compiled call inside it has its own)."""
+
+def current_context() -> Context | None: ...
+def is_installed() -> bool:
+    """Whether the interpreter's evaluator is ours at this moment: only inside compiled calls."""
+
+class Launch:
+    """A generated host program as a callable: Launch(...)(*inputs) -> list of tensors.
+
+        int32_t run(void **inputs, int64_t *ints, double *floats, void **outputs, void *python)
+
+    kinds: one letter per input, t a tensor, i an int, f a float; each kind fills its own array in order.
+    Inputs are borrowed handles, outputs handles given away (NULL becomes None); a result other than 0
+    raises. The GIL is free while it runs. `python` begins with three function pointers:
+
+        int32_t (*call)(python, int32_t index, void **in, int32_t n_in, void **out, int32_t n_out)
+        int32_t (*call_with)(python, int32_t index, void **in, int32_t n_in,
+                             const int64_t *ints, int32_t n_ints, void **out, int32_t n_out)
+        void (*fail)(python, const char *text)
+
+    call runs callables[index](*tensors) (call_with: (*tensors, *ints)), which returns a tensor or a
+    sequence of n_out tensors; out then holds handles the program owns. A result other than 0 means that a
+    Python exception is pending: return it at once. fail says what a failing program raises."""
+
+    def __new__(
+        cls, address: int, kinds: str, n_outputs: int, callables: tuple[Callable[..., Any], ...] = (), keep: Any = None
+    ) -> Launch: ...
+    def __call__(self, *inputs: Any) -> list[Any]: ...
+
+def attach_torch(base: type, layout: dict[str, int], functions: dict[str, int]) -> None:
+    """How tensors lie in memory; dovetail.runtime.torch_abi.attach() finds out and calls this."""
+
+def tensor_numbers(tensor: Any) -> tuple[int, int, int, int, int]:
+    """(dtype, device kind, device index, requires_grad, dispatch keys) as guards compare them."""
+
+def tensor_extents(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(sizes, strides) as guards compare them."""

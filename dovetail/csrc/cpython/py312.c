@@ -1,0 +1,39 @@
+/* CPython 3.12: the evaluator clears the frame. A frame that ends early is therefore given a code object
+ * whose only instruction returns the top of the stack, and evaluated. */
+#include "cpython.h"
+
+#if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
+#define Py_BUILD_CORE_MODULE 1
+#include <internal/pycore_frame.h>
+#include <opcode.h>
+
+PyCodeObject *frame_code(Frame *frame) { return frame->f_code; }
+PyObject *frame_function(Frame *frame) { return frame->f_funcobj; }
+PyObject *frame_globals(Frame *frame) { return frame->f_globals; }
+PyObject **frame_slots(Frame *frame) { return frame->localsplus; }
+
+#include "returner.h"
+
+PyObject *finish_frame(PyThreadState *thread, Frame *frame, PyObject *returner, PyObject *result) {
+    PyCodeObject *code = frame->f_code;
+    frame->f_code = (PyCodeObject *)Py_NewRef(returner);
+    frame->prev_instr = _PyCode_CODE(frame->f_code) - 1;
+    Py_DECREF(code);
+    if (!result) return _PyEval_EvalFrameDefault(thread, frame, 1);
+    frame->localsplus[frame->stacktop++] = result;
+    return _PyEval_EvalFrameDefault(thread, frame, 0);
+}
+
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+const uint64_t *dict_version(PyObject *dict) { return &((PyDictObject *)dict)->ma_version_tag; }
+
+PyObject *class_dict(PyTypeObject *type) {
+    PyObject *dict = PyType_GetDict(type);
+    Py_XDECREF(dict); /* the class holds it */
+    return dict;
+}
+
+unsigned int class_version(PyTypeObject *type) {
+    return PyUnstable_Type_AssignVersionTag(type) ? type->tp_version_tag : 0;
+}
+#endif

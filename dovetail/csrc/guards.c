@@ -1,0 +1,318 @@
+/* Guards: built once from a flat program (runtime/guards.py makes it from ir.guard.Guard), checked at every
+ * call. One run has three parts: each group of instructions with a common root, replayed from a memo where
+ * possible; then the late instructions, which compare across roots or look at torch's state. */
+#include "guards.h"
+
+/* -- building */
+
+static ClassSpec *make_class_spec(PyObject *type) {
+    if (!PyType_Check(type)) return (ClassSpec *)PyErr_Format(PyExc_TypeError, "expected a class, got %.100R", type);
+    PyObject *mro = ((PyTypeObject *)type)->tp_mro;
+    ClassSpec *spec = PyMem_Calloc(1, sizeof *spec);
+    PyObject *dicts = PyTuple_New(PyTuple_GET_SIZE(mro));
+    for (Py_ssize_t i = 0; spec && dicts && i < PyTuple_GET_SIZE(mro); i++) {
+        PyObject *copy = PyDict_Copy(class_dict((PyTypeObject *)PyTuple_GET_ITEM(mro, i)));
+        if (copy) PyTuple_SET_ITEM(dicts, i, copy);
+        else Py_CLEAR(dicts);
+    }
+    if (!spec || !dicts) {
+        PyMem_Free(spec);
+        Py_XDECREF(dicts);
+        return PyErr_Occurred() ? NULL : (ClassSpec *)PyErr_NoMemory();
+    }
+    *spec = (ClassSpec){(PyTypeObject *)Py_NewRef(type), class_version((PyTypeObject *)type), Py_NewRef(mro), dicts};
+    return spec;
+}
+
+static int make_extra(Instruction *at, PyObject *extra) {
+    switch (at->operation) {
+    case TENSOR: return (at->tensor = make_tensor_spec(extra)) ? 0 : -1;
+    case CLASS_IS: return (at->class_ = make_class_spec(at->object)) ? 0 : -1;
+    case STATE: return (at->state = make_state(extra)) ? 0 : -1;
+    case HOLDS: return (at->expression = make_expression(extra)) ? 0 : -1;
+    default: return 0;
+    }
+}
+
+static void free_extra(Instruction *at) {
+    if (at->operation == STATE) free_state(at->state);
+    if (at->operation == HOLDS) free_expression(at->expression);
+    if (at->operation == TENSOR && at->tensor) {
+        Py_DECREF(at->tensor->type);
+        PyMem_Free(at->tensor);
+    }
+    if (at->operation == CLASS_IS && at->class_) {
+        Py_DECREF(at->class_->type);
+        Py_DECREF(at->class_->mro);
+        Py_DECREF(at->class_->dicts);
+        PyMem_Free(at->class_);
+    }
+    at->tensor = NULL;
+}
+
+static int is_slot(const Guards *self, int slot) { return slot >= 0 && slot < self->n_slots; }
+
+static int read_instruction(Guards *self, Instruction *at, PyObject *tuple) {
+    PyObject *object, *extra;
+    int operation;
+    if (!PyArg_ParseTuple(tuple, "iiiinOO", &operation, &at->guard, &at->slot, &at->source, &at->number, &object, &extra))
+        return -1;
+    int needs_source = operation == SAME_AS || (IS_LOAD(operation) && !IS_ROOT(operation));
+    int needs_slot = operation != STATE && operation != HOLDS;
+    if (operation < 0 || operation > PREDICATE || (needs_source && !is_slot(self, at->source)) ||
+        (needs_slot && !is_slot(self, at->slot)))
+        return PyErr_Format(PyExc_ValueError, "malformed guard instruction %.200R", tuple), -1;
+    if (!needs_source) at->source = -1;
+    if (!needs_slot) at->slot = -1;
+    at->operation = operation;
+    at->object = Py_NewRef(object);
+    return make_extra(at, extra);
+}
+
+static int want(int slot, void *arg) {
+    Guards *self = arg;
+    if (!is_slot(self, slot)) return PyErr_SetString(PyExc_ValueError, "a condition reads an unknown slot"), -1;
+    self->wanted[slot] = 1;
+    return 0;
+}
+
+/* The group of an instruction, or -1 for a late one. Group 0 is that of globals and constants. */
+static int group_for(Guards *self, const Instruction *at) {
+    if (at->operation == STATE || at->operation == HOLDS) return -1;
+    if (at->operation == GLOBAL || at->operation == CONST) return 0;
+    if (IS_ROOT(at->operation)) return self->n_groups;
+    if (IS_LOAD(at->operation)) return self->group_of[at->source];
+    int group = self->group_of[at->slot];
+    return at->operation == SAME_AS && self->group_of[at->source] != group ? -1 : group;
+}
+
+static int add_to_group(Guards *self, int index) {
+    Instruction *at = &self->instructions[index];
+    int number = group_for(self, at);
+    if (number < 0) {
+        self->late[self->n_late++] = index;
+        if (at->operation == HOLDS) return visit_reads(at->expression, want, self);
+        if (at->operation == SAME_AS) self->wanted[at->slot] = self->wanted[at->source] = 1;
+        return 0;
+    }
+    Group *group = &self->groups[number];
+    if (number == self->n_groups) {
+        self->n_groups++;
+        group->root = at->slot;
+    }
+    int *order = PyMem_Realloc(group->order, (group->count + 1) * sizeof *order);
+    if (!order) return PyErr_NoMemory(), -1;
+    group->order = order;
+    if (IS_LOAD(at->operation)) self->group_of[at->slot] = number, self->position[at->slot] = group->count;
+    if (IS_LOAD(at->operation) && (!IS_ROOT(at->operation) || number == 0)) group->steps++;
+    order[group->count++] = index;
+    return 0;
+}
+
+static int allocate(Guards *self) {
+    int n_slots = self->n_slots + 1;
+    self->instructions = PyMem_Calloc(self->count + 1, sizeof *self->instructions);
+    self->groups = PyMem_Calloc(self->count + 1, sizeof *self->groups);
+    self->late = PyMem_Calloc(self->count + 1, sizeof *self->late);
+    self->wanted = PyMem_Calloc(n_slots, 1);
+    self->group_of = PyMem_Calloc(n_slots, sizeof *self->group_of);
+    self->position = PyMem_Calloc(n_slots, sizeof *self->position);
+    self->scratch = PyMem_Calloc(n_slots, sizeof *self->scratch);
+    self->scratch_touched = PyMem_Calloc(n_slots, sizeof *self->scratch_touched);
+    if (self->instructions && self->groups && self->late && self->wanted && self->group_of && self->position &&
+        self->scratch && self->scratch_touched)
+        return 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
+static PyObject *guards_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *program, *texts;
+    if (!PyArg_ParseTuple(args, "O!O!:Guards", &PyTuple_Type, &program, &PyTuple_Type, &texts)) return NULL;
+    Guards *self = (Guards *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    int count = (int)PyTuple_GET_SIZE(program);
+    self->n_slots = (int)PyTuple_GET_SIZE(texts);
+    self->texts = Py_NewRef(texts);
+    self->count = count;
+    int failed = allocate(self) < 0;
+    self->count = 0;
+    if (!failed) self->groups[0].root = -1, self->n_groups = 1;
+    for (int i = 0; !failed && i < count; i++) {
+        self->count++;
+        failed = read_instruction(self, &self->instructions[i], PyTuple_GET_ITEM(program, i)) < 0 ||
+                 add_to_group(self, i) < 0;
+    }
+    if (!failed) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* -- running */
+
+void fill_slot(Run *run, int slot, PyObject *borrowed) {
+    if (!run->slots[slot]) run->touched[run->n_touched++] = slot;
+    Py_XSETREF(run->slots[slot], Py_NewRef(borrowed));
+}
+
+/* Slots for a run: the scratch, unless a run is under way already (a predicate that calls compiled code). */
+static int open_run(Guards *self, Run *run) {
+    if (!self->busy) {
+        self->busy = 1;
+        run->slots = self->scratch, run->touched = self->scratch_touched;
+        return 0;
+    }
+    run->slots = PyMem_Calloc(self->n_slots + 1, sizeof *run->slots);
+    run->touched = PyMem_Calloc(self->n_slots + 1, sizeof *run->touched);
+    if (run->slots && run->touched) return 0;
+    PyMem_Free(run->slots);
+    PyMem_Free(run->touched);
+    PyErr_NoMemory();
+    return -1;
+}
+
+static void close_run(Guards *self, Run *run) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    for (int i = 0; i < run->n_touched; i++) Py_CLEAR(run->slots[run->touched[i]]);
+    if (run->slots == self->scratch) {
+        self->busy = 0;
+    } else {
+        PyMem_Free(run->slots);
+        PyMem_Free(run->touched);
+    }
+    PyErr_Restore(type, value, trace);
+}
+
+/* A path that raises is a guard that fails; an interrupt goes on. */
+static int forgive(int done, PyObject **why) {
+    if (done >= 0 || !PyErr_ExceptionMatches(PyExc_Exception)) return done;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (why && !*why) *why = PyUnicode_FromFormat("a guard raised %.200R", value ? value : type);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return 0;
+}
+
+int guards_check(PyObject *guards, const Inputs *inputs) {
+    Guards *self = (Guards *)guards;
+    Run run = {.guards = self, .inputs = inputs};
+    int done = 1;
+    if (open_run(self, &run) < 0) return -1;
+    for (int i = 0; done > 0 && i < self->n_groups; i++) done = run_group(&run, &self->groups[i]);
+    for (int i = 0; done > 0 && i < self->n_late; i++) done = step(&run, &self->instructions[self->late[i]]);
+    done = forgive(done, NULL);
+    close_run(self, &run);
+    return done;
+}
+
+PyObject *guards_why(PyObject *guards, const Inputs *inputs) {
+    Guards *self = (Guards *)guards;
+    PyObject *text = NULL;
+    Run run = {.guards = self, .inputs = inputs, .why = &text};
+    int done = 1, at = 0;
+    if (open_run(self, &run) < 0) return NULL;
+    while (at < self->count && done > 0) done = step(&run, &self->instructions[at++]);
+    done = forgive(done, &text);
+    close_run(self, &run);
+    if (done > 0) Py_RETURN_NONE;
+    if (done < 0 || (!text && PyErr_Occurred())) {
+        Py_XDECREF(text);
+        return NULL;
+    }
+    return Py_BuildValue("iN", self->instructions[at - 1].guard, text);
+}
+
+/* -- the type */
+
+static int guards_traverse(Guards *self, visitproc visit, void *arg) {
+    for (int i = 0; i < self->count; i++) {
+        Instruction *at = &self->instructions[i];
+        Py_VISIT(at->object);
+        if (at->operation == STATE && visit_state(at->state, visit, arg)) return 1;
+        if (at->operation == TENSOR && at->tensor) Py_VISIT(at->tensor->type);
+        if (at->operation == CLASS_IS && at->class_) {
+            Py_VISIT(at->class_->type);
+            Py_VISIT(at->class_->mro);
+            Py_VISIT(at->class_->dicts);
+        }
+    }
+    for (int i = 0; i < self->n_groups; i++)
+        for (int j = 0; j < self->groups[i].n_memos; j++) {
+            int stop = visit_memo(self->groups[i].memos[j], visit, arg);
+            if (stop) return stop;
+        }
+    return 0;
+}
+
+static int guards_clear(Guards *self) {
+    for (int i = 0; i < self->n_groups; i++) {
+        for (int j = 0; j < self->groups[i].n_memos; j++) release_memo(self->groups[i].memos[j]);
+        PyMem_Free(self->groups[i].memos);
+        PyMem_Free(self->groups[i].order);
+    }
+    self->n_groups = 0;
+    int count = self->count;
+    self->count = self->n_late = 0;
+    for (int i = 0; i < count; i++) {
+        free_extra(&self->instructions[i]);
+        Py_CLEAR(self->instructions[i].object);
+    }
+    return 0;
+}
+
+static void guards_dealloc(Guards *self) {
+    PyObject_GC_UnTrack(self);
+    guards_clear(self);
+    Py_XDECREF(self->texts);
+    PyMem_Free(self->instructions);
+    PyMem_Free(self->groups);
+    PyMem_Free(self->late);
+    PyMem_Free(self->wanted);
+    PyMem_Free(self->group_of);
+    PyMem_Free(self->position);
+    PyMem_Free(self->scratch);
+    PyMem_Free(self->scratch_touched);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static int read_inputs(PyObject *args, Inputs *inputs) {
+    PyObject *slots, *closure, *globals;
+    if (!PyArg_ParseTuple(args, "O!OO!", &PyTuple_Type, &slots, &closure, &PyDict_Type, &globals)) return -1;
+    if (closure != Py_None && !PyTuple_Check(closure))
+        return PyErr_SetString(PyExc_TypeError, "closure must be a tuple of cells or None"), -1;
+    *inputs = (Inputs){&PyTuple_GET_ITEM(slots, 0), PyTuple_GET_SIZE(slots), closure == Py_None ? NULL : closure, globals};
+    return 0;
+}
+
+static PyObject *check_method(PyObject *self, PyObject *args) {
+    Inputs inputs;
+    if (read_inputs(args, &inputs) < 0) return NULL;
+    int holds = guards_check(self, &inputs);
+    return holds < 0 ? NULL : PyBool_FromLong(holds);
+}
+
+static PyObject *why_method(PyObject *self, PyObject *args) {
+    Inputs inputs;
+    return read_inputs(args, &inputs) < 0 ? NULL : guards_why(self, &inputs);
+}
+
+static PyMethodDef guards_methods[] = {
+    {"check", check_method, METH_VARARGS, "check(args, closure, globals): whether all guards hold"},
+    {"why", why_method, METH_VARARGS, "why(args, closure, globals): (index, text) of the first that fails, or None"},
+    {NULL},
+};
+
+PyTypeObject GuardsType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native.Guards",
+    .tp_basicsize = sizeof(Guards),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "A program of guards; built by dovetail.runtime.guards.make_guards.",
+    .tp_new = guards_new,
+    .tp_dealloc = (destructor)guards_dealloc,
+    .tp_traverse = (traverseproc)guards_traverse,
+    .tp_clear = (inquiry)guards_clear,
+    .tp_methods = guards_methods,
+};

@@ -1,0 +1,581 @@
+/* The frame hook: frame -> guards of the code's entries -> the entry that fits, called with the frame's
+ * own argument slots and closure cells.
+ *
+ *     context(f, x)      f's frame, and those of what f calls, are looked up in the context's table;
+ *                        a code met for the first time goes to the compile callback
+ *
+ * The evaluator is replaced only while some thread is inside such a call, so other code pays nothing.
+ * The GIL protects the tables. Whatever runs Python (a guard's predicate, the callback) may change
+ * them, so entries and records are held by reference across it. */
+#include "native.h"
+
+#include <pthread.h>
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *guards, *function, *globals, *keep;
+    uint64_t hits;
+} Entry;
+
+enum { FRESH, ACTIVE, SKIP, SKIP_CALLEES };
+static const char *const STATE_NAMES[] = {"fresh", "active", "skip", "skip_callees"};
+
+typedef struct {
+    Py_ssize_t references;
+    PyCodeObject *code;
+    PyObject *returner;
+    int state;
+    Entry **entries;
+    Py_ssize_t count;
+} Record;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *payload, *callback;
+    Record **table; /* open addressing by the code's address; a power of two */
+    Py_ssize_t capacity, used;
+    uint64_t frames, hits, misses;
+} Context;
+
+static _Thread_local Context *current; /* the context of the compiled call under way on this thread */
+static _Thread_local int off;          /* set_enabled(False) */
+static _Thread_local Py_ssize_t depth; /* compiled calls under way on this thread */
+static Py_ssize_t active;              /* compiled calls under way anywhere */
+static _PyFrameEvalFunction previous;  /* what was installed before us */
+static PyObject *skip_callees;         /* the callback's word for SKIP_CALLEES */
+
+static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing);
+
+/* -- records */
+
+static void release(Record *record) {
+    if (--record->references) return;
+    for (Py_ssize_t i = 0; i < record->count; i++) Py_DECREF(record->entries[i]);
+    PyMem_Free(record->entries);
+    Py_XDECREF(record->returner);
+    Py_DECREF(record->code);
+    PyMem_Free(record);
+}
+
+static Record **place_of(Record **table, Py_ssize_t capacity, PyCodeObject *code) {
+    size_t at = ((uintptr_t)code >> 4) * 0x9E3779B97F4A7C15ull >> 20;
+    for (;; at++) {
+        Record **place = &table[at & (capacity - 1)];
+        if (!*place || (*place)->code == code) return place;
+    }
+}
+
+static Record *find_record(Context *self, PyCodeObject *code) {
+    return self->capacity ? *place_of(self->table, self->capacity, code) : NULL;
+}
+
+static int grow(Context *self) {
+    Py_ssize_t capacity = self->capacity ? self->capacity * 2 : 64;
+    Record **table = PyMem_Calloc(capacity, sizeof(Record *));
+    if (!table) return PyErr_NoMemory(), -1;
+    for (Py_ssize_t i = 0; i < self->capacity; i++)
+        if (self->table[i]) *place_of(table, capacity, self->table[i]->code) = self->table[i];
+    PyMem_Free(self->table);
+    self->table = table, self->capacity = capacity;
+    return 0;
+}
+
+static Record *make_record(Context *self, PyCodeObject *code) {
+    if (2 * (self->used + 1) > self->capacity && grow(self) < 0) return NULL;
+    Record *record = PyMem_Calloc(1, sizeof(Record));
+    if (!record) return (Record *)PyErr_NoMemory();
+    record->references = 1;
+    record->code = (PyCodeObject *)Py_NewRef(code);
+    *place_of(self->table, self->capacity, code) = record;
+    self->used++;
+    return record;
+}
+
+static Record *record_for(Context *self, PyCodeObject *code) {
+    Record *record = find_record(self, code);
+    return record ? record : make_record(self, code);
+}
+
+/* Puts an entry in front; one that is already there moves. */
+static int put_first(Record *record, Entry *entry) {
+    Py_ssize_t at = 0;
+    while (at < record->count && record->entries[at] != entry) at++;
+    if (at == record->count) {
+        Entry **entries = PyMem_Realloc(record->entries, (at + 1) * sizeof(Entry *));
+        if (!entries) return PyErr_NoMemory(), -1;
+        record->entries = entries;
+        record->count++;
+        Py_INCREF(entry);
+    }
+    memmove(record->entries + 1, record->entries, at * sizeof(Entry *));
+    record->entries[0] = entry;
+    return 0;
+}
+
+static void drop_entries(Record *record) {
+    Entry **entries = record->entries;
+    Py_ssize_t count = record->count;
+    record->entries = NULL, record->count = 0, record->state = FRESH;
+    for (Py_ssize_t i = 0; i < count; i++) Py_DECREF(entries[i]);
+    PyMem_Free(entries);
+}
+
+/* -- the switch */
+
+static void enter(void) {
+    depth++;
+    if (active++) return;
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    previous = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    if (previous == evaluate) previous = _PyEval_EvalFrameDefault;
+    _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
+}
+
+static void leave(void) {
+    depth--;
+    if (--active) return;
+    _PyInterpreterState_SetEvalFrameFunc(PyInterpreterState_Get(), previous);
+}
+
+static void after_fork(void) { active = depth; } /* only this thread goes on in the child */
+
+/* Runs a call with another context (or none) current on this thread. */
+#define WITH_CONTEXT(context, call)      \
+    do {                                 \
+        Context *before_ = current;      \
+        Context *during_ = (context);    \
+        current = during_;               \
+        if (during_) enter();            \
+        call;                            \
+        if (during_) leave();            \
+        current = before_;               \
+    } while (0)
+
+/* Runs a call with no hook on this thread; and with none at all if no other thread needs it. */
+#define WITHOUT_HOOK(call)               \
+    do {                                 \
+        Context *before_ = current;      \
+        current = NULL;                  \
+        if (before_) leave();            \
+        call;                            \
+        if (before_) enter();            \
+        current = before_;               \
+    } while (0)
+
+/* -- a frame */
+
+static Py_ssize_t count_args(PyCodeObject *code) {
+    return code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) +
+           !!(code->co_flags & CO_VARKEYWORDS);
+}
+
+enum { LOCAL_SLOTS = 40 };
+
+static PyObject *call_entry(Entry *entry, const Inputs *inputs) {
+    entry->hits++;
+    Py_ssize_t cells = inputs->closure ? PyTuple_GET_SIZE(inputs->closure) : 0;
+    if (!cells) return PyObject_Vectorcall(entry->function, inputs->args, inputs->n_args, NULL);
+    PyObject *local[LOCAL_SLOTS], **slots = local;
+    Py_ssize_t total = inputs->n_args + cells;
+    if (total > LOCAL_SLOTS && !(slots = PyMem_Malloc(total * sizeof *slots))) return PyErr_NoMemory();
+    memcpy(slots, inputs->args, inputs->n_args * sizeof *slots);
+    memcpy(slots + inputs->n_args, &PyTuple_GET_ITEM(inputs->closure, 0), cells * sizeof *slots);
+    PyObject *result = PyObject_Vectorcall(entry->function, slots, total, NULL);
+    if (slots != local) PyMem_Free(slots);
+    return result;
+}
+
+/* 1: *found (a new reference) fits; 0: none does; -1: an exception. */
+static int find_entry(Record *record, const Inputs *inputs, Entry **found) {
+    for (Py_ssize_t i = 0; i < record->count; i++) {
+        Entry *entry = record->entries[i];
+        if (entry->globals != inputs->globals) continue;
+        Py_INCREF(entry);
+        int fits = guards_check(entry->guards, inputs);
+        if (fits > 0) {
+            *found = entry;
+            return i == 0 ? 1 : put_first(record, entry) < 0 ? -1 : 1;
+        }
+        Py_DECREF(entry);
+        if (fits < 0) return -1;
+    }
+    return 0;
+}
+
+/* Why the entry used last does not fit: a string, or None where there is no entry. */
+static PyObject *why_miss(Record *record, const Inputs *inputs) {
+    if (!record->count) return Py_NewRef(Py_None);
+    Entry *entry = record->entries[0];
+    if (entry->globals != inputs->globals) return PyUnicode_FromString("the function's globals are another module's");
+    Py_INCREF(entry);
+    PyObject *pair = guards_why(entry->guards, inputs);
+    Py_DECREF(entry);
+    if (!pair || pair == Py_None) return pair;
+    PyObject *text = Py_NewRef(PyTuple_GET_ITEM(pair, 1));
+    Py_DECREF(pair);
+    return text;
+}
+
+static PyObject *ask_compiler(Context *self, Record *record, PyObject *function, const Inputs *inputs) {
+    PyObject *why = why_miss(record, inputs);
+    PyObject *args = why ? PyTuple_New(inputs->n_args) : NULL;
+    PyObject *answer = NULL;
+    if (args) {
+        for (Py_ssize_t i = 0; i < inputs->n_args; i++)
+            PyTuple_SET_ITEM(args, i, Py_NewRef(inputs->args[i] ? inputs->args[i] : Py_None));
+        PyObject *closure = inputs->closure ? inputs->closure : Py_None;
+        WITHOUT_HOOK(answer = PyObject_CallFunction(self->callback, "OOOOOOOn", self->payload, record->code, function,
+                                                    inputs->globals, args, closure, why, record->count));
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(why);
+    return answer;
+}
+
+/* What the compiler says about a miss: 1 an entry (a new reference) to run, 0 run the frame as it is,
+ * 2 look again, -1 an exception. */
+static int on_miss(Context *self, Record *record, PyObject *function, const Inputs *inputs, Entry **found) {
+    self->misses++;
+    PyObject *answer = ask_compiler(self, record, function, inputs);
+    if (!answer) return -1;
+    if (Py_TYPE(answer) == &EntryType) {
+        record->state = ACTIVE;
+        *found = (Entry *)answer;
+        PyObject *code = PyFunction_Check((*found)->function) ? PyFunction_GET_CODE((*found)->function) : NULL;
+        Record *own = code && code != (PyObject *)record->code ? record_for(self, (PyCodeObject *)code) : NULL;
+        if (own && own->state == FRESH) own->state = SKIP;
+        return put_first(record, *found) < 0 || PyErr_Occurred() ? -1 : 1;
+    }
+    int next = answer == Py_True ? 2 : 0;
+    if (answer == Py_False) record->state = SKIP;
+    if (answer == skip_callees) record->state = SKIP_CALLEES;
+    int known = answer == Py_None || next || record->state == SKIP || record->state == SKIP_CALLEES;
+    if (!known) PyErr_Format(PyExc_TypeError, "the compile callback returned %.100R", answer);
+    Py_DECREF(answer);
+    return known ? next : -1;
+}
+
+static PyObject *run_skipped(PyThreadState *thread, Frame *frame, Record *record) {
+    if (record->state == SKIP) return _PyEval_EvalFrameDefault(thread, frame, 0);
+    PyObject *result;
+    WITHOUT_HOOK(result = _PyEval_EvalFrameDefault(thread, frame, 0));
+    return result;
+}
+
+static PyObject *finish(PyThreadState *thread, Frame *frame, Record *record, PyObject *result) {
+    if (!record->returner) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        record->returner = make_returner(record->code);
+        if (!record->returner) Py_FatalError("dovetail: cannot copy a code object");
+        PyErr_Restore(type, value, trace);
+    }
+    PyObject *returner = Py_NewRef(record->returner);
+    release(record);
+    result = finish_frame(thread, frame, returner, result);
+    Py_DECREF(returner);
+    return result;
+}
+
+static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, Record *record) {
+    PyObject *function = frame_function(frame);
+    PyObject *closure = PyFunction_GET_CLOSURE(function);
+    Inputs inputs = {frame_slots(frame), count_args(record->code), closure, frame_globals(frame)};
+    Entry *entry = NULL;
+    int found = 2;
+    record->references++;
+    Py_INCREF(self);
+    while (found == 2) {
+        found = find_entry(record, &inputs, &entry);
+        if (found > 0) self->hits++;
+        if (found == 0) found = on_miss(self, record, function, &inputs, &entry);
+    }
+    Py_DECREF(self);
+    if (found == 0) {
+        int skipped = record->state == SKIP || record->state == SKIP_CALLEES;
+        PyObject *result = skipped ? run_skipped(thread, frame, record) : _PyEval_EvalFrameDefault(thread, frame, 0);
+        release(record);
+        return result;
+    }
+    PyObject *result = found > 0 ? call_entry(entry, &inputs) : NULL;
+    Py_XDECREF(entry);
+    return finish(thread, frame, record, result);
+}
+
+enum { NEVER = CO_GENERATOR | CO_COROUTINE | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR };
+
+static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing) {
+    Context *self = current;
+    if (!self || off || throwing) return _PyEval_EvalFrameDefault(thread, frame, throwing);
+    PyCodeObject *code = frame_code(frame);
+    Record *record = find_record(self, code);
+    if (record && record->state == SKIP) return _PyEval_EvalFrameDefault(thread, frame, 0);
+    /* A debugger steps through the user's own frames, and its own are not compiled either. */
+    if (thread->tracing || thread->c_tracefunc || code->co_flags & NEVER || !(code->co_flags & CO_OPTIMIZED) ||
+        !PyFunction_Check(frame_function(frame)))
+        return _PyEval_EvalFrameDefault(thread, frame, 0);
+    self->frames++;
+    if (!record && !(record = make_record(self, code))) {
+        PyErr_Clear(); /* no memory for the table: the frame still runs */
+        return _PyEval_EvalFrameDefault(thread, frame, 0);
+    }
+    if (record->state == SKIP_CALLEES) return run_skipped(thread, frame, record);
+    return intercept(thread, frame, self, record);
+}
+
+/* -- Entry */
+
+static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"guards", "function", "globals", "keep", NULL};
+    PyObject *guards, *function, *globals, *keep = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!|O:Entry", names, &GuardsType, &guards, &function,
+                                     &PyDict_Type, &globals, &keep))
+        return NULL;
+    Entry *self = (Entry *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->guards = Py_NewRef(guards);
+    self->function = Py_NewRef(function);
+    self->globals = Py_NewRef(globals);
+    self->keep = Py_NewRef(keep);
+    return (PyObject *)self;
+}
+
+static int entry_traverse(Entry *self, visitproc visit, void *arg) {
+    Py_VISIT(self->guards);
+    Py_VISIT(self->function);
+    Py_VISIT(self->globals);
+    Py_VISIT(self->keep);
+    return 0;
+}
+
+static int entry_clear(Entry *self) {
+    Py_CLEAR(self->guards);
+    Py_CLEAR(self->function);
+    Py_CLEAR(self->globals);
+    Py_CLEAR(self->keep);
+    return 0;
+}
+
+static void entry_dealloc(Entry *self) {
+    PyObject_GC_UnTrack(self);
+    entry_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+#define READ_ONLY_OBJECT(type, name, doc) {#name, T_OBJECT_EX, offsetof(type, name), READONLY, doc}
+
+#include <structmember.h>
+
+static PyMemberDef entry_members[] = {
+    READ_ONLY_OBJECT(Entry, guards, "when this entry may be used"),
+    READ_ONLY_OBJECT(Entry, function, "what replaces the frame"),
+    READ_ONLY_OBJECT(Entry, globals, "the globals that the frame must have"),
+    READ_ONLY_OBJECT(Entry, keep, "anything that must live as long"),
+    {"hits", T_ULONGLONG, offsetof(Entry, hits), READONLY, "times it ran"},
+    {NULL},
+};
+
+PyTypeObject EntryType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native.Entry",
+    .tp_basicsize = sizeof(Entry),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "Compiled code for one function and the guards under which it may run.",
+    .tp_new = entry_new,
+    .tp_dealloc = (destructor)entry_dealloc,
+    .tp_traverse = (traverseproc)entry_traverse,
+    .tp_clear = (inquiry)entry_clear,
+    .tp_members = entry_members,
+};
+
+/* -- Context */
+
+static PyObject *call_in(Context *self, PyObject *function, PyObject *const *args, size_t flags, PyObject *names) {
+    PyObject *result;
+    if (off) return PyObject_Vectorcall(function, args, flags, names);
+    Py_INCREF(self);
+    WITH_CONTEXT(self, result = PyObject_Vectorcall(function, args, flags, names));
+    Py_DECREF(self);
+    return result;
+}
+
+static PyObject *context_call(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
+    Py_ssize_t count = PyVectorcall_NARGS(flags);
+    if (!count) return PyErr_Format(PyExc_TypeError, "a Context is called with a function and its arguments");
+    return call_in((Context *)self, args[0], args + 1, count - 1, names);
+}
+
+static PyObject *context_run(Context *self, PyObject *args) {
+    PyObject *function, *positional, *keywords = NULL, *result;
+    if (!PyArg_ParseTuple(args, "OO!|O!:run", &function, &PyTuple_Type, &positional, &PyDict_Type, &keywords))
+        return NULL;
+    if (off) return PyObject_Call(function, positional, keywords);
+    Py_INCREF(self);
+    WITH_CONTEXT(self, result = PyObject_Call(function, positional, keywords));
+    Py_DECREF(self);
+    return result;
+}
+
+static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"payload", "callback", NULL};
+    PyObject *payload, *callback;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Context", names, &payload, &callback)) return NULL;
+    if (!PyCallable_Check(callback)) return PyErr_Format(PyExc_TypeError, "callback must be callable");
+    Context *self = (Context *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->vectorcall = context_call;
+    self->payload = Py_NewRef(payload);
+    self->callback = Py_NewRef(callback);
+    return (PyObject *)self;
+}
+
+static int context_traverse(Context *self, visitproc visit, void *arg) {
+    Py_VISIT(self->payload);
+    Py_VISIT(self->callback);
+    for (Py_ssize_t i = 0; i < self->capacity; i++) {
+        Record *record = self->table[i];
+        if (!record || record->references > 1) continue; /* a running frame holds it too */
+        for (Py_ssize_t j = 0; j < record->count; j++) Py_VISIT(record->entries[j]);
+    }
+    return 0;
+}
+
+static void drop_table(Context *self) {
+    Record **table = self->table;
+    Py_ssize_t capacity = self->capacity;
+    self->table = NULL, self->capacity = self->used = 0;
+    for (Py_ssize_t i = 0; i < capacity; i++)
+        if (table[i]) release(table[i]);
+    PyMem_Free(table);
+}
+
+static int context_clear(Context *self) {
+    Py_CLEAR(self->payload);
+    Py_CLEAR(self->callback);
+    drop_table(self);
+    return 0;
+}
+
+static void context_dealloc(Context *self) {
+    PyObject_GC_UnTrack(self);
+    context_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *context_entries(Context *self, PyObject *code) {
+    Record *record = find_record(self, (PyCodeObject *)code);
+    PyObject *list = PyList_New(record ? record->count : 0);
+    for (Py_ssize_t i = 0; list && record && i < record->count; i++)
+        PyList_SET_ITEM(list, i, Py_NewRef(record->entries[i]));
+    return list;
+}
+
+static Record *record_of_argument(Context *self, PyObject *code) {
+    if (PyCode_Check(code)) return record_for(self, (PyCodeObject *)code);
+    return (Record *)PyErr_Format(PyExc_TypeError, "expected a code object, got %.100R", code);
+}
+
+static PyObject *context_skip(Context *self, PyObject *code) {
+    Record *record = record_of_argument(self, code);
+    if (!record) return NULL;
+    record->state = SKIP;
+    Py_RETURN_NONE;
+}
+
+static PyObject *context_forget(Context *self, PyObject *code) {
+    Record *record = record_of_argument(self, code);
+    if (!record) return NULL;
+    drop_entries(record);
+    Py_RETURN_NONE;
+}
+
+static PyObject *context_drop(Context *self, PyObject *Py_UNUSED(ignored)) {
+    drop_table(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *context_codes(Context *self, PyObject *Py_UNUSED(ignored)) {
+    PyObject *states = PyDict_New();
+    for (Py_ssize_t i = 0; states && i < self->capacity; i++) {
+        Record *record = self->table[i];
+        if (!record) continue;
+        PyObject *name = PyUnicode_FromString(STATE_NAMES[record->state]);
+        if (!name || PyDict_SetItem(states, (PyObject *)record->code, name) < 0) Py_CLEAR(states);
+        Py_XDECREF(name);
+    }
+    return states;
+}
+
+static PyObject *context_stats(Context *self, PyObject *Py_UNUSED(ignored)) {
+    return Py_BuildValue("{s:K,s:K,s:K}", "frames", self->frames, "hits", self->hits, "misses", self->misses);
+}
+
+static PyMethodDef context_methods[] = {
+    {"run", (PyCFunction)context_run, METH_VARARGS, "run(fn, args, kwargs={}): fn under this context"},
+    {"entries", (PyCFunction)context_entries, METH_O, "the entries of a code object, the last used first"},
+    {"skip", (PyCFunction)context_skip, METH_O, "never intercept this code; its callees are"},
+    {"forget", (PyCFunction)context_forget, METH_O, "drop a code's entries; it is fresh again"},
+    {"clear", (PyCFunction)context_drop, METH_NOARGS, "drop everything"},
+    {"codes", (PyCFunction)context_codes, METH_NOARGS, "every code met so far and its state"},
+    {"stats", (PyCFunction)context_stats, METH_NOARGS, "frames looked at, guard hits, misses"},
+    {NULL},
+};
+
+static PyMemberDef context_members[] = {
+    READ_ONLY_OBJECT(Context, payload, "what the callback gets first"),
+    {NULL},
+};
+
+PyTypeObject ContextType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native.Context",
+    .tp_basicsize = sizeof(Context),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "One per compiled function: the entries of every code object met under it.",
+    .tp_new = context_new,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Context, vectorcall),
+    .tp_dealloc = (destructor)context_dealloc,
+    .tp_traverse = (traverseproc)context_traverse,
+    .tp_clear = (inquiry)context_clear,
+    .tp_methods = context_methods,
+    .tp_members = context_members,
+};
+
+/* -- functions of the module */
+
+static PyObject *set_enabled(PyObject *Py_UNUSED(module), PyObject *value) {
+    int on = PyObject_IsTrue(value);
+    if (on < 0) return NULL;
+    int before = !off;
+    off = !on;
+    return PyBool_FromLong(before);
+}
+
+static PyObject *without(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    if (!count) return PyErr_Format(PyExc_TypeError, "without(fn, ...) takes a function");
+    PyObject *result;
+    WITHOUT_HOOK(result = PyObject_Vectorcall(args[0], args + 1, count - 1, names));
+    return result;
+}
+
+static PyObject *current_context(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    return Py_NewRef(current && !off ? (PyObject *)current : Py_None);
+}
+
+static PyObject *is_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    return PyBool_FromLong(_PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) == evaluate);
+}
+
+PyMethodDef hook_methods[] = {
+    {"set_enabled", set_enabled, METH_O, "turn compiled calls on this thread on or off; returns what it was"},
+    {"without", (PyCFunction)(void (*)(void))without, METH_FASTCALL | METH_KEYWORDS, "call fn with no hook"},
+    {"current_context", current_context, METH_NOARGS, "the context of the compiled call under way, or None"},
+    {"is_installed", is_installed, METH_NOARGS, "whether the evaluator is ours at this moment"},
+    {NULL},
+};
+
+int init_hook(PyObject *module) {
+    pthread_atfork(NULL, NULL, after_fork);
+    skip_callees = PyUnicode_InternFromString("skip_callees");
+    return skip_callees ? PyModule_AddObjectRef(module, "SKIP_CALLEES", skip_callees) : -1;
+}

@@ -1,0 +1,226 @@
+/* Launch: a generated host program as a Python callable.
+ *
+ *     int32_t run(void **inputs, int64_t *ints, double *floats, void **outputs, void *python)
+ *
+ * Inputs are handles of libtorch's C shim, borrowed; outputs are handles it gives away, or NULL for None.
+ * `python` begins with the table of functions below: a program calls back through it for what the shim
+ * cannot do. The GIL is free while the program runs. */
+#include "native.h"
+
+typedef struct Python Python;
+
+/* What a host program finds at `python`. New members go at the end. */
+struct Python {
+    int32_t (*call)(Python *self, int32_t index, void **in, int32_t n_in, void **out, int32_t n_out);
+    int32_t (*call_with)(Python *self, int32_t index, void **in, int32_t n_in, const int64_t *ints, int32_t n_ints,
+                         void **out, int32_t n_out);
+    void (*fail)(Python *self, const char *text);
+    /* the rest is ours */
+    PyObject *callables;
+    PyThreadState *thread;
+    char text[512];
+};
+
+typedef int32_t (*Program)(void **inputs, int64_t *ints, double *floats, void **outputs, void *python);
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Program program;
+    char *kinds; /* per input: t a tensor, i an int, f a float */
+    Py_ssize_t n_inputs, n_outputs;
+    PyObject *callables, *keep;
+} Launch;
+
+/* -- calls from the program to Python */
+
+static PyObject *make_arguments(void **in, int32_t n_in, const int64_t *ints, int32_t n_ints) {
+    PyObject *args = PyTuple_New(n_in + n_ints);
+    for (int32_t i = 0; args && i < n_in + n_ints; i++) {
+        PyObject *item;
+        if (i >= n_in) {
+            item = PyLong_FromLongLong(ints[i - n_in]);
+        } else {
+            item = wrap_borrowed(in[i]);
+        }
+        if (item) PyTuple_SET_ITEM(args, i, item);
+        else Py_CLEAR(args);
+    }
+    return args;
+}
+
+static int take_results(PyObject *results, void **out, int32_t n_out) {
+    PyObject *sequence = is_tensor(results) ? PyTuple_Pack(1, results) : PySequence_Fast(results, "expected tensors");
+    if (!sequence) return -1;
+    int failed = PySequence_Fast_GET_SIZE(sequence) != n_out;
+    if (failed) PyErr_Format(PyExc_RuntimeError, "expected %d results, got %zd", n_out, PySequence_Fast_GET_SIZE(sequence));
+    for (int32_t i = 0; !failed && i < n_out; i++) {
+        PyObject *item = PySequence_Fast_GET_ITEM(sequence, i);
+        out[i] = item == Py_None ? NULL : copy_handle(item);
+        failed = item != Py_None && !out[i];
+    }
+    Py_DECREF(sequence);
+    return failed ? -1 : 0;
+}
+
+static int32_t call_with(Python *self, int32_t index, void **in, int32_t n_in, const int64_t *ints, int32_t n_ints,
+                         void **out, int32_t n_out) {
+    PyEval_RestoreThread(self->thread);
+    PyObject *callable = index < PyTuple_GET_SIZE(self->callables) ? PyTuple_GET_ITEM(self->callables, index) : NULL;
+    PyObject *args = NULL, *results = NULL;
+    if (!callable) PyErr_Format(PyExc_IndexError, "the program calls Python function %d, which was not given", index);
+    if (callable) args = make_arguments(in, n_in, ints, n_ints);
+    if (args) results = PyObject_Call(callable, args, NULL);
+    int failed = !results || take_results(results, out, n_out) < 0;
+    Py_XDECREF(results);
+    Py_XDECREF(args);
+    self->thread = PyEval_SaveThread();
+    return failed;
+}
+
+static int32_t call_plain(Python *self, int32_t index, void **in, int32_t n_in, void **out, int32_t n_out) {
+    return call_with(self, index, in, n_in, NULL, 0, out, n_out);
+}
+
+static void fail(Python *self, const char *text) { snprintf(self->text, sizeof self->text, "%s", text); }
+
+/* -- calls from Python to the program */
+
+enum { FEW = 32 };
+
+typedef struct {
+    void *inputs[FEW], *outputs[FEW];
+    int64_t ints[FEW];
+    double floats[FEW];
+    char *more; /* where there are more than a few */
+    void **in, **out;
+    int64_t *i;
+    double *f;
+} Buffers;
+
+static int open_buffers(const Launch *self, Buffers *buffers) {
+    buffers->more = NULL;
+    buffers->in = buffers->inputs, buffers->out = buffers->outputs;
+    buffers->i = buffers->ints, buffers->f = buffers->floats;
+    Py_ssize_t most = self->n_inputs > self->n_outputs ? self->n_inputs : self->n_outputs;
+    if (most > FEW) {
+        buffers->more = PyMem_Malloc(4 * most * 8);
+        if (!buffers->more) return PyErr_NoMemory(), -1;
+        buffers->in = (void **)buffers->more, buffers->out = (void **)(buffers->more + most * 8);
+        buffers->i = (int64_t *)(buffers->more + 2 * most * 8), buffers->f = (double *)(buffers->more + 3 * most * 8);
+    }
+    memset(buffers->out, 0, self->n_outputs * sizeof *buffers->out);
+    return 0;
+}
+
+static int read_arguments(const Launch *self, PyObject *const *args, Buffers *buffers) {
+    Py_ssize_t tensors = 0, ints = 0, floats = 0;
+    for (Py_ssize_t i = 0; i < self->n_inputs; i++) {
+        if (self->kinds[i] == 't') {
+            if (!is_tensor(args[i])) return PyErr_Format(PyExc_TypeError, "input %zd: expected a tensor, got %.100R", i, args[i]), -1;
+            buffers->in[tensors++] = tensor_handle(args[i]);
+        } else if (self->kinds[i] == 'i') {
+            int64_t value = buffers->i[ints++] = PyLong_AsLongLong(args[i]);
+            if (value == -1 && PyErr_Occurred()) return -1;
+        } else {
+            double value = buffers->f[floats++] = PyFloat_AsDouble(args[i]);
+            if (value == -1.0 && PyErr_Occurred()) return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *take_outputs(const Launch *self, void **out, int failed) {
+    PyObject *list = failed ? NULL : PyList_New(self->n_outputs);
+    for (Py_ssize_t i = 0; i < self->n_outputs; i++) {
+        PyObject *tensor = out[i] ? wrap_handle(out[i]) : Py_NewRef(Py_None);
+        if (list && tensor) PyList_SET_ITEM(list, i, tensor);
+        else Py_XDECREF(tensor);
+        if (!tensor) Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *launch_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
+    Launch *self = (Launch *)object;
+    Buffers buffers;
+    if (PyVectorcall_NARGS(flags) != self->n_inputs || (names && PyTuple_GET_SIZE(names)))
+        return PyErr_Format(PyExc_TypeError, "expected %zd inputs, got %zd", self->n_inputs, PyVectorcall_NARGS(flags));
+    if (open_buffers(self, &buffers) < 0) return NULL;
+    Python python = {call_plain, call_with, fail, self->callables, NULL, ""};
+    PyObject *list = NULL;
+    if (read_arguments(self, args, &buffers) == 0) {
+        Py_INCREF(self);
+        python.thread = PyEval_SaveThread();
+        int32_t failed = self->program(buffers.in, buffers.i, buffers.f, buffers.out, &python);
+        PyEval_RestoreThread(python.thread);
+        if (failed && !PyErr_Occurred())
+            PyErr_Format(PyExc_RuntimeError, "%s", python.text[0] ? python.text : "a compiled program failed");
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        list = take_outputs(self, buffers.out, failed);
+        if (type) PyErr_Restore(type, value, trace);
+        Py_DECREF(self);
+    }
+    PyMem_Free(buffers.more);
+    return list;
+}
+
+/* -- the type */
+
+static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"address", "kinds", "n_outputs", "callables", "keep", NULL};
+    unsigned long long address;
+    const char *kinds;
+    Py_ssize_t n_outputs;
+    PyObject *callables = NULL, *keep = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ksn|O!O:Launch", names, &address, &kinds, &n_outputs, &PyTuple_Type,
+                                     &callables, &keep))
+        return NULL;
+    if (strspn(kinds, "tif") != strlen(kinds))
+        return PyErr_Format(PyExc_ValueError, "kinds are t, i and f, got '%s'", kinds);
+    Launch *self = (Launch *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->vectorcall = launch_call;
+    self->program = (Program)(uintptr_t)address;
+    self->n_inputs = (Py_ssize_t)strlen(kinds);
+    self->n_outputs = n_outputs;
+    self->callables = callables ? Py_NewRef(callables) : PyTuple_New(0);
+    self->keep = Py_NewRef(keep);
+    self->kinds = PyMem_Malloc(self->n_inputs + 1);
+    if (self->kinds && self->callables) return strcpy(self->kinds, kinds), (PyObject *)self;
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+}
+
+static int launch_traverse(Launch *self, visitproc visit, void *arg) {
+    Py_VISIT(self->callables);
+    Py_VISIT(self->keep);
+    return 0;
+}
+
+static int launch_clear(Launch *self) {
+    Py_CLEAR(self->callables);
+    Py_CLEAR(self->keep);
+    return 0;
+}
+
+static void launch_dealloc(Launch *self) {
+    PyObject_GC_UnTrack(self);
+    launch_clear(self);
+    PyMem_Free(self->kinds);
+    Py_TYPE(self)->tp_free(self);
+}
+
+PyTypeObject LaunchType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native.Launch",
+    .tp_basicsize = sizeof(Launch),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "A generated host program, called with tensors and numbers; returns a list of tensors.",
+    .tp_new = launch_new,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Launch, vectorcall),
+    .tp_dealloc = (destructor)launch_dealloc,
+    .tp_traverse = (traverseproc)launch_traverse,
+    .tp_clear = (inquiry)launch_clear,
+};

@@ -1,0 +1,317 @@
+/* What a successful run of a group of guards leaves behind: the words of memory that its outcome was read
+ * from, in the order of reading. As long as they are unchanged, every object on the paths is the same as
+ * before, and nothing needs to be looked up:
+ *
+ *     self.layers[3].weight     type of self, its dict's place and version, the version of _modules, ...,
+ *                               the tensor's sizes, strides, keys
+ *
+ * A word is only read after those before it were found unchanged, and those say that what it lies in is
+ * still alive. A dict with another version is repaired: the keys that were read are looked up again, and if
+ * they give the same objects, the new version is as good. Steps that cannot be put in words (a property, a
+ * predicate) are run each time.
+ *
+ * An address can only stand for an object if the object is not freed and its address used again. Objects
+ * that words cannot tell from their successor, such as ints and tuples, are therefore held by the memo;
+ * modules, containers and tensors are not, so that a memo keeps no model alive. */
+#include "guards.h"
+
+enum { MOST_MEMOS = 256, MOST_USELESS = 32 };
+
+typedef struct {
+    int position, word; /* the step that looked something up in the dict of this word */
+} Link;
+
+struct Memo {
+    int references;
+    PyObject *root;
+    uint64_t hits;
+    int count;
+    PyObject **values; /* by position in the group's order: what a load found */
+    char *held;
+    Words words;
+    Link *links;
+    int n_links;
+    int *needed, n_needed;     /* positions whose values later steps look at */
+    int *residual, n_residual; /* positions to run each time */
+};
+
+typedef struct Recording {
+    Memo *memo;
+    int position, noted, failed;
+    int *word_of;  /* slot -> the word with its dict's version; the last is for the globals */
+    char *typed, *placed; /* slots whose type and dict's place are noted */
+} Recording;
+
+int add_word(Words *words, const void *address, uint64_t mask) {
+    if (words->count == words->capacity) {
+        int capacity = words->capacity ? words->capacity * 2 : 64;
+        Word *items = PyMem_Realloc(words->items, capacity * sizeof(Word));
+        if (!items) return -1;
+        words->items = items, words->capacity = capacity;
+    }
+    words->items[words->count] = (Word){address, mask, read_word(address) & mask};
+    return words->count++;
+}
+
+/* -- notes */
+
+void note_pure(Run *run) {
+    if (run->recording) run->recording->noted = 1;
+}
+
+void note_word(Run *run, const void *address, uint64_t mask) {
+    if (!run->recording) return;
+    run->recording->noted = 1;
+    if (add_word(&run->recording->memo->words, address, mask) < 0) run->recording->failed = 1;
+}
+
+/* The class of an instance of a class written in Python can be assigned; others keep theirs. */
+void note_type(Run *run, int slot, PyObject *object) {
+    note_pure(run);
+    if (!run->recording || run->recording->typed[slot] || !(Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE)) return;
+    run->recording->typed[slot] = 1;
+    note_word(run, &object->ob_type, ~0ull);
+}
+
+void note_place(Run *run, int slot, PyObject **place) {
+    if (!run->recording || run->recording->placed[slot]) return;
+    run->recording->placed[slot] = 1;
+    note_word(run, place, ~0ull);
+}
+
+void note_dict(Run *run, int slot, PyObject *dict) {
+    Recording *recording = run->recording;
+    if (!recording) return;
+    Memo *memo = recording->memo;
+    int *known = &recording->word_of[slot < 0 ? run->guards->n_slots : slot];
+    const uint64_t *version = dict_version(dict);
+    note_pure(run);
+    if (*known < 0 || memo->words.items[*known].address != version) *known = add_word(&memo->words, version, ~0ull);
+    if (*known < 0) recording->failed = 1;
+    memo->links[memo->n_links++] = (Link){recording->position, *known};
+}
+
+void note_tensor(Run *run, const TensorSpec *spec, PyObject *tensor) {
+    if (!run->recording) return;
+    int complete = tensor_words(spec, tensor, &run->recording->memo->words);
+    if (complete < 0) run->recording->failed = 1;
+    run->recording->noted = complete > 0;
+}
+
+/* -- the memo's own life */
+
+void release_memo(Memo *memo) {
+    if (!memo || --memo->references) return;
+    for (int i = 0; i < memo->count; i++)
+        if (memo->held[i]) Py_DECREF(memo->values[i]);
+    PyMem_Free(memo->values);
+    PyMem_Free(memo->held);
+    PyMem_Free(memo->words.items);
+    PyMem_Free(memo->links);
+    PyMem_Free(memo->needed);
+    PyMem_Free(memo->residual);
+    PyMem_Free(memo);
+}
+
+int visit_memo(const Memo *memo, visitproc visit, void *arg) {
+    for (int i = 0; i < memo->count; i++)
+        if (memo->held[i]) Py_VISIT(memo->values[i]);
+    return 0;
+}
+
+static Memo *make_memo(int count) {
+    Memo *memo = PyMem_Calloc(1, sizeof *memo);
+    if (!memo) return NULL;
+    memo->references = 1;
+    memo->count = count;
+    memo->values = PyMem_Calloc(count, sizeof *memo->values);
+    memo->held = PyMem_Calloc(count, 1);
+    memo->links = PyMem_Calloc(count, sizeof *memo->links);
+    memo->needed = PyMem_Calloc(count, sizeof *memo->needed);
+    memo->residual = PyMem_Calloc(count, sizeof *memo->residual);
+    if (memo->values && memo->held && memo->links && memo->needed && memo->residual) return memo;
+    release_memo(memo);
+    return NULL;
+}
+
+/* Whether words would not notice that another object has come to lie at this one's address. */
+static int is_held(PyObject *object) {
+    if (is_tensor(object) || PyDict_Check(object) || PyList_Check(object) || PyAnySet_Check(object)) return 0;
+    return PyType_Check(object) || PyTuple_Check(object) || !(Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE);
+}
+
+/* -- recording */
+
+/* Runs the group, noting words. `residual` says for each slot that its value is not in words. */
+static int record_steps(Run *run, Group *group, Recording *recording, char *residual) {
+    const Guards *guards = run->guards;
+    Memo *memo = recording->memo;
+    for (int position = 0; position < group->count; position++) {
+        const Instruction *at = &guards->instructions[group->order[position]];
+        recording->position = position, recording->noted = 0;
+        int links = memo->n_links;
+        int done = step(run, at);
+        if (done <= 0) return done;
+        int subject = IS_LOAD(at->operation) ? at->source : at->slot;
+        int depends = (subject >= 0 && residual[subject]) || (at->source >= 0 && residual[at->source]);
+        if (IS_LOAD(at->operation)) {
+            memo->values[position] = run->slots[at->slot];
+            residual[at->slot] = depends || !recording->noted;
+        }
+        if (!depends && recording->noted) continue;
+        memo->n_links = links; /* it is run anyway; nothing to repair */
+        memo->residual[memo->n_residual++] = position;
+    }
+    return 1;
+}
+
+/* Marks what residual and late steps look at, and takes hold of what words cannot tell apart. */
+static void settle(const Guards *guards, const Group *group, Memo *memo, const char *residual, char *wanted) {
+    memcpy(wanted, guards->wanted, guards->n_slots);
+    for (int i = 0; i < memo->n_residual; i++) {
+        const Instruction *at = &guards->instructions[group->order[memo->residual[i]]];
+        if (at->source >= 0) wanted[at->source] = 1;
+        if (!IS_LOAD(at->operation)) wanted[at->slot] = 1;
+    }
+    for (int position = 0; position < memo->count; position++) {
+        const Instruction *at = &guards->instructions[group->order[position]];
+        if (!IS_LOAD(at->operation) || residual[at->slot]) continue;
+        if (wanted[at->slot]) memo->needed[memo->n_needed++] = position;
+        if (!is_held(memo->values[position])) continue;
+        memo->held[position] = 1;
+        Py_INCREF(memo->values[position]);
+    }
+}
+
+static void keep_memo(Group *group, Memo *memo) {
+    int at = 0;
+    while (at < group->n_memos && group->memos[at]->root != memo->root) at++;
+    if (at < group->n_memos && !group->memos[at]->hits) group->useless++;
+    if (at == group->n_memos && at == MOST_MEMOS) at = (group->last + 1) % MOST_MEMOS;
+    if (at == group->n_memos) {
+        Memo **memos = PyMem_Realloc(group->memos, (at + 1) * sizeof *memos);
+        if (!memos) return release_memo(memo);
+        group->memos = memos;
+        group->memos[group->n_memos++] = NULL;
+    }
+    Memo *before = group->memos[at];
+    group->memos[at] = memo;
+    group->last = at;
+    release_memo(before);
+}
+
+static int run_plain(Run *run, Group *group) {
+    int done = 1;
+    for (int i = 0; done > 0 && i < group->count; i++)
+        done = step(run, &run->guards->instructions[group->order[i]]);
+    return done;
+}
+
+static int run_recording(Run *run, Group *group, PyObject *root) {
+    int n_slots = run->guards->n_slots;
+    Memo *memo = make_memo(group->count);
+    int *word_of = PyMem_Malloc((n_slots + 1) * sizeof *word_of);
+    char *flags = PyMem_Calloc(4, n_slots + 1);
+    int done;
+    if (memo && word_of && flags) {
+        char *residual = flags + 2 * n_slots, *wanted = flags + 3 * n_slots;
+        Recording recording = {.memo = memo, .word_of = word_of, .typed = flags, .placed = flags + n_slots};
+        memset(word_of, 0xff, (n_slots + 1) * sizeof *word_of);
+        run->recording = &recording;
+        done = record_steps(run, group, &recording, residual);
+        run->recording = NULL;
+        if (done > 0 && !recording.failed) {
+            memo->root = root;
+            settle(run->guards, group, memo, residual, wanted);
+            keep_memo(group, memo);
+            memo = NULL;
+        }
+    } else {
+        done = run_plain(run, group);
+    }
+    release_memo(memo);
+    PyMem_Free(word_of);
+    PyMem_Free(flags);
+    return done;
+}
+
+/* -- replaying */
+
+/* Looks up again what was looked up in the dict of a word. 1: all as before. */
+static int repair(Run *run, const Group *group, Memo *memo, int word) {
+    const Guards *guards = run->guards;
+    int linked = 0, same = 1;
+    for (int i = 0; same > 0 && i < memo->n_links; i++) {
+        if (memo->links[i].word != word) continue;
+        int position = memo->links[i].position;
+        const Instruction *at = &guards->instructions[group->order[position]];
+        int subject = IS_LOAD(at->operation) ? at->source : at->slot;
+        if (subject >= 0) fill_slot(run, subject, memo->values[guards->position[subject]]);
+        same = step(run, at);
+        if (same > 0 && IS_LOAD(at->operation)) same = run->slots[at->slot] == memo->values[position];
+        linked = 1;
+    }
+    if (linked && same > 0) memo->words.items[word].expected = read_word(memo->words.items[word].address);
+    return linked ? same : 0;
+}
+
+/* 1: the words are as they were. 0: some are not. */
+static int are_unchanged(Run *run, const Group *group, Memo *memo) {
+    const Word *words = memo->words.items;
+    int count = memo->words.count;
+    for (int i = 0; i < count; i++) {
+        if (__builtin_expect((read_word(words[i].address) & words[i].mask) == words[i].expected, 1)) continue;
+        int repaired = repair(run, group, memo, i);
+        if (repaired <= 0) return repaired;
+    }
+    return 1;
+}
+
+static int run_residual(Run *run, const Group *group, const Memo *memo) {
+    for (int i = 0; i < memo->n_needed; i++) {
+        int position = memo->needed[i];
+        fill_slot(run, run->guards->instructions[group->order[position]].slot, memo->values[position]);
+    }
+    int done = 1;
+    for (int i = 0; done > 0 && i < memo->n_residual; i++)
+        done = step(run, &run->guards->instructions[group->order[memo->residual[i]]]);
+    return done;
+}
+
+static Memo *find_memo(Group *group, PyObject *root) {
+    for (int tried = 0; tried < group->n_memos; tried++) { /* layers come round in order */
+        int at = (group->last + tried) % group->n_memos;
+        if (group->memos[at]->root != root) continue;
+        group->last = at;
+        return group->memos[at];
+    }
+    return NULL;
+}
+
+static int replay(Run *run, Group *group, Memo *memo, int *holds) {
+    memo->references++;
+    int same = are_unchanged(run, group, memo);
+    if (same > 0) {
+        memo->hits++;
+        *holds = run_residual(run, group, memo);
+    }
+    release_memo(memo);
+    return same;
+}
+
+int run_group(Run *run, Group *group) {
+    PyObject *root = NULL;
+    if (run->why || !group->steps || group->useless > MOST_USELESS) return run_plain(run, group);
+    if (group->root >= 0) {
+        int done = step(run, &run->guards->instructions[group->order[0]]);
+        if (done <= 0) return done;
+        root = run->slots[group->root];
+        if (PyTuple_Check(root) || PyDict_Check(root) || PyList_Check(root)) /* made anew for each call */
+            return run_plain(run, group);
+    }
+    int holds = 1;
+    Memo *memo = find_memo(group, root);
+    int same = memo ? replay(run, group, memo, &holds) : 0;
+    if (same) return same < 0 ? -1 : holds;
+    return run_recording(run, group, root);
+}

@@ -1,0 +1,28 @@
+/* dovetail._native: the frame hook, guards and launches. dovetail/_native.pyi says what each name means. */
+#include "native.h"
+
+static PyMethodDef torch_methods[] = {
+    {"attach_torch", attach_torch, METH_VARARGS, "attach_torch(base, layout, functions): how tensors look in memory"},
+    {"tensor_numbers", tensor_numbers, METH_O, "(dtype, device kind, device index, requires_grad, dispatch keys)"},
+    {"tensor_extents", tensor_extents, METH_O, "(sizes, strides)"},
+    {NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "dovetail._native",
+    .m_doc = "The frame hook, guards and launches.",
+    .m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (!module) return NULL;
+    PyTypeObject *const types[] = {&ContextType, &EntryType, &GuardsType, &LaunchType};
+    int failed = 0;
+    for (size_t i = 0; i < sizeof types / sizeof *types && !failed; i++) failed = PyModule_AddType(module, types[i]) < 0;
+    if (failed || PyModule_AddFunctions(module, hook_methods) < 0 || PyModule_AddFunctions(module, torch_methods) < 0 ||
+        init_hook(module) < 0)
+        Py_CLEAR(module);
+    return module;
+}

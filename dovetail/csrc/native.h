@@ -1,0 +1,93 @@
+/* The nouns of dovetail._native and who owns them.
+ *
+ *     hook.c     Context, Entry: the frame hook and its table, code -> entries
+ *     guards.c   Guards: a program of loads and checks, run when a frame may be replaced
+ *     steps.c    one load or check
+ *     memo.c     what a successful run leaves behind, so that the next one only compares words
+ *     tensor.c   reading a tensor's metadata without torch's headers
+ *     state.c    reading torch's global state
+ *     launch.c   Launch: calling a generated host program with tensors
+ */
+#ifndef DOVETAIL_NATIVE_H
+#define DOVETAIL_NATIVE_H
+
+#include "cpython/cpython.h"
+
+/* The frame of a call as guards see it. Everything is borrowed. */
+typedef struct {
+    PyObject **args;
+    Py_ssize_t n_args;
+    PyObject *closure; /* a tuple of cells, or NULL */
+    PyObject *globals;
+} Inputs;
+
+/* -- guards.c */
+extern PyTypeObject GuardsType;
+
+/* 1: all hold; 0: one does not; -1: an exception that is not an Exception (KeyboardInterrupt). */
+int guards_check(PyObject *guards, const Inputs *inputs);
+
+/* (index of the first guard that fails, text), or None; the same run, with explanations on. */
+PyObject *guards_why(PyObject *guards, const Inputs *inputs);
+
+/* -- words: memory that must not have changed since guards held */
+typedef struct {
+    const void *address;
+    uint64_t mask, expected;
+} Word;
+
+typedef struct {
+    Word *items;
+    int count, capacity;
+} Words;
+
+int add_word(Words *words, const void *address, uint64_t mask); /* its index, or -1 without memory */
+
+static inline uint64_t read_word(const void *address) {
+    uint64_t value;
+    memcpy(&value, address, sizeof value);
+    return value;
+}
+
+/* -- tensor.c */
+#define ANY INT64_MIN
+
+typedef struct {
+    PyTypeObject *type;
+    int64_t dtype, device_kind, device_index, requires_grad;
+    uint64_t dispatch;
+    Py_ssize_t ndim;
+    int64_t sizes_and_strides[]; /* ANY where free */
+} TensorSpec;
+
+PyObject *attach_torch(PyObject *module, PyObject *args);
+PyObject *tensor_numbers(PyObject *module, PyObject *tensor);
+PyObject *tensor_extents(PyObject *module, PyObject *tensor);
+int is_tensor(PyObject *object);
+void *tensor_handle(PyObject *tensor);
+TensorSpec *make_tensor_spec(PyObject *tuple);
+int check_tensor(const TensorSpec *spec, PyObject *object, PyObject *path, PyObject **why);
+/* The words that a successful check read; 0 if they do not say all of it, -1 without memory. */
+int tensor_words(const TensorSpec *spec, PyObject *tensor, Words *words);
+/* A size (which=0) or stride (which=1); 0 if there is no such dimension. */
+int tensor_extent(PyObject *tensor, int which, Py_ssize_t dim, int64_t *value);
+PyObject *wrap_borrowed(void *handle);
+PyObject *wrap_handle(void *handle); /* deletes the handle */
+void *copy_handle(PyObject *tensor); /* a new handle, or NULL with an exception */
+
+/* -- state.c: values of torch's global state, each read by a function of libtorch or a Python callable */
+typedef struct State State;
+State *make_state(PyObject *reads);
+int check_state(const State *state, PyObject **why);
+void free_state(State *state);
+int visit_state(const State *state, visitproc visit, void *arg);
+
+/* -- launch.c */
+extern PyTypeObject LaunchType;
+
+/* -- hook.c */
+extern PyTypeObject ContextType, EntryType;
+extern PyMethodDef hook_methods[];
+int init_hook(PyObject *module);
+
+#endif

@@ -1,0 +1,319 @@
+/* One load or one check, with what it tells the memo. The same code answers and explains: a failing check
+ * fills run->why if somebody asks. */
+#include "guards.h"
+
+#define PATH(slot) PyTuple_GET_ITEM(run->guards->texts, slot)
+#define FAIL(...)                                                    \
+    do {                                                             \
+        if (run->why) *run->why = PyUnicode_FromFormat(__VA_ARGS__); \
+        return 0;                                                    \
+    } while (0)
+
+static int put(Run *run, const Instruction *at, PyObject *borrowed) {
+    if (!borrowed) {
+        if (PyErr_Occurred()) return -1;
+        FAIL("%U: no longer there", PATH(at->slot));
+    }
+    fill_slot(run, at->slot, borrowed);
+    return 1;
+}
+
+static int put_new(Run *run, const Instruction *at, PyObject *owned) {
+    int done = put(run, at, owned);
+    Py_XDECREF(owned);
+    return done;
+}
+
+/* -- loads */
+
+static int load_arg(Run *run, const Instruction *at) {
+    note_pure(run);
+    return put(run, at, at->number < run->inputs->n_args ? run->inputs->args[at->number] : NULL);
+}
+
+static int load_cell(Run *run, const Instruction *at) {
+    PyObject *closure = run->inputs->closure;
+    note_pure(run);
+    int there = closure && at->number < PyTuple_GET_SIZE(closure);
+    return put(run, at, there ? PyCell_GET(PyTuple_GET_ITEM(closure, at->number)) : NULL);
+}
+
+static int load_global(Run *run, const Instruction *at) {
+    PyObject *globals = run->inputs->globals;
+    note_dict(run, -1, globals);
+    return put(run, at, PyDict_GetItemWithError(globals, at->object));
+}
+
+static int load_const(Run *run, const Instruction *at) {
+    note_pure(run);
+    return put(run, at, at->object);
+}
+
+/* The instance dict of the object in a slot: NULL where it has none. */
+static PyObject *instance_dict(Run *run, int slot) {
+    PyObject **place = _PyObject_GetDictPtr(run->slots[slot]);
+    note_type(run, slot, run->slots[slot]);
+    if (!place) return NULL;
+    note_place(run, slot, place);
+    if (*place) note_dict(run, slot, *place);
+    return *place;
+}
+
+static int load_dict_attr(Run *run, const Instruction *at) {
+    PyObject *dict = instance_dict(run, at->source);
+    return put(run, at, dict ? PyDict_GetItemWithError(dict, at->object) : NULL);
+}
+
+static void note_class(Run *run, PyTypeObject *type) { note_word(run, &type->tp_version_tag, 0xffffffff); }
+
+/* An attribute that is found without running any code: in the instance dict with no data descriptor in the
+ * way, or in the class without a descriptor. NULL without an exception: not such a case. */
+static PyObject *plain_attribute(Run *run, const Instruction *at, PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    int is_module = PyModule_CheckExact(object);
+    if ((type->tp_getattro != PyObject_GenericGetAttr && !is_module) || !class_version(type)) return NULL;
+    PyObject *in_class = _PyType_Lookup(type, at->object);
+    if (in_class && Py_TYPE(in_class)->tp_descr_set) return NULL;
+    PyObject **place = _PyObject_GetDictPtr(object);
+    PyObject *dict = place ? *place : NULL;
+    PyObject *value = dict ? PyDict_GetItemWithError(dict, at->object) : NULL;
+    if (!value && (is_module || PyErr_Occurred() || !in_class || Py_TYPE(in_class)->tp_descr_get)) return NULL;
+    note_class(run, type);
+    instance_dict(run, at->source);
+    return value ? value : in_class;
+}
+
+/* The same for an attribute of a class. */
+static PyObject *plain_class_attribute(Run *run, const Instruction *at, PyObject *object) {
+    PyTypeObject *type = (PyTypeObject *)object;
+    if (Py_TYPE(type) != &PyType_Type || _PyType_Lookup(&PyType_Type, at->object) || !class_version(type)) return NULL;
+    PyObject *value = _PyType_Lookup(type, at->object);
+    if (!value || (Py_TYPE(value)->tp_descr_get && !PyFunction_Check(value))) return NULL;
+    note_class(run, type);
+    return value;
+}
+
+static int load_attr(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->source];
+    PyObject *plain = PyType_Check(object) ? plain_class_attribute(run, at, object) : plain_attribute(run, at, object);
+    if (plain) return put(run, at, plain);
+    if (PyErr_Occurred()) return -1;
+    return put_new(run, at, PyObject_GetAttr(object, at->object));
+}
+
+static void note_list(Run *run, PyObject *list) {
+    note_word(run, &((PyVarObject *)list)->ob_size, ~0ull);
+    note_word(run, &((PyListObject *)list)->ob_item, ~0ull);
+}
+
+static int load_item(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->source];
+    if (PyDict_Check(object)) {
+        note_dict(run, at->source, object);
+        return put(run, at, PyDict_GetItemWithError(object, at->object));
+    }
+    if (PyTuple_Check(object) && PyLong_CheckExact(at->object)) {
+        Py_ssize_t size = PyTuple_GET_SIZE(object), index = at->number < 0 ? at->number + size : at->number;
+        note_pure(run);
+        return put(run, at, index >= 0 && index < size ? PyTuple_GET_ITEM(object, index) : NULL);
+    }
+    if (PyList_Check(object) && PyLong_CheckExact(at->object)) {
+        Py_ssize_t size = PyList_GET_SIZE(object), index = at->number < 0 ? at->number + size : at->number;
+        note_list(run, object);
+        if (index < 0 || index >= size) return put(run, at, NULL);
+        note_word(run, &PyList_GET_ITEM(object, index), ~0ull);
+        return put(run, at, PyList_GET_ITEM(object, index));
+    }
+    return put_new(run, at, PyObject_GetItem(object, at->object));
+}
+
+static int load_dict_key(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->source], *key = NULL;
+    if (!PyDict_Check(object)) FAIL("%U: no longer a dict", PATH(at->source));
+    note_dict(run, at->source, object);
+    Py_ssize_t position = 0;
+    for (Py_ssize_t i = 0; i <= at->number; i++)
+        if (!PyDict_Next(object, &position, &key, NULL)) return put(run, at, NULL);
+    return put(run, at, key);
+}
+
+static int load_type_of(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->source];
+    note_type(run, at->source, object);
+    return put(run, at, (PyObject *)Py_TYPE(object));
+}
+
+static int load_closure_of(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->source];
+    PyObject *closure = PyFunction_Check(object) ? PyFunction_GET_CLOSURE(object) : NULL;
+    if (!closure || at->number >= PyTuple_GET_SIZE(closure)) return put(run, at, NULL);
+    PyCellObject *cell = (PyCellObject *)PyTuple_GET_ITEM(closure, at->number);
+    note_word(run, &cell->ob_ref, ~0ull);
+    return put(run, at, cell->ob_ref);
+}
+
+static int load_extent(Run *run, const Instruction *at) {
+    int64_t value;
+    PyObject *object = run->slots[at->source];
+    if (!is_tensor(object) || !tensor_extent(object, at->operation == STRIDE, at->number, &value))
+        return put(run, at, NULL);
+    return put_new(run, at, PyLong_FromLongLong(value));
+}
+
+/* -- checks */
+
+static int check_is(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->slot];
+    note_pure(run);
+    if (object == at->object) return 1;
+    FAIL("%U: expected the object %.100R, got %.100R", PATH(at->slot), at->object, object);
+}
+
+static int same_float(double a, double b) {
+    return a == b ? read_word(&a) == read_word(&b) : a != a && b != b; /* 0.0 is not -0.0; NaN is NaN */
+}
+
+/* Equal and of the same types all the way down. */
+static int is_equal(PyObject *a, PyObject *b) {
+    if (a == b) return 1;
+    if (Py_TYPE(a) != Py_TYPE(b)) return 0;
+    if (PyFloat_CheckExact(a)) return same_float(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+    if (PyComplex_CheckExact(a)) {
+        Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
+        return same_float(x.real, y.real) && same_float(x.imag, y.imag);
+    }
+    if (PyTuple_Check(a)) {
+        if (PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return 0;
+        int equal = 1;
+        for (Py_ssize_t i = 0; equal > 0 && i < PyTuple_GET_SIZE(a); i++)
+            equal = is_equal(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i));
+        return equal;
+    }
+    return PyObject_RichCompareBool(a, b, Py_EQ);
+}
+
+static int check_equals(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->slot];
+    int equal = is_equal(object, at->object);
+    if (object == at->object || !(Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE)) note_pure(run);
+    if (equal) return equal;
+    FAIL("%U: expected %.100R, got %.100R", PATH(at->slot), at->object, object);
+}
+
+static int check_type_is(Run *run, const Instruction *at) {
+    PyTypeObject *type = Py_TYPE(run->slots[at->slot]);
+    note_type(run, at->slot, run->slots[at->slot]);
+    if ((PyObject *)type == at->object) return 1;
+    FAIL("%U: expected a %s, got a %s", PATH(at->slot), ((PyTypeObject *)at->object)->tp_name, type->tp_name);
+}
+
+static int check_length(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->slot];
+    if (PyDict_Check(object)) note_dict(run, at->slot, object);
+    if (PyList_Check(object)) note_word(run, &((PyVarObject *)object)->ob_size, ~0ull);
+    if (PyAnySet_Check(object)) note_word(run, &((PySetObject *)object)->used, ~0ull);
+    if (PyTuple_Check(object) || PyUnicode_Check(object)) note_pure(run);
+    Py_ssize_t length = PyDict_Check(object) ? PyDict_GET_SIZE(object) : PyObject_Size(object);
+    if (length < 0) return -1;
+    if (length == at->number) return 1;
+    FAIL("%U: expected %zd items, got %zd", PATH(at->slot), at->number, length);
+}
+
+static int check_dict_keys(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->slot], *key;
+    if (!PyDict_Check(object)) FAIL("%U: no longer a dict", PATH(at->slot));
+    note_dict(run, at->slot, object);
+    Py_ssize_t position = 0, count = PyTuple_GET_SIZE(at->object);
+    int equal = PyDict_GET_SIZE(object) == count;
+    for (Py_ssize_t i = 0; equal > 0 && i < count && PyDict_Next(object, &position, &key, NULL); i++)
+        equal = is_equal(key, PyTuple_GET_ITEM(at->object, i));
+    if (equal) return equal;
+    FAIL("%U: expected the keys %.200R", PATH(at->slot), at->object);
+}
+
+static int check_lacks(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->slot], *dict = object;
+    if (at->number) {
+        dict = instance_dict(run, at->slot);
+        if (!dict) return 1;
+    } else if (PyDict_Check(object)) {
+        note_dict(run, at->slot, object);
+    } else {
+        FAIL("%U: no longer a dict", PATH(at->slot));
+    }
+    int there = PyDict_Contains(dict, at->object);
+    if (there <= 0) return there < 0 ? -1 : 1;
+    FAIL("%U: now has %.100R", PATH(at->slot), at->object);
+}
+
+static int check_same_as(Run *run, const Instruction *at) {
+    int same = run->slots[at->slot] == run->slots[at->source];
+    note_pure(run);
+    if (same == !!at->number) return 1;
+    FAIL("%U: %s %U", PATH(at->slot), same ? "is now the same object as" : "is no longer the same object as",
+         PATH(at->source));
+}
+
+static int check_tensor_is(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->slot];
+    int holds = check_tensor(at->tensor, object, PATH(at->slot), run->why);
+    if (holds > 0) note_tensor(run, at->tensor, object);
+    return holds;
+}
+
+/* The same contents in the class and its bases, compared by identity. */
+static int is_same_class(ClassSpec *spec) {
+    PyObject *mro = spec->type->tp_mro;
+    if (PyTuple_GET_SIZE(mro) != PyTuple_GET_SIZE(spec->mro)) return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); i++) {
+        if (PyTuple_GET_ITEM(mro, i) != PyTuple_GET_ITEM(spec->mro, i)) return 0;
+        PyObject *now = class_dict((PyTypeObject *)PyTuple_GET_ITEM(mro, i)), *then = PyTuple_GET_ITEM(spec->dicts, i);
+        PyObject *key, *value;
+        Py_ssize_t position = 0;
+        if (PyDict_GET_SIZE(now) != PyDict_GET_SIZE(then)) return 0;
+        while (PyDict_Next(then, &position, &key, &value))
+            if (PyDict_GetItemWithError(now, key) != value) return PyErr_Occurred() ? -1 : 0;
+    }
+    return 1;
+}
+
+static int check_class_is(Run *run, const Instruction *at) {
+    PyObject *object = run->slots[at->slot];
+    ClassSpec *spec = at->class_;
+    if (object != (PyObject *)spec->type)
+        FAIL("%U: expected the class %s, got %.100R", PATH(at->slot), spec->type->tp_name, object);
+    unsigned int version = class_version(spec->type);
+    if (!version || version != spec->version) {
+        int same = is_same_class(spec);
+        if (same < 0) return -1;
+        if (!same) FAIL("%U: the class %s or a base of it was changed", PATH(at->slot), spec->type->tp_name);
+        spec->version = version;
+    }
+    if (version) note_class(run, spec->type);
+    return 1;
+}
+
+static int check_state_is(Run *run, const Instruction *at) { return check_state(at->state, run->why); }
+
+static int check_holds(Run *run, const Instruction *at) {
+    return check_expression(at->expression, run->slots, at->object, run->why);
+}
+
+static int check_predicate(Run *run, const Instruction *at) {
+    PyObject *answer = PyObject_CallOneArg(at->object, run->slots[at->slot]);
+    int holds = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    if (holds) return holds;
+    FAIL("%U: %.100R no longer holds", PATH(at->slot), at->object);
+}
+
+static int (*const STEPS[])(Run *, const Instruction *) = {
+    [ARG] = load_arg,           [CELL] = load_cell,         [GLOBAL] = load_global,     [CONST] = load_const,
+    [ATTR] = load_attr,         [DICT_ATTR] = load_dict_attr, [ITEM] = load_item,       [DICT_KEY] = load_dict_key,
+    [TYPE_OF] = load_type_of,   [CLOSURE_OF] = load_closure_of, [SIZE] = load_extent,   [STRIDE] = load_extent,
+    [IS] = check_is,            [EQUALS] = check_equals,    [TYPE_IS] = check_type_is,  [LENGTH] = check_length,
+    [DICT_KEYS] = check_dict_keys, [LACKS] = check_lacks,   [SAME_AS] = check_same_as,  [TENSOR] = check_tensor_is,
+    [CLASS_IS] = check_class_is, [STATE] = check_state_is,  [HOLDS] = check_holds,      [PREDICATE] = check_predicate,
+};
+
+int step(Run *run, const Instruction *instruction) { return STEPS[instruction->operation](run, instruction); }

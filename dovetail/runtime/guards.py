@@ -1,0 +1,249 @@
+"""Guards as data -> a flat program for the native module.
+
+    x: TensorIs, self.training: Is(False)      ->     slot 0 = argument 1     check slot 0: tensor
+                                                      slot 1 = argument 0
+                                                      slot 2 = slot 1 . __dict__["training"]
+                                                      check slot 2: is False
+
+A path is loaded once, just before the first guard that needs it, so the order is the order of reading.
+"""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from dovetail import _native
+from dovetail.ir.expr import Expr
+from dovetail.ir.guard import (
+    ClassIs,
+    DictKeys,
+    Equals,
+    Guard,
+    Holds,
+    Is,
+    Lacks,
+    Length,
+    Predicate,
+    SameAs,
+    State,
+    TensorIs,
+    TypeIs,
+)
+from dovetail.ir.source import (
+    Arg,
+    Attr,
+    Cell,
+    ClosureOf,
+    Const,
+    DictAttr,
+    DictKey,
+    Global,
+    Item,
+    Size,
+    Source,
+    Stride,
+    TypeOf,
+)
+from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find_address
+from dovetail.util.torch_state import READERS
+
+OPERATIONS: Final = (
+    Arg, Cell, Global, Const, Attr, DictAttr, Item, DictKey, TypeOf, ClosureOf, Size, Stride,
+    Is, Equals, TypeIs, Length, DictKeys, Lacks, SameAs, TensorIs, ClassIs, State, Holds, Predicate,
+)  # fmt: skip
+"""In the order of `enum Operation` in csrc/guards.h."""
+
+NUMBER_OF: Final = {kind: number for number, kind in enumerate(OPERATIONS)}
+ARITHMETIC: Final = (
+    "const", "sym", "add", "mul", "floordiv", "mod", "min", "max", "eq", "lt", "le", "and", "not",
+)  # fmt: skip
+"""In the order of the enum in csrc/expression.c."""
+CODE_OF: Final = {op: code for code, op in enumerate(ARITHMETIC)}
+
+ANY: Final = -(1 << 63)
+CONTEXT_TYPE: Final = ctypes.CFUNCTYPE(ctypes.c_void_p)
+
+Instruction: TypeAlias = "tuple[int, int, int, int, int, object, object]"
+
+# How a path is encoded: (number, object) of its last step.
+LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
+    Arg: lambda s: (s.index, None),
+    Cell: lambda s: (s.index, None),
+    Global: lambda s: (0, s.name),
+    Const: lambda s: (0, s.value),
+    Attr: lambda s: (0, s.name),
+    DictAttr: lambda s: (0, s.name),
+    Item: lambda s: (s.key if type(s.key) is int and abs(s.key) < 1 << 62 else 0, s.key),
+    DictKey: lambda s: (s.position, None),
+    TypeOf: lambda s: (0, None),
+    ClosureOf: lambda s: (s.position, None),
+    Size: lambda s: (s.dim, None),
+    Stride: lambda s: (s.dim, None),
+}
+
+# How a check is encoded: (number, object, extra). SameAs, State and Holds need more than that.
+CHECKS: Final[dict[type, Callable[[Any], tuple[int, object, object]]]] = {
+    Is: lambda c: (0, c.value, None),
+    Equals: lambda c: (0, c.value, None),
+    TypeIs: lambda c: (0, c.type, None),
+    Length: lambda c: (c.length, None, None),
+    DictKeys: lambda c: (0, c.keys, None),
+    Lacks: lambda c: (int(c.attribute), c.key, None),
+    ClassIs: lambda c: (0, c.type, None),
+    Predicate: lambda c: (0, c.test, None),
+    TensorIs: lambda c: (0, None, encode_tensor(c)),
+}
+
+
+def encode_tensor(check: TensorIs) -> tuple[object, ...]:
+    dtype = check.dtype if isinstance(check.dtype, torch.dtype) else getattr(torch, str(check.dtype))
+    index = ANY if check.device_kind in ("cpu", "meta") else check.device_index
+    return (
+        check.type, dtype_number(dtype), device_number(check.device_kind), index, int(check.requires_grad),
+        tuple(check.shape), tuple(check.stride), check.dispatch,
+    )  # fmt: skip
+
+
+# -- torch's state -----------------------------------------------------------------------------------
+
+# Functions of libtorch that answer for a reader: symbols, argument, bytes of the answer, value -> number.
+_Native: TypeAlias = "tuple[str, Callable[[], int], int, Callable[[Any], int | None]]"
+
+
+def _nothing() -> int:
+    return 0
+
+
+def _context() -> int:
+    """The address of torch's global context."""
+    address = find_address("_ZN2at13globalContextEv")
+    return CONTEXT_TYPE(address)() if address else 0
+
+
+def _enabled(value: bool) -> int | None:
+    return 0 if value else None  # False stands for two states of torch's
+
+
+NATIVE_READERS: Final[dict[str, _Native]] = {
+    "grad_mode": ("_ZN3c108GradMode10is_enabledEv", _nothing, 1, int),
+    "inference_mode": ("_ZN3c1013InferenceMode10is_enabledEv", _nothing, 1, int),
+    "default_dtype": ("_ZN3c1031get_default_dtype_as_scalartypeEv", _nothing, 1, dtype_number),
+    "deterministic": ("_ZNK2at7Context23deterministicAlgorithmsEv", _context, 1, int),
+    "torch_function": ("_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv", _nothing, 1, _enabled),
+    "function_modes": ("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", _nothing, 8, int),
+    "dispatch_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", _nothing, 8, int),
+    "autocast_cpu": (
+        "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", lambda: device_number("cpu"), 1, int),
+    "autocast_cuda": (
+        "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", lambda: device_number("cuda"), 1, int),
+    "autocast_cpu_dtype": (
+        "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", lambda: device_number("cpu"), 1, dtype_number),
+    "autocast_cuda_dtype": (
+        "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", lambda: device_number("cuda"), 1, dtype_number),
+    "autocast_cache": ("_ZN2at8autocast25is_autocast_cache_enabledEv", _nothing, 1, int),
+}  # fmt: skip
+
+
+def encode_state(check: State) -> tuple[tuple[object, ...], ...]:
+    """One read per value: (name, value, callable, address, argument, width, number)."""
+    reads: list[tuple[object, ...]] = []
+    for name, value in check.values:
+        symbol, argument, width, number_of = NATIVE_READERS.get(name, ("", _nothing, 0, _no_number))
+        number = number_of(value)
+        address = find_address(symbol) if number is not None and symbol else 0
+        if address and argument is _context and not _context():
+            address = 0
+        reads.append((name, value, READERS[name], address, argument() if address else 0, width, number or 0))
+    return tuple(reads)
+
+
+def _no_number(value: object) -> int | None:
+    return None
+
+
+# -- conditions on sizes -----------------------------------------------------------------------------
+
+
+def emit_postfix(value: Expr, reads: dict[str, int]) -> list[tuple[int, int]]:
+    """s0 * 4 <= 64  ->  READ s0, PUSH 4, MUL, PUSH 64, LE"""
+    if value.op == "const":
+        return [(CODE_OF["const"], value.value)]
+    if value.op in ("true", "false"):
+        return [(CODE_OF["const"], int(value.op == "true"))]
+    if value.op == "sym":
+        return [(CODE_OF["sym"], reads[value.name])]
+    if value.op == "add":
+        constant, terms = value.args
+        program = [(CODE_OF["const"], constant)]
+        for term, factor in terms:  # type: ignore[attr-defined]
+            program += [*emit_postfix(term, reads), (CODE_OF["const"], factor)]
+            program += [(CODE_OF["mul"], 0), (CODE_OF["add"], 0)]
+        return program  # type: ignore[return-value]
+    first, *rest = value.operands
+    program = emit_postfix(first, reads)
+    if value.op == "not":
+        return [*program, (CODE_OF["not"], 0)]
+    for operand in rest:
+        program += [*emit_postfix(operand, reads), (CODE_OF[value.op], 0)]
+    return program
+
+
+# -- the program -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Program:
+    """Appends loads and checks; a path has one slot."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    slots: dict[object, int] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+
+    def slot_of(self, source: Source, guard: int) -> int:
+        # A constant is found by identity: equal constants may be different objects.
+        key = (Const, id(source.value)) if isinstance(source, Const) else (type(source), source)
+        if key in self.slots:
+            return self.slots[key]
+        base = -1 if source.base is None else self.slot_of(source.base, guard)
+        number, value = LOADS[type(source)](source)
+        slot = self.slots[key] = len(self.texts)
+        self.texts.append(source.text)
+        self.instructions.append((NUMBER_OF[type(source)], guard, slot, base, number, value, None))
+        return slot
+
+    def add(self, guard: Guard, index: int) -> None:
+        check = guard.check
+        code = NUMBER_OF[type(check)]
+        if isinstance(check, State):
+            self.instructions.append((code, index, -1, -1, 0, None, encode_state(check)))
+        elif isinstance(check, Holds):
+            self.instructions.append((code, index, -1, -1, 0, str(check), self.condition(check, index)))
+        elif isinstance(check, SameAs):
+            slot, other = self.slot_of(guard.source, index), self.slot_of(check.other, index)
+            self.instructions.append((code, index, slot, other, int(check.same), None, None))
+        else:
+            slot = self.slot_of(guard.source, index)
+            self.instructions.append((code, index, slot, -1, *CHECKS[type(check)](check)))
+
+    def condition(self, check: Holds, index: int) -> tuple[object, object]:
+        reads: list[tuple[int, int, int]] = []
+        for _, source in check.reads:
+            if isinstance(source, (Size, Stride)):
+                reads.append((self.slot_of(source.of, index), int(isinstance(source, Stride)), source.dim))
+            else:
+                reads.append((self.slot_of(source, index), -1, 0))
+        numbers = {name: number for number, (name, _) in enumerate(check.reads)}
+        return tuple(reads), tuple(emit_postfix(check.condition, numbers))
+
+
+def make_guards(guards: Iterable[Guard]) -> _native.Guards:
+    """The native form. `why()` answers with the position of a guard in `guards`."""
+    attach()
+    program = _Program()
+    for index, guard in enumerate(guards):
+        program.add(guard, index)
+    return _native.Guards(tuple(program.instructions), tuple(program.texts))

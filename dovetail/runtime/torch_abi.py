@@ -1,0 +1,255 @@
+"""How tensors lie in memory in this build of torch, found by looking at tensors whose metadata is known.
+
+    find_layout()  ->  {"impl": 16, "keys": 96, "dtype": 184, ...}      offsets in bytes
+    attach()           gives it to the native module, once
+
+No torch header is compiled in, so one native module serves every torch version; instead each offset is
+searched for, must be the only candidate or agree on all examples, and the native readers are then
+checked on further tensors. A build where this fails raises, and nothing is compiled.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import torch
+
+from dovetail import _native
+from dovetail.errors import DovetailError
+
+IMPL_BYTES: Final = 192
+"""How far into a TensorImpl to look."""
+META_BYTES: Final = 200
+"""The same for autograd's record."""
+
+
+class UnknownLayout(DovetailError):
+    code = "E20"
+    message = "cannot read tensors of torch {version} from C: {detail}"
+    hint = "use a torch release between 2.11 and 2.13"
+
+
+def words_at(address: int, count: int) -> list[int]:
+    return list((ctypes.c_uint64 * count).from_address(address))
+
+
+def bytes_at(address: int, count: int) -> bytes:
+    return ctypes.string_at(address, count)
+
+
+def impl_of(tensor: torch.Tensor) -> int:
+    return int(tensor._cdata)
+
+
+def only(name: str, candidates: Iterable[int]) -> int:
+    """The first candidate; none at all is an unknown layout."""
+    for candidate in candidates:
+        return candidate
+    raise UnknownLayout(version=torch.__version__, detail=f"no place found for {name}")
+
+
+def find_impl_offset() -> int:
+    tensor = torch.empty(2)
+    words = words_at(id(tensor), 8)
+    return only("the TensorImpl pointer", (8 * i for i in range(2, 8) if words[i] == impl_of(tensor)))
+
+
+def raw_keys(tensor: torch.Tensor) -> int:
+    return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+def find_keys() -> int:
+    examples = [torch.empty(2), torch.empty(2, device="meta"), torch.empty(2, dtype=torch.complex64).conj()]
+    return only(
+        "the dispatch keys",
+        (
+            8 * i
+            for i in range(2, IMPL_BYTES // 8)
+            if all(words_at(impl_of(t), IMPL_BYTES // 8)[i] == raw_keys(t) for t in examples)
+        ),
+    )
+
+
+def find_extents() -> int:
+    """Of the count of dimensions, which is followed by sizes and strides."""
+    tensor = torch.empty(23, 29, 31)
+    words = words_at(impl_of(tensor), IMPL_BYTES // 8)
+    return only(
+        "sizes and strides",
+        (
+            8 * i
+            for i in range(2, len(words) - 9)
+            if words[i] == 3
+            and tuple(words[i + 1 : i + 4]) == tuple(tensor.shape)
+            and tuple(words[i + 6 : i + 9]) == tensor.stride()
+        ),
+    )
+
+
+def find_dtype(shim: ctypes.CDLL) -> int:
+    names = ("float32", "float64", "int8", "int64", "bool", "bfloat16", "complex64", "uint8")
+    tensors = [torch.empty(2, dtype=getattr(torch, name)) for name in names]
+    numbers = [getattr(shim, f"aoti_torch_dtype_{name}")() for name in names]
+    raw = [bytes_at(impl_of(t), IMPL_BYTES) for t in tensors]
+    return only(
+        "the dtype",
+        (
+            i
+            for i in range(16, IMPL_BYTES, 2)
+            if all(int.from_bytes(r[i : i + 2], "little") == n for r, n in zip(raw, numbers, strict=True))
+        ),
+    )
+
+
+def find_device(shim: ctypes.CDLL) -> int:
+    """Of two bytes, the kind of device and its index, which is -1 on the CPU."""
+    examples = [(torch.empty(2), shim.aoti_torch_device_type_cpu()),
+                (torch.empty(2, device="meta"), shim.aoti_torch_device_type_meta())]  # fmt: skip
+    raw = [(bytes_at(impl_of(t), IMPL_BYTES), bytes((kind, 0xFF))) for t, kind in examples]
+    return only("the device", (i for i in range(16, IMPL_BYTES) if all(r[i : i + 2] == w for r, w in raw)))
+
+
+def find_meta() -> int:
+    """Of the pointer to autograd's record: NULL until the tensor requires a gradient."""
+    tensor = torch.empty(2)
+    before = words_at(impl_of(tensor), IMPL_BYTES // 8)
+    tensor.requires_grad_(True)
+    after = words_at(impl_of(tensor), IMPL_BYTES // 8)
+    return only(
+        "autograd's record",
+        (8 * i for i in range(2, len(before)) if before[i] == 0 and after[i] > 1 << 32),
+    )
+
+
+def meta_of(tensor: torch.Tensor, offset: int) -> int:
+    return words_at(impl_of(tensor) + offset, 1)[0]
+
+
+def find_flag(meta: int) -> int:
+    """Of the byte that requires_grad_() sets."""
+    tensor = torch.empty(2, requires_grad=True)
+    address = meta_of(tensor, meta)
+    on = bytes_at(address, META_BYTES)
+    off = bytes_at(meta_of(tensor.requires_grad_(False), meta), META_BYTES)
+    again = bytes_at(meta_of(tensor.requires_grad_(True), meta), META_BYTES)
+    return only(
+        "requires_grad",
+        (i for i in range(8, META_BYTES) if (on[i], off[i], again[i]) == (1, 0, 1)),
+    )
+
+
+def find_grad_fn(meta: int) -> int:
+    """Of the pointer to what computed the tensor: NULL in a leaf."""
+    leaf = torch.empty(2, requires_grad=True)
+    computed = leaf * 2
+    of_leaf = words_at(meta_of(leaf, meta), META_BYTES // 8)
+    of_computed = words_at(meta_of(computed, meta), META_BYTES // 8)
+    return only(
+        "grad_fn",
+        (8 * i for i in range(1, len(of_leaf)) if of_leaf[i] == 0 and of_computed[i] > 1 << 32),
+    )
+
+
+@functools.cache
+def libtorch() -> ctypes.CDLL:
+    return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+
+
+@functools.cache
+def libraries() -> tuple[ctypes.CDLL, ...]:
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    return tuple(ctypes.CDLL(os.path.join(folder, name)) for name in
+                 ("libtorch_cpu.so", "libc10.so", "libtorch_python.so"))  # fmt: skip
+
+
+def find_address(*names: str) -> int:
+    """The address of the first of these functions that torch's libraries have; 0 if none."""
+    for name in names:
+        for library in libraries():
+            if hasattr(library, name):
+                return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    return 0
+
+
+def find_layout() -> dict[str, int]:
+    shim, meta = libtorch(), find_meta()
+    leaf = torch.empty(2, requires_grad=True)
+    return {
+        "impl": find_impl_offset(),
+        "keys": find_keys(),
+        "dtype": find_dtype(shim),
+        "device": find_device(shim),
+        "extents": find_extents(),
+        "meta": meta,
+        "flag": find_flag(meta),
+        "grad_fn": find_grad_fn(meta),
+        "leaf_vtable": words_at(meta_of(leaf, meta), 1)[0],
+    }
+
+
+def find_functions() -> dict[str, int]:
+    found = {
+        "wrap": find_address("_Z16THPVariable_WrapRKN2at10TensorBaseE"),
+        "delete_handle": find_address("aoti_torch_delete_tensor_object"),
+        "new_handle": find_address("aoti_torch_new_tensor_handle"),
+    }
+    for name, address in found.items():
+        if not address:
+            raise UnknownLayout(version=torch.__version__, detail=f"libtorch has no function for {name}")
+    return found
+
+
+# -- checking what was found -----------------------------------------------------------------------
+
+
+def examples() -> list[torch.Tensor]:
+    leaf = torch.randn(4, 6, requires_grad=True)
+    with torch.no_grad():
+        detached_view = leaf[1:]
+    with torch.inference_mode():
+        inference = torch.ones(3)
+    return [
+        torch.empty(()), torch.empty(0), torch.ones(3, 4, dtype=torch.float16).t(), leaf, leaf * 2, leaf[0],
+        leaf.detach(), detached_view, torch.nn.Parameter(torch.ones(2)), torch.empty(2, 3, 4, 5, 6, 7, 8),
+        torch.ones(2, dtype=torch.complex64).conj(), torch.empty(3, device="meta"), inference,
+        torch.nn.Parameter(torch.ones(2), requires_grad=False), torch.ones(5).expand(3, 5),
+    ]  # fmt: skip
+
+
+def check_layout() -> None:
+    """The native readers say of every example what Python says."""
+    kinds = {"cpu": libtorch().aoti_torch_device_type_cpu(), "meta": libtorch().aoti_torch_device_type_meta()}
+    for tensor in examples():
+        _, kind, _, grad, keys = _native.tensor_numbers(tensor)
+        expected = (kinds[tensor.device.type], int(tensor.requires_grad), raw_keys(tensor))
+        extents = (_native.tensor_extents(tensor), (tuple(tensor.shape), tensor.stride()))
+        if (kind, grad, keys) != expected or extents[0] != extents[1]:
+            detail = f"read {(kind, grad, keys, extents[0])}, expected {(*expected, extents[1])}"
+            raise UnknownLayout(version=torch.__version__, detail=detail)
+
+
+@functools.cache
+def attach() -> None:
+    """Tell the native module about this torch. Cheap after the first time."""
+    _native.attach_torch(torch.Tensor, find_layout(), find_functions())
+    check_layout()
+
+
+# -- numbers that guards compare ---------------------------------------------------------------------
+
+
+@functools.cache
+def dtype_number(dtype: torch.dtype) -> int:
+    attach()
+    return _native.tensor_numbers(torch.empty(0, dtype=dtype, device="meta"))[0]
+
+
+@functools.cache
+def device_number(kind: str) -> int:
+    read: Callable[[], int] | None = getattr(libtorch(), f"aoti_torch_device_type_{kind}", None)
+    if read is None:
+        raise UnknownLayout(version=torch.__version__, detail=f"no number for device {kind!r}")
+    return read()
