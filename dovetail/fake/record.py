@@ -76,7 +76,7 @@ def _fate(func: Any, name: str) -> str:
         return FATES[name]
     if any(tag in func.tags for tag in _DEPENDENT):
         return "dependent"
-    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return "decompose"
     return "meta"
 

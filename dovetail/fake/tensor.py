@@ -584,7 +584,7 @@ def _dependent(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str
 
 def _decompose(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A composite op (seen in inference mode only): run it as the ops it is made of."""
-    return func.decompose(*args, **kwargs)
+    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def _index(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -305,4 +305,15 @@ def solve(difference: Expr) -> tuple[Expr, Expr] | None:
             return symbol, mul(rest, -coefficient.value)
         if rest.op == "const" and rest.value % coefficient.value == 0:
             return symbol, const(-rest.value // coefficient.value)
+    return _solve_term(difference)
+
+
+def _solve_term(difference: Expr) -> tuple[Expr, Expr] | None:
+    """The same for a whole sub-expression: 2*(s0 // 4) - 8 == 0 says s0 // 4 == 4."""
+    constant, terms = _terms(difference)
+    if terms.op == "mul" and terms.operands[0].op == "const" and len(terms.operands) == 2:
+        factor, term = terms.operands
+        return (term, const(-constant // factor.value)) if constant % factor.value == 0 else None
+    if terms.op in ("floordiv", "mod", "min", "max", "mul"):
+        return terms, const(-constant)
     return None
