@@ -26,7 +26,7 @@ from dovetail.aot.alias import Ref
 from dovetail.aot.record import Recorder, is_random
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
-from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, nodes_in
+from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ViewStep
 from dovetail.ir.types import F64, I64, ScalarType, TensorType, contiguous_stride
 
@@ -72,18 +72,20 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     recorder = Recorder(builder)
     trace = _Trace(recorder, example_inputs)
     autocast = _autocast_now()
-    with recorder:
-        _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
-        results = run_fx(gm, trace.passed, recorder)
-    mutations = _derive_mutations(trace)
-    outputs = _derive_outputs(trace, results)
-    constants = tuple(recorder.constants)
-    tangents, grad_inputs, grads = _trace_backward(trace, autocast)
-    if len(recorder.constants) > len(constants):
-        constants = tuple(recorder.constants)
-    inputs = builder.inputs
-    n, tangent_nodes = len(example_inputs), [node for node, _ in tangents]
-    builder.inputs = [*inputs[:n], *recorder.constant_nodes, *tangent_nodes]
+    random_state = torch.get_rng_state()
+    try:
+        with recorder:
+            _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
+            results = run_fx(gm, trace.passed, recorder)
+        mutations = _derive_mutations(trace)
+        outputs = _derive_outputs(trace, results)
+        boundary = len(builder.nodes)
+        tangents, grad_inputs, grads = _trace_backward(trace, autocast)
+    finally:
+        torch.set_rng_state(random_state)
+    n, constants = len(example_inputs), tuple(recorder.constants)
+    builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
+    graph, repeated = merge_repeated(builder.finish((*trace.values, *grads)), boundary, recorder.draws)
     signature = Signature(
         inputs=n,
         mutations=tuple(mutations),
@@ -92,9 +94,9 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         values=len(trace.values),
         grad_inputs=tuple(grad_inputs),
         tangents=tuple(position for _, position in tangents),
+        recompute=repeated,
     )
-    graph = prune(builder.finish((*trace.values, *grads)))
-    return Joint(graph, signature, constants, gm, autocast)
+    return Joint(prune(graph), signature, constants, gm, autocast)
 
 
 # -- inputs ------------------------------------------------------------------------------------------
@@ -350,6 +352,40 @@ def _autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
 
 
 # -- cleaning ----------------------------------------------------------------------------------------
+
+
+def merge_repeated(graph: Graph, boundary: int, draws: dict[Node, bytes]) -> tuple[Graph, tuple[str, ...]]:
+    """Nodes of backward that compute what forward computed, as a checkpoint makes them, are forward's own.
+    The partitioner decides anew what to recompute; it is told their names, since the user wanted it."""
+    known: dict[tuple[object, ...], Node] = {}
+    merged: dict[Node, Node] = {}
+    repeated: list[str] = []
+    nodes: list[Node] = []
+    for i, node in enumerate(graph.nodes):
+        if any(operand in merged for operand in node.operands):
+            merged[node] = _replaced(node, merged)
+        new = merged.get(node, node)
+        key = (node.op, *map(_keyed, new.args), *((k, _keyed(v)) for k, v in new.kwargs), draws.get(node))
+        if i < boundary:
+            known[key] = new
+        elif key in known:
+            merged[node] = known[key]
+            repeated.append(known[key].name)
+            continue
+        nodes.append(new)
+    outputs = tuple(map_arg(output, lambda n: merged.get(n, n)) for output in graph.outputs)
+    return Graph(graph.name, graph.inputs, tuple(nodes), outputs), tuple(repeated)
+
+
+def _replaced(node: Node, merged: dict[Node, Node]) -> Node:
+    swap = lambda n: merged.get(n, n)  # noqa: E731
+    kwargs = tuple((name, map_arg(value, swap)) for name, value in node.kwargs)
+    return Node(node.op, tuple(map_arg(arg, swap) for arg in node.args), node.type, node.name, kwargs, node.loc)
+
+
+def _keyed(arg: Arg) -> object:
+    """1, 1.0 and True are equal and mean different things."""
+    return tuple(map(_keyed, arg)) if isinstance(arg, tuple) else (type(arg), arg)
 
 
 def prune(graph: Graph) -> Graph:

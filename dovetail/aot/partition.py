@@ -129,6 +129,8 @@ class _Problem:
         self.used = (used | grads) - tied
         self.names = {node.name for node in graph.nodes if node not in tied}
         self.distance = self._distances()
+        wanted = frozenset(signature.recompute)
+        self.checkpointed = {n for n in graph.nodes if n.name in wanted and class_of(n.op) != "random"}
 
     def _distances(self) -> dict[Node, int]:
         """Steps from a node to the nearest use in backward proper."""
@@ -153,7 +155,7 @@ class _Problem:
         return max(1, bytes_of(node.type)) * factor
 
     def may_recompute(self, node: Node, freed: set[Node]) -> bool:
-        return node in freed or class_of(node.op) in ("cheap", "view")
+        return node in freed or node in self.checkpointed or class_of(node.op) in ("cheap", "view")
 
     def cut(self, freed: set[Node]) -> set[Node]:
         """The nodes to save."""

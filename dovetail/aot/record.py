@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +20,7 @@ from dovetail.aot.alias import Memory, Ref, Storage, relative_offset
 from dovetail.aot.functional import twin_of
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torch_dtype, infer, type_of
+from dovetail.fake.record import Record
 from dovetail.fake.record import record as facts_of
 from dovetail.ir.expr import as_expr
 from dovetail.ir.graph import Arg, GraphBuilder, Loc, Node
@@ -45,6 +46,9 @@ _CONVERT: Final[dict[type, Callable[[Any], Arg]]] = {
 """How an argument that is no tensor and no list is written in a graph."""
 
 
+Route: TypeAlias = "Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]"
+
+
 class Recorder(TorchDispatchMode):
     """`constants` are real tensors met on the way; they become inputs of the graph."""
 
@@ -57,6 +61,8 @@ class Recorder(TorchDispatchMode):
         self.name, self.loc = "value", None  # type: tuple[str, Loc | None]
         self.is_backward = False
         self.is_silent = False
+        self.draws: dict[Node, bytes] = {}
+        """random node -> the generator's state before it; a checkpoint that replays draws from the same"""
         self.sequence: list[int] = []
         self.places: list[tuple[str, Loc | None]] = []
 
@@ -169,6 +175,21 @@ def result_type(result: Any) -> Type:
     if isinstance(result, (int, torch.SymInt)):
         return ScalarType(I64, expr_of(result))
     return None
+
+
+def record_random(route: Route) -> Route:
+    """A random op leaves its mark on the real generator, so that replayed states can be told apart."""
+
+    def recorded(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with torch._C._DisableTorchDispatch():
+            state = torch.get_rng_state().numpy().tobytes()
+            torch.rand(1)
+        count = len(recorder.builder.nodes)
+        result = route(recorder, func, args, kwargs)
+        recorder.draws.update(dict.fromkeys(recorder.builder.nodes[count:], state))
+        return result
+
+    return recorded
 
 
 # -- how each kind of op is recorded -------------------------------------------------------------------
@@ -408,8 +429,6 @@ def record_cudnn_backward(recorder: Recorder, func: Any, args: tuple[Any, ...], 
     return record_call(recorder, _aten.native_batch_norm_backward.default, native, {})
 
 
-Route = Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]
-
 _routes: Final[dict[Any, Route]] = {}
 
 ROUTES: Final[dict[str, Route]] = {
@@ -439,6 +458,11 @@ ROUTES: Final[dict[str, Route]] = {
 
 def _route(func: Any) -> Route:
     facts = facts_of(func)
+    route = _route_by_kind(func, facts)
+    return record_random(route) if facts.is_random else route
+
+
+def _route_by_kind(func: Any, facts: Record) -> Route:
     if facts.name in ROUTES:
         return ROUTES[facts.name]
     if facts.fate == "decompose":

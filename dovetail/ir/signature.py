@@ -80,6 +80,8 @@ class Signature:
     """Input positions that receive a gradient, in the backward graph's output order."""
     tangents: tuple[int, ...] = ()
     """Forward output positions that bring a tangent into backward, in order."""
+    recompute: tuple[str, ...] = ()
+    """Names of forward nodes that the program itself recomputes in backward (checkpoints)."""
 
     def __str__(self) -> str:
         return "\n".join([

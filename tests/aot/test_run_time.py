@@ -1,0 +1,213 @@
+"""What autograd promises around a compiled region: leaves, hooks, accumulation, retain_graph, double backward."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dovetail import aot
+from dovetail.errors import UnsupportedMutation
+from tests.aot.running import as_module, check, compiled
+
+
+def _mlp(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(F.gelu(F.linear(x, w, b)), (16,)) @ v
+
+
+def _mlp_inputs() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = [(4, 8), (16, 8), (16,), (16, 3)]
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+def test_leaves_get_gradients_and_accumulate() -> None:
+    ours, theirs = _mlp_inputs(), _mlp_inputs()
+    call = compiled(_mlp, ours)
+    for _ in range(2):
+        call(*ours)[0].square().sum().backward()
+        _mlp(*theirs).square().sum().backward()
+    for a, b in zip(ours, theirs):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_hooks_run() -> None:
+    x, *rest = _mlp_inputs()
+    seen: list[torch.Tensor] = []
+    x.register_hook(lambda g: seen.append(g) or g * 2)
+    call = compiled(_mlp, [x, *rest])
+    (out,) = call(x, *rest)
+    out.register_hook(lambda g: seen.append(g))
+    out.sum().backward()
+    assert len(seen) == 2
+    torch.testing.assert_close(x.grad, seen[1] * 2)
+
+
+def test_retain_graph_and_second_backward() -> None:
+    inputs = _mlp_inputs()
+    (out,) = compiled(_mlp, inputs)(*inputs)
+    out.sum().backward(retain_graph=True)
+    first = inputs[0].grad.clone()
+    out.sum().backward()
+    torch.testing.assert_close(inputs[0].grad, first * 2)
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+
+
+def test_write_to_saved_tensor_is_noticed() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+    (out,) = compiled(lambda x, y: x * y, [x, y])(x, y)
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_unused_output_has_no_tangent() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    a, b, c = compiled(lambda x, y: (x.sin(), y.cos() * x, (x > 0)), [x, y])(x, y)
+    assert not c.requires_grad
+    a.sum().backward()
+    torch.testing.assert_close(x.grad, x.cos())
+    assert y.grad is None or not y.grad.any()
+
+
+def test_expanded_tangent_is_laid_out_anew() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    (out,) = compiled(lambda x: x.t().sin(), [x])(x)
+    out.backward(torch.ones(()).expand(4, 3))
+    torch.testing.assert_close(x.grad, x.cos())
+
+
+def test_no_grad_means_no_backward() -> None:
+    inputs = _mlp_inputs()
+    with torch.no_grad():
+        call = compiled(_mlp, inputs)
+        (out,) = call(*inputs)
+    assert not out.requires_grad
+    torch.testing.assert_close(out, _mlp(*inputs).detach())
+
+
+def test_detached_result_requires_no_grad() -> None:
+    x = torch.randn(3, requires_grad=True)
+    (out,) = compiled(lambda x: x.detach() * 2, [x])(x)
+    assert not out.requires_grad
+
+
+@pytest.mark.parametrize("program", [
+    lambda x, y: (x * y).sin().sum(),
+    lambda x, y: (x.exp() @ y.t()).tanh().square().sum(),
+    lambda x, y: F.dropout(x, 0.5).pow(3).sum() * y.sum(),
+])  # fmt: skip
+def test_double_backward(program: Any) -> None:
+    def penalty(call: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        torch.manual_seed(3)
+        out = call(x, y)
+        out = out[0] if isinstance(out, list) else out
+        gx, gy = torch.autograd.grad(out, [x, y], create_graph=True)
+        return torch.autograd.grad(gx.square().sum() + gy.sin().sum(), [x, y])
+
+    torch.manual_seed(0)
+    x, y = (torch.randn(3, 4, requires_grad=True, dtype=torch.float64) for _ in range(2))
+    for a, b in zip(penalty(compiled(program, [x, y]), x, y), penalty(program, x, y)):
+        torch.testing.assert_close(a, b)
+
+
+def test_gradcheck() -> None:
+    x, y = (torch.randn(3, 4, requires_grad=True, dtype=torch.float64) for _ in range(2))
+    call = compiled(lambda x, y: F.softmax(x @ y.t(), -1), [x, y])
+    assert torch.autograd.gradcheck(lambda x, y: call(x, y)[0], (x, y))
+    assert torch.autograd.gradgradcheck(lambda x, y: call(x, y)[0], (x, y))
+
+
+class _Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return -grad
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.sin() * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * x.cos() * ctx.factor * 10, None
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: _Reverse.apply(x),
+    lambda x: _Reverse.apply(x * 2) + x,
+    lambda x: _Scaled.apply(x, 2.0).exp(),
+], ids=["reverse", "inside", "scaled"])  # fmt: skip
+def test_custom_function(program: Any) -> None:
+    check(program, lambda: [torch.randn(3, 4, requires_grad=True)], share=False)
+
+
+def test_checkpoint() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        block = lambda h: F.dropout(torch.tanh(h @ w), 0.5)  # noqa: E731
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+
+    check(program, lambda: [torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)])
+
+
+def test_autocast() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = F.linear(x, w)
+            return y, F.softmax(y, -1), (y.float() @ w).relu()
+
+    check(program, lambda: [torch.randn(4, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)])
+
+
+def test_ambient_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        check(
+            lambda x, w: (F.linear(x, w).sin(), x @ w),
+            lambda: [torch.randn(4, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)],
+        )
+
+
+def test_overlapping_inputs_that_are_written_are_refused() -> None:
+    x = torch.randn(4, 4)
+    with pytest.raises(UnsupportedMutation):
+        aot.trace_joint(as_module(lambda a, b: a.add_(b), 2), [x, x[0]])
+
+
+def test_duplicate_input() -> None:
+    x = torch.randn(4, requires_grad=True)
+    (out,) = compiled(lambda a, b: a * b.sin(), [x, x])(x, x)
+    (grad,) = torch.autograd.grad(out.sum(), [x])
+    (expected,) = torch.autograd.grad((x * x.sin()).sum(), [x])
+    torch.testing.assert_close(grad, expected)
+
+
+def test_batch_norm_updates_statistics() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, mean, var, w, None, training=True).relu()
+
+    def make() -> list[torch.Tensor]:
+        return [torch.randn(4, 3, 5, requires_grad=True), torch.randn(3, requires_grad=True),
+                torch.zeros(3), torch.ones(3)]  # fmt: skip
+
+    check(program, make)
+
+
+def test_inference_mode() -> None:
+    with torch.inference_mode():
+        check(lambda x, w: F.linear(x, w).view(-1)[1:], lambda: [torch.randn(4, 8), torch.randn(8, 8)])
+
+
+def test_joint_and_signature_print() -> None:
+    x = torch.randn(3, requires_grad=True)
+    text = str(aot.trace_joint(as_module(torch.sin, 1), [x]))
+    assert "aten.cos.default(x0)" in text and "output 0 is fresh 0 grad" in text
