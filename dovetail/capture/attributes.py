@@ -1,0 +1,562 @@
+"""Reading and writing attributes the way Python does, on the trace's terms.
+
+    load_attr(trace, self, "weight")    pending write? descriptor? instance dict? module tables? class? __getattr__
+    store_attr(trace, self, "n", 3)     waits in trace.writes when `self` existed before the frame
+
+A value read from an object that existed before the frame is wrapped under the path
+of the object plus one step. Classes are guarded once each, which covers their methods and attributes.
+"""
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Iterator, MutableMapping
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any, Final
+
+import torch
+
+from dovetail.capture.origins import IDENTITY, PLAIN, wrap
+from dovetail.capture.trace import DELETED, STDLIB_FOLDER, Origin, Raised, Trace, Write
+from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import ClassIs, Lacks, Length, TypeIs
+from dovetail.ir.source import Attr, Const, DictAttr, Item, Source
+
+MISSING: Final = object()
+MODULE_TABLES: Final = ("_parameters", "_buffers", "_modules")
+
+
+def find_in_mro(kind: type, name: str) -> tuple[Any, type | None]:
+    """What the class defines under a name, unbound, and which class of its MRO does."""
+    for owner in kind.__mro__:
+        found = owner.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            return found, owner
+    return MISSING, None
+
+
+_python_methods: dict[tuple[type, str], FunctionType | None] = {}
+
+
+def python_method(kind: type, name: str) -> FunctionType | None:
+    """The class's method if it is written in Python (then it must be interpreted, not run)."""
+    found, _ = find_in_mro(kind, name)
+    return found if isinstance(found, FunctionType) else None
+
+
+def guard_class(trace: Trace, kind: type) -> None:
+    """Once per class: its methods and attributes are what they were. Static C types cannot change."""
+    if kind in trace.classes:
+        return
+    trace.classes.add(kind)
+    if kind.__flags__ & 512:  # Py_TPFLAGS_HEAPTYPE
+        trace.guard(trace.const(kind, kind.__name__), ClassIs(kind))
+
+
+def raise_attribute_error(obj: Any, name: str) -> Any:
+    error = AttributeError(f"'{type(obj).__name__}' object has no attribute '{name}'")
+    error.name, error.obj = name, obj
+    raise Raised(error)
+
+
+def native_attr(obj: Any, name: str) -> Any:
+    try:
+        return getattr(obj, name)
+    except Exception as error:
+        raise Raised(error) from None
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def load_attr(trace: Trace, obj: Any, name: str) -> Any:
+    kind = type(obj)
+    rule = RULES.get(kind)
+    if rule is not None:
+        return rule(trace, obj, name)
+    if isinstance(obj, ModuleType):
+        return module_attr(trace, obj, name)
+    if isinstance(obj, type):
+        return class_attr(trace, obj, name)
+    if isinstance(obj, Fake):
+        return trace.tensor_attr(trace, obj, name)  # type: ignore[attr-defined]
+    return instance_attr(trace, obj, name)
+
+
+def load_method(trace: Trace, obj: Any, name: str) -> Any:
+    return load_attr(trace, obj, name)
+
+
+def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
+    pending = trace.writes.get((id(obj), name))
+    if pending is not None:
+        return pending.value if pending.value is not DELETED else _getattr_hook(trace, obj, name)
+    cached = trace.reads.get((id(obj), name), MISSING)
+    if cached is not MISSING:
+        return cached
+    override, _ = find_in_mro(type(obj), "__getattribute__")
+    if isinstance(override, FunctionType):
+        return trace.call(override, [obj, name], {})
+    return plain_attr(trace, obj, name)
+
+
+def plain_attr(trace: Trace, obj: Any, name: str) -> Any:
+    """object.__getattribute__, then __getattr__."""
+    kind = type(obj)
+    origin = trace.origins.get(id(obj))
+    guard_class(trace, kind)
+    found, owner = find_in_mro(kind, name)
+    found_kind = type(found)
+    if found is not MISSING and hasattr(found_kind, "__get__"):
+        if found_kind is property:
+            if found.fget is None:
+                raise_attribute_error(obj, name)
+            return trace.call(found.fget, [obj], {})
+        if found_kind in (GetSetDescriptorType, MemberDescriptorType):
+            return _native_field(trace, obj, name, origin)
+        if hasattr(found_kind, "__set__") and not isinstance(found, (FunctionType, type)):
+            return _descriptor_get(trace, found, obj, kind)
+    value = _from_instance_dict(trace, obj, name, origin)
+    if value is not MISSING:
+        return value
+    if found is not MISSING:
+        if origin is not None and instance_dict(obj) is not None:
+            trace.guard(origin.source, Lacks(name, attribute=True))
+        return bind_class_value(trace, found, owner, obj, kind, name)
+    return _getattr_hook(trace, obj, name)
+
+
+def instance_dict(obj: Any) -> dict[str, Any] | None:
+    """The real __dict__ of an instance (a subclass may define a property of that name)."""
+    try:
+        found = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _original(obj: Any, origin: Origin | None) -> Any:
+    return obj if origin is None else origin.original
+
+
+def _from_instance_dict(trace: Trace, obj: Any, name: str, origin: Origin | None) -> Any:
+    attributes = instance_dict(_original(obj, origin))
+    if attributes is None:
+        return MISSING
+    value = attributes.get(name, MISSING)
+    if value is MISSING:
+        return MISSING
+    if origin is None:
+        return value
+    value = wrap(trace, value, DictAttr(origin.source, name))
+    trace.reads[(id(obj), name)] = value
+    return value
+
+
+def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> Any:
+    """A slot, or an attribute computed in C."""
+    if name == "__dict__":
+        return InstanceDict(trace, obj)
+    if name == "__class__":
+        return type(obj)
+    value = native_attr(_original(obj, origin), name)
+    if origin is None:
+        return value
+    value = wrap(trace, value, Attr(origin.source, name))
+    trace.reads[(id(obj), name)] = value
+    return value
+
+
+def _descriptor_get(trace: Trace, found: Any, obj: Any, kind: type) -> Any:
+    getter, _ = find_in_mro(type(found), "__get__")
+    if isinstance(getter, FunctionType):
+        return trace.call(getter, [found, obj, kind], {})
+    try:
+        return found.__get__(obj, kind)
+    except Exception as error:
+        raise Raised(error) from None
+
+
+def bind_class_value(trace: Trace, found: Any, owner: type | None, obj: Any, kind: type, name: str) -> Any:
+    """What reading a class's value through an instance (or, with obj None, through the class) gives."""
+    found_kind = type(found)
+    if found_kind is FunctionType:
+        _note_function(trace, found, owner, name)
+        return MethodType(found, obj) if obj is not None else found
+    if found_kind is classmethod:
+        function = found.__func__
+        if isinstance(function, FunctionType):
+            _note_function(trace, function, owner, name, "__func__")
+        return MethodType(function, kind)
+    if found_kind is staticmethod:
+        if isinstance(found.__func__, FunctionType):
+            _note_function(trace, found.__func__, owner, name)
+        return found.__func__
+    if found_kind is functools.cached_property and obj is not None:
+        value = trace.call(found.func, [obj], {})
+        store_instance(trace, obj, name, value)
+        return value
+    if obj is not None and found_kind in C_METHODS:
+        return native_attr(obj, name)
+    if hasattr(found_kind, "__get__") and not isinstance(found, (type, BuiltinFunctionType)):
+        if obj is None and found_kind is property:
+            return found
+        getter, _ = find_in_mro(found_kind, "__get__")
+        if isinstance(getter, FunctionType):
+            return trace.call(getter, [found, obj, kind], {})
+        try:
+            return found.__get__(obj, kind)
+        except Exception as error:
+            raise Raised(error) from None
+    if type(found) in PLAIN:
+        return found
+    assert owner is not None
+    return wrap(trace, found, Attr(trace.const(owner, owner.__name__), name), stable=True)
+
+
+def _note_function(trace: Trace, function: Any, owner: type | None, name: str, field: str = "") -> None:
+    """Remember where a method is found, for its defaults and closure."""
+    if id(function) not in trace.known and owner is not None:
+        if not function.__defaults__ and not function.__kwdefaults__ and not function.__closure__:
+            return
+        source: Source = Attr(trace.const(owner, owner.__name__), name)
+        if field:
+            source = Attr(source, field)
+        wrap(trace, function, source, stable=True)
+
+
+C_METHODS: Final = frozenset({MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType})
+_module_getattr: Final = torch.nn.Module.__getattr__
+
+
+def _getattr_hook(trace: Trace, obj: Any, name: str) -> Any:
+    """The class's __getattr__, or AttributeError."""
+    hook, _ = find_in_mro(type(obj), "__getattr__")
+    origin = trace.origins.get(id(obj))
+    if origin is not None and (id(obj), name) not in trace.writes and instance_dict(origin.original) is not None:
+        trace.guard(origin.source, Lacks(name, attribute=True))
+    if hook is _module_getattr:
+        value = module_entry(trace, obj, name, origin)
+        return value if value is not MISSING else raise_attribute_error(obj, name)
+    if hook is MISSING:
+        return raise_attribute_error(obj, name)
+    return trace.call(hook, [obj, name], {})
+
+
+def module_entry(trace: Trace, obj: Any, name: str, origin: Origin | None) -> Any:
+    """A parameter, buffer or submodule of an nn.Module."""
+    attributes = instance_dict(_original(obj, origin)) or {}
+    for table in MODULE_TABLES:
+        if (id(obj), table) in trace.reads:
+            entries = trace.reads[(id(obj), table)]
+            if name in entries:
+                return entries[name]
+            continue
+        entries = attributes.get(table)
+        if entries is not None and name in entries:
+            value = entries[name]
+            if origin is not None:
+                value = wrap(trace, value, Item(DictAttr(origin.source, table), name))
+                trace.reads[(id(obj), name)] = value
+            return value
+        if origin is not None and entries is not None:
+            trace.guard(DictAttr(origin.source, table), Lacks(name))
+    return MISSING
+
+
+def super_attr(trace: Trace, obj: super, name: str) -> Any:
+    """super(cls, self).name: the search goes on after cls in the MRO of self's class."""
+    start, kind, owner_obj = obj.__thisclass__, obj.__self_class__, obj.__self__
+    if name == "__class__":
+        return super
+    guard_class(trace, kind)
+    mro = kind.__mro__
+    for owner in mro[mro.index(start) + 1 :]:
+        found = owner.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            if isinstance(found, property):
+                return trace.call(found.fget, [owner_obj], {})
+            if type(found) in C_METHODS or isinstance(found, BuiltinFunctionType):
+                return native_attr(obj, name)
+            bound_to = None if owner_obj is kind else owner_obj
+            return bind_class_value(trace, found, owner, bound_to, kind, name)
+    return raise_attribute_error(obj, name)
+
+
+_stdlib_modules: dict[int, bool] = {}
+
+
+def is_stable_module(module: ModuleType) -> bool:
+    """torch's and Python's own modules: their functions and constants are taken as fixed."""
+    found = _stdlib_modules.get(id(module))
+    if found is None:
+        root = (module.__name__ or "").split(".")[0]
+        file = getattr(module, "__file__", None) or ""
+        in_stdlib = (file.startswith(STDLIB_FOLDER) and "site-packages" not in file) or not file
+        found = _stdlib_modules[id(module)] = root in ("torch", "numpy", "builtins") or (
+            in_stdlib and module.__name__ != "__main__" and not isinstance(module.__spec__, type(None))
+        )
+    return found
+
+
+def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
+    pending = trace.writes.get((id(obj.__dict__), name))
+    if pending is not None:
+        return pending.value
+    cached = trace.reads.get((id(obj), name), MISSING)
+    if cached is not MISSING:
+        return cached
+    value = native_attr(obj, name)
+    if is_stable_module(obj):
+        if type(value) in PLAIN or isinstance(value, (FunctionType, *IDENTITY)):
+            if isinstance(value, FunctionType) and value.__closure__ and id(value) not in trace.known:
+                wrap(trace, value, Attr(trace.const(obj, obj.__name__), name), stable=True)
+            return value
+        value = wrap(trace, value, Attr(trace.const(obj, obj.__name__), name), stable=True)
+    else:
+        step = DictAttr if name in obj.__dict__ else Attr
+        value = wrap(trace, value, step(trace.const(obj, obj.__name__), name))
+    trace.reads[(id(obj), name)] = value
+    return value
+
+
+def class_attr(trace: Trace, obj: type, name: str) -> Any:
+    pending = trace.writes.get((id(obj), name))
+    if pending is not None:
+        return pending.value if pending.value is not DELETED else raise_attribute_error(obj, name)
+    if isinstance(obj, enum.EnumType) or name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__",
+                                                  "__class__", "__doc__", "__dict__"):  # fmt: skip
+        return native_attr(obj, name)
+    found, owner = find_in_mro(obj, name)
+    if found is MISSING:
+        meta_found, meta_owner = find_in_mro(type(obj), name)
+        if isinstance(meta_found, FunctionType):
+            return MethodType(meta_found, obj)
+        if isinstance(meta_found, property):
+            return trace.call(meta_found.fget, [obj], {})
+        return native_attr(obj, name)
+    guard_class(trace, obj)
+    if type(found) in C_METHODS:
+        return native_attr(obj, name)
+    return bind_class_value(trace, found, owner, None, obj, name)
+
+
+def function_attr(trace: Trace, obj: Any, name: str) -> Any:
+    pending = trace.writes.get((id(obj), name))
+    if pending is not None:
+        return pending.value
+    value = native_attr(obj, name)
+    origin = trace.origins.get(id(obj))
+    if origin is None or type(value) in PLAIN or isinstance(value, IDENTITY):
+        return value
+    return wrap(trace, value, Attr(origin.source, name))
+
+
+def method_attr(trace: Trace, obj: MethodType, name: str) -> Any:
+    if name in ("__self__", "__func__"):
+        return getattr(obj, name)
+    return load_attr(trace, obj.__func__, name)
+
+
+def _native_rule(trace: Trace, obj: Any, name: str) -> Any:
+    return native_attr(obj, name)
+
+
+class InstanceDict(MutableMapping[str, Any]):
+    """self.__dict__ of an object of the trace: reads and writes go through the attribute rules."""
+
+    def __init__(self, trace: Trace, owner: Any) -> None:
+        self.trace, self.owner = trace, owner
+        origin = trace.origins.get(id(owner))
+        self.real = instance_dict(_original(owner, origin)) or {}
+        self.origin = origin
+
+    def __getitem__(self, name: str) -> Any:
+        pending = self.trace.writes.get((id(self.owner), name))
+        if pending is not None:
+            if pending.value is DELETED:
+                raise KeyError(name)
+            return pending.value
+        cached = self.trace.reads.get((id(self.owner), name), MISSING)
+        if cached is not MISSING and name in self.real:
+            return cached
+        value = _from_instance_dict(self.trace, self.owner, name, self.origin)
+        if value is MISSING:
+            if self.origin is not None:
+                self.trace.guard(self.origin.source, Lacks(name, attribute=True))
+            raise KeyError(name)
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        store_instance(self.trace, self.owner, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self[name]
+        delete_instance(self.trace, self.owner, name)
+
+    def _names(self) -> list[str]:
+        names = dict.fromkeys(self.real)
+        for (owner, name), write in self.trace.writes.items():
+            if owner == id(self.owner):
+                if write.value is DELETED:
+                    names.pop(name, None)
+                else:
+                    names[name] = None
+        return list(names)
+
+    def __iter__(self) -> Iterator[str]:
+        if self.origin is not None:
+            self.trace.guard(Attr(self.origin.source, "__dict__"), Length(len(self.real)))
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
+    if isinstance(obj, Fake):
+        trace.store_tensor_attr(trace, obj, name, value)  # type: ignore[attr-defined]
+        return
+    if isinstance(obj, ModuleType):
+        store_global(trace, obj.__dict__, name, value, DictAttr(trace.const(obj, obj.__name__), name))
+        return
+    if isinstance(obj, type):
+        trace.writes[(id(obj), name)] = Write(obj, name, value, "class")
+        return
+    kind = type(obj)
+    override, _ = find_in_mro(kind, "__setattr__")
+    if override is torch.nn.Module.__setattr__:
+        if _store_module_attr(trace, obj, name, value):
+            return
+        trace.call(override, [obj, name, value], {})
+    elif isinstance(override, FunctionType):
+        trace.call(override, [obj, name, value], {})
+    else:
+        store_plain(trace, obj, name, value)
+
+
+def store_plain(trace: Trace, obj: Any, name: str, value: Any) -> None:
+    """object.__setattr__: data descriptors of the class, else the instance."""
+    found, _ = find_in_mro(type(obj), name)
+    found_kind = type(found)
+    if found is not MISSING and hasattr(found_kind, "__set__"):
+        if found_kind is property:
+            if found.fset is None:
+                raise Raised(AttributeError(f"property '{name}' of '{type(obj).__name__}' object has no setter"))
+            trace.call(found.fset, [obj, value], {})
+            return
+        setter, _ = find_in_mro(found_kind, "__set__")
+        if isinstance(setter, FunctionType):
+            trace.call(setter, [found, obj, value], {})
+            return
+    store_instance(trace, obj, name, value)
+
+
+def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
+    """Write where no descriptor is in the way."""
+    if id(obj) in trace.origins:
+        trace.writes[(id(obj), name)] = Write(obj, name, value, "attr")
+        return
+    try:
+        object.__setattr__(obj, name, value)
+    except TypeError:
+        try:
+            setattr(obj, name, value)
+        except Exception as error:
+            raise Raised(error) from None
+    except Exception as error:
+        raise Raised(error) from None
+
+
+def _store_module_attr(trace: Trace, obj: Any, name: str, value: Any) -> bool:
+    """The common cases of nn.Module.__setattr__; False leaves it to the real one."""
+    origin = trace.origins.get(id(obj))
+    if origin is None:
+        return False
+    attributes = origin.original.__dict__
+    for table, how in (("_parameters", "parameter"), ("_modules", "module"), ("_buffers", "buffer")):
+        if name in attributes[table]:
+            if how == "buffer" and (value is None or isinstance(value, torch.Tensor)):
+                load_attr(trace, obj, name)
+                trace.writes[(id(obj), name)] = Write(obj, name, value, how)
+                return True
+            return False
+    if isinstance(value, (torch.nn.Parameter, torch.nn.Module)):
+        return False
+    store_plain(trace, obj, name, value)
+    return True
+
+
+def store_global(trace: Trace, where: dict[str, Any], name: str, value: Any, source: Source) -> None:
+    write = Write(where, name, value, "source")
+    trace.writes[(id(where), name)] = write
+    trace.keep.append(where)
+    write.name = source.text
+
+
+def delete_attr(trace: Trace, obj: Any, name: str) -> None:
+    override, _ = find_in_mro(type(obj), "__delattr__")
+    if isinstance(override, FunctionType):
+        trace.call(override, [obj, name], {})
+        return
+    found, _ = find_in_mro(type(obj), name)
+    if isinstance(found, property):
+        if found.fdel is None:
+            raise Raised(AttributeError(f"property '{name}' of '{type(obj).__name__}' object has no deleter"))
+        trace.call(found.fdel, [obj], {})
+        return
+    delete_instance(trace, obj, name)
+
+
+def delete_instance(trace: Trace, obj: Any, name: str) -> None:
+    if id(obj) in trace.origins:
+        load_attr(trace, obj, name)
+        trace.writes[(id(obj), name)] = Write(obj, name, DELETED, "attr")
+        return
+    try:
+        delattr(obj, name)
+    except Exception as error:
+        raise Raised(error) from None
+
+
+Rule = Callable[[Trace, Any, str], Any]
+
+RULES: Final[dict[type, Rule]] = {
+    **dict.fromkeys(
+        (
+            int, float, str, bool, bytes, complex, type(None), list, tuple, set, frozenset, dict, range, slice,
+            torch.dtype, torch.device, torch.Size, InstanceDict, torch.SymInt, torch.SymFloat, torch.SymBool,
+        ),
+        _native_rule,
+    ),
+    super: super_attr,
+    FunctionType: function_attr,
+    BuiltinFunctionType: _native_rule,
+    MethodDescriptorType: _native_rule,
+    WrapperDescriptorType: _native_rule,
+    MethodWrapperType: _native_rule,
+    MethodType: method_attr,
+}  # fmt: skip
+
+__all__ = [
+    "Const", "InstanceDict", "TypeIs", "class_attr", "delete_attr", "find_in_mro", "guard_class", "instance_attr",
+    "is_stable_module", "load_attr", "module_attr", "plain_attr", "python_method", "raise_attribute_error",
+    "store_attr", "store_global", "store_instance", "store_plain",
+]  # fmt: skip

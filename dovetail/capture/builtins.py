@@ -1,0 +1,772 @@
+"""What capture knows about functions written in C: one table.
+
+    SPECIAL   by identity: getattr, isinstance, len, print, torch.is_grad_enabled ...
+    CLASSES   list, dict, zip, map ...: made natively from arguments native code can read
+    SLOTS     object.__setattr__ and friends
+    PURE      modules whose other functions may simply run on the trace's objects
+
+A Python callable handed to native code becomes a Callback, which runs the interpreter, so nothing of
+the user's ever runs outside of it.
+"""
+from __future__ import annotations
+
+import builtins
+import collections
+import copy
+import functools
+import itertools
+import logging
+import math
+import operator
+import sys
+import types
+import typing
+import warnings
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any, Final
+
+import torch
+
+from dovetail.capture import operations
+from dovetail.capture.attributes import (
+    InstanceDict,
+    delete_attr,
+    delete_instance,
+    find_in_mro,
+    load_attr,
+    plain_attr,
+    store_attr,
+    store_plain,
+)
+from dovetail.capture.interpreter import format_value
+from dovetail.capture.operations import iterate, native, truth
+from dovetail.capture.origins import PLAIN
+from dovetail.capture.torch_calls import type_of_value
+from dovetail.capture.trace import Raised, Trace
+from dovetail.errors import DataDependentValue, OutputCall, UnknownCall
+from dovetail.fake.tensor import Fake
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+Special = Callable[[Trace, Args, Kwargs], Any]
+
+SPECIAL: Final[dict[int, Special]] = {}
+_kept: list[Any] = []
+
+
+def on(*functions: Any) -> Callable[[Special], Special]:
+    """Register a rule for functions, by identity."""
+
+    def add(rule: Special) -> Special:
+        for function in functions:
+            SPECIAL[id(function)] = rule
+            _kept.append(function)
+        return rule
+
+    return add
+
+
+class Callback:
+    """A callable of the user's, for native code to call."""
+
+    def __init__(self, trace: Trace, fn: Any) -> None:
+        self.trace, self.fn = trace, fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.trace.call(self.fn, list(args), kwargs)
+        except Raised as raised:
+            raise raised.value from None
+
+
+def as_callback(trace: Trace, value: Any) -> Any:
+    """A value that native code may call."""
+    if value is None or isinstance(value, Callback):
+        return value
+    if isinstance(value, type) and is_native_class(value):
+        return value
+    return Callback(trace, value) if callable(value) else value
+
+
+def plain_arguments(trace: Trace, args: Args) -> Args:
+    return args
+
+
+def has_python_iter(value: Any) -> bool:
+    kind = type(value)
+    if kind in PLAIN or kind in operations.NATIVE_KINDS:
+        return kind is Fake
+    return operations.dunder(kind, "__iter__") is not None or operations.dunder(kind, "__getitem__") is not None
+
+
+def as_iterable(trace: Trace, value: Any) -> Any:
+    """A value that native code may iterate over."""
+    return iterate(trace, value) if has_python_iter(value) else value
+
+
+# -- attributes and types ----------------------------------------------------------------------------
+
+
+@on(getattr)
+def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2:
+        return load_attr(trace, args[0], args[1])
+    try:
+        return load_attr(trace, args[0], args[1])
+    except Raised as raised:
+        if isinstance(raised.value, AttributeError):
+            return args[2]
+        raise
+
+
+@on(hasattr)
+def _hasattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    try:
+        load_attr(trace, args[0], args[1])
+    except Raised as raised:
+        if isinstance(raised.value, AttributeError):
+            return False
+        raise
+    return True
+
+
+@on(setattr)
+def _setattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    store_attr(trace, *args)
+
+
+@on(delattr)
+def _delattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    delete_attr(trace, *args)
+
+
+@on(vars)
+def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        raise UnknownCall(trace.loc(), function="vars()")
+    return load_attr(trace, args[0], "__dict__")
+
+
+SYMBOLIC_TYPES: Final = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+@on(isinstance)
+def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    value, kinds = args
+    known = SYMBOLIC_TYPES.get(type(value))
+    if known is not None:
+        return native(issubclass, known, kinds) or native(isinstance, value, kinds)
+    if isinstance(value, InstanceDict):
+        return native(issubclass, dict, kinds)
+    if isinstance(value, Fake) and kinds is Fake:
+        return False
+    check = operations.dunder(type(kinds), "__instancecheck__")
+    if check is not None and not isinstance(value, Fake) and check.__module__.split(".")[0] not in LIBRARIES:
+        return truth(trace, trace.call(check, [kinds, value], {}))
+    return native(isinstance, value, kinds)
+
+
+LIBRARIES: Final = frozenset({"abc", "typing", "enum", "torch", "collections"})
+
+
+@on(type(None).__class__)
+def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1:
+        return type_of_value(trace, args[0])
+    raise UnknownCall(trace.loc(), function="type() that makes a class")
+
+
+@on(id)
+def _id(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    origin = trace.origins.get(id(args[0]))
+    return id(args[0]) if origin is None else id(origin.original)
+
+
+@on(hash)
+def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    method = operations.dunder(type(args[0]), "__hash__")
+    return trace.call(method, args, {}) if method is not None else native(hash, *args)
+
+
+@on(callable)
+def _callable(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    return callable(args[0])
+
+
+@on(super)
+def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if args:
+        return native(super, *args)
+    place = trace.places[-1]
+    names = place.code.slot_names
+    klass = place.read_cell(place.slots[names.index("__class__")], names.index("__class__"))
+    owner = place.slots[0]
+    if isinstance(owner, types.CellType):
+        owner = owner.cell_contents
+    return native(super, klass, owner)
+
+
+# -- sizes, truth, iteration -------------------------------------------------------------------------
+
+
+@on(len)
+def _len(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    return operations.length(trace, args[0])
+
+
+@on(iter)
+def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2:
+        return iter(Callback(trace, args[0]), args[1])
+    return iterate(trace, args[0])
+
+
+@on(next)
+def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    step = operations.dunder(type(args[0]), "__next__")
+    if step is None or type(args[0]).__module__.startswith("dovetail."):
+        operations.check_native_use(trace, args[0], "next()")
+        return native(next, *args)
+    try:
+        return trace.call(step, args[:1], {})
+    except Raised as raised:
+        if isinstance(raised.value, StopIteration) and len(args) == 2:
+            return args[1]
+        raise
+
+
+@on(sum)
+def _sum(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    total = args[1] if len(args) == 2 else kwargs.get("start", 0)
+    for item in drain(trace, args[0]):
+        total = operations.binary(trace, operator.add, total, item)
+    return total
+
+
+def drain(trace: Trace, value: Any) -> Args:
+    return native(list, iterate(trace, value))  # type: ignore[no-any-return]
+
+
+@on(any)
+def _any(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    return any_of(trace, args[0], True)
+
+
+@on(all)
+def _all(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    return not any_of(trace, args[0], False)
+
+
+def any_of(trace: Trace, items: Any, wanted: bool) -> bool:
+    """Whether any item's truth is `wanted`, stopping there as Python does."""
+    steps = iterate(trace, items)
+    while True:
+        try:
+            item = next(steps)
+        except StopIteration:
+            return False
+        if truth(trace, item) == wanted:
+            return True
+
+
+@on(sorted)
+def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    key = as_callback(trace, kwargs.get("key"))
+    return native(sorted, drain(trace, args[0]), key=key, reverse=kwargs.get("reverse", False))
+
+
+def _extreme(function: Any, sign: str) -> Special:
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        items = drain(trace, args[0]) if len(args) == 1 else args
+        if "key" in kwargs or not all(isinstance(item, (int, float, torch.SymInt, torch.SymFloat)) for item in items):
+            named = {**kwargs, "key": as_callback(trace, kwargs.get("key"))}
+            return native(function, items, **named)
+        if any(isinstance(item, (torch.SymInt, torch.SymFloat)) for item in items):
+            return functools.reduce(lambda a, b: native(getattr(torch, sign), a, b), items)
+        return native(function, items, **kwargs)
+
+    return rule
+
+
+on(min)(_extreme(min, "sym_min"))
+on(max)(_extreme(max, "sym_max"))
+
+
+@on(functools.reduce)
+def _reduce(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    items = drain(trace, args[1])
+    total = args[2] if len(args) == 3 else (items.pop(0) if items else _empty_reduce())
+    for item in items:
+        total = trace.call(args[0], [total, item], {})
+    return total
+
+
+def _empty_reduce() -> Any:
+    raise Raised(TypeError("reduce() of empty iterable with no initial value"))
+
+
+def _unary_number(function: Any, method: str, dunder: str) -> Special:
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        if isinstance(args[0], Fake):
+            return trace.call(load_attr(trace, args[0], method), args[1:], kwargs)
+        own = operations.dunder(type(args[0]), dunder)
+        return trace.call(own, args, kwargs) if own else native(function, *args, **kwargs)
+
+    return rule
+
+
+on(abs)(_unary_number(abs, "abs", "__abs__"))
+on(round)(_unary_number(round, "round", "__round__"))
+
+
+@on(divmod)
+def _divmod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    left, right = args
+    quotient = operations.binary(trace, operator.floordiv, left, right)
+    return quotient, operations.binary(trace, operator.mod, left, right)
+
+
+@on(pow)
+def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    return operations.binary(trace, operator.pow, *args) if len(args) == 2 else native(pow, *args)
+
+
+# -- text and output ---------------------------------------------------------------------------------
+
+
+def _text(function: Any, dunder: str) -> Special:
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        if any(isinstance(arg, Fake) for arg in args):
+            raise DataDependentValue(trace.loc(), function=f"{function.__name__}()")
+        if args and type(args[0]) in SYMBOLIC_TYPES:
+            args = [SYMBOLIC_TYPES[type(args[0])](args[0]), *args[1:]]
+        own = operations.dunder(type(args[0]), dunder) if args else None
+        if own is None and args and dunder == "__str__":
+            own = operations.dunder(type(args[0]), "__repr__")
+            if own is not None and find_in_mro(type(args[0]), "__str__")[0] is not object.__str__:
+                own = None
+        if own is not None and own.__module__ not in ("enum",):
+            return trace.call(own, args, kwargs)
+        return native(function, *args, **kwargs)
+
+    return rule
+
+
+on(repr)(_text(repr, "__repr__"))
+on(str)(_text(str, "__str__"))
+on(format)(_text(format, "__format__"))
+on(ascii)(_text(ascii, "__repr__"))
+
+
+@on(format_value)
+def _format_value(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    value, convert, spec = args
+    if convert or not spec:
+        value = trace.call((str, str, repr, ascii)[convert], [value], {})
+    return native(format, value, spec)
+
+
+def _output(name: str) -> Special:
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        raise OutputCall(trace.loc(), function=name)
+
+    return rule
+
+
+on(print)(_output("print"))
+on(sys.stdout.write)(_output("sys.stdout.write"))
+
+
+def _deferred(function: Any) -> Special:
+    """Output that nothing in the program reads: performed by the entry, in order, after the graph."""
+
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        if operations.has_fake([args, kwargs]):
+            raise OutputCall(trace.loc(), function=function.__name__)
+        trace.deferred.append((function, args, kwargs))
+
+    return rule
+
+
+on(warnings.warn)(_deferred(warnings.warn))
+for _level in ("debug", "info", "warning", "error", "critical", "exception", "log", "warn"):
+    on(getattr(logging.Logger, _level))(_deferred(getattr(logging.Logger, _level)))
+
+
+def _unknown(name: str) -> Special:
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        raise UnknownCall(trace.loc(), function=name)
+
+    return rule
+
+
+for _name in ("open", "input", "exec", "eval", "compile", "globals", "locals", "breakpoint", "dir", "__import__"):
+    on(getattr(builtins, _name))(_unknown(_name))
+
+
+# -- classes -----------------------------------------------------------------------------------------
+
+
+def construct(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A class that C code understands, from arguments it can read."""
+    return native(cls, *args, **kwargs)
+
+
+def _from_iterables(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    return native(cls, *[as_iterable(trace, arg) for arg in args], **kwargs)
+
+
+def _zip(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    return native(zip, *[iterate(trace, arg) for arg in args], **kwargs)
+
+
+def _map(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    return native(cls, as_callback(trace, args[0]), *[iterate(trace, arg) for arg in args[1:]], **kwargs)
+
+
+def _dict(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    source = args[:1]
+    if source and not isinstance(source[0], dict) and not type(source[0]).__module__.startswith("dovetail."):
+        if find_in_mro(type(source[0]), "keys")[0] is not None and hasattr(source[0], "keys"):
+            names = trace.call(load_attr(trace, source[0], "keys"), [], {})
+            source = [{name: operations.get_item(trace, source[0], name) for name in iterate(trace, names)}]
+        else:
+            source = [iterate(trace, source[0])]
+    return native(cls, *source, **kwargs)
+
+
+def _reversed(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    method = operations.dunder(type(args[0]), "__reversed__")
+    if method is not None:
+        return iterate(trace, trace.call(method, args, {}))
+    if operations.dunder(type(args[0]), "__getitem__") is not None:
+        size = operations.length(trace, args[0])
+        return iter([operations.get_item(trace, args[0], i) for i in range(size - 1, -1, -1)])
+    if isinstance(args[0], Fake):
+        return iter(trace.call(torch.flip, [args[0], [0]], {}))
+    return native(reversed, args[0])
+
+
+def _int(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    if args and isinstance(args[0], torch.SymInt):
+        return args[0]
+    if args and isinstance(args[0], Fake):
+        return native(args[0].__int__) if cls is int else native(args[0].__float__)
+    for name in ("__int__", "__index__"):
+        own = operations.dunder(type(args[0]), name) if args and cls is int else None
+        if own is not None and own.__module__ != "enum":
+            return trace.call(own, args, {})
+    return native(int, *args, **kwargs)
+
+
+def _float(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    if args and isinstance(args[0], torch.SymFloat):
+        return args[0]
+    if args and isinstance(args[0], torch.SymInt):
+        return native(torch.sym_float, args[0])
+    own = operations.dunder(type(args[0]), "__float__") if args else None
+    return trace.call(own, args, {}) if own is not None else native(float, *args, **kwargs)
+
+
+def _bool(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    return truth(trace, args[0]) if args else False
+
+
+def _defaultdict(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    return native(cls, as_callback(trace, args[0]) if args else None, *args[1:], **kwargs)
+
+
+def _size(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    return native(torch.Size, drain(trace, args[0])) if args else torch.Size()
+
+
+def _slice(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    return native(slice, *args)
+
+
+def _range(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    return native(range, *[int(arg) if isinstance(arg, torch.SymInt) else arg for arg in args])
+
+
+def _accumulate(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    function = args[1] if len(args) > 1 else kwargs.get("func") or operator.add
+    rest = {key: value for key, value in kwargs.items() if key != "func"}
+    return native(cls, iterate(trace, args[0]), as_callback(trace, function), **rest)
+
+
+def _groupby(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    key = args[1] if len(args) > 1 else kwargs.get("key")
+    return native(cls, iterate(trace, args[0]), as_callback(trace, key))
+
+
+def _partial(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    return native(functools.partial, *args, **kwargs)
+
+
+CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
+    **dict.fromkeys((list, tuple, set, frozenset, enumerate, collections.deque, collections.Counter), _from_iterables),
+    **dict.fromkeys((itertools.chain, itertools.product, itertools.islice, itertools.cycle, itertools.combinations,
+                     itertools.permutations, itertools.zip_longest, itertools.pairwise, itertools.compress,
+                     itertools.combinations_with_replacement), _from_iterables),  # fmt: skip
+    **dict.fromkeys((map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse), _map),
+    zip: _zip,
+    dict: _dict,
+    collections.OrderedDict: _dict,
+    collections.defaultdict: _defaultdict,
+    reversed: _reversed,
+    int: _int,
+    float: _float,
+    bool: _bool,
+    range: _range,
+    slice: _slice,
+    torch.Size: _size,
+    itertools.accumulate: _accumulate,
+    itertools.groupby: _groupby,
+    functools.partial: _partial,
+}
+
+NATIVE_CLASSES: Final = frozenset(
+    {object, complex, bytes, bytearray, memoryview, property, classmethod, staticmethod, itertools.count,
+     itertools.repeat, types.SimpleNamespace, types.MethodType, types.MappingProxyType, operator.itemgetter,
+     operator.attrgetter, operator.methodcaller, torch.device, torch.finfo, torch.iinfo}
+)  # fmt: skip
+
+
+def is_native_class(cls: type) -> bool:
+    """Made without running Python code of anyone's: builtins, enums, plain exceptions."""
+    if cls in NATIVE_CLASSES or cls in CLASSES:
+        return True
+    if issubclass(cls, BaseException):
+        own_new, own_init = find_in_mro(cls, "__new__")[0], find_in_mro(cls, "__init__")[0]
+        return not isinstance(own_new, (FunctionType, staticmethod)) and not isinstance(own_init, FunctionType)
+    return False
+
+
+def construct_new(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """cls.__new__ where that is C code: subclasses of list, dict, tuple, int, str, Exception..."""
+    base = next(owner for owner in cls.__mro__ if "__new__" in owner.__dict__)
+    if base in (dict, list, set, collections.OrderedDict, collections.defaultdict, collections.deque):
+        return native(base.__new__, cls)
+    if issubclass(base, BaseException):
+        return native(base.__new__, cls, *args, **kwargs)
+    if base in (tuple, int, float, str, frozenset, bytes, complex):
+        return native(base.__new__, cls, *[as_iterable(trace, arg) for arg in args], **kwargs)
+    raise UnknownCall(trace.loc(), function=cls.__qualname__)
+
+
+def construct_init(trace: Trace, made: Any, init: Any, args: Args, kwargs: Kwargs) -> None:
+    """__init__ of a C base class (dict.__init__ on a subclass...)."""
+    if isinstance(made, (int, float, str, tuple, frozenset, bytes)):
+        return
+    native(init, made, *[as_iterable(trace, arg) for arg in args], **kwargs)
+
+
+# -- slots of object ---------------------------------------------------------------------------------
+
+
+def _slot_setattr(trace: Trace, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    store_plain(trace, owner, *args)
+
+
+def _slot_getattribute(trace: Trace, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    return plain_attr(trace, owner, args[0])
+
+
+def _slot_delattr(trace: Trace, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    delete_instance(trace, owner, args[0])
+
+
+SLOTS: Final[dict[str, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
+    "__setattr__": _slot_setattr,
+    "__getattribute__": _slot_getattribute,
+    "__delattr__": _slot_delattr,
+}
+
+# -- everything else in C ----------------------------------------------------------------------------
+
+PURE: Final = frozenset(
+    {"math", "cmath", "operator", "_operator", "itertools", "_functools", "_collections", "collections", "_bisect",
+     "_heapq", "_string", "_sre", "re", "_struct", "unicodedata", "_abc", "typing", "string", "_stat", "_codecs",
+     "_typing", "_contextvars", "_weakref"}
+)  # fmt: skip
+
+PURE_BUILTINS: Final = frozenset(
+    {"bin", "chr", "hex", "oct", "ord", "issubclass", "ascii"}
+)
+
+CONSUMERS: Final = frozenset(
+    {"extend", "update", "join", "union", "intersection", "difference", "symmetric_difference", "fromkeys",
+     "extendleft", "intersection_update", "difference_update", "from_iterable", "issubset", "issuperset"}
+)  # fmt: skip
+
+
+def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A C function: a method of a builtin value, or a function of a module known to be pure."""
+    name = fn.__name__
+    if owner is None or isinstance(owner, types.ModuleType):
+        module = fn.__module__ or getattr(owner, "__name__", "")
+        if module in ("_operator", "operator"):
+            return call_operator(trace, fn, args, kwargs)
+        if module in PURE or (module == "builtins" and name in PURE_BUILTINS):
+            if operations.has_fake(args) and module in ("math", "cmath"):
+                raise DataDependentValue(trace.loc(), function=f"{module}.{name}")
+            return call_math(trace, fn, args, kwargs) if module == "math" else native(fn, *args, **kwargs)
+        raise UnknownCall(trace.loc(), function=f"{module}.{name}")
+    if isinstance(owner, type):
+        if name == "__new__":
+            return native(fn, args[0], *[as_iterable(trace, arg) for arg in args[1:]], **kwargs)
+        if owner not in CLASSES and owner not in PLAIN and owner not in NATIVE_CLASSES and owner is not type:
+            base = owner.__module__
+            if base not in PURE and base != "builtins":
+                raise UnknownCall(trace.loc(), function=f"{owner.__qualname__}.{name}")
+    else:
+        operations.check_native_use(trace, owner, f".{name}()")
+        if not is_plain_owner(owner):
+            raise UnknownCall(trace.loc(), function=f"{type(owner).__qualname__}.{name}")
+    if name in CONSUMERS:
+        args = [as_iterable(trace, as_mapping_argument(trace, name, arg)) for arg in args]
+    if name == "sort" and "key" in kwargs:
+        kwargs = {**kwargs, "key": as_callback(trace, kwargs["key"])}
+    if name in ("index", "count", "remove") and isinstance(owner, list) and (
+        operations.has_fake(args) or operations.has_fake(owner)
+    ):
+        raise DataDependentValue(trace.loc(), function=f"list.{name}")
+    return native(fn, *args, **kwargs)
+
+
+def as_mapping_argument(trace: Trace, name: str, value: Any) -> Any:
+    """dict.update of a mapping written in Python."""
+    if name != "update" or isinstance(value, dict) or operations.dunder(type(value), "keys") is None:
+        return value
+    if type(value).__module__.startswith("dovetail."):
+        return value
+    names = trace.call(load_attr(trace, value, "keys"), [], {})
+    return {key: operations.get_item(trace, value, key) for key in iterate(trace, names)}
+
+
+def is_plain_owner(owner: Any) -> bool:
+    """A value whose C methods only touch itself: containers, text, numbers, iterators, exceptions."""
+    if isinstance(owner, (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, BaseException,
+                          collections.deque, bytearray, slice, range, torch.SymInt, torch.SymFloat)):  # fmt: skip
+        return True
+    return type(owner).__module__ in ("builtins", "itertools", "collections", "re", "_collections", "torch", "types") or (
+        type(owner).__module__.startswith("dovetail.")
+    )
+
+
+def call_operator(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """operator.add(a, b) is a + b."""
+    if fn in operations.DUNDERS or fn in operations.INPLACE:
+        return operations.binary(trace, fn, *args)
+    if fn in operations.COMPARISONS:
+        return operations.compare(trace, fn, *args)
+    rule = OPERATORS.get(fn)
+    return rule(trace, *args) if rule is not None else native(fn, *args, **kwargs)
+
+
+OPERATORS: Final[dict[Any, Callable[..., Any]]] = {
+    operator.getitem: operations.get_item,
+    operator.setitem: operations.set_item,
+    operator.delitem: operations.delete_item,
+    operator.contains: operations.contains,
+    operator.truth: operations.truth,
+    operator.not_: lambda trace, value: not operations.truth(trace, value),
+    operator.neg: lambda trace, value: operations.unary(trace, operator.neg, value),
+    operator.pos: lambda trace, value: operations.unary(trace, operator.pos, value),
+    operator.invert: lambda trace, value: operations.unary(trace, operator.invert, value),
+    operator.index: lambda trace, value: value if isinstance(value, torch.SymInt) else native(operator.index, value),
+}
+
+SYM_MATH: Final = {math.sqrt: "_sym_sqrt", math.floor: None, math.ceil: None}
+
+
+def call_math(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    symbolic = any(type(arg) in SYMBOLIC_TYPES for arg in args)
+    name = SYM_MATH.get(fn)
+    if symbolic and name is not None:
+        return native(getattr(torch, name), *args)
+    if symbolic and fn is math.prod:
+        return functools.reduce(operator.mul, args[0], 1)
+    return native(fn, *args, **kwargs)
+
+
+@on(math.prod)
+def _prod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    total = kwargs.get("start", 1)
+    for item in drain(trace, args[0]):
+        total = operations.binary(trace, operator.mul, total, item)
+    return total
+
+
+def _call_getter(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """operator.itemgetter and attrgetter objects."""
+    _, wanted = fn.__reduce__()
+    if isinstance(fn, operator.attrgetter):
+        found = []
+        for path in wanted:
+            value = args[0]
+            for name in path.split("."):
+                value = load_attr(trace, value, name)
+            found.append(value)
+    else:
+        found = [operations.get_item(trace, args[0], key) for key in wanted]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _call_own(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return native(fn, *args, **kwargs)
+
+
+CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
+    operator.itemgetter: _call_getter,
+    operator.attrgetter: _call_getter,
+    Callback: _call_own,
+}
+
+
+# -- markers and state -------------------------------------------------------------------------------
+
+
+def _constant(value: Any) -> Special:
+    return lambda trace, args, kwargs: value
+
+
+on(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)(_constant(True))
+on(torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing)(_constant(False))
+on(torch._C._get_tracing_state)(_constant(None))
+on(typing.cast)(lambda trace, args, kwargs: args[1])
+
+
+@on(copy.copy)
+def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    if type(value) in (list, dict, set, tuple, collections.OrderedDict, collections.deque) or type(value) in PLAIN:
+        return native(copy.copy, value)
+    raise UnknownCall(trace.loc(), function="copy.copy")
+
+
+@on(copy.deepcopy)
+def _deepcopy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    return deep_copy(trace, args[0], {})
+
+
+def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    kind = type(value)
+    if kind in PLAIN or isinstance(value, (FunctionType, type)):
+        return value
+    if isinstance(value, Fake):
+        made = trace.call(load_attr(trace, value, "clone"), [], {})
+    elif kind in (list, tuple, set):
+        made = kind(deep_copy(trace, item, memo) for item in value)
+    elif kind in (dict, collections.OrderedDict):
+        made = kind((deep_copy(trace, key, memo), deep_copy(trace, item, memo)) for key, item in value.items())
+    else:
+        raise UnknownCall(trace.loc(), function="copy.deepcopy")
+    memo[id(value)] = made
+    return made
+
+
+__all__ = ["CALLABLE_KINDS", "CLASSES", "SLOTS", "SPECIAL", "Callback", "MethodType", "call_native", "construct"]

@@ -1,0 +1,305 @@
+"""Calling things: which rule a callable falls under.
+
+    call(trace, fn, args, kwargs) -> result
+
+    a function in Python          interpreted (inlined)
+    a torch function              performed on Fakes and recorded        torch_calls.py
+    a builtin                     by the table                           builtins.py
+    a class                       __new__ and __init__, each by its own rule
+    an nn.Module                  its forward, or _call_impl when it has hooks
+
+An unknown C function ends the graph: it could do anything.
+"""
+from __future__ import annotations
+
+import functools
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
+from typing import Any, Final
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from dovetail.capture import builtins as known
+from dovetail.capture.attributes import find_in_mro, guard_class, load_attr
+from dovetail.capture.frame import bind
+from dovetail.capture.generators import Generator
+from dovetail.capture.interpreter import Activation
+from dovetail.capture.operations import native
+from dovetail.capture.origins import PLAIN, wrap
+from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
+from dovetail.capture.trace import Raised, Trace
+from dovetail.errors import DisabledCall, UnknownCall, UnsupportedGenerator, UserBreak
+from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import Length
+from dovetail.ir.source import Attr, Const, DictAttr, Item, Source
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+MAX_DEPTH: Final = 400
+CO_GENERATOR: Final = 0x20
+CO_ASYNC: Final = 0x80 | 0x100 | 0x200
+
+
+def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    special = known.SPECIAL.get(id(fn))
+    if special is not None:
+        return special(trace, args, kwargs)
+    rule = BY_TYPE.get(type(fn))
+    if rule is not None:
+        return rule(trace, fn, args, kwargs)
+    if isinstance(fn, type):
+        return call_class(trace, fn, args, kwargs)
+    if isinstance(fn, torch.nn.Module):
+        return call_module(trace, fn, args, kwargs)
+    if is_torch_call(fn):
+        return call_torch(trace, fn, args, kwargs)
+    return call_instance(trace, fn, args, kwargs)
+
+
+# -- Python functions --------------------------------------------------------------------------------
+
+
+def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    name = TENSOR_FUNCTIONS.get(id(fn))
+    if name is not None and args and isinstance(args[0], Fake):
+        return call_tensor_method(trace, name, args, kwargs)
+    if is_torch_call(fn):
+        return call_torch(trace, fn, args, kwargs)
+    if fn.__dict__:
+        check_markers(trace, fn)
+        if fn.__dict__.get("_dovetail_constant"):
+            return native(fn, *args, **kwargs)
+        if fn.__dict__.get("_dovetail_allow_in_graph"):
+            return call_torch(trace, fn, args, kwargs)
+    if (fn.__module__ or "").startswith("dovetail.capture"):
+        return native(fn, *args, **kwargs)
+    return inline(trace, fn, args, kwargs)
+
+
+def check_markers(trace: Trace, fn: FunctionType) -> None:
+    marks = fn.__dict__
+    if marks.get("_dovetail_disable") or marks.get("_torchdynamo_disable"):
+        raise DisabledCall(trace.loc(), function=fn.__qualname__)
+    if marks.get("_dovetail_graph_break"):
+        raise UserBreak(trace.loc())
+
+
+def function_source(trace: Trace, fn: FunctionType) -> Source | None:
+    """Where a function that existed before the frame is found; None for one made in the trace."""
+    if id(fn) in trace.made:
+        return None
+    source = trace.source_of(fn)
+    return source if source is not None else trace.const(fn, fn.__name__)
+
+
+def defaults_of(trace: Trace, fn: FunctionType) -> tuple[Any, ...]:
+    values = fn.__defaults__ or ()
+    if all(type(value) in PLAIN for value in values):
+        return values
+    source = function_source(trace, fn)
+    if source is None:
+        return values
+    where = Attr(source, "__defaults__")
+    return tuple(wrap(trace, value, Item(where, i), stable=True) for i, value in enumerate(values))
+
+
+def kwdefaults_of(trace: Trace, fn: FunctionType) -> dict[str, Any]:
+    values = fn.__kwdefaults__ or {}
+    if all(type(value) in PLAIN for value in values.values()):
+        return values
+    source = function_source(trace, fn)
+    if source is None:
+        return values
+    where = Attr(source, "__kwdefaults__")
+    return {key: wrap(trace, value, Item(where, key), stable=True) for key, value in values.items()}
+
+
+def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    """Interpret a Python function's body here."""
+    code: CodeType = fn.__code__
+    if len(trace.places) > MAX_DEPTH:
+        raise Raised(RecursionError("maximum recursion depth exceeded"))
+    slots = native(bind, fn, args, kwargs, defaults_of(trace, fn), kwdefaults_of(trace, fn))
+    activation = Activation(trace, fn, slots)
+    if code.co_flags & CO_GENERATOR:
+        return Generator(activation)
+    if code.co_flags & CO_ASYNC:
+        raise UnsupportedGenerator(trace.loc(), detail=f"{fn.__qualname__} is asynchronous")
+    activation.run()
+    return activation.result
+
+
+def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any:
+    function, owner = fn.__func__, fn.__self__
+    if type(owner).__module__.startswith("dovetail."):
+        return native(fn, *known.plain_arguments(trace, args), **kwargs)
+    return call(trace, function, [owner, *args], kwargs)
+
+
+def call_partial(trace: Trace, fn: functools.partial[Any], args: Args, kwargs: Kwargs) -> Any:
+    return call(trace, fn.func, [*fn.args, *args], {**fn.keywords, **kwargs})
+
+
+# -- C functions -------------------------------------------------------------------------------------
+
+
+def call_builtin(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    owner = fn.__self__
+    if isinstance(owner, Fake):
+        return call_tensor_method(trace, fn.__name__, [owner, *args], kwargs)
+    if is_torch_call(fn):
+        return call_torch(trace, fn, args, kwargs)
+    return known.call_native(trace, fn, owner, args, kwargs)
+
+
+def call_descriptor(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """str.join, dict.get, torch.Tensor.add... taken from the class and called with an instance."""
+    if args and isinstance(args[0], Fake):
+        return call_tensor_method(trace, fn.__name__, args, kwargs)
+    if is_torch_call(fn):
+        return call_torch(trace, fn, args, kwargs)
+    special = known.SLOTS.get(fn.__name__)
+    if special is not None and args:
+        return special(trace, args[0], args[1:], kwargs)
+    owner = args[0] if args else None
+    return known.call_native(trace, fn, owner, args, kwargs)
+
+
+def call_wrapper(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """[].__len__, super().__setattr__ ..."""
+    owner = fn.__self__
+    if isinstance(owner, Fake):
+        return call_tensor_method(trace, fn.__name__, [owner, *args], kwargs)
+    special = known.SLOTS.get(fn.__name__)
+    if special is not None:
+        return special(trace, owner, args, kwargs)
+    return known.call_native(trace, fn, owner, args, kwargs)
+
+
+# -- classes -----------------------------------------------------------------------------------------
+
+
+def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    if cls in known.CLASSES:
+        return known.CLASSES[cls](trace, cls, args, kwargs)
+    meta_call, _ = find_in_mro(type(cls), "__call__")
+    if isinstance(meta_call, FunctionType) and type(cls).__module__ != "enum":
+        return call(trace, meta_call, [cls, *args], kwargs)
+    if isinstance(meta_call, FunctionType) or known.is_native_class(cls):
+        return known.construct(trace, cls, args, kwargs)
+    return make_instance(trace, cls, args, kwargs)
+
+
+def make_instance(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """type.__call__ for a class of the user's."""
+    guard_class(trace, cls)
+    if issubclass(cls, torch.Tensor):
+        raise UnknownCall(trace.loc(), function=cls.__qualname__)
+    maker, _ = find_in_mro(cls, "__new__")
+    init, _ = find_in_mro(cls, "__init__")
+    if isinstance(maker, staticmethod):
+        made = call(trace, maker.__func__, [cls, *args], kwargs)
+    elif maker is object.__new__ or maker is None:
+        made = native(object.__new__, cls)
+    else:
+        made = known.construct_new(trace, cls, args, kwargs)
+    if not isinstance(made, cls):
+        return made
+    if isinstance(init, FunctionType):
+        call(trace, init, [made, *args], kwargs)
+    elif init is not object.__init__ and isinstance(init, WrapperDescriptorType):
+        known.construct_init(trace, made, init, args, kwargs)
+    elif (args or kwargs) and maker is object.__new__:
+        raise Raised(TypeError(f"{cls.__name__}() takes no arguments"))
+    return made
+
+
+# -- modules and other callable objects --------------------------------------------------------------
+
+HOOKS: Final = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+GLOBAL_HOOKS: Final = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
+                       "_global_forward_pre_hooks")  # fmt: skip
+_module_call: Final = torch.nn.Module.__call__
+
+
+def call_module(trace: Trace, module: torch.nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    own_call, _ = find_in_mro(type(module), "__call__")
+    if own_call is not _module_call:
+        return call(trace, own_call, [module, *args], kwargs)
+    if has_hooks(trace, module):
+        return call(trace, torch.nn.Module._call_impl, [module, *args], kwargs)
+    return call(trace, load_attr(trace, module, "forward"), args, kwargs)
+
+
+def call_module_impl(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """nn.Module.__call__(module, ...), as wrappers such as super().__call__ spell it."""
+    if has_hooks(trace, args[0]):
+        return inline(trace, torch.nn.Module._call_impl, args, kwargs)
+    return call(trace, load_attr(trace, args[0], "forward"), args[1:], kwargs)
+
+
+known.SPECIAL[id(torch.nn.Module._wrapped_call_impl)] = call_module_impl
+
+
+def has_hooks(trace: Trace, module: torch.nn.Module) -> bool:
+    guard_global_hooks(trace)
+    origin = trace.origins.get(id(module))
+    original = module if origin is None else origin.original
+    fields = original.__dict__
+    if origin is not None and (id(module), "hooks") not in trace.reads:
+        trace.reads[(id(module), "hooks")] = True
+        for name in HOOKS:
+            trace.guard(DictAttr(origin.source, name), Length(len(fields[name])))
+    return any(fields[name] for name in HOOKS) or any(getattr(nn_module, name) for name in GLOBAL_HOOKS)
+
+
+def guard_global_hooks(trace: Trace) -> None:
+    key = (id(nn_module), "hooks")
+    if key in trace.reads:
+        return
+    trace.reads[key] = True
+    where: Const = trace.const(nn_module, "module")
+    for name in GLOBAL_HOOKS:
+        trace.guard(Attr(where, name), Length(len(getattr(nn_module, name))))
+
+
+def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Any other object: its class's __call__."""
+    kind = type(fn)
+    rule = known.CALLABLE_KINDS.get(kind)
+    if rule is not None:
+        return rule(trace, fn, args, kwargs)
+    guard_class(trace, kind)
+    method, _ = find_in_mro(kind, "__call__")
+    if isinstance(method, FunctionType):
+        return call(trace, method, [fn, *args], kwargs)
+    if not callable(fn):
+        raise Raised(TypeError(f"'{kind.__name__}' object is not callable"))
+    wrapped = getattr(fn, "__wrapped__", None)
+    if kind is LRU_CACHE and isinstance(wrapped, FunctionType):
+        return call(trace, wrapped, args, kwargs)
+    raise UnknownCall(trace.loc(), function=getattr(fn, "__qualname__", kind.__qualname__))
+
+
+LRU_CACHE: Final = type(functools.lru_cache(lambda: None))
+
+BY_TYPE: Final[dict[type, Any]] = {
+    FunctionType: call_function,
+    MethodType: call_method,
+    BuiltinFunctionType: call_builtin,
+    MethodDescriptorType: call_descriptor,
+    WrapperDescriptorType: call_descriptor,
+    ClassMethodDescriptorType: call_descriptor,
+    MethodWrapperType: call_wrapper,
+    functools.partial: call_partial,
+}

@@ -1,0 +1,187 @@
+"""Bytecode of a code object, normalised once and kept.
+
+    CodeType -> Code(instructions, exception table, slot names, lines)
+
+    x + 1    [LOAD_FAST 0, LOAD_CONST 1, BINARY_OP operator.add, ...]
+
+An argument is already what the op works on: a slot number, a name, a constant, an operator function,
+or for a jump the index of the target instruction.
+"""
+from __future__ import annotations
+
+import opcode
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Final
+
+from dovetail.capture.versions import ARGUMENTS, FOR_ITER_SKIPS, TABLE
+
+CACHES: Final = {
+    name: (
+        opcode._inline_cache_entries.get(name, 0)  # type: ignore[attr-defined]
+        if isinstance(opcode._inline_cache_entries, dict)  # type: ignore[attr-defined]
+        else opcode._inline_cache_entries[number]  # type: ignore[attr-defined]
+    )
+    for name, number in opcode.opmap.items()
+    if number < 256
+}
+JUMPS: Final = frozenset(opcode.opname[op] for op in (*opcode.hasjrel, *opcode.hasjabs) if op < 256)
+HAVE_ARGUMENT: Final = opcode.HAVE_ARGUMENT
+NO_FALL_THROUGH: Final = frozenset({"RETURN_VALUE", "JUMP", "RAISE_VARARGS", "RERAISE"})
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One row of the exception table, in instruction indices: [start, end) unwinds to target."""
+
+    start: int
+    end: int
+    target: int
+    depth: int
+    keeps_last: bool
+
+
+@dataclass(slots=True, eq=False)
+class Code:
+    """`ops[i]`, `args[i]`, and the bytecode offset each came from."""
+
+    code: CodeType
+    ops: list[str]
+    args: list[object]
+    offsets: list[int]
+    regions: tuple[Region, ...]
+    slot_names: tuple[str, ...]
+    cell_slots: frozenset[int]
+    _starts: list[int] = field(default_factory=list)
+    _lines: list[int] = field(default_factory=list)
+    bound: list[object] = field(default_factory=list)
+    """The interpreter's method for each op, filled by the interpreter on first use."""
+
+    def line(self, index: int) -> int:
+        """The line of an instruction."""
+        if not self._starts:
+            for start, _, line in self.code.co_lines():
+                self._starts.append(start)
+                self._lines.append(line or 0)
+        at = bisect_right(self._starts, self.offsets[index]) - 1
+        while at >= 0 and not self._lines[at]:
+            at -= 1
+        return self._lines[at] if at >= 0 else self.code.co_firstlineno
+
+    def region(self, index: int) -> Region | None:
+        """The innermost region that covers an instruction (CPython writes them innermost first)."""
+        for region in self.regions:
+            if region.start <= index < region.end:
+                return region
+        return None
+
+
+_decoded: dict[CodeType, Code] = {}
+
+
+def decode(code: CodeType) -> Code:
+    found = _decoded.get(code)
+    if found is None:
+        found = _decoded[code] = _decode(code)
+    return found
+
+
+def slot_names(code: CodeType) -> tuple[str, ...]:
+    """Names of the frame's slots: locals, then cells that are no locals, then free variables."""
+    only_cells = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
+    return code.co_varnames + only_cells + code.co_freevars
+
+
+def _decode(code: CodeType) -> Code:
+    raw = code.co_code
+    ops: list[str] = []
+    args: list[object] = []
+    offsets: list[int] = []
+    jumps: list[tuple[int, int, int]] = []
+    index_at: dict[int, int] = {}
+    offset, extended, begin = 0, 0, 0
+    while offset < len(raw):
+        name, arg = opcode.opname[raw[offset]], raw[offset + 1] | extended << 8
+        index_at[offset] = len(ops)
+        if name == "EXTENDED_ARG":
+            extended = arg
+            offset += 2
+            continue
+        after = offset + 2 + 2 * CACHES.get(name, 0)
+        split = TABLE.get(name)
+        for op, value in split(arg) if split else ((name, arg),):
+            if name in JUMPS:
+                target = after + (-2 * value if "BACKWARD" in name else 2 * value)
+                jumps.append((len(ops), target, FOR_ITER_SKIPS if op == "FOR_ITER" else 0))
+                args.append(0)
+            else:
+                convert = ARGUMENTS.get(op)
+                args.append(convert(code, value) if convert else value)
+            ops.append(op)
+            offsets.append(begin)
+        extended, offset = 0, after
+        begin = offset
+    index_at[len(raw)] = len(ops)
+    for at, target, skip in jumps:
+        args[at] = index_at[target] + skip
+    names = slot_names(code)
+    cells = frozenset(i for i, name in enumerate(names) if name in code.co_cellvars or name in code.co_freevars)
+    return Code(code, ops, args, offsets, tuple(_regions(code, index_at)), names, cells)
+
+
+def _regions(code: CodeType, index_at: dict[int, int]) -> list[Region]:
+    """Decode co_exceptiontable: four big-endian base-64 numbers a row, the first byte marked."""
+    table = iter(code.co_exceptiontable)
+    found = []
+
+    def number(first: int) -> int:
+        value = first & 63
+        while first & 64:
+            first = next(table)
+            value = value << 6 | first & 63
+        return value
+
+    for first in table:
+        start = number(first) * 2
+        length = number(next(table)) * 2
+        target = number(next(table)) * 2
+        flags = number(next(table))
+        ends = index_at[start + length]
+        found.append(Region(index_at[start], ends, index_at[target], flags >> 1, bool(flags & 1)))
+    return found
+
+
+# -- liveness: which slots an instruction's future still reads ----------------------------------------
+
+READS: Final = frozenset({"LOAD_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
+_live: dict[CodeType, list[frozenset[int]]] = {}
+
+
+def live_before(code: Code) -> list[frozenset[int]]:
+    """For each instruction the plain local slots that may be read at or after it."""
+    found = _live.get(code.code)
+    if found is not None:
+        return found
+    count = len(code.ops)
+    live: list[frozenset[int]] = [frozenset()] * (count + 1)
+    jumps = {"JUMP", "FOR_ITER", "SEND"}
+    changed = True
+    while changed:
+        changed = False
+        for i in range(count - 1, -1, -1):
+            op, arg = code.ops[i], code.args[i]
+            after: frozenset[int] = frozenset() if op in NO_FALL_THROUGH else live[i + 1]
+            if op in jumps or "JUMP_IF" in op:
+                after |= live[arg]  # type: ignore[index]
+            region = code.region(i)
+            if region is not None:
+                after |= live[region.target]
+            if op == "STORE_FAST":
+                after -= {arg}
+            elif op in READS:
+                after |= {arg}
+            if after != live[i]:
+                live[i], changed = after, True
+    _live[code.code] = live
+    return live

@@ -1,0 +1,413 @@
+"""The text of the entry: what replaces the frame.
+
+    Trace, returned value -> text of `def entry(...)`, fx graph, namespace
+
+    def entry(self, x):
+        _s0 = self.__dict__['_parameters']
+        _s1 = _s0['weight']
+        out = graph_0(_s1, x)
+        object.__setattr__(self, 'calls', 4)
+        return out[0]
+
+Order: read everything that is needed, call the graph, rebuild new objects, replay effects, return. What
+existed before the frame is reached by its path; what the frame made is built again here, each object
+once, so that two names for one thing stay two names for one thing.
+"""
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Callable
+from types import CellType, FunctionType, MethodType
+from typing import Any, Final
+
+import torch
+
+from dovetail.capture.attributes import InstanceDict, find_in_mro
+from dovetail.capture.builtins import Callback
+from dovetail.capture.interpreter import Activation
+from dovetail.capture.operations import SYMBOLIC
+from dovetail.capture.origins import IDENTITY, PLAIN
+from dovetail.capture.trace import DELETED, NULL, Trace, Write
+from dovetail.errors import UnsupportedValue
+from dovetail.fake.tensor import Fake
+from dovetail.ir.source import Arg, Const, Global, Source
+
+LITERALS: Final = frozenset({int, str, bool, type(None), bytes})
+
+
+class Emitter:
+    """Collects lines. `value` gives the text of an expression for any value of the trace."""
+
+    def __init__(self, trace: Trace, root: Activation, graph_name: str) -> None:
+        self.trace, self.root, self.graph_name = trace, root, graph_name
+        self.loads: list[str] = []
+        self.body: list[str] = []
+        self.memo: dict[int, str] = {}
+        self.loaded: dict[int, str] = {}
+        self.outputs: list[Any] = []
+        self.busy: set[int] = set()
+        self.count = 0
+        self.keep: list[Any] = []
+
+    def temp(self, text: str) -> str:
+        self.count += 1
+        name = f"_v{self.count}"
+        self.body.append(f"{name} = {text}")
+        return name
+
+    def const(self, value: Any, hint: str = "const") -> str:
+        return self.trace.const(value, hint).name
+
+    # -- paths
+
+    def load(self, source: Source) -> str:
+        """Text for a path, each step read once, before anything is changed."""
+        if isinstance(source, (Arg, Const)):
+            return source.text
+        found = self.loaded.get(id(source))
+        if found is not None:
+            return found
+        base = source.base
+        if base is None:
+            text = source.text
+        else:
+            text = dataclasses.replace(source, of=Const(self.load(base), None)).text  # type: ignore[call-arg]
+        name = f"_s{len(self.loaded)}"
+        self.loaded[id(source)] = name
+        self.keep.append(source)
+        self.loads.append(f"{name} = {text}")
+        return name
+
+    # -- values
+
+    def value(self, value: Any) -> str:
+        kind = type(value)
+        if kind in LITERALS:
+            return repr(value)
+        if kind is float:
+            return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+        found = self.memo.get(id(value))
+        if found is not None:
+            return found
+        origin = self.trace.origins.get(id(value))
+        if origin is not None:
+            text = self.load(origin.source)
+        elif kind in SYMBOLIC:
+            text = self.trace.dynamic.text(self, value)
+        elif kind is Fake:
+            self.outputs.append(value)
+            text = f"out[{len(self.outputs) - 1}]"
+        else:
+            text = self.rebuild(value)
+        self.memo[id(value)] = text
+        self.keep.append(value)
+        return text
+
+    def rebuild(self, value: Any) -> str:
+        if id(value) in self.busy:
+            self.refuse(value, "it contains itself")
+        self.busy.add(id(value))
+        rule = REBUILD.get(type(value))
+        if rule is None:
+            rule = rebuild_by_base(value)
+        text = rule(self, value)
+        self.busy.discard(id(value))
+        return text
+
+    def refuse(self, value: Any, detail: str) -> Any:
+        raise UnsupportedValue(self.trace.frame.loc, type=type(value).__name__, detail=detail)
+
+    def items(self, values: Any) -> str:
+        return ", ".join([self.value(item) for item in values])
+
+    # -- effects
+
+    def effects(self) -> None:
+        """Write back what the frame changed. Texts are made first: a path is read before it is written."""
+        lines = []
+        for write in self.trace.writes.values():
+            lines.append(self.write(write))
+        for origin in self.trace.shadows:
+            lines.extend(self.changed(origin))
+        for function, args, kwargs in self.trace.deferred:
+            named = [f"{key}={self.value(item)}" for key, item in kwargs.items()]
+            shown = ", ".join([*(self.value(arg) for arg in args), *named])
+            lines.append(f"{self.const(function, function.__name__)}({shown})")
+        self.body.extend(lines)
+
+    def write(self, write: Write) -> str:
+        if write.how == "source":
+            return f"{write.name} = {self.value(write.value)}"
+        owner = self.value(write.owner)
+        if write.value is DELETED:
+            return f"object.__delattr__({owner}, {write.name!r})"
+        value = self.value(write.value)
+        if write.how == "buffer":
+            return f"{owner}._buffers[{write.name!r}] = {value}"
+        if write.how == "class":
+            return f"setattr({owner}, {write.name!r}, {value})"
+        if isinstance(write.owner, (BaseException, Fake)):
+            return f"{owner}.{write.name} = {value}"
+        return f"object.__setattr__({owner}, {write.name!r}, {value})"
+
+    def changed(self, origin: Any) -> list[str]:
+        """Lines that make the original container equal to its shadow, if the frame changed it."""
+        shadow, before = origin.stand_in, origin.before
+        if before is None:
+            return []
+        if isinstance(shadow, dict):
+            items = list(dict.items(shadow))
+            old = list(before.items())
+            if len(items) == len(old) and all(a[0] is b[0] and a[1] is b[1] for a, b in zip(items, old)):
+                return []
+            target = self.load(origin.source)
+            return self.changed_dict(target, before, shadow)
+        if isinstance(shadow, set):
+            if shadow == before:
+                return []
+            target = self.load(origin.source)
+            return [f"{target}.clear()", f"{target}.update([{self.items(shadow)}])"]
+        if len(shadow) == len(before) and all(a is b for a, b in zip(shadow, before)):
+            return []
+        target = self.load(origin.source)
+        if len(shadow) > len(before) and all(a is b for a, b in zip(shadow, before)):
+            added = list(shadow)[len(before) :]
+            return [f"{target}.extend([{self.items(added)}])"]
+        if isinstance(shadow, collections.deque):
+            return [f"{target}.clear()", f"{target}.extend([{self.items(shadow)}])"]
+        return [f"list.__setitem__({target}, slice(None), [{self.items(shadow)}])"]
+
+    def changed_dict(self, target: str, before: dict[Any, Any], shadow: dict[Any, Any]) -> list[str]:
+        kept = [key for key in before if key in shadow]
+        if list(shadow)[: len(kept)] != kept:
+            pairs = ", ".join(f"({self.value(k)}, {self.value(v)})" for k, v in dict.items(shadow))
+            return [f"{target}.clear()", f"{target}.update([{pairs}])"]
+        base = "OrderedDict" if isinstance(shadow, collections.OrderedDict) else "dict"
+        owner = self.const(getattr(collections, "OrderedDict") if base == "OrderedDict" else dict, base)
+        lines = [f"{owner}.__delitem__({target}, {self.value(key)})" for key in before if key not in shadow]
+        for key, value in dict.items(shadow):
+            if key not in before or before[key] is not value:
+                lines.append(f"{owner}.__setitem__({target}, {self.value(key)}, {self.value(value)})")
+        return lines
+
+
+# -- rebuilding --------------------------------------------------------------------------------------
+
+Rule = Callable[[Emitter, Any], str]
+
+
+def _list(emit: Emitter, value: list[Any]) -> str:
+    return emit.temp(f"[{emit.items(value)}]")
+
+
+def _tuple(emit: Emitter, value: tuple[Any, ...]) -> str:
+    return f"({emit.items(value)},)" if value else "()"
+
+
+def _dict(emit: Emitter, value: dict[Any, Any]) -> str:
+    pairs = ", ".join([f"{emit.value(key)}: {emit.value(item)}" for key, item in value.items()])
+    return emit.temp(f"{{{pairs}}}")
+
+
+def _set(emit: Emitter, value: Any) -> str:
+    return emit.temp(f"{emit.const(type(value), type(value).__name__)}([{emit.items(value)}])")
+
+
+def _slice(emit: Emitter, value: slice) -> str:
+    return f"slice({emit.value(value.start)}, {emit.value(value.stop)}, {emit.value(value.step)})"
+
+
+def _size(emit: Emitter, value: torch.Size) -> str:
+    return f"{emit.const(torch.Size, 'Size')}([{emit.items(value)}])"
+
+
+def _method(emit: Emitter, value: MethodType) -> str:
+    return f"{emit.const(MethodType, 'MethodType')}({emit.value(value.__func__)}, {emit.value(value.__self__)})"
+
+
+def _builtin_method(emit: Emitter, value: Any) -> str:
+    """A C function, or a C method bound to a value of the trace."""
+    owner = value.__self__
+    if owner is None or isinstance(owner, (types.ModuleType, type)):
+        return emit.const(value, value.__name__)
+    return f"{emit.value(owner)}.{value.__name__}"
+
+
+def _partial(emit: Emitter, value: functools.partial[Any]) -> str:
+    args = [emit.value(arg) for arg in (value.func, *value.args)]
+    args += [f"{key}={emit.value(item)}" for key, item in value.keywords.items()]
+    return emit.temp(f"{emit.const(functools.partial, 'partial')}({', '.join(args)})")
+
+
+def _function(emit: Emitter, value: FunctionType) -> str:
+    """A function the frame made; one that existed before is held on to."""
+    if id(value) not in emit.trace.made:
+        return emit.const(value, value.__name__)
+    cells = "".join([f"{emit.value(cell)}, " for cell in value.__closure__ or ()])
+    maker = emit.const(FunctionType, "FunctionType")
+    where = "user_globals" if value.__globals__ is emit.trace.frame.globals else emit.const(value.__globals__, "globals")
+    defaults = emit.value(value.__defaults__)
+    name = emit.temp(f"{maker}({emit.const(value.__code__, 'code')}, {where}, {value.__name__!r}, {defaults}, ({cells}))")
+    if value.__kwdefaults__:
+        emit.body.append(f"{name}.__kwdefaults__ = {emit.value(value.__kwdefaults__)}")
+    for key, item in value.__dict__.items():
+        emit.body.append(f"{name}.__dict__[{key!r}] = {emit.value(item)}")
+    return name
+
+
+def _cell(emit: Emitter, value: CellType) -> str:
+    if id(value) in emit.trace.made_cells:
+        maker = emit.const(CellType, "CellType")
+        name = emit.temp(f"{maker}()")
+        emit.memo[id(value)] = name
+        emit.keep.append(value)
+        try:
+            contents = value.cell_contents
+        except ValueError:
+            return name
+        emit.busy.discard(id(value))
+        text = emit.value(contents)
+        emit.body.append(f"{name}.cell_contents = {text}")
+        return name
+    root = emit.root
+    free = root.function.__closure__ or ()
+    for name, cell in zip(root.code.code.co_freevars, free):
+        if cell is value:
+            return f"cell_{name}"
+    return emit.const(value, "cell")
+
+
+def _instance_dict(emit: Emitter, value: InstanceDict) -> str:
+    return f"{emit.value(value.owner)}.__dict__"
+
+
+def _callback(emit: Emitter, value: Callback) -> str:
+    return emit.value(value.fn)
+
+
+def _constant(emit: Emitter, value: Any) -> str:
+    return emit.const(value, getattr(value, "__name__", type(value).__name__))
+
+
+def _null(emit: Emitter, value: Any) -> str:
+    return "None"
+
+
+def _reduced(emit: Emitter, value: Any) -> str:
+    """An iterator or another small C object that knows how to be copied."""
+    made = value.__reduce__()
+    function, args = made[0], made[1]
+    state = made[2] if len(made) > 2 else None
+    name = emit.temp(f"{emit.value(function)}({emit.items(args)})")
+    if state is not None:
+        emit.body.append(f"{name}.__setstate__({emit.value(state)})")
+    return name
+
+
+def _instance(emit: Emitter, value: Any) -> str:
+    """An instance of the user's class that the frame made."""
+    cls = type(value)
+    owner = emit.const(cls, cls.__name__)
+    base = next(kind for kind in cls.__mro__ if "__new__" in kind.__dict__ and not kind.__flags__ & 512 or kind is object)
+    if isinstance(value, tuple):
+        return emit.temp(f"tuple.__new__({owner}, ({emit.items(value)}{',' if value else ''}))")
+    if isinstance(value, BaseException):
+        return emit.temp(f"{owner}({emit.items(value.args)})")
+    if isinstance(value, (int, float, str)):
+        plain = next(kind for kind in (int, float, str) if isinstance(value, kind))
+        return emit.temp(f"{plain.__name__}.__new__({owner}, {plain(value)!r})")
+    maker = emit.const(base, base.__name__)
+    name = emit.temp(f"{maker}.__new__({owner})")
+    emit.memo[id(value)] = name
+    emit.busy.discard(id(value))
+    if isinstance(value, dict):
+        for key, item in dict.items(value):
+            emit.body.append(f"{maker}.__setitem__({name}, {emit.value(key)}, {emit.value(item)})")
+    elif isinstance(value, list):
+        emit.body.append(f"list.extend({name}, [{emit.items(value)}])")
+    for key, item in instance_fields(value).items():
+        emit.body.append(f"object.__setattr__({name}, {key!r}, {emit.value(item)})")
+    return name
+
+
+def instance_fields(value: Any) -> dict[str, Any]:
+    """Attributes in __dict__ and in slots."""
+    fields = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                fields[name] = getattr(value, name)
+    return fields
+
+
+REBUILD: Final[dict[type, Rule]] = {
+    list: _list,
+    tuple: _tuple,
+    dict: _dict,
+    set: _set,
+    frozenset: _set,
+    slice: _slice,
+    torch.Size: _size,
+    MethodType: _method,
+    functools.partial: _partial,
+    FunctionType: _function,
+    CellType: _cell,
+    InstanceDict: _instance_dict,
+    Callback: _callback,
+    types.BuiltinFunctionType: _builtin_method,
+    type(NULL): _null,
+    collections.OrderedDict: lambda emit, value: emit.temp(
+        f"{emit.const(collections.OrderedDict, 'OrderedDict')}([{', '.join(_pair(emit, p) for p in value.items())}])"
+    ),
+    collections.defaultdict: lambda emit, value: emit.temp(
+        f"{emit.const(collections.defaultdict, 'defaultdict')}({emit.value(value.default_factory)},"
+        f" [{', '.join(_pair(emit, p) for p in value.items())}])"
+    ),
+    collections.deque: lambda emit, value: emit.temp(
+        f"{emit.const(collections.deque, 'deque')}([{emit.items(value)}], {value.maxlen!r})"
+    ),
+    **{
+        type(iter(made)): _reduced
+        for made in ([], (), {}, {}.keys(), {}.values(), {}.items(), set(), "", range(1), b"", reversed([]))
+    },
+    **dict.fromkeys((zip, enumerate, map, filter, reversed), _reduced),
+}
+
+
+def _pair(emit: Emitter, pair: tuple[Any, Any]) -> str:
+    return f"({emit.value(pair[0])}, {emit.value(pair[1])})"
+
+
+def rebuild_by_base(value: Any) -> Rule:
+    kind = type(value)
+    if kind in PLAIN or isinstance(value, IDENTITY):
+        return _constant
+    if kind.__module__ == "itertools" and hasattr(value, "__reduce__"):
+        return _reduced
+    if kind.__module__.startswith("dovetail."):
+        return lambda emit, item: str(emit.refuse(item, "a generator in the middle of its work"))
+    if isinstance(value, types.CodeType | property | classmethod | staticmethod):
+        return _constant
+    maker, owner = find_in_mro(kind, "__new__")
+    if kind.__flags__ & 512 and (hasattr(value, "__dict__") or hasattr(kind, "__slots__") or isinstance(value, (tuple, int))):
+        return _instance
+    if isinstance(value, BaseException):
+        return _instance
+    return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
+
+
+def entry_parameters(root: Activation, count: int) -> list[str]:
+    names = [safe_name(name, i) for i, name in enumerate(root.code.slot_names[:count])]
+    return [*names, *(f"cell_{name}" for name in root.code.code.co_freevars)]
+
+
+def safe_name(name: str, index: int) -> str:
+    return name if name.isidentifier() else f"arg_{index}"
+
+
+__all__ = ["Emitter", "Global", "entry_parameters", "safe_name"]

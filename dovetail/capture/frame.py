@@ -1,0 +1,89 @@
+"""The call that is being captured.
+
+    Frame.of(f, x, flag=True) -> Frame(code of f, f, globals, (x, True), closure)
+
+`args` are the frame's argument slots as bound: positional, keyword-only, *args tuple, **kwargs dict.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any, Final
+
+from dovetail.ir.graph import Loc
+
+CO_VARARGS: Final = 4
+CO_VARKEYWORDS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    code: CodeType
+    function: FunctionType
+    globals: dict[str, Any]
+    args: tuple[Any, ...]
+    closure: tuple[CellType, ...] = ()
+
+    @staticmethod
+    def of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Frame:
+        """The frame of fn(*args, **kwargs), for a plain function or a bound method."""
+        if isinstance(fn, MethodType):
+            return Frame.of(fn.__func__, fn.__self__, *args, **kwargs)
+        assert isinstance(fn, FunctionType)
+        bound = bind(fn, args, kwargs, fn.__defaults__ or (), fn.__kwdefaults__ or {})
+        return Frame(fn.__code__, fn, fn.__globals__, tuple(bound), fn.__closure__ or ())
+
+    @property
+    def loc(self) -> Loc:
+        return Loc(self.code.co_filename, self.code.co_firstlineno, self.code.co_qualname)
+
+
+def slot_count(code: CodeType) -> int:
+    """How many slots hold arguments when the frame starts."""
+    flags = code.co_flags
+    extra = bool(flags & CO_VARARGS) + bool(flags & CO_VARKEYWORDS)
+    return code.co_argcount + code.co_kwonlyargcount + extra
+
+
+def bind(
+    fn: FunctionType,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    defaults: Sequence[Any],
+    kwdefaults: Mapping[str, Any],
+) -> list[Any]:
+    """Arguments to slots, with Python's own errors."""
+    code = fn.__code__
+    count, flags = code.co_argcount, code.co_flags
+    if len(args) == count and not kwargs and not code.co_kwonlyargcount and not flags & 12:
+        return list(args)
+    names = code.co_varnames
+    slots: list[Any] = list(args[:count])
+    rest = dict(kwargs)
+    missing = object()
+    if len(args) > count and not flags & CO_VARARGS:
+        raise TypeError(f"{fn.__qualname__}() takes {count} positional arguments but {len(args)} were given")
+    first_default = count - len(defaults)
+    for i, name in enumerate(names[:count]):
+        value = rest.pop(name, missing) if i >= code.co_posonlyargcount else missing
+        if i < len(slots):
+            if value is not missing:
+                raise TypeError(f"{fn.__qualname__}() got multiple values for argument '{name}'")
+        elif value is not missing:
+            slots.append(value)
+        elif i >= first_default:
+            slots.append(defaults[i - first_default])
+        else:
+            raise TypeError(f"{fn.__qualname__}() missing 1 required positional argument: '{name}'")
+    for name in names[count : count + code.co_kwonlyargcount]:
+        if name not in rest and name not in kwdefaults:
+            raise TypeError(f"{fn.__qualname__}() missing 1 required keyword-only argument: '{name}'")
+        slots.append(rest.pop(name) if name in rest else kwdefaults[name])
+    if flags & CO_VARARGS:
+        slots.append(tuple(args[count:]))
+    if flags & CO_VARKEYWORDS:
+        slots.append(rest)
+    elif rest:
+        raise TypeError(f"{fn.__qualname__}() got an unexpected keyword argument '{next(iter(rest))}'")
+    return slots

@@ -1,0 +1,69 @@
+"""Generators of the user's program, stepped by the interpreter.
+
+    def pairs(xs): for x in xs: yield x, x * 2
+    list(pairs(tensors))      native `list` steps a Generator, whose body is interpreted
+
+Calling a generator function makes one of these; to native code it is an ordinary iterator.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.capture.interpreter import RETURN, Activation
+from dovetail.capture.trace import Raised
+
+
+class Generator:
+    def __init__(self, activation: Activation) -> None:
+        self.activation = activation
+        self.started = self.finished = self.running = False
+
+    def __iter__(self) -> Generator:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        if self.finished:
+            raise StopIteration
+        if self.started:
+            self.activation.stack.append(value)
+        return self._step(self.activation.run)
+
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
+        error = value if value is not None else (kind() if isinstance(kind, type) else kind)
+        if self.finished:
+            raise error
+        if not self.started:
+            self.finished = True
+            raise error
+        return self._step(lambda: self.activation.throw(error))
+
+    def close(self) -> None:
+        if not self.started or self.finished:
+            self.finished = True
+            return
+        try:
+            self.throw(GeneratorExit())
+        except (GeneratorExit, StopIteration):
+            return
+        raise RuntimeError("generator ignored GeneratorExit")
+
+    def _step(self, run: Any) -> Any:
+        if self.running:
+            raise ValueError("generator already executing")
+        self.started = self.running = True
+        try:
+            how = run()
+        except Raised as raised:
+            self.finished = True
+            if isinstance(raised.value, StopIteration):
+                raise RuntimeError("generator raised StopIteration") from raised.value
+            raise raised.value from None
+        finally:
+            self.running = False
+        if how == RETURN:
+            self.finished = True
+            raise StopIteration(self.activation.result)
+        return self.activation.result

@@ -1,0 +1,133 @@
+"""Recorded calls to a torch.fx.GraphModule.
+
+    Trace, the Fakes that must come out -> GraphModule, its inputs
+
+Inputs that no call uses and no output needs are left out (their guards stay).
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import autocast
+
+from dovetail.capture.trace import Call, Trace
+from dovetail.errors import UnsupportedValue
+from dovetail.fake.tensor import Fake
+from dovetail.ir.capture import GraphInput
+from dovetail.ir.graph import Loc
+
+
+class GraphBuilder:
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.graph = trace, torch.fx.Graph()
+        self.nodes: dict[int, torch.fx.Node] = {}
+        self.parts: dict[int, tuple[torch.fx.Node, tuple[Any, ...]]] = {}
+        self.input_nodes: list[tuple[GraphInput, torch.fx.Node]] = []
+
+    def build(self, outputs: Sequence[Any], name: str) -> tuple[torch.fx.GraphModule, tuple[GraphInput, ...]]:
+        used = used_ids(self.trace.calls, outputs)
+        inputs = []
+        for graph_input, fake in zip(self.trace.inputs, self.trace.input_fakes):
+            if id(fake) in used:
+                node = self.graph.placeholder(placeholder_name(graph_input))
+                node.meta["loc"], node.meta["source"] = self.trace.frame.loc, graph_input.source
+                self.nodes[id(fake)] = node
+                inputs.append(GraphInput(node.name, graph_input.source, graph_input.example))
+        for call in self.trace.calls:
+            self.add(call)
+        self.graph.output(tuple([self.arg(value) for value in outputs]))
+        module = torch.fx.GraphModule(torch.nn.Module(), self.graph, class_name=name)
+        return module, tuple(inputs)
+
+    def add(self, call: Call) -> None:
+        args = tuple([self.arg(arg) for arg in call.args])
+        kwargs = {key: self.arg(value) for key, value in call.kwargs.items()}
+        node = self.graph.create_node(call.kind, call.target, args, kwargs)
+        node.meta["loc"] = call.loc
+        node.meta["stack_trace"] = show_stack(call.stack)
+        self.assign(call.result, node, ())
+
+    def assign(self, value: Any, node: torch.fx.Node, path: tuple[Any, ...]) -> None:
+        """Remember which node computes each tensor of a result."""
+        if isinstance(value, (Fake, autocast)) or "InferenceMode" in type(value).__name__:
+            if id(value) in self.nodes or id(value) in self.parts:
+                return
+            if path:
+                self.parts[id(value)] = (node, path)
+            else:
+                self.nodes[id(value)] = node
+        elif isinstance(value, (tuple, list)):
+            for i, item in enumerate(value):
+                self.assign(item, node, (*path, i))
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                self.assign(item, node, (*path, key))
+
+    def arg(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is Fake:
+            return self.node_of(value)
+        if kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
+            return self.symbol(value)
+        if kind is tuple or kind is list:
+            return kind([self.arg(item) for item in value])
+        if kind is dict:
+            return {key: self.arg(item) for key, item in value.items()}
+        if kind is slice:
+            return slice(self.arg(value.start), self.arg(value.stop), self.arg(value.step))
+        return self.nodes.get(id(value), value)
+
+    def node_of(self, fake: Any) -> torch.fx.Node:
+        node = self.nodes.get(id(fake))
+        if node is None:
+            if id(fake) not in self.parts:
+                raise UnsupportedValue(self.trace.loc(), type="Tensor", detail="a tensor made outside of the graph")
+            node, path = self.parts[id(fake)]
+            for key in path:
+                node = self.graph.call_function(operator.getitem, (node, key))
+            self.nodes[id(fake)] = node
+        return node
+
+    def symbol(self, value: Any) -> Any:
+        return self.trace.dynamic.node(self, value)
+
+
+def used_ids(calls: Sequence[Call], outputs: Sequence[Any]) -> set[int]:
+    found: set[int] = set()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, Fake):
+            found.add(id(value))
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                visit(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                visit(item)
+        elif isinstance(value, slice):
+            visit((value.start, value.stop, value.step))
+
+    for call in calls:
+        visit(call.args)
+        if call.kwargs:
+            visit(call.kwargs)
+    visit(list(outputs))
+    return found
+
+
+def placeholder_name(graph_input: GraphInput) -> str:
+    """The user's name for an input: self.fc.weight becomes self_fc_weight."""
+    text = graph_input.source.text
+    for noise in (".__dict__", "['_parameters']", "['_buffers']", "['_modules']", "_parameters", "_modules", "_buffers"):
+        text = text.replace(noise, "")
+    name = "".join(c if c.isalnum() else "_" for c in text).strip("_")
+    while "__" in name:
+        name = name.replace("__", "_")
+    return name if name and not name[0].isdigit() else f"arg_{name}"
+
+
+def show_stack(stack: tuple[Loc, ...]) -> str:
+    return "\n".join([f'  File "{loc.file}", line {loc.line}, in {loc.function}' for loc in stack])

@@ -1,0 +1,723 @@
+"""The symbolic interpreter: a frame's bytecode run on the trace's objects.
+
+    Activation(trace, function, slots).run() -> the returned value
+
+One method per normalised instruction; its docstring starts with the stack effect. The stack and the
+slots hold real Python objects (tensors are Fakes), so most of Python's meaning comes from Python.
+User exceptions travel as `Raised` and are unwound by the code's own exception table.
+"""
+from __future__ import annotations
+
+import builtins
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import CellType, CodeType, FunctionType
+from typing import Any, Final
+
+from dovetail.capture import operations
+from dovetail.capture.attributes import (
+    MISSING,
+    delete_attr,
+    find_in_mro,
+    load_attr,
+    store_attr,
+    store_global,
+)
+from dovetail.capture.decode import Code, decode
+from dovetail.capture.frame import bind
+from dovetail.capture.origins import PLAIN, wrap
+from dovetail.capture.trace import NULL, Raised, Trace, Write, is_library_file
+from dovetail.capture.versions import FOR_ITER_SKIPS, MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
+from dovetail.errors import Break, DataDependentValue, UnsupportedOpcode
+from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import Lacks
+from dovetail.ir.source import Attr, Cell, ClosureOf, Const, Global, Item, Source
+
+RETURN: Final = "return"
+YIELD: Final = "yield"
+
+
+class Activation:
+    """One running frame of the interpreter."""
+
+    __slots__ = ("trace", "code", "function", "globals", "stack", "slots", "at", "next", "result", "handled",
+                 "kw_names", "is_root")  # fmt: skip
+
+    def __init__(self, trace: Trace, function: FunctionType, slots: list[Any], is_root: bool = False) -> None:
+        code = decode(function.__code__)
+        self.trace, self.code, self.function, self.is_root = trace, code, function, is_root
+        self.globals: dict[str, Any] = function.__globals__
+        closure = list(function.__closure__ or ())
+        empty = len(code.slot_names) - len(slots) - len(closure)
+        self.slots: list[Any] = [*slots, *([NULL] * empty), *closure]
+        self.stack: list[Any] = []
+        self.at = self.next = 0
+        self.result: Any = None
+        self.handled: BaseException | None = None
+        self.kw_names: tuple[str, ...] = ()
+        if not code.bound:
+            code.bound = [METHODS.get(op) or unsupported(op) for op in code.ops]
+
+    # -- running
+
+    def run(self) -> str:
+        """To the next return or yield."""
+        places = self.trace.places
+        places.append(self)
+        try:
+            while True:
+                try:
+                    return self._loop()
+                except Raised as raised:
+                    self.unwind(raised)
+        finally:
+            places.pop()
+
+    def _loop(self) -> str:
+        methods, args = self.code.bound, self.code.args
+        while True:
+            at = self.at
+            self.next = at + 1
+            done = methods[at](self, args[at])  # type: ignore[operator]
+            if done is not None:
+                return done  # type: ignore[no-any-return]
+            self.at = self.next
+
+    def unwind(self, raised: Raised) -> None:
+        """Go to the code that handles the exception, or let it leave the frame."""
+        region = self.code.region(self.at)
+        if region is None:
+            raise raised
+        error = raised.value
+        if error.__context__ is None and self.handled is not None and self.handled is not error:
+            error.__context__ = self.handled
+        del self.stack[region.depth :]
+        if region.keeps_last:
+            self.stack.append(self.at)
+        self.stack.append(error)
+        self.at = region.target
+
+    def throw(self, error: BaseException) -> str:
+        """Raise at the current instruction (of a suspended generator), then run on."""
+        self.unwind(Raised(error))
+        return self.run()
+
+    def pop(self, count: int) -> list[Any]:
+        if not count:
+            return []
+        items = self.stack[-count:]
+        del self.stack[-count:]
+        return items
+
+    # -- stack
+
+    def POP_TOP(self, arg: Any) -> None:
+        """(value --)"""
+        self.stack.pop()
+
+    def PUSH_NULL(self, arg: Any) -> None:
+        """(-- NULL)"""
+        self.stack.append(NULL)
+
+    def COPY(self, arg: int) -> None:
+        self.stack.append(self.stack[-arg])
+
+    def SWAP(self, arg: int) -> None:
+        stack = self.stack
+        stack[-1], stack[-arg] = stack[-arg], stack[-1]
+
+    def LOAD_CONST(self, arg: Any) -> None:
+        self.stack.append(arg)
+
+    # -- locals, cells, globals
+
+    def LOAD_FAST(self, arg: int) -> None:
+        value = self.slots[arg]
+        if value is NULL:
+            name = self.code.slot_names[arg]
+            raise Raised(UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value"))
+        self.stack.append(value)
+
+    def LOAD_FAST_AND_CLEAR(self, arg: int) -> None:
+        self.stack.append(self.slots[arg])
+        self.slots[arg] = NULL
+
+    def STORE_FAST(self, arg: int) -> None:
+        self.slots[arg] = self.stack.pop()
+
+    def DELETE_FAST(self, arg: int) -> None:
+        self.slots[arg] = NULL
+
+    def MAKE_CELL(self, arg: int) -> None:
+        cell = CellType() if self.slots[arg] is NULL else CellType(self.slots[arg])
+        self.trace.made_cells[id(cell)] = cell
+        self.slots[arg] = cell
+
+    def LOAD_CLOSURE(self, arg: int) -> None:
+        self.stack.append(self.slots[arg])
+
+    def cell_source(self, slot: int) -> tuple[Source, bool]:
+        """Where the contents of a cell that existed before the frame are read, and whether they are stable."""
+        position = slot - (len(self.slots) - len(self.code.code.co_freevars))
+        if self.is_root:
+            return Cell(position, self.code.slot_names[slot]), False
+        source = self.trace.source_of(self.function)
+        if source is not None:
+            return ClosureOf(source, position), False
+        return ClosureOf(self.trace.const(self.function, self.function.__name__), position), False
+
+    def LOAD_DEREF(self, arg: int) -> None:
+        cell = self.slots[arg]
+        self.stack.append(self.read_cell(cell, arg))
+
+    def read_cell(self, cell: CellType, slot: int) -> Any:
+        trace = self.trace
+        try:
+            if id(cell) in trace.made_cells:
+                return cell.cell_contents
+            pending = trace.writes.get((id(cell), ""))
+            if pending is not None:
+                return pending.value
+            found = trace.reads.get((id(cell), ""), MISSING)
+            if found is MISSING:
+                source, stable = self.cell_source(slot)
+                found = wrap(trace, cell.cell_contents, source, stable)
+                trace.reads[(id(cell), "")] = found
+                trace.keep.append(cell)
+            return found
+        except ValueError:
+            name = self.code.slot_names[slot]
+            raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value"
+                                   " in enclosing scope")) from None  # fmt: skip
+
+    def STORE_DEREF(self, arg: int) -> None:
+        cell, value = self.slots[arg], self.stack.pop()
+        if id(cell) in self.trace.made_cells:
+            cell.cell_contents = value
+            return
+        source, _ = self.cell_source(arg)
+        self.trace.writes[(id(cell), "")] = Write(cell, source.text, value, "source")
+
+    def DELETE_DEREF(self, arg: int) -> None:
+        cell = self.slots[arg]
+        if id(cell) not in self.trace.made_cells:
+            raise UnsupportedOpcode(self.trace.loc(), opcode="del of a closure variable")
+        del cell.cell_contents
+
+    def global_source(self, name: str) -> Source:
+        if self.globals is self.trace.frame.globals:
+            return Global(name)
+        return Item(self.trace.const(self.globals, "globals"), name)
+
+    def load_global(self, name: str) -> Any:
+        trace, where = self.trace, self.globals
+        key = (id(where), name)
+        pending = trace.writes.get(key)
+        if pending is not None:
+            return pending.value
+        found = trace.reads.get(key, MISSING)
+        if found is not MISSING:
+            return found
+        value = where.get(name, MISSING)
+        stable = is_library_file(self.code.code.co_filename)
+        if value is MISSING:
+            value = vars(builtins).get(name, MISSING)
+            if value is MISSING:
+                raise Raised(NameError(f"name '{name}' is not defined"))
+            if not stable:
+                trace.guard(trace.const(where, "globals"), Lacks(name))
+        elif not (stable and (type(value) in PLAIN or isinstance(value, type))):
+            value = wrap(trace, value, self.global_source(name), stable)
+        trace.reads[key] = value
+        return value
+
+    def LOAD_GLOBAL(self, arg: str) -> None:
+        self.stack.append(self.load_global(arg))
+
+    def LOAD_GLOBAL_CALL(self, arg: str) -> None:
+        self.push_callable(self.load_global(arg))
+
+    def push_callable(self, value: Any) -> None:
+        """(-- NULL, callable), in the version's order."""
+        self.stack.extend((NULL, value) if NULL_FIRST else (value, NULL))
+
+    def STORE_GLOBAL(self, arg: str) -> None:
+        store_global(self.trace, self.globals, arg, self.stack.pop(), self.global_source(arg))
+
+    def IMPORT_NAME(self, arg: str) -> None:
+        names, level = self.stack.pop(), self.stack.pop()
+        self.stack.append(operations.native(__import__, arg, self.globals, None, names, level))
+
+    def IMPORT_FROM(self, arg: str) -> None:
+        module = self.stack[-1]
+        try:
+            value = load_attr(self.trace, module, arg)
+        except Raised as raised:
+            value = sys.modules.get(f"{module.__name__}.{arg}")
+            if value is None:
+                raise Raised(ImportError(f"cannot import name {arg!r} from {module.__name__!r}")) from raised
+        self.stack.append(value)
+
+    # -- attributes and items
+
+    def LOAD_ATTR(self, arg: str) -> None:
+        self.stack[-1] = load_attr(self.trace, self.stack[-1], arg)
+
+    def LOAD_METHOD(self, arg: str) -> None:
+        self.push_callable(load_attr(self.trace, self.stack.pop(), arg))
+
+    def load_super(self, name: str) -> Any:
+        klass, owner = self.pop(3)[1:]
+        return load_attr(self.trace, super(klass, owner), name)
+
+    def LOAD_SUPER_ATTR(self, arg: str) -> None:
+        self.stack.append(self.load_super(arg))
+
+    def LOAD_SUPER_METHOD(self, arg: str) -> None:
+        self.push_callable(self.load_super(arg))
+
+    def STORE_ATTR(self, arg: str) -> None:
+        owner, value = self.stack.pop(), self.stack.pop()
+        store_attr(self.trace, owner, arg, value)
+
+    def DELETE_ATTR(self, arg: str) -> None:
+        delete_attr(self.trace, self.stack.pop(), arg)
+
+    def BINARY_SUBSCR(self, arg: Any) -> None:
+        key = self.stack.pop()
+        self.stack[-1] = operations.get_item(self.trace, self.stack[-1], key)
+
+    def BINARY_SLICE(self, arg: Any) -> None:
+        container, start, stop = self.pop(3)
+        self.stack.append(operations.get_item(self.trace, container, slice(start, stop)))
+
+    def STORE_SLICE(self, arg: Any) -> None:
+        value, container, start, stop = self.pop(4)
+        operations.set_item(self.trace, container, slice(start, stop), value)
+
+    def STORE_SUBSCR(self, arg: Any) -> None:
+        value, container, key = self.pop(3)
+        operations.set_item(self.trace, container, key, value)
+
+    def DELETE_SUBSCR(self, arg: Any) -> None:
+        container, key = self.pop(2)
+        operations.delete_item(self.trace, container, key)
+
+    # -- operators
+
+    def BINARY_OP(self, arg: Callable[[Any, Any], Any]) -> None:
+        right = self.stack.pop()
+        self.stack[-1] = operations.binary(self.trace, arg, self.stack[-1], right)
+
+    def COMPARE_OP(self, arg: Callable[[Any, Any], Any]) -> None:
+        right = self.stack.pop()
+        self.stack[-1] = operations.compare(self.trace, arg, self.stack[-1], right)
+
+    def COMPARE_OP_BOOL(self, arg: Callable[[Any, Any], Any]) -> None:
+        right = self.stack.pop()
+        result = operations.compare(self.trace, arg, self.stack[-1], right)
+        self.stack[-1] = operations.truth(self.trace, result)
+
+    def UNARY_NEGATIVE(self, arg: Any) -> None:
+        self.stack[-1] = operations.unary(self.trace, operator.neg, self.stack[-1])
+
+    def UNARY_POSITIVE(self, arg: Any) -> None:
+        self.stack[-1] = operations.unary(self.trace, operator.pos, self.stack[-1])
+
+    def UNARY_INVERT(self, arg: Any) -> None:
+        self.stack[-1] = operations.unary(self.trace, operator.invert, self.stack[-1])
+
+    def UNARY_NOT(self, arg: Any) -> None:
+        self.stack[-1] = not operations.truth(self.trace, self.stack[-1])
+
+    def TO_BOOL(self, arg: Any) -> None:
+        self.stack[-1] = operations.truth(self.trace, self.stack[-1])
+
+    def IS_OP(self, arg: int) -> None:
+        right, left = self.stack.pop(), self.stack.pop()
+        self.stack.append((left is right) != bool(arg))
+
+    def CONTAINS_OP(self, arg: int) -> None:
+        container, item = self.stack.pop(), self.stack.pop()
+        self.stack.append(operations.contains(self.trace, container, item) != bool(arg))
+
+    # -- jumps
+
+    def JUMP(self, arg: int) -> None:
+        self.next = arg
+
+    def POP_JUMP_IF_TRUE(self, arg: int) -> None:
+        if operations.truth(self.trace, self.stack.pop()):
+            self.next = arg
+
+    def POP_JUMP_IF_FALSE(self, arg: int) -> None:
+        if not operations.truth(self.trace, self.stack.pop()):
+            self.next = arg
+
+    def POP_JUMP_IF_NONE(self, arg: int) -> None:
+        if self.stack.pop() is None:
+            self.next = arg
+
+    def POP_JUMP_IF_NOT_NONE(self, arg: int) -> None:
+        if self.stack.pop() is not None:
+            self.next = arg
+
+    def JUMP_IF_TRUE_OR_POP(self, arg: int) -> None:
+        if operations.truth(self.trace, self.stack[-1]):
+            self.next = arg
+        else:
+            self.stack.pop()
+
+    def JUMP_IF_FALSE_OR_POP(self, arg: int) -> None:
+        if operations.truth(self.trace, self.stack[-1]):
+            self.stack.pop()
+        else:
+            self.next = arg
+
+    def GET_ITER(self, arg: Any) -> None:
+        self.stack[-1] = operations.iterate(self.trace, self.stack[-1])
+
+    def FOR_ITER(self, arg: int) -> None:
+        """(iter -- iter, next) or, exhausted, (iter --) and jump."""
+        try:
+            value = next(self.stack[-1])
+        except StopIteration:
+            self.stack.pop()
+            self.next = arg
+        except Break:
+            raise
+        except Exception as error:
+            raise Raised(error) from None
+        else:
+            self.stack.append(value)
+
+    def END_FOR(self, arg: Any) -> None:
+        self.pop(2)
+
+    # -- building
+
+    def BUILD_TUPLE(self, arg: int) -> None:
+        self.stack.append(tuple(self.pop(arg)))
+
+    def BUILD_LIST(self, arg: int) -> None:
+        self.stack.append(self.pop(arg))
+
+    def BUILD_SET(self, arg: int) -> None:
+        self.stack.append(operations.native(set, self.pop(arg)))
+
+    def BUILD_MAP(self, arg: int) -> None:
+        items = self.pop(2 * arg)
+        self.stack.append(operations.native(lambda: dict(zip(items[::2], items[1::2]))))
+
+    def BUILD_CONST_KEY_MAP(self, arg: int) -> None:
+        keys = self.stack.pop()
+        self.stack.append(dict(zip(keys, self.pop(arg))))
+
+    def BUILD_STRING(self, arg: int) -> None:
+        self.stack.append("".join(self.pop(arg)))
+
+    def BUILD_SLICE(self, arg: int) -> None:
+        self.stack.append(slice(*self.pop(arg)))
+
+    def LIST_APPEND(self, arg: int) -> None:
+        value = self.stack.pop()
+        self.stack[-arg].append(value)
+
+    def SET_ADD(self, arg: int) -> None:
+        value = self.stack.pop()
+        operations.native(self.stack[-arg].add, value)
+
+    def MAP_ADD(self, arg: int) -> None:
+        key, value = self.pop(2)
+        operations.native(self.stack[-arg].__setitem__, key, value)
+
+    def LIST_EXTEND(self, arg: int) -> None:
+        value = operations.iterate(self.trace, self.stack.pop())
+        operations.native(self.stack[-arg].extend, value)
+
+    def SET_UPDATE(self, arg: int) -> None:
+        value = operations.iterate(self.trace, self.stack.pop())
+        operations.native(self.stack[-arg].update, value)
+
+    def as_mapping(self, value: Any) -> Any:
+        """A mapping of the user's, as a dict that native code can read."""
+        keys = operations.dunder(type(value), "keys")
+        if isinstance(value, dict) and keys is None or type(value).__module__.startswith("dovetail."):
+            return value
+        trace = self.trace
+        if keys is None and find_in_mro(type(value), "keys")[0] is MISSING:
+            raise Raised(TypeError(f"'{type(value).__name__}' object is not a mapping"))
+        names = trace.call(load_attr(trace, value, "keys"), [], {})
+        return {name: operations.get_item(trace, value, name) for name in operations.iterate(trace, names)}
+
+    def DICT_UPDATE(self, arg: int) -> None:
+        value = self.as_mapping(self.stack.pop())
+        operations.native(self.stack[-arg].update, value)
+
+    def DICT_MERGE(self, arg: int) -> None:
+        value = self.as_mapping(self.stack.pop())
+        into = self.stack[-arg]
+        for key in value:
+            if key in into:
+                raise Raised(TypeError(f"got multiple values for keyword argument '{key}'"))
+        operations.native(into.update, value)
+
+    def LIST_TO_TUPLE(self, arg: Any) -> None:
+        self.stack[-1] = tuple(self.stack[-1])
+
+    def UNPACK_SEQUENCE(self, arg: int) -> None:
+        items = operations.native(list, operations.iterate(self.trace, self.stack.pop()))
+        if len(items) != arg:
+            many = "too many values to unpack" if len(items) > arg else "not enough values to unpack"
+            got = "" if len(items) > arg else f", got {len(items)}"
+            raise Raised(ValueError(f"{many} (expected {arg}{got})"))
+        self.stack.extend(reversed(items))
+
+    def UNPACK_EX(self, arg: int) -> None:
+        before, after = arg & 255, arg >> 8
+        items = operations.native(list, operations.iterate(self.trace, self.stack.pop()))
+        if len(items) < before + after:
+            raise Raised(ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})"))
+        middle = items[before : len(items) - after]
+        tail = items[len(items) - after :] if after else []
+        self.stack.extend(reversed([*items[:before], middle, *tail]))
+
+    def GET_LEN(self, arg: Any) -> None:
+        self.stack.append(operations.length(self.trace, self.stack[-1]))
+
+    # -- text
+
+    def format(self, value: Any, convert: int, spec: str) -> str:
+        if isinstance(value, Fake):
+            raise DataDependentValue(self.trace.loc(), function="format()")
+        return self.trace.call(format_value, [value, convert, spec], {})  # type: ignore[no-any-return]
+
+    def FORMAT_VALUE(self, arg: int) -> None:
+        spec = self.stack.pop() if arg & 4 else ""
+        self.stack[-1] = self.format(self.stack[-1], arg & 3, spec)
+
+    def CONVERT_VALUE(self, arg: int) -> None:
+        self.stack[-1] = self.format(self.stack[-1], arg, "")
+
+    def FORMAT_SIMPLE(self, arg: Any) -> None:
+        self.stack[-1] = self.format(self.stack[-1], 0, "")
+
+    def FORMAT_WITH_SPEC(self, arg: Any) -> None:
+        spec = self.stack.pop()
+        self.stack[-1] = self.format(self.stack[-1], 0, spec)
+
+    # -- functions and calls
+
+    def MAKE_FUNCTION(self, arg: int) -> None:
+        code: CodeType = self.stack.pop()
+        flags = arg if MAKE_FUNCTION_FLAGS else 0
+        closure = self.stack.pop() if flags & 8 else ()
+        if len(closure) != len(code.co_freevars):  # 3.13 attaches it with SET_FUNCTION_ATTRIBUTE
+            closure = tuple(CellType() for _ in code.co_freevars)
+        made = FunctionType(code, self.globals, code.co_name, None, closure)
+        for bit, name in ((4, "__annotations__"), (2, "__kwdefaults__"), (1, "__defaults__")):
+            if flags & bit:
+                self.set_function_field(made, name, self.stack.pop())
+        self.trace.made[id(made)] = made
+        self.stack.append(made)
+
+    def set_function_field(self, function: FunctionType, name: str, value: Any) -> FunctionType:
+        if name == "__annotations__" and isinstance(value, tuple):
+            value = dict(zip(value[::2], value[1::2]))
+        if name == "__closure__":
+            made = FunctionType(function.__code__, self.globals, function.__name__, function.__defaults__, value)
+            made.__kwdefaults__, made.__annotations__ = function.__kwdefaults__, function.__annotations__
+            self.trace.made[id(made)] = made
+            return made
+        setattr(function, name, value)
+        return function
+
+    def SET_FUNCTION_ATTRIBUTE(self, arg: int) -> None:
+        """(value, function -- function)"""
+        function, value = self.stack.pop(), self.stack.pop()
+        name = {1: "__defaults__", 2: "__kwdefaults__", 4: "__annotations__", 8: "__closure__"}[arg]
+        self.stack.append(self.set_function_field(function, name, value))
+
+    def KW_NAMES(self, arg: tuple[str, ...]) -> None:
+        self.kw_names = arg
+
+    def call(self, count: int, names: tuple[str, ...]) -> None:
+        args = self.pop(count)
+        second, first = self.stack.pop(), self.stack.pop()
+        if first is NULL:
+            fn = second
+        elif second is NULL:
+            fn = first
+        else:
+            fn, args = first, [second, *args]
+        kwargs = dict(zip(names, args[len(args) - len(names) :])) if names else {}
+        if names:
+            del args[len(args) - len(names) :]
+        self.stack.append(self.trace.call(fn, args, kwargs))
+
+    def CALL(self, arg: int) -> None:
+        names, self.kw_names = self.kw_names, ()
+        self.call(arg, names)
+
+    def CALL_KW(self, arg: int) -> None:
+        names = self.stack.pop()
+        self.call(arg, names)
+
+    def CALL_FUNCTION_EX(self, arg: int) -> None:
+        kwargs = self.as_mapping(self.stack.pop()) if arg & 1 else {}
+        args = operations.native(list, operations.iterate(self.trace, self.stack.pop()))
+        second, first = self.stack.pop(), self.stack.pop()
+        self.stack.append(self.trace.call(second if first is NULL else first, args, dict(kwargs)))
+
+    def RETURN_VALUE(self, arg: Any) -> str:
+        self.result = self.stack.pop()
+        return RETURN
+
+    # -- generators
+
+    def RETURN_GENERATOR(self, arg: Any) -> None:
+        """The generator object exists already; the value sent first is dropped by a POP_TOP."""
+        self.stack.append(None)
+
+    def YIELD_VALUE(self, arg: Any) -> str:
+        self.result = self.stack.pop()
+        self.at = self.next
+        return YIELD
+
+    def GET_YIELD_FROM_ITER(self, arg: Any) -> None:
+        self.GET_ITER(arg)
+
+    def SEND(self, arg: int) -> None:
+        """(receiver, value -- receiver, yielded), at the end (-- returned) and jump."""
+        value = self.stack.pop()
+        receiver = self.stack[-1]
+        try:
+            got = next(receiver) if value is None else receiver.send(value)
+        except StopIteration as stop:
+            if not SEND_KEEPS_RECEIVER:
+                self.stack.pop()
+            self.stack.append(stop.value)
+            self.next = arg
+        except Break:
+            raise
+        except Exception as error:
+            raise Raised(error) from None
+        else:
+            self.stack.append(got)
+
+    def END_SEND(self, arg: Any) -> None:
+        value = self.stack.pop()
+        self.stack[-1] = value
+
+    def STOPITERATION_ERROR(self, arg: Any) -> None:
+        """A StopIteration that leaves a generator becomes a RuntimeError."""
+        error = self.stack[-1]
+        if isinstance(error, StopIteration):
+            self.stack[-1] = RuntimeError("generator raised StopIteration")
+
+    # -- exceptions
+
+    def LOAD_ASSERTION_ERROR(self, arg: Any) -> None:
+        self.stack.append(AssertionError)
+
+    def RAISE_VARARGS(self, arg: int) -> None:
+        if arg == 0:
+            if self.handled is None:
+                raise Raised(RuntimeError("No active exception to reraise"))
+            raise Raised(self.handled)
+        cause = self.stack.pop() if arg == 2 else MISSING
+        error = self.stack.pop()
+        if isinstance(error, type):
+            error = self.trace.call(error, [], {})
+        if not isinstance(error, BaseException):
+            raise Raised(TypeError("exceptions must derive from BaseException"))
+        if cause is not MISSING:
+            error.__cause__ = self.trace.call(cause, [], {}) if isinstance(cause, type) else cause
+        raise Raised(error)
+
+    def PUSH_EXC_INFO(self, arg: Any) -> None:
+        """(error -- previous, error)"""
+        error = self.stack.pop()
+        self.stack.extend((self.handled, error))
+        self.handled = error
+
+    def CHECK_EXC_MATCH(self, arg: Any) -> None:
+        kinds = self.stack.pop()
+        self.stack.append(operations.native(isinstance, self.stack[-1], kinds))
+
+    def POP_EXCEPT(self, arg: Any) -> None:
+        self.handled = self.stack.pop()
+
+    def RERAISE(self, arg: Any) -> None:
+        raise Raised(self.stack.pop())
+
+    # -- with
+
+    def BEFORE_WITH(self, arg: Any) -> None:
+        """(context -- exit, entered)"""
+        context, trace = self.stack.pop(), self.trace
+        leave = load_attr(trace, context, "__exit__")
+        enter = load_attr(trace, context, "__enter__")
+        self.stack.append(leave)
+        self.stack.append(trace.call(enter, [], {}))
+
+    def WITH_EXCEPT_START(self, arg: Any) -> None:
+        """(exit, last, previous, error -- ..., suppress)"""
+        error = self.stack[-1]
+        result = self.trace.call(self.stack[-4], [type(error), error, error.__traceback__], {})
+        self.stack.append(result)
+
+    # -- match
+
+    def MATCH_MAPPING(self, arg: Any) -> None:
+        self.stack.append(isinstance(self.stack[-1], Mapping))
+
+    def MATCH_SEQUENCE(self, arg: Any) -> None:
+        top = self.stack[-1]
+        self.stack.append(isinstance(top, Sequence) and not isinstance(top, (str, bytes, bytearray)))
+
+    def MATCH_KEYS(self, arg: Any) -> None:
+        keys, subject = self.stack[-1], self.stack[-2]
+        has_all = all(operations.contains(self.trace, subject, key) for key in keys)
+        found = tuple(operations.get_item(self.trace, subject, key) for key in keys) if has_all else None
+        self.stack.append(found)
+
+    def MATCH_CLASS(self, arg: int) -> None:
+        subject, klass, names = self.pop(3)
+        self.stack.append(self.match_class(subject, klass, names, arg))
+
+    def match_class(self, subject: Any, klass: type, names: tuple[str, ...], count: int) -> Any:
+        if not operations.native(isinstance, subject, klass):
+            return None
+        positional: tuple[str, ...] = ()
+        if count:
+            if klass in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple) and count == 1:
+                return (subject,)
+            positional = load_attr(self.trace, klass, "__match_args__")[:count]
+        try:
+            return tuple(load_attr(self.trace, subject, name) for name in (*positional, *names))
+        except Raised as raised:
+            if isinstance(raised.value, AttributeError):
+                return None
+            raise
+
+
+def format_value(value: Any, convert: int, spec: str) -> str:
+    """What an f-string does with one field."""
+    made = (lambda v: v, str, repr, ascii)[convert](value)
+    return format(made, spec)
+
+
+def unsupported(op: str) -> Callable[[Activation, Any], None]:
+    def stop(self: Activation, arg: Any) -> None:
+        raise UnsupportedOpcode(self.trace.loc(), opcode=op)
+
+    return stop
+
+
+METHODS: Final[dict[str, Callable[[Activation, Any], Any]]] = {
+    name: method for name, method in vars(Activation).items() if name.isupper()
+}
+
+__all__ = ["RETURN", "YIELD", "Activation", "Attr", "Code", "Const", "FOR_ITER_SKIPS", "bind"]

@@ -1,0 +1,317 @@
+"""Python's operators on values of the trace.
+
+    binary(trace, operator.add, x, 1)      a Fake: performed, and recorded as operator.add
+    binary(trace, operator.add, a, b)      a user class with __add__ in Python: that method is interpreted
+    binary(trace, operator.add, 2, 3)      5
+
+Whatever runs here natively runs on the trace's own objects, so it can change nothing of the user's.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+
+from dovetail.capture.attributes import find_in_mro, load_attr, python_method
+from dovetail.capture.origins import PLAIN
+from dovetail.capture.trace import Raised, Trace
+from dovetail.errors import Break, DataDependentBranch, DataDependentValue, UnsupportedValue
+from dovetail.fake.tensor import Fake
+
+SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+DUNDERS: Final[dict[Any, tuple[str, str]]] = {
+    getattr(operator, name): (f"__{dunder}__", f"__r{dunder}__")
+    for name, dunder in {
+        "add": "add", "and_": "and", "floordiv": "floordiv", "lshift": "lshift", "matmul": "matmul", "mul": "mul",
+        "mod": "mod", "or_": "or", "pow": "pow", "rshift": "rshift", "sub": "sub", "truediv": "truediv", "xor": "xor",
+    }.items()
+}  # fmt: skip
+INPLACE: Final[dict[Any, Any]] = {
+    getattr(operator, "i" + op.__name__.rstrip("_")): op for op in DUNDERS
+}
+COMPARISONS: Final = {
+    operator.lt: ("__lt__", "__gt__"),
+    operator.le: ("__le__", "__ge__"),
+    operator.gt: ("__gt__", "__lt__"),
+    operator.ge: ("__ge__", "__le__"),
+    operator.eq: ("__eq__", "__eq__"),
+    operator.ne: ("__ne__", "__ne__"),
+}
+
+
+def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run on the trace's objects; an exception is the user program's."""
+    try:
+        return fn(*args, **kwargs)
+    except Break:
+        raise
+    except Exception as error:
+        raise Raised(error) from None
+
+
+def has_fake(value: Any) -> bool:
+    if isinstance(value, Fake):
+        return True
+    if isinstance(value, (list, tuple)):
+        return any(has_fake(item) for item in value)
+    return isinstance(value, dict) and any(has_fake(item) for item in value.values())
+
+
+def on_fakes(trace: Trace, op: Callable[..., Any], *args: Any) -> Any:
+    """An operator with a tensor among its operands."""
+    result = native(op, *args)
+    if has_fake(result):
+        trace.record("call_function", op, args, {}, result)
+    return result
+
+
+_dunder_cache: dict[tuple[type, str], FunctionType | None] = {}
+
+
+def dunder(kind: type, name: str) -> FunctionType | None:
+    """A dunder written in Python, or None. Built-in types are answered at once."""
+    if kind in PLAIN or kind in NATIVE_KINDS:
+        return None
+    return python_method(kind, name)
+
+
+NATIVE_KINDS: Final = frozenset({list, tuple, dict, set, frozenset, slice, Fake, *SYMBOLIC})
+
+
+def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    kind, other = type(left), type(right)
+    if kind is Fake and (other is Fake or other in PLAIN or other in SYMBOLIC):
+        return on_fakes(trace, op, left, right)
+    if kind in PLAIN and other in PLAIN:
+        return native(op, left, right)
+    plain = INPLACE.get(op)
+    if plain is not None:
+        method = dunder(kind, "__i" + DUNDERS[plain][0][2:])
+        if method is not None:
+            result = trace.call(method, [left, right], {})
+            if result is not NotImplemented:
+                return result
+    forward, backward = DUNDERS[op if plain is None else plain]
+    found, result = _by_dunder(trace, left, right, forward, backward)
+    if found:
+        return result
+    if kind is Fake or other is Fake:
+        return on_fakes(trace, op, left, right)
+    return native(op, left, right)
+
+
+def _by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str) -> tuple[bool, Any]:
+    """Try the operands' Python methods in Python's order; (False, _) when the built-in ones decide."""
+    first, second = dunder(type(left), forward), dunder(type(right), backward)
+    if first is None and second is None:
+        return False, None
+    pairs = [(first, left, right), (second, right, left)]
+    if type(left) is not type(right) and issubclass(type(right), type(left)) and second is not None:
+        pairs.reverse()
+    for method, owner, operand in pairs:
+        if method is not None:
+            result = trace.call(method, [owner, operand], {})
+            if result is not NotImplemented:
+                return True, result
+        elif owner is left and not isinstance(owner, Fake):
+            result = _builtin_dunder(owner, operand, forward)
+            if result is not NotImplemented:
+                return True, result
+    if forward in ("__eq__", "__ne__"):
+        return True, (left is right) == (forward == "__eq__")
+    return False, None
+
+
+def _builtin_dunder(owner: Any, operand: Any, name: str) -> Any:
+    method = getattr(type(owner), name, None)
+    if method is None or isinstance(method, FunctionType):
+        return NotImplemented
+    return native(method, owner, operand)
+
+
+def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    kind, other = type(left), type(right)
+    if kind in PLAIN and other in PLAIN:
+        return native(op, left, right)
+    found, result = _by_dunder(trace, left, right, *COMPARISONS[op])
+    if found:
+        return result
+    if kind is Fake or other is Fake:
+        return on_fakes(trace, op, left, right)
+    if op is operator.ne and dunder(kind, "__eq__"):
+        return not truth(trace, compare(trace, operator.eq, left, right))
+    return native(op, left, right)
+
+
+def unary(trace: Trace, op: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, Fake):
+        return on_fakes(trace, op, value)
+    name = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}.get(op)
+    method = dunder(type(value), name) if name else None
+    return trace.call(method, [value], {}) if method else native(op, value)
+
+
+def truth(trace: Trace, value: Any) -> bool:
+    """bool(value)."""
+    kind = type(value)
+    if kind is bool:
+        return value  # type: ignore[no-any-return]
+    if kind in PLAIN or kind in (list, tuple, dict, set):
+        return bool(value)
+    if isinstance(value, Fake):
+        try:
+            return bool(value)
+        except DataDependentValue:
+            raise DataDependentBranch(trace.loc()) from None
+    for name in ("__bool__", "__len__"):
+        found, _ = find_in_mro(kind, name)
+        if isinstance(found, FunctionType):
+            return bool(trace.call(found, [value], {}))
+        if callable(found):
+            check_native_use(trace, value, "bool")
+            break
+    return native(bool, value)
+
+
+def check_native_use(trace: Trace, value: Any, what: str) -> None:
+    """An object of the user's that only C code understands must not be run on while capturing."""
+    origin = trace.origins.get(id(value))
+    if origin is not None and origin.stand_in is origin.original and not _is_passive(value):
+        raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"{what} of {origin.source}")
+
+
+def _is_passive(value: Any) -> bool:
+    return isinstance(value, (tuple, frozenset, FunctionType, type)) or type(value) in PLAIN
+
+
+def get_item(trace: Trace, container: Any, key: Any) -> Any:
+    kind = type(container)
+    if kind in (list, tuple, dict):
+        return native(operator.getitem, container, key)
+    if kind is Fake:
+        return on_fakes(trace, operator.getitem, container, key)
+    method = dunder(kind, "__getitem__")
+    if method is not None:
+        return trace.call(method, [container, key], {})
+    if isinstance(container, type):
+        return _class_item(trace, container, key)
+    check_native_use(trace, container, "indexing")
+    missing = dunder(kind, "__missing__")
+    if missing is not None and isinstance(container, dict) and not dict.__contains__(container, key):
+        return trace.call(missing, [container, key], {})
+    return native(operator.getitem, container, key)
+
+
+def _class_item(trace: Trace, container: type, key: Any) -> Any:
+    """Color["RED"], list[int], and classes with __class_getitem__."""
+    getter = dunder(type(container), "__getitem__")
+    if getter is not None and "enum" in getter.__module__:
+        return native(operator.getitem, container, key)
+    if getter is not None:
+        return trace.call(getter, [container, key], {})
+    return native(operator.getitem, container, key)
+
+
+def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
+    if isinstance(container, Fake):
+        native(operator.setitem, container, key, value)
+        trace.record("call_function", operator.setitem, (container, key, value), {}, None)
+        return
+    method = dunder(type(container), "__setitem__")
+    if method is not None:
+        trace.call(method, [container, key, value], {})
+        return
+    check_native_use(trace, container, "item assignment")
+    native(operator.setitem, container, key, value)
+
+
+def delete_item(trace: Trace, container: Any, key: Any) -> None:
+    method = dunder(type(container), "__delitem__")
+    if method is not None:
+        trace.call(method, [container, key], {})
+        return
+    check_native_use(trace, container, "item deletion")
+    native(operator.delitem, container, key)
+
+
+def contains(trace: Trace, container: Any, item: Any) -> bool:
+    kind = type(container)
+    method = dunder(kind, "__contains__")
+    if method is not None:
+        return truth(trace, trace.call(method, [container, item], {}))
+    if kind is Fake:
+        result = trace.call(torch.Tensor.__contains__, [container, item], {})
+        return truth(trace, result)
+    if dunder(kind, "__iter__") is not None:
+        return any(item is each or truth(trace, compare(trace, operator.eq, each, item))
+                   for each in iterate(trace, container))  # fmt: skip
+    check_native_use(trace, container, "`in`")
+    if kind in (list, tuple) and (has_fake(item) or has_fake(container) or dunder(type(item), "__eq__")):
+        return any(each is item or truth(trace, compare(trace, operator.eq, each, item)) for each in container)
+    return native(operator.contains, container, item)  # type: ignore[no-any-return]
+
+
+class Steps:
+    """An iterator of the user's, written in Python, for native code to consume."""
+
+    def __init__(self, trace: Trace, owner: Any, step: Callable[..., Any]) -> None:
+        self.trace, self.owner, self.step = trace, owner, step
+
+    def __iter__(self) -> Steps:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self.trace.call(self.step, [self.owner], {})
+        except Raised as raised:
+            raise raised.value from None
+
+
+def iterate(trace: Trace, value: Any) -> Iterator[Any]:
+    """iter(value), as something native code can step through."""
+    kind = type(value)
+    if kind in (list, tuple, dict, range, str, set):
+        return iter(value)
+    if isinstance(value, Fake):
+        if value.dim() == 0:
+            raise Raised(TypeError("iteration over a 0-d tensor"))
+        return iter(trace.call(load_attr(trace, value, "unbind"), [0], {}))
+    method = dunder(kind, "__iter__")
+    if method is not None and not kind.__module__.startswith("dovetail."):
+        made = trace.call(method, [value], {})
+        step = dunder(type(made), "__next__")
+        if step is None or type(made).__module__.startswith("dovetail."):
+            return made  # type: ignore[no-any-return]
+        return Steps(trace, made, step)
+    getter = dunder(kind, "__getitem__")
+    if getter is not None and not hasattr(kind, "__iter__"):
+        return _by_index(trace, value, getter)
+    check_native_use(trace, value, "iteration")
+    return native(iter, value)  # type: ignore[no-any-return]
+
+
+def _by_index(trace: Trace, value: Any, getter: Callable[..., Any]) -> Iterator[Any]:
+    index = 0
+    while True:
+        try:
+            item = trace.call(getter, [value, index], {})
+        except Raised as raised:
+            if isinstance(raised.value, IndexError):
+                return
+            raise
+        yield item
+        index += 1
+
+
+def length(trace: Trace, value: Any) -> Any:
+    method = dunder(type(value), "__len__")
+    if method is not None and not type(value).__module__.startswith("dovetail."):
+        return trace.call(method, [value], {})
+    if isinstance(value, Fake):
+        return native(value.size, 0) if value.dim() else native(len, value)
+    check_native_use(trace, value, "len")
+    return native(len, value)

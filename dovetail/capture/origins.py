@@ -1,0 +1,309 @@
+"""Objects that existed before the frame, as the trace sees them.
+
+    wrap(trace, value, source) -> what stands in for it
+
+    42                      42, guarded to equal 42
+    a tensor                a Fake, a graph input, guarded by its metadata
+    [x, 1]                  a shadow list [Fake, 1]; changed in the trace, written back at exit
+    a module, an instance   itself; its attributes are wrapped when they are read (attributes.py)
+
+The same object met at a second path is the same stand-in, and a guard says so.
+"""
+from __future__ import annotations
+
+import enum
+import functools
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from types import (
+    BuiltinFunctionType,
+    BuiltinMethodType,
+    CodeType,
+    EllipsisType,
+    FunctionType,
+    GenericAlias,
+    MappingProxyType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    NoneType,
+    NotImplementedType,
+    WrapperDescriptorType,
+)
+from typing import Any, Final
+
+import torch
+
+from dovetail.capture.trace import Origin, Trace
+from dovetail.errors import UnsupportedValue
+from dovetail.fake.tensor import Fake, fake_like
+from dovetail.ir.capture import GraphInput
+from dovetail.ir.guard import DictKeys, Equals, Is, Length, SameAs, TensorIs, TypeIs
+from dovetail.ir.source import Arg, Attr, Cell, ClosureOf, DictKey, Item, Source, root_of
+
+Wrapper = Callable[[Trace, Any, Source], Any]
+
+PLAIN: Final = frozenset(
+    {int, float, str, bool, NoneType, bytes, complex, EllipsisType, NotImplementedType, torch.dtype, torch.device,
+     torch.layout, torch.memory_format, torch.Size, torch.qscheme, range, CodeType}
+)  # fmt: skip
+"""Types whose values are constants of the trace."""
+
+IDENTITY: Final = (
+    type, ModuleType, BuiltinFunctionType, BuiltinMethodType, MethodDescriptorType, WrapperDescriptorType,
+    enum.Enum, GenericAlias, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+)  # fmt: skip
+"""Types whose instances are told apart by identity."""
+
+TENSOR_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+def wrap(trace: Trace, value: Any, source: Source, stable: bool = False) -> Any:
+    """The stand-in for `value`, read at `source`. `stable`: something else already guards that the same
+    object is found there (a class that has not changed), so a constant needs no guard of its own."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value if stable else wrap_constant(trace, value, source)
+    if kind is FunctionType:
+        return wrap_function(trace, value, source, stable)
+    if isinstance(value, IDENTITY):
+        if not stable:
+            trace.guard(source, Is(value))
+        return value
+    if isinstance(value, Fake):
+        return value
+    seen = trace.known.get(id(value))
+    if seen is not None:
+        if not stable and seen.source is not source:
+            trace.guard(source, SameAs(seen.source))
+        return seen.stand_in
+    wrapper = WRAPPERS.get(kind)
+    if wrapper is None:
+        wrapper = _find_wrapper(kind)
+    return wrapper(trace, value, source)
+
+
+def register(trace: Trace, original: Any, stand_in: Any, source: Source) -> Origin:
+    origin = Origin(original, stand_in, source)
+    trace.origins[id(stand_in)] = origin
+    trace.known[id(original)] = origin
+    return origin
+
+
+def wrap_constant(trace: Trace, value: Any, source: Source) -> Any:
+    kind = type(value)
+    if kind in (int, float) and trace.dynamic is not None:
+        symbolic = trace.dynamic.number(trace, value, source)
+        if symbolic is not None:
+            return symbolic
+    by_identity = kind is bool or value is None or kind in (torch.dtype, CodeType, EllipsisType)
+    trace.guard(source, Is(value) if by_identity else Equals(value))
+    return value
+
+
+def wrap_function(trace: Trace, value: FunctionType, source: Source, stable: bool) -> Any:
+    """A function that arrives as an argument is often made anew for each call; its code is not."""
+    seen = trace.known.get(id(value))
+    if seen is None:
+        register(trace, value, value, source)
+    if stable:
+        return value
+    if isinstance(root_of(source), (Arg, Cell)):
+        trace.guard(source, TypeIs(FunctionType))
+        trace.guard(Attr(source, "__code__"), Is(value.__code__))
+        if seen is not None and value.__closure__:
+            trace.guard(source, SameAs(seen.source))
+    else:
+        trace.guard(source, Is(value))
+    return value
+
+
+def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
+    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+        raise UnsupportedValue(trace.loc(), type=f"{value.layout} tensor", detail="only strided tensors are captured")
+    fake, free_shape, free_stride = make_fake(trace, value, source)
+    register(trace, value, fake, source)
+    trace.owned[id(fake)] = fake
+    name = f"input_{len(trace.inputs)}"
+    trace.inputs.append(GraphInput(name, source, value))
+    trace.input_fakes.append(fake)
+    index = value.device.index
+    trace.guard(
+        source,
+        TensorIs(
+            type(value), value.dtype, value.device.type, -1 if index is None else index, value.requires_grad,
+            free_shape, free_stride, torch._C._dispatch_keys(value).raw_repr(),
+        ),
+    )  # fmt: skip
+    return fake
+
+
+def make_fake(trace: Trace, value: torch.Tensor, source: Source) -> tuple[Fake, tuple[Any, ...], tuple[Any, ...]]:
+    """The Fake of an input, and the sizes and strides that must stay (None where symbolic)."""
+    if trace.dynamic is not None:
+        made = trace.dynamic.tensor(trace, value, source)
+        if made is not None:
+            return made
+    return fake_like(value), tuple(value.shape), tuple(value.stride())
+
+
+def wrap_list(trace: Trace, value: Any, source: Source) -> Any:
+    shadow = type(value)() if type(value) is not deque else deque(maxlen=value.maxlen)
+    origin = _shadow(trace, value, shadow, source)
+    trace.guard(source, Length(len(value)))
+    shadow.extend([wrap(trace, item, Item(source, i)) for i, item in enumerate(value)])
+    origin.before = list(shadow)
+    return shadow
+
+
+def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
+    """Sets are read whole; their members must be constants."""
+    for item in value:
+        if type(item) not in PLAIN and not isinstance(item, (*IDENTITY, FunctionType)):
+            return wrap_instance(trace, value, source)
+    trace.guard(source, Equals(frozenset(value)) if type(value) is frozenset else TypeIs(type(value)))
+    if type(value) is frozenset:
+        return value
+    trace.guard(source, Equals(set(value)))
+    shadow = set(value)
+    origin = _shadow(trace, value, shadow, source, guard=False)
+    origin.before = set(shadow)
+    return shadow
+
+
+def _shadow(trace: Trace, value: Any, shadow: Any, source: Source, guard: bool = True) -> Origin:
+    if guard:
+        trace.guard(source, TypeIs(type(value)))
+    origin = register(trace, value, shadow, source)
+    trace.shadows.append(origin)
+    return origin
+
+
+def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
+    shadow = defaultdict(value.default_factory) if type(value) is defaultdict else type(value).__new__(type(value))
+    origin = _shadow(trace, value, shadow, source)
+    keys = tuple(value)
+    plain = all(is_constant(key) for key in keys)
+    trace.guard(source, DictKeys(keys) if plain else Length(len(keys)))
+    for i, (key, item) in enumerate(dict.items(value)):
+        if plain:
+            dict_set(shadow, key, wrap(trace, item, Item(source, key)))
+        else:
+            at = trace.const(key, "key")
+            inner = wrap(trace, key, DictKey(source, i))
+            dict_set(shadow, inner, wrap(trace, item, ConstItem(source, at.name)))
+    origin.before = dict(shadow)
+    return shadow
+
+
+def ConstItem(source: Source, name: str) -> Source:
+    raise UnsupportedValue(type="dict", detail="a dict whose keys are objects")
+
+
+def dict_set(shadow: Any, key: Any, value: Any) -> None:
+    OrderedDict.__setitem__(shadow, key, value) if isinstance(shadow, OrderedDict) else dict.__setitem__(
+        shadow, key, value
+    )
+
+
+def is_constant(key: Any) -> bool:
+    """May be the key in a path: its repr is its text."""
+    kind = type(key)
+    if kind is tuple:
+        return all(is_constant(item) for item in key)
+    return kind in (int, float, str, bool, NoneType, bytes) or isinstance(key, enum.Enum)
+
+
+def wrap_tuple(trace: Trace, value: Any, source: Source) -> Any:
+    trace.guard(source, TypeIs(type(value)))
+    trace.guard(source, Length(len(value)))
+    items = [wrap(trace, item, Item(source, i)) for i, item in enumerate(value)]
+    if all(new is old for new, old in zip(items, value)):
+        register(trace, value, value, source)
+        return value
+    stand_in = tuple.__new__(type(value), items)
+    register(trace, value, stand_in, source)
+    return stand_in
+
+
+def wrap_method(trace: Trace, value: MethodType, source: Source) -> Any:
+    trace.guard(source, TypeIs(MethodType))
+    function = wrap(trace, value.__func__, Attr(source, "__func__"))
+    owner = wrap(trace, value.__self__, Attr(source, "__self__"))
+    stand_in = MethodType(function, owner)
+    trace.keep.append(stand_in)
+    return stand_in
+
+
+def wrap_partial(trace: Trace, value: functools.partial[Any], source: Source) -> Any:
+    trace.guard(source, TypeIs(type(value)))
+    function = wrap(trace, value.func, Attr(source, "func"))
+    args = wrap_tuple(trace, value.args, Attr(source, "args"))
+    keywords = wrap_dict(trace, value.keywords, Attr(source, "keywords"))
+    stand_in = functools.partial(function, *args, **keywords)
+    register(trace, value, stand_in, source)
+    return stand_in
+
+
+def wrap_slice(trace: Trace, value: slice, source: Source) -> Any:
+    trace.guard(source, TypeIs(slice))
+    parts = [wrap(trace, getattr(value, name), Attr(source, name)) for name in ("start", "stop", "step")]
+    return slice(*parts)
+
+
+def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
+    trace.guard(source, TypeIs(type(value)))
+    register(trace, value, value, source)
+    return value
+
+
+def wrap_proxy(trace: Trace, value: Any, source: Source) -> Any:
+    return MappingProxyType(wrap_dict(trace, dict(value), source))
+
+
+def wrap_dict_subclass(trace: Trace, value: Any, source: Source) -> Any:
+    """A dict with a class of its own (ModelOutput...): contents shadowed, attributes read as of any instance."""
+    return wrap_dict(trace, value, source)
+
+
+def refuse(trace: Trace, value: Any, source: Source) -> Any:
+    raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"{source} is a tensor subclass")
+
+
+WRAPPERS: Final[dict[type, Wrapper]] = {
+    **dict.fromkeys(TENSOR_TYPES, wrap_tensor),
+    list: wrap_list,
+    deque: wrap_list,
+    set: wrap_set,
+    frozenset: wrap_set,
+    dict: wrap_dict,
+    OrderedDict: wrap_dict,
+    defaultdict: wrap_dict,
+    Counter: wrap_dict,
+    tuple: wrap_tuple,
+    MethodType: wrap_method,
+    functools.partial: wrap_partial,
+    slice: wrap_slice,
+    MappingProxyType: wrap_proxy,
+}
+
+BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
+    (torch.Tensor, refuse),
+    (tuple, wrap_tuple),
+    (dict, wrap_dict_subclass),
+    (list, wrap_list),
+)
+
+
+def _find_wrapper(kind: type) -> Wrapper:
+    found: Wrapper = wrap_instance
+    for base, wrapper in BY_BASE:
+        if issubclass(kind, base):
+            found = wrapper
+            break
+    WRAPPERS[kind] = found
+    return found
+
+
+def closure_source(source: Source, position: int) -> Source:
+    return ClosureOf(source, position)

@@ -1,0 +1,185 @@
+"""Capture one frame.
+
+    Frame -> Capture (or SkippedFrame is raised, and the frame runs in eager)
+
+The frame is interpreted from its first instruction. When something cannot be captured, a Break is
+raised; the frame is then interpreted again up to the instruction of this frame that led there, and
+ends with that instruction done in Python and a call of a resume function for the rest. Interpreting
+twice is what makes undoing unnecessary: the trace's objects are its own.
+"""
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+
+from dovetail.capture import contexts
+from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call
+from dovetail.capture.emit import Emitter, entry_parameters, safe_name
+from dovetail.capture.frame import Frame, slot_count
+from dovetail.capture.graphs import GraphBuilder
+from dovetail.capture.guards import state_guard
+from dovetail.capture.interpreter import Activation
+from dovetail.capture.origins import wrap
+from dovetail.capture.resume import emit_break
+from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
+from dovetail.capture.trace import Raised, Trace
+from dovetail.errors import Break, SkippedFrame
+from dovetail.fake.tensor import FakeMode
+from dovetail.ir.capture import BreakPoint, Capture
+from dovetail.ir.source import Arg
+from dovetail.options import Options
+from dovetail.util.writer import Writer
+
+RECURSION_LIMIT = 12_000
+
+
+class Stop(Exception):
+    """The instruction before which this capture ends has been reached."""
+
+
+class Root(Activation):
+    """The captured frame itself: counts instructions, and stops before the one that breaks."""
+
+    __slots__ = ("steps", "stop")
+
+    def __init__(self, trace: Trace, frame: Frame, slots: list[Any], stop: int | None) -> None:
+        super().__init__(trace, frame.function, slots, is_root=True)
+        if frame.closure:
+            self.slots[len(self.slots) - len(frame.closure) :] = frame.closure
+        self.steps, self.stop = 0, stop
+
+    def _loop(self) -> str:
+        methods, args = self.code.bound, self.code.args
+        while True:
+            at = self.at
+            if self.steps == self.stop:
+                raise Stop
+            self.steps += 1
+            self.next = at + 1
+            done = methods[at](self, args[at])  # type: ignore[operator]
+            if done is not None:
+                return done  # type: ignore[no-any-return]
+            self.at = self.next
+
+
+def capture_frame(frame: Frame, options: Options, dynamic: Any = None) -> Capture:
+    """See the file's docstring. `dynamic` is a capture.dynamic.Policy, or None for static shapes."""
+    flags = frame.code.co_flags
+    if flags & (CO_GENERATOR | CO_ASYNC):
+        raise SkippedFrame(frame.loc, detail="generators and coroutines run in eager")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, RECURSION_LIMIT))
+    try:
+        attempt = Attempt(frame, options, dynamic, None, None)
+        found = attempt.run()
+        if isinstance(found, Capture):
+            return found
+        again = Attempt(frame, options, dynamic, attempt.steps, found)
+        result = again.run()
+        if isinstance(result, Capture):
+            return result
+        raise SkippedFrame(frame.loc, detail=f"{found.text}; and the frame cannot be resumed there: {result.text}")
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+class Attempt:
+    """One interpretation of the frame, to its end or to the instruction `stop`."""
+
+    def __init__(self, frame: Frame, options: Options, dynamic: Any, stop: int | None, why: Break | None) -> None:
+        self.frame, self.stop, self.why, self.steps = frame, stop, why, 0
+        policy = dynamic.fresh() if dynamic is not None else None
+        trace = self.trace = Trace(frame, options, policy)
+        trace.call = functools.partial(call, trace)
+        trace.tensor_attr, trace.store_tensor_attr = tensor_attr, store_tensor_attr  # type: ignore[attr-defined]
+
+    def run(self) -> Capture | Break:
+        trace = self.trace
+        trace.guards.append(state_guard())
+        grad_enabled = torch.is_grad_enabled()
+        root: Root | None = None
+        try:
+            with FakeMode():
+                slots = self.wrap_arguments()
+                root = Root(trace, self.frame, slots, self.stop)
+                try:
+                    root.run()
+                    return self.finish(root, None, grad_enabled)
+                except Stop:
+                    return self.finish(root, self.why, grad_enabled)
+        except Raised as raised:
+            text = f"{type(raised.value).__name__}: {raised.value}"
+            raise SkippedFrame(trace.loc(), detail=f"the program raises {text}") from raised.value
+        except SkippedFrame:
+            raise
+        except Break as stop:
+            self.steps = root.steps - 1 if root is not None else -1
+            if root is None:
+                raise SkippedFrame(self.frame.loc, detail=stop.text) from stop
+            return stop
+        finally:
+            contexts.leave_all(trace, grad_enabled)
+
+    def wrap_arguments(self) -> list[Any]:
+        code = self.frame.code
+        names = code.co_varnames[: slot_count(code)]
+        return [
+            wrap(self.trace, value, Arg(i, safe_name(name, i)))
+            for i, (name, value) in enumerate(zip(names, self.frame.args))
+        ]
+
+    def finish(self, root: Root, why: Break | None, grad_enabled: bool) -> Capture:
+        trace, frame = self.trace, self.frame
+        graph_name = "graph_0"
+        emit = Emitter(trace, root, graph_name)
+        tail: list[str]
+        if why is None:
+            tail = [f"return {emit.value(root.result)}"]
+        else:
+            tail = emit_break(emit, root)
+        emit.effects()
+        if torch.is_grad_enabled() != grad_enabled:
+            emit.body.append(f"{emit.const(torch._C._set_grad_enabled)}({torch.is_grad_enabled()})")
+        has_work = any(call.result is not None or call.kind == "call_method" for call in trace.calls)
+        graph, inputs = None, ()
+        if has_work and (emit.outputs or has_effects(trace)):
+            graph, inputs = GraphBuilder(trace).build(emit.outputs, frame.code.co_name)
+        text = self.text(emit, root, inputs if graph is not None else None, tail, why)
+        symbols = tuple(trace.symbols.items())
+        if trace.dynamic is not None:
+            trace.dynamic.finish(trace)
+        namespace = {**trace.namespace, "user_globals": frame.globals}
+        breaks = () if why is None else (BreakPoint(why.code, why.text, why.hint, why.loc or trace.loc()),)
+        return Capture(
+            frame.code.co_qualname, graph, tuple(inputs), tuple(trace.guards), text, namespace, graph_name, breaks,
+            symbols, frame.loc,
+        )  # fmt: skip
+
+    def text(self, emit: Emitter, root: Root, inputs: Any, tail: list[str], why: Break | None) -> str:
+        args = [emit.load(graph_input.source) for graph_input in inputs or ()]
+        parameters = ", ".join(entry_parameters(root, slot_count(self.frame.code)))
+        w = Writer()
+        with w.block(f"def entry({parameters}):"):
+            for line in emit.loads:
+                w(line)
+            if inputs is not None:
+                w(f"out = {emit.graph_name}({', '.join(args)})")
+            for line in emit.body:
+                w(line)
+            if why is not None:
+                w(f"# {why.code} {why.text}, {why.loc}")
+            for line in tail:
+                w(line)
+        return w.text
+
+
+def has_effects(trace: Trace) -> bool:
+    """Whether a graph without outputs is still worth running: it changes a tensor in place."""
+    for recorded in trace.calls:
+        name = recorded.target if isinstance(recorded.target, str) else getattr(recorded.target, "__name__", "")
+        if name in ("setitem",) or name.endswith("_") or name.startswith("i") or "out" in recorded.kwargs:
+            return True
+    return False

@@ -1,0 +1,172 @@
+"""Torch functions and tensor methods: performed on Fakes, and recorded.
+
+    torch.relu(x)      -> call_function torch.relu
+    x.view(2, -1)      -> call_method view
+    x.shape            -> read from the Fake; nothing recorded, the input's guard covers it
+
+Which callables count as torch functions is decided by `is_torch_call`: everything written in C in
+torch, and Python functions of torch that ask has_torch_function (torch's own mark of an op).
+"""
+from __future__ import annotations
+
+import sys
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+from typing import Any, Final
+
+import torch
+
+from dovetail.capture.operations import has_fake, native
+from dovetail.capture.origins import TENSOR_TYPES, wrap
+from dovetail.capture.trace import Raised, Trace, Write
+from dovetail.errors import Break, FailedFake, UnknownCall, UnsupportedValue
+from dovetail.fake.tensor import Fake
+from dovetail.ir.source import Attr, DictAttr
+
+MARKS: Final = frozenset({"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"})
+
+TENSOR_FUNCTIONS: Final[dict[int, str]] = {
+    id(value): name
+    for owner in (torch.Tensor, torch._C.TensorBase)
+    for name, value in vars(owner).items()
+    if isinstance(value, FunctionType)
+}
+"""Methods of torch.Tensor written in Python, by identity."""
+
+STATEFUL: Final = ("set_", "_set_", "_push", "_pop", "_enter", "_exit", "_jit", "_functorch", "_vmap", "_add_", "_log_",
+                   "_remove_", "_unset", "_increment", "_decrement", "_maybe_", "_dispatch_t")  # fmt: skip
+"""C functions of torch whose names start so change hidden state."""
+
+REFUSED_METHODS: Final = frozenset(
+    {"backward", "register_hook", "register_post_accumulate_grad_hook", "share_memory_", "storage", "untyped_storage",
+     "_typed_storage", "set_", "pin_memory", "retain_grad"}
+)  # fmt: skip
+
+_marked: dict[Any, bool] = {}
+
+
+def is_torch_call(fn: Any) -> bool:
+    kind = type(fn)
+    if kind is FunctionType:
+        code = fn.__code__
+        found = _marked.get(code)
+        if found is None:
+            module = fn.__module__ or ""
+            found = _marked[code] = module.split(".")[0] == "torch" and not MARKS.isdisjoint(code.co_names)
+        return found
+    if kind is BuiltinFunctionType:
+        module = fn.__module__ or ""
+        owner = fn.__self__
+        return module.startswith("torch") or (owner is not None and type(owner).__module__.startswith("torch._C"))
+    return isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or (
+        kind is MethodDescriptorType and issubclass(torch.Tensor, fn.__objclass__) and fn.__objclass__ is not object
+    )
+
+
+def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Perform a torch function on the trace's values and record it if it made or changed tensors."""
+    name = getattr(fn, "__name__", str(fn))
+    if name.startswith(STATEFUL) and not has_fake(args):
+        raise UnknownCall(trace.loc(), function=f"{fn.__module__}.{name}")
+    check_arguments(trace, fn, (args, kwargs))
+    result = perform(trace, fn, args, kwargs)
+    if has_fake(result) or (result is None and has_fake(args)):
+        trace.record("call_function", fn, tuple(args), kwargs, result)
+    return result
+
+
+def perform(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Run on Fakes. torch's complaint about a Fake that lacks data is a break; others are the program's."""
+    try:
+        return fn(*args, **kwargs)
+    except Break as stop:
+        if stop.loc is None:
+            stop.loc = trace.loc()
+        raise
+    except (NotImplementedError, TypeError) as error:
+        text = str(error)
+        if "Fake" in text or "meta" in text.lower() or "dispatch" in text:
+            raise FailedFake(trace.loc(), function=getattr(fn, "__name__", str(fn)), detail=text[:200]) from error
+        raise Raised(error) from None
+    except Exception as error:
+        raise Raised(error) from None
+
+
+def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
+    """Python callables must not be run by torch behind the interpreter's back."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            check_arguments(trace, fn, item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            check_arguments(trace, fn, item)
+    elif isinstance(value, FunctionType):
+        raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a Python function")
+
+
+def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """x.name(...), where args[0] is x."""
+    if not args or not isinstance(args[0], Fake):
+        return call_torch(trace, getattr(torch.Tensor, name), args, kwargs)
+    if name in REFUSED_METHODS:
+        raise UnknownCall(trace.loc(), function=f"Tensor.{name}")
+    check_arguments(trace, name, (args, kwargs))
+    result = perform(trace, getattr(args[0], name), args[1:], kwargs)
+    if has_fake(result) or (result is None and not name.startswith("__")):
+        trace.record("call_method", name, tuple(args), kwargs, result)
+    return result
+
+
+def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
+    """An attribute of a tensor."""
+    pending = trace.writes.get((id(fake), name))
+    if pending is not None:
+        return pending.value
+    origin = trace.origins.get(id(fake))
+    if origin is not None:
+        if name == "grad":
+            return wrap(trace, origin.original.grad, Attr(origin.source, "grad"))
+        if name == "__class__":
+            return type(origin.original)
+        if name in ("is_leaf", "grad_fn", "_backward_hooks"):
+            return getattr(origin.original, name)
+        own = getattr(origin.original, "__dict__", {})
+        if name in own and name not in OWN_FIELDS:
+            return wrap(trace, own[name], DictAttr(origin.source, name))
+    elif name == "__class__":
+        return torch.Tensor
+    if name in OWN_FIELDS:
+        raise Raised(AttributeError(f"'Tensor' object has no attribute '{name}'"))
+    value = native(getattr, fake, name)
+    if isinstance(value, Fake) and value is not fake:
+        trace.record("call_function", getattr, (fake, name), {}, value)
+    return value
+
+
+OWN_FIELDS: Final = frozenset({"meta", "constant", "_meta", "_constant"})
+
+
+def store_tensor_attr(trace: Trace, fake: Fake, name: str, value: Any) -> None:
+    if name in ("data", "grad", "requires_grad", "names"):
+        if name == "requires_grad" and value == fake.requires_grad:
+            return
+        raise UnsupportedValue(trace.loc(), type="Tensor", detail=f"assigning to .{name}")
+    if id(fake) in trace.origins:
+        trace.writes[(id(fake), name)] = Write(fake, name, value, "attr")
+    else:
+        setattr(fake, name, value)
+
+
+def type_of_value(trace: Trace, value: Any) -> type:
+    """type(value) as the user's program sees it."""
+    if isinstance(value, Fake):
+        origin = trace.origins.get(id(value))
+        return type(origin.original) if origin is not None else torch.Tensor
+    return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value), type(value))  # type: ignore[call-overload, no-any-return]
+
+
+def loaded(name: str) -> Any:
+    """A module if something has already imported it; never imports."""
+    return sys.modules.get(name)
+
+
+__all__ = ["TENSOR_TYPES", "call_tensor_method", "call_torch", "is_torch_call", "store_tensor_attr", "tensor_attr"]

@@ -1,0 +1,220 @@
+"""The state of one capture: what was read, recorded, guarded and written so far.
+
+    Trace(frame)  ...interpreter runs...  ->  calls recorded, inputs, guards, writes
+
+Nothing here touches the user's objects: reads add guards, writes wait in `writes` or in shadows until
+the entry replays them. Calls are kept as light records; the fx.Graph is built once, at the end.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, Final
+
+import torch
+
+from dovetail.capture.frame import Frame
+from dovetail.errors import UnsupportedValue
+from dovetail.fake.tensor import Fake
+from dovetail.ir.capture import GraphInput
+from dovetail.ir.graph import Loc
+from dovetail.ir.guard import Check, Guard
+from dovetail.ir.source import Const, Source
+from dovetail.options import Options
+
+
+class Raised(BaseException):
+    """An exception of the user's program, on its way through the interpreter."""
+
+    def __init__(self, value: BaseException) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+class Null:
+    """The NULL that CPython keeps on its stack next to a callable, and an unbound local."""
+
+    def __repr__(self) -> str:
+        return "NULL"
+
+
+NULL: Final = Null()
+DELETED: Final = Null()
+
+
+@dataclass(slots=True, eq=False)
+class Origin:
+    """An object that existed before the frame: the original, what stands in for it in the trace
+    (a Fake, a shadow copy, or itself) and where it is read."""
+
+    original: Any
+    stand_in: Any
+    source: Source
+    before: Any = None
+    """For a shadow, a copy of its contents as first read; compared at exit to find mutations."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One recorded torch call. Arguments hold Fakes; `result` is what the call gave."""
+
+    kind: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    loc: Loc | None
+    stack: tuple[Loc, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """A pending write of an attribute, global or cell: `how` says which, as a format of target and value."""
+
+    owner: Any
+    name: str
+    value: Any
+    how: str
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A running interpreter frame, for locations."""
+
+    code: CodeType
+    line: Callable[[], int]
+
+
+class Trace:
+    """See the file's docstring. `call` and `inline` are set by the interpreter, which this file does
+    not know."""
+
+    call: Callable[..., Any]
+
+    def __init__(self, frame: Frame, options: Options, dynamic: Any) -> None:
+        self.frame, self.options, self.dynamic = frame, options, dynamic
+        self.calls: list[Call] = []
+        self.inputs: list[GraphInput] = []
+        self.input_fakes: list[Any] = []
+        self.guards: list[Guard] = []
+        self.origins: dict[int, Origin] = {}
+        self.known: dict[int, Origin] = {}
+        self.reads: dict[tuple[int, str], Any] = {}
+        self.writes: dict[tuple[int, str], Write] = {}
+        self.owned: dict[int, Fake] = {}
+        self.namespace: dict[str, Any] = {}
+        self.const_names: dict[int, str] = {}
+        self.classes: set[type] = set()
+        self.places: list[Any] = []
+        self.shadows: list[Origin] = []
+        self.state_effects: dict[str, tuple[str, Any]] = {}
+        self.shapes: Any = None
+        self.symbols: dict[str, Source] = {}
+        self.keep: list[Any] = []
+        self.made_cells: dict[int, Any] = {}
+        self.made: dict[int, Any] = {}
+        self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []
+        self.entered: dict[int, Any] = {}
+        self.steps = 0
+        self.storages: dict[Any, Any] = {}
+
+    # -- locations
+
+    def loc(self) -> Loc:
+        """The innermost line that is the user's own, not a library's."""
+        for place in reversed(self.places):
+            if not is_library_file(place.code.code.co_filename):
+                return place_loc(place)
+        return place_loc(self.places[0]) if self.places else self.frame.loc
+
+    def locs(self) -> tuple[Loc, ...]:
+        return tuple(place_loc(place) for place in self.places)
+
+    # -- constants and guards
+
+    def guard(self, source: Source, check: Check) -> None:
+        self.guards.append(Guard(source, check, self.loc()))
+
+    def const(self, value: Any, hint: str = "const") -> Const:
+        """A source for an object that the entry holds on to."""
+        name = self.const_names.get(id(value))
+        if name is None:
+            stem = "".join(c if c.isalnum() or c == "_" else "_" for c in hint) or "const"
+            name = f"_{stem}_{len(self.namespace)}"
+            self.const_names[id(value)] = name
+            self.namespace[name] = value
+        return Const(name, value)
+
+    # -- recording
+
+    def record(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Keep a call that was just performed on Fakes; returns its result."""
+        frozen = tuple([freeze(self, arg) for arg in args])
+        named = {key: freeze(self, value) for key, value in kwargs.items()} if kwargs else {}
+        self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs()))
+        own(self, result)
+        return result
+
+    def source_of(self, value: Any) -> Source | None:
+        origin = self.origins.get(id(value))
+        return origin.source if origin is not None else None
+
+
+def freeze(trace: Trace, arg: Any) -> Any:
+    """A copy of an argument that later mutation of lists cannot change; checks that tensors are ours."""
+    kind = type(arg)
+    if kind is Fake:
+        if id(arg) not in trace.owned:
+            raise UnsupportedValue(trace.loc(), type="Tensor", detail="a tensor made outside of the graph")
+        return arg
+    if kind is list:
+        return [freeze(trace, item) for item in arg]
+    if kind is tuple:
+        return tuple([freeze(trace, item) for item in arg])
+    if kind is dict:
+        return {key: freeze(trace, item) for key, item in arg.items()}
+    if kind is slice:
+        return slice(freeze(trace, arg.start), freeze(trace, arg.stop), freeze(trace, arg.step))
+    if isinstance(arg, torch.Size):
+        return tuple([freeze(trace, item) for item in arg])
+    return arg
+
+
+def own(trace: Trace, value: Any) -> None:
+    """Note that the graph computes these Fakes."""
+    if isinstance(value, Fake):
+        trace.owned[id(value)] = value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            own(trace, item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            own(trace, item)
+
+
+_locs: dict[tuple[CodeType, int], Loc] = {}
+
+
+def place_loc(place: Any) -> Loc:
+    code = place.code
+    line = code.line(place.at)
+    key = (code.code, line)
+    found = _locs.get(key)
+    if found is None:
+        found = _locs[key] = Loc(code.code.co_filename, line, code.code.co_qualname)
+    return found
+
+
+TORCH_FOLDER: Final = torch.__file__.rsplit("/", 1)[0] + "/"
+STDLIB_FOLDER: Final = field.__code__.co_filename.rsplit("/", 1)[0] + "/"
+_library: dict[str, bool] = {}
+
+
+def is_library_file(name: str) -> bool:
+    """Whether a file belongs to torch or to Python itself."""
+    found = _library.get(name)
+    if found is None:
+        in_stdlib = name.startswith(STDLIB_FOLDER) and "/site-packages/" not in name
+        found = _library[name] = in_stdlib or name.startswith(TORCH_FOLDER) or name.startswith("<frozen")
+    return found

@@ -1,0 +1,144 @@
+"""How each CPython version spells bytecode, as data.
+
+    opname, raw argument -> [(normalised op, argument), ...]
+
+    3.12 LOAD_ATTR 7           [("LOAD_METHOD", name 3)]
+    3.13 LOAD_FAST_LOAD_FAST   [("LOAD_FAST", a), ("LOAD_FAST", b)]
+    3.12 RETURN_CONST 2        [("LOAD_CONST", 2), ("RETURN_VALUE", 0)]
+
+The interpreter knows the normalised set only. A raw argument is turned into what the op works on
+(a name, a constant, an operator) by ARGUMENTS; jumps become instruction indices in decode.py.
+"""
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, Final, TypeAlias
+
+Split: TypeAlias = "Callable[[int], list[tuple[str, int]]]"
+
+BINARY: Final[tuple[Callable[[Any, Any], Any], ...]] = (
+    operator.add, operator.and_, operator.floordiv, operator.lshift, operator.matmul, operator.mul,
+    operator.mod, operator.or_, operator.pow, operator.rshift, operator.sub, operator.truediv,
+    operator.xor, operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imatmul,
+    operator.imul, operator.imod, operator.ior, operator.ipow, operator.irshift, operator.isub,
+    operator.itruediv, operator.ixor,
+)  # fmt: skip
+
+COMPARE: Final = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
+
+INTRINSIC_1: Final = (
+    "INVALID", "PRINT", "IMPORT_STAR", "STOPITERATION_ERROR", "ASYNC_GEN_WRAP", "UNARY_POSITIVE", "LIST_TO_TUPLE",
+    "TYPEVAR", "PARAMSPEC", "TYPEVARTUPLE", "SUBSCRIPT_GENERIC", "TYPEALIAS",
+)  # fmt: skip
+
+
+def one(op: str) -> Split:
+    return lambda arg: [(op, arg)]
+
+
+def low_bit(plain: str, marked: str) -> Split:
+    """The lowest bit of the argument chooses between two ops; the rest is the argument."""
+    return lambda arg: [(marked if arg & 1 else plain, arg >> 1)]
+
+
+def pair(first: str, second: str) -> Split:
+    """Two arguments of four bits each."""
+    return lambda arg: [(first, arg >> 4), (second, arg & 15)]
+
+
+def _super_attr(arg: int) -> list[tuple[str, int]]:
+    return [("LOAD_SUPER_METHOD" if arg & 1 else "LOAD_SUPER_ATTR", arg >> 2)]
+
+
+def _intrinsic_1(arg: int) -> list[tuple[str, int]]:
+    name = INTRINSIC_1[arg] if arg < len(INTRINSIC_1) else "INVALID"
+    known = {"UNARY_POSITIVE", "LIST_TO_TUPLE", "STOPITERATION_ERROR"}
+    return [(name if name in known else "UNSUPPORTED_INTRINSIC", 0)]
+
+
+def _format_value(arg: int) -> list[tuple[str, int]]:
+    return [("FORMAT_VALUE", arg)]
+
+
+BOTH: Final[dict[str, Split]] = {
+    "RESUME": lambda arg: [],
+    "NOP": lambda arg: [],
+    "CACHE": lambda arg: [],
+    "PRECALL": lambda arg: [],
+    "COPY_FREE_VARS": lambda arg: [],
+    "EXTENDED_ARG": lambda arg: [],
+    "LOAD_GLOBAL": low_bit("LOAD_GLOBAL", "LOAD_GLOBAL_CALL"),
+    "JUMP_BACKWARD": one("JUMP"),
+    "JUMP_BACKWARD_NO_INTERRUPT": one("JUMP"),
+    "JUMP_FORWARD": one("JUMP"),
+}
+
+PY311: Final[dict[str, Split]] = {
+    **BOTH,
+    **{
+        f"POP_JUMP_{way}_IF_{what}": one(f"POP_JUMP_IF_{what}")
+        for way in ("FORWARD", "BACKWARD")
+        for what in ("TRUE", "FALSE", "NONE", "NOT_NONE")
+    },
+}
+
+PY312: Final[dict[str, Split]] = {
+    **BOTH,
+    "LOAD_ATTR": low_bit("LOAD_ATTR", "LOAD_METHOD"),
+    "LOAD_SUPER_ATTR": _super_attr,
+    "RETURN_CONST": lambda arg: [("LOAD_CONST", arg), ("RETURN_VALUE", 0)],
+    "COMPARE_OP": lambda arg: [("COMPARE_OP", arg >> 4)],
+    "CALL_INTRINSIC_1": _intrinsic_1,
+    "CALL_INTRINSIC_2": one("UNSUPPORTED_INTRINSIC"),
+    "LOAD_FAST_CHECK": one("LOAD_FAST"),
+    "YIELD_VALUE": lambda arg: [("YIELD_VALUE", 0)],
+}
+
+PY313: Final[dict[str, Split]] = {
+    **PY312,
+    "COMPARE_OP": lambda arg: [("COMPARE_OP_BOOL" if arg & 16 else "COMPARE_OP", arg >> 5)],
+    "LOAD_FAST_LOAD_FAST": pair("LOAD_FAST", "LOAD_FAST"),
+    "STORE_FAST_LOAD_FAST": pair("STORE_FAST", "LOAD_FAST"),
+    "STORE_FAST_STORE_FAST": pair("STORE_FAST", "STORE_FAST"),
+    "END_FOR": one("POP_TOP"),
+}
+
+TABLE: Final = {(3, 11): PY311, (3, 12): PY312, (3, 13): PY313}[sys.version_info[:2]]
+
+FOR_ITER_SKIPS: Final = {(3, 11): 0, (3, 12): 1, (3, 13): 2}[sys.version_info[:2]]
+"""Instructions after the target of an exhausted FOR_ITER that only clean up what it already popped."""
+
+NULL_FIRST: Final = sys.version_info < (3, 13)
+"""Whether the NULL of a call lies below the callable or above it."""
+
+MAKE_FUNCTION_FLAGS: Final = sys.version_info < (3, 13)
+
+SEND_KEEPS_RECEIVER: Final = sys.version_info >= (3, 12)
+
+
+def _name(code: CodeType, arg: int) -> object:
+    return code.co_names[arg]
+
+
+def _const(code: CodeType, arg: int) -> object:
+    return code.co_consts[arg]
+
+
+ARGUMENTS: Final[dict[str, Callable[[CodeType, int], object]]] = {
+    **dict.fromkeys(
+        (
+            "LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_NAME",
+            "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM",
+            "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "LOAD_FROM_DICT_OR_GLOBALS",
+        ),
+        _name,
+    ),
+    "LOAD_CONST": _const,
+    "KW_NAMES": _const,
+    "BINARY_OP": lambda code, arg: BINARY[arg],
+    "COMPARE_OP": lambda code, arg: COMPARE[arg],
+    "COMPARE_OP_BOOL": lambda code, arg: COMPARE[arg],
+}  # fmt: skip
