@@ -10,13 +10,16 @@ twice is what makes undoing unnecessary: the trace's objects are its own.
 from __future__ import annotations
 
 import functools
+import linecache
 import sys
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from dovetail.capture import contexts
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call
+from dovetail.capture.dynamic import History
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
 from dovetail.capture.frame import Frame, slot_count
 from dovetail.capture.graphs import GraphBuilder
@@ -65,8 +68,20 @@ class Root(Activation):
             self.at = self.next
 
 
-def capture_frame(frame: Frame, options: Options, dynamic: Any = None) -> Capture:
-    """See the file's docstring. `dynamic` is a capture.dynamic.Policy, or None for static shapes."""
+def make_entry(captured: Capture, frame: Frame) -> FunctionType:
+    """The entry as a function: its text, run with its namespace."""
+    file = f"<dovetail entry of {captured.name}>"
+    linecache.cache[file] = (len(captured.text), None, captured.text.splitlines(True), file)
+    made: dict[str, Any] = captured.namespace
+    exec(compile(captured.text, file, "exec"), made)
+    entry = made.pop("entry")
+    assert isinstance(entry, FunctionType)
+    return entry
+
+
+def capture_frame(frame: Frame, options: Options, history: History | None = None) -> Capture:
+    """See the file's docstring. `history` says which sizes are symbolic; None: all are static."""
+    dynamic = history.policy(frame) if history is not None else None
     flags = frame.code.co_flags
     if flags & (CO_GENERATOR | CO_ASYNC):
         raise SkippedFrame(frame.loc, detail="generators and coroutines run in eager")

@@ -1,0 +1,33 @@
+"""Frames that are never captured.
+
+    why_not_capture(code) -> Reason | None
+
+torch's and Python's own functions run as they are when they are called from eager code (what they
+call is still seen), and so does Dovetail itself. Called from captured code they are inlined.
+"""
+from __future__ import annotations
+
+from types import CodeType
+from typing import Final
+
+from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR
+from dovetail.capture.trace import is_library_file
+from dovetail.errors import Reason
+
+OWN_FOLDER: Final = __file__.rsplit("/", 2)[0] + "/"
+NAMELESS: Final = ("<string>", "<template>", "<frozen")
+
+
+def why_not_capture(code: CodeType) -> Reason | None:
+    file = code.co_filename
+    if code.co_flags & (CO_GENERATOR | CO_ASYNC):
+        return Reason("S03", "generators and coroutines run as they are")
+    if file.startswith(OWN_FOLDER):
+        return Reason("S01", "part of Dovetail")
+    if file.startswith("<dovetail"):
+        return None
+    if is_library_file(file):
+        return Reason("S02", "part of torch or of Python")
+    if code.co_name == "<module>":
+        return Reason("S04", "code of a module, which runs once")
+    return None
