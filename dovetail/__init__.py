@@ -21,22 +21,24 @@ if TYPE_CHECKING:
         mark_static,
         set_stance,
     )
+    from dovetail.differences import compare
     from dovetail.errors import DovetailError
     from dovetail.explain.query import Explanation, Report
     from dovetail.explain.stats import stats
-    from dovetail.front import compare, compile, compile_in_place, explain, report, reset
+    from dovetail.front import compile, compile_in_place, explain, report, reset
     from dovetail.options import Options
 
 __version__: Final = "0.1.0"
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "dovetail.front": ("compare", "compile", "compile_in_place", "explain", "report", "reset"),
+    "dovetail.front": ("compile", "compile_in_place", "explain", "report", "reset"),
     "dovetail.control": (
         "allow_in_graph", "assume_constant_result", "disable", "graph_break", "is_compiling",
         "mark_dynamic", "mark_static", "set_stance",
     ),
     "dovetail.explain.stats": ("stats",),
     "dovetail.explain.query": ("Explanation", "Report"),
+    "dovetail.differences": ("compare",),
     "dovetail.errors": ("DovetailError",),
     "dovetail.options": ("Options",),
 }  # fmt: skip

@@ -18,7 +18,6 @@ from typing import Final, TextIO
 from dovetail.events import Event, EventStream
 
 STAGE_LOGS: Final[dict[str, tuple[str, ...]]] = {
-    "graph": ("capture",),
     "joint": ("joint",),
     "prims": ("prims", "passes"),
     "partition": ("partition", "forward", "backward"),
@@ -26,7 +25,6 @@ STAGE_LOGS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": ("schedule",),
     "plan": ("plan",),
     "output_code": ("program",),
-    "bytecode": ("bytecode", "entry"),
 }
 """Log name -> words in the names of the stages whose result it prints."""
 
@@ -45,7 +43,10 @@ KIND_LOGS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Log name -> the kinds of events it prints."""
 
-KNOWN: Final = (*KIND_LOGS, *STAGE_LOGS, "all")
+RESULT_LOGS: Final[dict[str, str]] = {"graph": "graph", "bytecode": "entry"}
+"""Log name -> the kind of events whose value it prints: captured graphs, the text that replaces a frame."""
+
+KNOWN: Final = (*KIND_LOGS, *RESULT_LOGS, *STAGE_LOGS, "all")
 
 
 def parse_names(text: str) -> set[str]:
@@ -103,12 +104,18 @@ def show_event(event: Event) -> str:
 
 def show_result(event: Event) -> str:
     """What a stage made, as text."""
-    return f"[dovetail] {event.get('stage')} of {event.get('unit')}\n{event.get('value')}"
+    title = f"{event.get('stage')} of {event.get('unit')}" if event.kind == "stage" else event.get("function")
+    value = event.get("value")
+    return f"[dovetail] {title}\n{getattr(value, 'code', value)}"
 
 
-def is_stage_wanted(event: Event, names: Iterable[str]) -> bool:
-    stage = str(event.get("stage", ""))
-    return any(word in stage for name in names for word in STAGE_LOGS.get(name, ()))
+def is_result_wanted(event: Event, names: Iterable[str]) -> bool:
+    if event.get("value") is None:
+        return False
+    if event.kind == "stage":
+        stage = str(event.get("stage", ""))
+        return any(word in stage for name in names for word in STAGE_LOGS.get(name, ()))
+    return any(RESULT_LOGS.get(name) == event.kind for name in names)
 
 
 def start_logging(stream: EventStream, text: str | None = None, out: TextIO | None = None) -> None:
@@ -122,7 +129,7 @@ def start_logging(stream: EventStream, text: str | None = None, out: TextIO | No
         target = sys.stderr if out is None else out
         if event.kind in kinds:
             print(show_event(event), file=target)
-        if event.kind == "stage" and event.get("value") is not None and is_stage_wanted(event, names):
+        if is_result_wanted(event, names):
             print(show_result(event), file=target)
 
     stream.listeners.append(listen)

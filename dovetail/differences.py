@@ -1,0 +1,197 @@
+"""Find the first op whose compiled result differs from eager's, and say which is nearer the truth.
+
+    print(dovetail.compare(model)(x))
+
+    graph_0: 14 ops, 11 equal to eager bit for bit
+    first to differ: gelu = torch._C._nn.gelu, model.py:31
+        differs from eager by 3.1e-04; error against fp64: eager 2.9e-04, compiled 4.0e-05
+
+Each captured graph is compiled once more with every intermediate value as an output, and run three
+times on the same inputs and seed: compiled, in eager, and in eager with all floats as fp64.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from dovetail.compile import compile_graph
+from dovetail.front import compile
+from dovetail.options import make_options
+from dovetail.util.loc import Loc
+
+WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
+WIDER |= {torch.complex64: torch.complex128}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One value of the program. Errors are largest absolute ones against fp64; None where fp64 has no say."""
+
+    name: str
+    op: str
+    loc: Loc | None
+    is_equal: bool
+    is_close: bool
+    by: float
+    eager_error: float | None
+    compiled_error: float | None
+
+    def __str__(self) -> str:
+        where = f", {self.loc}" if self.loc else ""
+        text = f"{self.name} = {self.op}{where}\n    differs from eager by {self.by:.1e}"
+        if self.eager_error is None or self.compiled_error is None:
+            return text
+        nearer = "compiled" if self.compiled_error <= self.eager_error else "eager"
+        errors = f"eager {self.eager_error:.1e}, compiled {self.compiled_error:.1e}"
+        return f"{text}; error against fp64: {errors} ({nearer} is nearer)"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All values of all graphs, in the order of the program."""
+
+    graphs: tuple[tuple[Difference, ...], ...]
+
+    @property
+    def first(self) -> Difference | None:
+        """The first value that is further from eager than its type's rounding explains."""
+        return next((item for graph in self.graphs for item in graph if not item.is_close), None)
+
+    @property
+    def worst(self) -> Difference | None:
+        values = [item for graph in self.graphs for item in graph]
+        return max(values, key=lambda item: item.by, default=None)
+
+    def __str__(self) -> str:
+        lines = []
+        for number, graph in enumerate(self.graphs):
+            equal = sum(item.is_equal for item in graph)
+            lines.append(f"graph_{number}: {len(graph)} ops, {equal} equal to eager bit for bit")
+        if self.first is not None:
+            lines.append(f"first to differ: {self.first}")
+        elif self.worst is not None and self.worst.by:
+            lines.append(f"all within rounding of eager; largest difference: {self.worst}")
+        else:
+            lines.append("all equal to eager")
+        return "\n".join(lines)
+
+
+class _Keep(Interpreter):
+    """Runs a graph and keeps a copy of every tensor it makes, before anything can change it."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def run_node(self, node: Node) -> Any:
+        value = super().run_node(node)
+        if isinstance(value, torch.Tensor) and node.op not in ("placeholder", "output", "get_attr"):
+            self.kept[node.name] = value.detach().clone()
+        return value
+
+
+def expose(module: GraphModule, names: Sequence[str]) -> GraphModule:
+    """The same graph, returning copies of the named values."""
+    graph, copies, renamed = Graph(), {}, {}
+    for node in module.graph.nodes:
+        if node.op == "output":
+            continue
+        renamed[node] = graph.node_copy(node, lambda old: renamed[old])
+        if node.name in names:
+            copies[node.name] = graph.call_method("clone", (renamed[node],))
+    graph.output(tuple(copies[name] for name in names))
+    return GraphModule(module, graph)
+
+
+def widen(value: Any) -> Any:
+    """Tensors with floats as fp64."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().to(WIDER.get(value.dtype, value.dtype))
+
+
+def run_kept(module: GraphModule, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+    keep = _Keep(module)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        keep.run(*inputs)
+    return keep.kept
+
+
+def run_exactly(module: GraphModule, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """In fp64; nothing when some op insists on another type."""
+    try:
+        return run_kept(copy.deepcopy(module).double(), [widen(value) for value in copies_of(inputs)])
+    except (RuntimeError, TypeError, ValueError):
+        return {}
+
+
+def copies_of(inputs: Sequence[Any]) -> list[Any]:
+    return [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest absolute difference; equal infinities and NaNs differ by nothing."""
+    if a.shape != b.shape or a.numel() == 0:
+        return float("inf") if a.shape != b.shape else 0.0
+    wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+    left, right = a.to(wide), b.to(wide)
+    same = (left == right) | (left.isnan() & right.isnan())
+    return float(torch.where(same, torch.zeros_like(left), left - right).abs().max())
+
+
+def is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    try:
+        torch.testing.assert_close(a, b, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
+
+
+def compare_graph(
+    module: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]
+) -> tuple[Difference, ...]:
+    eager = run_kept(module, copies_of(inputs))
+    exact = run_exactly(module, inputs)
+    options = make_options(settings.get("mode"), settings.get("options"))
+    with torch.no_grad():
+        ours = compile_graph(expose(module, list(eager)), copies_of(inputs), options)
+        torch.manual_seed(0)
+        compiled = dict(zip(eager, ours(*copies_of(inputs)), strict=True))
+    rows = []
+    for node in module.graph.nodes:
+        if (name := node.name) in eager:
+            a, b = compiled[name], eager[name]
+            true = exact.get(name)
+            rows.append(
+                Difference(
+                    name, f"{getattr(node.target, '__name__', node.target)}", node.meta.get("loc"),
+                    torch.equal(a, b), is_close(a, b), distance(a, b),
+                    None if true is None or not a.is_floating_point() else distance(b, true),
+                    None if true is None or not a.is_floating_point() else distance(a, true),
+                )
+            )  # fmt: skip
+    return tuple(rows)
+
+
+def compare(model: Callable[..., Any], **settings: Any) -> Callable[..., Comparison]:
+    """`compare(f)(*args)` runs f on copies of the arguments; the model itself is copied too."""
+
+    def run(*args: Any, **kwargs: Any) -> Comparison:
+        graphs: list[tuple[GraphModule, list[Any]]] = []
+
+        def keep(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            graphs.append((module, copies_of(inputs)))
+            return module.forward
+
+        target = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
+        compile(target, **{**settings, "backend": keep})(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        return Comparison(tuple(compare_graph(module, inputs, settings) for module, inputs in graphs))
+
+    return run
