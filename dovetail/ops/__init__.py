@@ -1,7 +1,22 @@
 """The fate of every ATen op, the prims, and the rewriting of ATen graphs into prims."""
-from dovetail.ops.decomp import activation, copies, factories, matmul, norms, pointwise, reductions, views
+from dovetail.ops.decomp import (
+    activation,
+    copies,
+    factories,
+    foreach,
+    index,
+    losses,
+    matmul,
+    norms,
+    pointwise,
+    reductions,
+    resize,
+    views,
+)
 from dovetail.ops.decompose import decompose
 from dovetail.ops.fates import fates, show_fates
 
 __all__ = ["decompose", "fates", "show_fates"]
-FAMILIES = (activation, copies, factories, matmul, norms, pointwise, reductions, views)
+FAMILIES = (
+    activation, copies, factories, foreach, index, losses, matmul, norms, pointwise, reductions, resize, views,
+)  # fmt: skip

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from dovetail.ir.expr import Expr, as_expr, product
 from dovetail.ir.types import BOOL, I64, Device, DType
@@ -190,17 +189,14 @@ def select_scatter(b: Build, x: Value, src: Value, dim: int, index: Size) -> Val
 
 @decomposes("aten.diagonal_scatter")
 def diagonal_scatter(b: Build, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    if x.ndim != 2 or not all(s.is_const for s in x.shape):
+    if x.ndim != 2 or not all(size.is_const for size in x.shape):
         raise Declined
     first, second = dim1 % 2, dim2 % 2
-    rows, columns = positions(b, x, first), positions(b, x, second)
-    length = src.shape[0]
-    begin = cast(int, max(offset, 0))
     low = max(-offset, 0)
-    padded = b.prim("pad", src.to(x.dtype), (as_expr(low),), (x.shape[first] - length - low,), _zero(x))
-    spread = b.broadcast(padded, x.shape, (first,))
-    inside = columns.eq(rows + offset)
-    return b.where(inside, spread, x) if begin >= 0 else x
+    after = x.shape[first] - src.shape[0] - low
+    padded = b.prim("pad", src.to(x.dtype), (as_expr(low),), (after,), _zero(x))
+    inside = positions(b, x, second).eq(positions(b, x, first) + offset)
+    return b.where(inside, b.broadcast(padded, x.shape, (first,)), x)
 
 
 @decomposes("aten.slice_backward")

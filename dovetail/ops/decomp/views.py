@@ -168,7 +168,7 @@ def as_strided(
 
 @decomposes("aten.unfold")
 def unfold(b: Build, x: Value, dimension: int, size: int, step: int) -> Value:
-    """Windows over one dimension, the window last: gathered by position."""
+    """Windows along one dimension, the window last. A window of 1 is a strided slice."""
     if not x.ndim:
         return b.reshape(x, b.out.shape)
     raise Declined

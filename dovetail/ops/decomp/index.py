@@ -1,0 +1,211 @@
+"""Gathers and scatters.
+
+    aten.embedding(weight, ids)         ->  prims.take(weight, (ids,), (0,))
+    aten.index.Tensor(x, [None, i])     ->  prims.take(x, (i,), (1,)), index dimensions moved back
+    aten.scatter.src(x, 1, i, src)      ->  prims.put(x, (rows, i), (0, 1), src)
+
+Positions out of range fail the call, as in eager.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail.ir.expr import Expr
+from dovetail.ir.types import BOOL, I32, I64
+from dovetail.ops.build import Build, Number, Value, common_shape
+from dovetail.ops.decomp.copies import positions
+from dovetail.ops.registry import Declined, decomposes
+
+
+def as_index(x: Value) -> Value:
+    if x.dtype not in (I32, I64):
+        raise Declined
+    return x.to(I64)
+
+
+def check_room(x: Value) -> None:
+    """Reading from an empty tensor is an error that eager words better."""
+    if any(size.is_const and size.value == 0 for size in x.shape):
+        raise Declined
+
+
+@decomposes("aten.embedding")
+def embedding(
+    b: Build, weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Value:
+    check_room(weight)
+    return b.prim("take", weight, (as_index(indices),), (0,))
+
+
+@decomposes("aten.index_select")
+def index_select(b: Build, x: Value, dim: int, index: Value) -> Value:
+    if not x.ndim:
+        raise Declined
+    check_room(x)
+    dim %= x.ndim
+    flat = b.reshape(as_index(index), (b.out.shape[dim],))
+    return _move_first(b, b.prim("take", x, (flat,), (dim,)), 1, dim)
+
+
+def _move_first(b: Build, x: Value, rank: int, place: int) -> Value:
+    """Put the first `rank` dimensions behind the `place` ones after them."""
+    order = [*range(rank, rank + place), *range(rank), *range(rank + place, x.ndim)]
+    return b.permute(x, order)
+
+
+@decomposes("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def index(b: Build, x: Value, indices: Sequence[Value | None]) -> Value:
+    check_room(x)
+    found, dims = _spread_indices(b, indices)
+    result = b.prim("take", x, tuple(found), dims)
+    return _move_first(b, result, found[0].ndim, _place(dims))
+
+
+def _spread_indices(b: Build, indices: Sequence[Value | None]) -> tuple[list[Value], tuple[int, ...]]:
+    """The given index tensors at one shape, and the dimensions they index."""
+    dims = tuple(d for d, i in enumerate(indices) if i is not None)
+    given = [as_index(i) for i in indices if i is not None]
+    if not given:
+        raise Declined
+    shape = common_shape([i.shape for i in given])
+    return [b.expand(i, shape) for i in given], dims
+
+
+def _place(dims: Sequence[int]) -> int:
+    """Where eager puts the index dimensions: at the first one if they are adjacent, else in front."""
+    return dims[0] if list(dims) == list(range(dims[0], dims[0] + len(dims))) else 0
+
+
+@decomposes("aten.index_put", "aten._unsafe_index_put")
+def index_put(b: Build, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+    given = [i for i in indices if i is not None]
+    if len(given) == 1 and given[0].dtype is BOOL and indices[0] is not None:
+        return _masked_put(b, x, given[0], values, accumulate)
+    check_room(x)
+    found, dims = _spread_indices(b, indices)
+    rank, place = found[0].ndim, _place(dims)
+    rest = [size for d, size in enumerate(x.shape) if d not in dims]
+    shape = [*rest[:place], *found[0].shape, *rest[place:]]
+    spread = b.expand(values.to(x.dtype), shape)
+    front = b.permute(spread, [*range(place, place + rank), *range(place), *range(place + rank, len(shape))])
+    return put(b, x, found, dims, front, accumulate)
+
+
+def put(b: Build, x: Value, indices: Sequence[Value], dims: Sequence[int], values: Value, accumulate: bool) -> Value:
+    """Accumulation in a half type would round at every step, in eager's order: left to the library."""
+    if accumulate and (x.dtype.is_low_precision or x.dtype is BOOL):
+        raise Declined
+    return b.prim("put", x, tuple(indices), tuple(dims), values, accumulate)
+
+
+def _masked_put(b: Build, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
+    """One value for all True positions; several would depend on how many there are."""
+    if not all(size.is_const and size.value == 1 for size in values.shape):
+        raise Declined
+    fill = b.reshape(values.to(x.dtype), ())
+    spread = b.broadcast(mask, x.shape, range(mask.ndim))
+    return b.where(spread, x + fill if accumulate else b.expand(fill, x.shape), x)
+
+
+@decomposes("aten.gather")
+def gather(b: Build, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if not x.ndim or not index.ndim:
+        raise Declined
+    check_room(x)
+    return b.prim("gather", x, dim % x.ndim, as_index(index))
+
+
+def _scatter(b: Build, x: Value, dim: int, index: Value, src: Value, accumulate: bool) -> Value:
+    if not x.ndim or not index.ndim:
+        raise Declined
+    check_room(x)
+    dim %= x.ndim
+    for d, (wanted, given) in enumerate(zip(index.shape, src.shape)):
+        if wanted is not given:
+            src = b.slice(src, d, 0, wanted)
+    where = as_index(index)
+    places = [where if d == dim else positions(b, where, d) for d in range(x.ndim)]
+    return put(b, x, places, range(x.ndim), src.to(x.dtype), accumulate)
+
+
+@decomposes("aten.scatter.src")
+def scatter_src(b: Build, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scatter(b, x, dim, index, src, False)
+
+
+@decomposes("aten.scatter.value")
+def scatter_value(b: Build, x: Value, dim: int, index: Value, value: Number) -> Value:
+    return _scatter(b, x, dim, index, b.full(index.shape, value, x.dtype, x.type.device), False)
+
+
+@decomposes("aten.scatter_add")
+def scatter_add(b: Build, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scatter(b, x, dim, index, src, True)
+
+
+@decomposes("aten.index_add")
+def index_add(b: Build, x: Value, dim: int, index: Value, source: Value, *, alpha: Number = 1) -> Value:
+    scaled = source if alpha == 1 else source * b.operands(alpha)[0]
+    return _put_along(b, x, dim, index, scaled, True)
+
+
+@decomposes("aten.index_copy")
+def index_copy(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _put_along(b, x, dim, index, source, False)
+
+
+@decomposes("aten.index_fill.int_Scalar")
+def index_fill(b: Build, x: Value, dim: int, index: Value, value: Number) -> Value:
+    if not x.ndim:
+        raise Declined
+    shape = list(x.shape)
+    shape[dim % x.ndim] = index.type.numel
+    return _put_along(b, x, dim, index, b.full(shape, value, x.dtype, x.type.device), False)
+
+
+def _put_along(b: Build, x: Value, dim: int, index: Value, source: Value, accumulate: bool) -> Value:
+    if not x.ndim or not source.ndim:
+        raise Declined
+    check_room(x)
+    dim %= x.ndim
+    flat = as_index(b.reshape(index, (index.type.numel,)))
+    front = b.permute(source.to(x.dtype), [dim, *(d for d in range(x.ndim) if d != dim)])
+    return put(b, x, [flat], [dim], front, accumulate)
+
+
+@decomposes("aten.take")
+def take(b: Build, x: Value, index: Value) -> Value:
+    check_room(x)
+    flat = b.reshape(x, (x.type.numel,))
+    return b.prim("take", flat, (as_index(index),), (0,))
+
+
+@decomposes("aten.embedding_dense_backward")
+def embedding_dense_backward(
+    b: Build, grad: Value, indices: Value, num_weights: Expr, padding_idx: int, scale_grad_by_freq: bool
+) -> Value:
+    if scale_grad_by_freq or not isinstance(padding_idx, int):
+        raise Declined
+    where = as_index(indices)
+    if padding_idx >= 0:
+        skipped = b.broadcast(where.eq(padding_idx), grad.shape, range(where.ndim))
+        grad = b.where(skipped, 0.0, grad)
+    zeros = b.full(b.out.shape, 0, grad.dtype, grad.type.device)
+    return put(b, zeros, [where], [0], grad, True)
+
+
+@decomposes("aten.diag_embed")
+def diag_embed(b: Build, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
+    rank = x.ndim + 1
+    first, second = sorted((dim1 % rank, dim2 % rank))
+    shift = offset if dim1 % rank < dim2 % rank else -offset
+    low, high = max(-shift, 0), max(shift, 0)
+    last = x.ndim - 1
+    sides = [[0] * x.ndim, [0] * x.ndim]
+    sides[0][last], sides[1][last] = low, high
+    zero: Number = False if x.dtype is BOOL else 0
+    padded = b.prim("pad", x, tuple(sides[0]), tuple(sides[1]), zero) if shift else x
+    others = [d for d in range(rank) if d not in (first, second)]
+    spread = b.broadcast(padded, b.out.shape, [*others, first])
+    rows, columns = positions(b, spread, first), positions(b, spread, second)
+    return b.where(columns.eq(rows + shift), spread, zero)

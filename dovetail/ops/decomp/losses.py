@@ -1,0 +1,204 @@
+"""Losses and their gradients.
+
+    aten.mse_loss(x, y, 1)            ->  mean of (x - y) * (x - y)
+    aten.nll_loss_forward(x, t, ...)  ->  (-sum of x[i, t[i]] / count, count)
+
+reduction: 0 none, 1 mean, 2 sum.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from dovetail.ir.types import I64, TensorType
+from dovetail.ops.build import Build, Number, Value, common_shape
+from dovetail.ops.decomp.pointwise import clamp_values, finish
+from dovetail.ops.decomp.reductions import as_float
+from dovetail.ops.registry import Declined, decomposes
+
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def reduced(b: Build, loss: Value, reduction: int) -> Value:
+    """Eager rounds the elementwise loss before reducing only for half types' results."""
+    if reduction == NONE:
+        return finish(b, loss)
+    total = b.reduce("sum", loss, range(loss.ndim))
+    if reduction == MEAN:
+        total = total / as_float(loss.type.numel)
+    return total.to(b.out.dtype)
+
+
+def spread_grad(b: Build, grad: Value, like: Value, reduction: int) -> Value:
+    """The incoming gradient per element."""
+    g = b.value(grad)
+    return g / as_float(like.type.numel) if reduction == MEAN else g
+
+
+def pair(b: Build, x: Value, y: Value) -> tuple[Value, Value]:
+    shape = common_shape([x.shape, y.shape])
+    return b.expand(b.value(x), shape), b.expand(b.value(y), shape)
+
+
+def _loss(fn: Callable[..., Value]) -> Callable[..., Value]:
+    def rule(b: Build, x: Value, target: Value, reduction: int = MEAN, *rest: float) -> Value:
+        if b.out.dtype.is_low_precision and reduction != NONE:
+            raise Declined
+        return reduced(b, fn(b, *pair(b, x, target), *rest), reduction)
+
+    return rule
+
+
+def _loss_backward(fn: Callable[..., Value]) -> Callable[..., Value]:
+    def rule(b: Build, grad: Value, x: Value, target: Value, reduction: int = MEAN, *rest: float) -> Value:
+        v, t = pair(b, x, target)
+        return finish(b, fn(b, v, t, *rest) * spread_grad(b, grad, v, reduction))
+
+    return rule
+
+
+@decomposes("aten.mse_loss")
+@_loss
+def mse_loss(b: Build, x: Value, y: Value) -> Value:
+    gap = x - y
+    return gap * gap
+
+
+@decomposes("aten.mse_loss_backward")
+@_loss_backward
+def mse_loss_backward(b: Build, x: Value, y: Value) -> Value:
+    return (x - y) * 2.0
+
+
+@decomposes("aten.smooth_l1_loss")
+@_loss
+def smooth_l1_loss(b: Build, x: Value, y: Value, beta: float = 1.0) -> Value:
+    gap = b.call("abs", x - y)
+    if beta == 0:
+        return gap
+    return b.where(gap < float(beta), 0.5 * gap * gap / float(beta), gap - 0.5 * float(beta))
+
+
+@decomposes("aten.smooth_l1_loss_backward")
+@_loss_backward
+def smooth_l1_loss_backward(b: Build, x: Value, y: Value, beta: float = 1.0) -> Value:
+    gap = x - y
+    if beta == 0:
+        return b.call("sign", gap)
+    return b.where(b.call("abs", gap) < float(beta), gap / float(beta), b.call("sign", gap))
+
+
+@decomposes("aten.huber_loss")
+@_loss
+def huber_loss(b: Build, x: Value, y: Value, delta: float = 1.0) -> Value:
+    gap = b.call("abs", x - y)
+    return b.where(gap <= float(delta), 0.5 * gap * gap, float(delta) * (gap - 0.5 * float(delta)))
+
+
+@decomposes("aten.huber_loss_backward")
+@_loss_backward
+def huber_loss_backward(b: Build, x: Value, y: Value, delta: float = 1.0) -> Value:
+    return clamp_values(b, x - y, -float(delta), float(delta))
+
+
+@decomposes("aten.soft_margin_loss")
+@_loss
+def soft_margin_loss(b: Build, x: Value, y: Value) -> Value:
+    return b.call("log1p", b.call("exp", -y * x))
+
+
+@decomposes("aten.soft_margin_loss_backward")
+@_loss_backward
+def soft_margin_loss_backward(b: Build, x: Value, y: Value) -> Value:
+    z = b.call("exp", -y * x)
+    return -y * z / (z + 1.0)
+
+
+@decomposes("aten.binary_cross_entropy")
+def binary_cross_entropy(b: Build, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN) -> Value:
+    if b.out.dtype.is_low_precision:
+        raise Declined
+    v, t = b.value(x), b.value(target)
+    log_yes = b.call("maximum", b.call("log", v), -100.0)
+    log_no = b.call("maximum", b.call("log1p", -v), -100.0)
+    loss = (t - 1.0) * log_no - t * log_yes
+    return reduced(b, loss if weight is None else loss * b.expand(b.value(weight), loss.shape), reduction)
+
+
+@decomposes("aten.binary_cross_entropy_backward")
+def binary_cross_entropy_backward(
+    b: Build, grad: Value, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
+) -> Value:
+    v, t = b.value(x), b.value(target)
+    bottom = b.call("maximum", (1.0 - v) * v, 1e-12)
+    slope = spread_grad(b, grad, v, reduction) * (v - t) / bottom
+    return finish(b, slope if weight is None else slope * b.expand(b.value(weight), v.shape))
+
+
+@decomposes("aten.binary_cross_entropy_with_logits")
+def bce_with_logits(
+    b: Build, x: Value, target: Value, weight: Value | None = None, pos_weight: Value | None = None, reduction: int = MEAN
+) -> Value:
+    if b.out.dtype.is_low_precision:
+        raise Declined
+    v, t = b.value(x), b.value(target)
+    soft = b.call("log1p", b.call("exp", -b.call("abs", v))) - b.call("minimum", v, 0.0)  # -log(sigmoid(v))
+    if pos_weight is None:
+        loss = (1.0 - t) * v + soft
+    else:
+        scale = (b.expand(b.value(pos_weight), t.shape) - 1.0) * t + 1.0
+        loss = (1.0 - t) * v + scale * soft
+    return reduced(b, loss if weight is None else loss * b.expand(b.value(weight), loss.shape), reduction)
+
+
+# -- negative log likelihood -----------------------------------------------------------------------
+
+
+def _class_dim(x: Value) -> int:
+    return 0 if x.ndim == 1 else 1
+
+
+def _weights(b: Build, x: Value, target: Value, weight: Value | None, ignore: Number) -> tuple[Value, Value]:
+    """(safe target, weight per target: 0 where ignored)"""
+    kept = target.ne(ignore)
+    safe = b.where(kept, target, 0)
+    v = x.dtype
+    if weight is None:
+        per = b.where(kept, 1.0, 0.0, dtype=v)
+    else:
+        per = b.where(kept, b.prim("take", weight.to(v), (safe,), (0,)), 0.0)
+    return safe, per
+
+
+@decomposes("aten.nll_loss_forward", "aten.nll_loss2d_forward")
+def nll_loss_forward(
+    b: Build, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Number
+) -> tuple[Value, Value]:
+    if target.dtype is not I64 or x.dtype.is_low_precision or x.ndim == 1 or x.type.numel.hi == 0:
+        raise Declined
+    safe, per = _weights(b, x, target, weight, ignore_index)
+    picked = b.reshape(b.prim("gather", x, 1, b.unsqueeze(safe, (1,))), target.shape)
+    loss = -picked * per
+    kinds = cast("tuple[TensorType, ...]", b.outs)
+    if reduction == NONE:
+        return loss, b.full(kinds[1].shape, 0, kinds[1].dtype, x.type.device)
+    count = b.reduce("sum", per, range(per.ndim))
+    total = b.reduce("sum", loss, range(loss.ndim))
+    return total / count if reduction == MEAN else total, count
+
+
+@decomposes("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+def nll_loss_backward(
+    b: Build, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Number,
+    total_weight: Value,
+) -> Value:  # fmt: skip
+    """A one-hot comparison, so that it fuses with the gradient of log_softmax."""
+    if target.dtype is not I64 or x.dtype.is_low_precision or x.ndim == 1:
+        raise Declined
+    safe, per = _weights(b, x, target, weight, ignore_index)
+    g = grad if reduction != MEAN else grad / total_weight.to(grad.dtype)
+    value = -(b.expand(g, target.shape) * per)
+    dims = [d for d in range(x.ndim) if d != 1]
+    classes = b.broadcast(b.iota(x.shape[1], I64, x.type.device), x.shape, (1,))
+    hit = classes.eq(b.broadcast(safe, x.shape, dims))
+    return b.where(hit, b.broadcast(value, x.shape, dims), 0.0)
