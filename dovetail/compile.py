@@ -9,6 +9,7 @@ reproducer file, and eager goes on.
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 import warnings
@@ -27,6 +28,7 @@ from dovetail.ir.capture import Capture
 from dovetail.ir.graph import Graph
 from dovetail.options import Options
 from dovetail.reproduce import write_reproducer
+from dovetail.runtime.guards import make_guards
 from dovetail.stages import run_stage, run_stages
 
 Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]"
@@ -173,7 +175,7 @@ class Compiler:
 
     def _compile(self, frame: capture.Frame) -> Verdict:
         name = frame.code.co_qualname
-        captured = stage = None
+        captured = None
         try:
             captured = capture.capture_frame(frame, self.options, self.history)
             if self.fullgraph and captured.breaks:
@@ -193,10 +195,10 @@ class Compiler:
         namespace = captured.namespace
         if captured.graph is not None:
             examples = [item.example for item in captured.inputs]
-            namespace[captured.graph_name] = self.backend(captured.graph, examples)
+            graph = self.backend(captured.graph, examples)  # type: ignore[arg-type]
+            namespace[captured.graph_name] = functools.partial(_native.without, graph)
         function = capture.make_entry(captured, frame)
-        guards = _native.Guards(list(captured.guards))
-        return _native.Entry(guards, function, frame.globals)
+        return _native.Entry(make_guards(captured.guards), function, frame.globals)
 
 
 def _report(captured: Capture) -> None:
