@@ -15,18 +15,20 @@ from dovetail.capture.trace import is_library_file
 from dovetail.errors import Reason
 
 OWN_FOLDER: Final = __file__.rsplit("/", 2)[0] + "/"
-NAMELESS: Final = ("<string>", "<template>", "<frozen")
+GENERATED: Final = ("<dovetail", "<eval_with_key>")
+MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/", "/torch/distributions/")
+"""Parts of torch that are models and training code rather than machinery: worth a graph of their own."""
+MACHINERY: Final = ("/torch/nn/modules/module.py", "/torch/optim/optimizer.py")
 
 
 def why_not_capture(code: CodeType) -> Reason | None:
     file = code.co_filename
     if code.co_flags & (CO_GENERATOR | CO_ASYNC):
         return Reason("S03", "generators and coroutines run as they are")
-    if file.startswith(OWN_FOLDER):
-        return Reason("S01", "part of Dovetail")
-    if file.startswith("<dovetail"):
-        return None
-    if is_library_file(file):
+    if file.startswith((OWN_FOLDER, *GENERATED)):
+        return Reason("S01", "part of Dovetail, or text it generated")
+    is_model = any(part in file for part in MODELS) and not file.endswith(MACHINERY)
+    if is_library_file(file) and not is_model:
         return Reason("S02", "part of torch or of Python")
     if code.co_name == "<module>":
         return Reason("S04", "code of a module, which runs once")
