@@ -326,8 +326,13 @@ def record_reshaped(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs
     fake, before = args[0], recorder.ref(args[0])
     infer(func, args, kwargs)
     packet, overload = str(func).split(".")[1:]
-    step = ViewStep(f"aten.{packet[:-1]}.{overload}", tuple([recorder.arg(a) for a in args[1:]]))
-    recorder.view(fake, before, step)
+    if packet == "as_strided_":
+        after, root = type_of(fake), before.root
+        offset = relative_offset(expr_of(fake.storage_offset()), root.storage)
+        recorder.view(fake, root, ViewStep("aten.as_strided.default", (after.shape, after.stride, offset)))
+        return fake
+    name = f"aten.{packet[:-1]}.{'int' if packet == 'transpose_' else overload}"
+    recorder.view(fake, before, ViewStep(name, tuple([recorder.arg(a) for a in args[1:]])))
     return fake
 
 
