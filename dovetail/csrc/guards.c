@@ -189,6 +189,7 @@ static int forgive(int done, PyObject **why) {
     if (done >= 0 || !PyErr_ExceptionMatches(PyExc_Exception)) return done;
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
     if (why && !*why) *why = PyUnicode_FromFormat("a guard raised %.200R", value ? value : type);
     Py_XDECREF(type);
     Py_XDECREF(value);

@@ -264,13 +264,6 @@ static PyObject *run_skipped(PyThreadState *thread, Frame *frame, Record *record
 }
 
 static PyObject *finish(PyThreadState *thread, Frame *frame, Record *record, PyObject *result) {
-    if (!record->returner) {
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
-        record->returner = make_returner(record->code);
-        if (!record->returner) Py_FatalError("dovetail: cannot copy a code object");
-        PyErr_Restore(type, value, trace);
-    }
     PyObject *returner = Py_NewRef(record->returner);
     release(record);
     result = finish_frame(thread, frame, returner, result);
@@ -316,8 +309,10 @@ static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing) {
         !PyFunction_Check(frame_function(frame)))
         return _PyEval_EvalFrameDefault(thread, frame, 0);
     self->frames++;
-    if (!record && !(record = make_record(self, code))) {
-        PyErr_Clear(); /* no memory for the table: the frame still runs */
+    if (!record) record = make_record(self, code);
+    if (record && !record->returner) record->returner = make_returner(code);
+    if (!record || !record->returner) {
+        PyErr_Clear(); /* no memory, or no stack: the frame still runs, and meets that itself */
         return _PyEval_EvalFrameDefault(thread, frame, 0);
     }
     if (record->state == SKIP_CALLEES) return run_skipped(thread, frame, record);

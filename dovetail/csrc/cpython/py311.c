@@ -1,8 +1,8 @@
 /* CPython 3.11: whoever called the evaluator clears and pops the frame, so finishing is returning. */
+#define Py_BUILD_CORE_MODULE 1
 #include "cpython.h"
 
 #if PY_VERSION_HEX < 0x030C0000
-#define Py_BUILD_CORE_MODULE 1
 #include <internal/pycore_frame.h>
 
 PyCodeObject *frame_code(Frame *frame) { return frame->f_code; }

@@ -1,9 +1,9 @@
 /* CPython 3.12: the evaluator clears the frame. A frame that ends early is therefore given a code object
  * whose only instruction returns the top of the stack, and evaluated. */
+#define Py_BUILD_CORE_MODULE 1
 #include "cpython.h"
 
 #if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
-#define Py_BUILD_CORE_MODULE 1
 #include <internal/pycore_frame.h>
 #include <opcode.h>
 

@@ -1,8 +1,8 @@
 /* CPython 3.13: as 3.12, with the code in f_executable and instr_ptr at the next instruction. */
+#define Py_BUILD_CORE_MODULE 1
 #include "cpython.h"
 
 #if PY_VERSION_HEX >= 0x030D0000
-#define Py_BUILD_CORE_MODULE 1
 #include <internal/pycore_frame.h>
 #include <opcode.h>
 

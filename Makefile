@@ -1,0 +1,75 @@
+# make demo | test | lint | bench      from a fresh checkout: makes .venv, installs, builds, runs
+# make native PYTHON=python3           builds the native module in place with nothing but a C compiler
+
+PYTHON ?= $(or $(shell command -v python3.11 || command -v python3.12 || command -v python3.13),python3)
+VENV := .venv
+BIN := $(VENV)/bin/python
+CC ?= cc
+CFLAGS := -std=c11 -O2 -fvisibility=hidden -fno-strict-aliasing -Wall -Wextra -Wno-unused-parameter \
+          -Wno-missing-field-initializers -Wno-cast-function-type
+SOURCES := $(wildcard dovetail/csrc/*.c dovetail/csrc/cpython/*.c)
+HEADERS := $(wildcard dovetail/csrc/*.h dovetail/csrc/cpython/*.h)
+ASK := import sysconfig as s; print
+INCLUDE = $(shell $(1) -c "$(ASK)(s.get_paths()['include'])")
+SUFFIX = $(shell $(1) -c "$(ASK)(s.get_config_var('EXT_SUFFIX'))")
+PIP := $(BIN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint bench bench-gpu sweep-ops sweep-models fuzz native clean
+
+demo: $(VENV)/base
+	$(BIN) docs/demo.py
+
+test: $(VENV)/test
+	$(BIN) -m pytest -q tests
+
+lint: $(VENV)/test
+	$(BIN) -m ruff check dovetail tests benchmarks
+	$(BIN) -m mypy --strict dovetail/ir
+	$(BIN) -m mypy dovetail
+
+bench: $(VENV)/models
+	$(BIN) -m benchmarks.run
+
+bench-gpu:
+	$(PYTHON) -m benchmarks.gpu
+
+sweep-ops: $(VENV)/test
+	$(BIN) -m benchmarks.sweep_ops
+
+sweep-models: $(VENV)/models
+	$(BIN) -m benchmarks.sweep_models
+
+fuzz: $(VENV)/test
+	$(BIN) -m benchmarks.fuzz
+
+# -- the environment, in three steps, each with a stamp
+
+$(VENV)/made:
+	$(PYTHON) -c "import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), 'needs Python 3.11 to 3.13'"
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# torch comes from PyTorch's index of CPU builds, as far as that can be reached; else from PyPI.
+$(VENV)/base: $(VENV)/made pyproject.toml constraints.txt setup.py $(SOURCES) $(HEADERS)
+	$(PIP) --extra-index-url https://download.pytorch.org/whl/cpu torch || $(PIP) torch
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/test: $(VENV)/base
+	$(PIP) -e .[test]
+	touch $@
+
+# timm and torchvision would pull in another torch, so they come without what they depend on.
+$(VENV)/models: $(VENV)/test
+	$(PIP) --no-deps timm torchvision
+	touch $@
+
+# -- the native module alone, in place
+
+native: NATIVE = dovetail/_native$(call SUFFIX,$(PYTHON))
+native: $(SOURCES) $(HEADERS)
+	$(CC) -shared -fPIC $(CFLAGS) -I$(call INCLUDE,$(PYTHON)) -Idovetail/csrc $(SOURCES) -o $(NATIVE)
+	$(PYTHON) -c "import dovetail._native"
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info dovetail/_native*.so

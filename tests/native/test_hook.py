@@ -1,0 +1,479 @@
+"""The frame hook by itself. Needs neither torch nor pytest: `python tests/native/test_hook.py` runs it too,
+which is how it is tried on Python versions without torch."""
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import gc
+import os
+import resource
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from dovetail import _native
+from dovetail._native import Context, Entry, Guards
+
+ARG, EQUALS, TYPE_IS, PREDICATE = 0, 13, 14, 23
+
+
+def guards(*checks: tuple[int, int, object], names: str = "abcdefgh") -> Guards:
+    """guards((slot, operation, value), ...) on argument slots."""
+    used = sorted({slot for slot, _, _ in checks})
+    loads = tuple((ARG, 0, i, -1, slot, None, None) for i, slot in enumerate(used))
+    return Guards(
+        loads + tuple((op, n, used.index(slot), -1, 0, value, None) for n, (slot, op, value) in enumerate(checks)),
+        tuple(names[slot] for slot in used),
+    )
+
+
+def replacing(functions: dict[Any, Any], seen: list[Any] | None = None) -> Context:
+    """A context that replaces frames of the keys by calls of the values; `seen` gets the callback's arguments."""
+    by_code = {fn.__code__: new for fn, new in functions.items()}
+
+    def callback(payload: Any, code: Any, function: Any, scope: Any, *rest: Any) -> Any:
+        if seen is not None:
+            seen.append((code.co_name, *rest))
+        new = by_code.get(code)
+        if new is None or not callable(new):
+            return new if new is not None else False
+        return Entry(guards(), new, scope)
+
+    return Context("payload", callback)
+
+
+def add(a: Any, b: Any, *, k: int = 1) -> Any:
+    return a + b * k
+
+
+def test_arguments_reach_the_entry_in_slot_order() -> None:
+    def f(a: Any, b: Any = 2, *rest: Any, k: int = 3, **more: Any) -> Any:
+        return "eager"
+
+    ctx = replacing({f: lambda *slots: slots})
+    assert ctx(f, 1) == (1, 2, 3, (), {})
+    assert ctx(f, 1, 5, 6, 7, k=8, z=9) == (1, 5, 8, (6, 7), {"z": 9})
+    assert ctx.run(f, (1,), {"k": 0}) == (1, 2, 0, (), {})
+    assert f(1) == "eager"
+
+
+def test_closure_cells_follow_the_arguments() -> None:
+    y = 10
+
+    def f(x: int) -> int:
+        return x + y
+
+    assert replacing({f: lambda x, cell: ("entry", x, cell.cell_contents)})(f, 1) == ("entry", 1, 10)
+
+
+def test_argument_that_becomes_a_cell_arrives_as_itself() -> None:
+    def f(x: int) -> Callable[[], int]:
+        return lambda: x
+
+    assert replacing({f: lambda x: x})(f, 5) == 5
+
+
+def test_callees_of_skipped_and_replaced_frames_are_seen() -> None:
+    def inner(x: int) -> str:
+        return "eager"
+
+    def outer(x: int) -> str:
+        return inner(x)
+
+    assert replacing({inner: lambda x: "inner"})(outer, 1) == "inner"
+    assert replacing({inner: lambda x: "inner", outer: lambda x, cell: cell.cell_contents(x) + "!"})(outer, 1) == "inner!"
+    assert replacing({inner: lambda x: "inner", outer: _native.SKIP_CALLEES})(outer, 1) == "eager"
+
+
+def test_miss_asks_once_per_failing_guard_and_says_why() -> None:
+    asked: list[Any] = []
+
+    def callback(payload: Any, code: Any, function: Any, scope: Any, args: Any, closure: Any, why: Any, n: int) -> Any:
+        if code is not add.__code__:
+            return False
+        asked.append((args, closure, why, n))
+        value = args[0]
+        return Entry(guards((0, EQUALS, value)), lambda a, b, k: ("for", value), scope)
+
+    ctx = Context(None, callback)
+    assert [ctx(add, x, 1) for x in (1, 2, 1, 2, 2, 1)] == [("for", x) for x in (1, 2, 1, 2, 2, 1)]
+    assert asked == [((1, 1, 1), None, None, 0), ((2, 1, 1), None, "a: expected 1, got 2", 1)]
+    assert [entry.hits for entry in ctx.entries(add.__code__)] == [3, 3]
+    assert ctx.stats()["misses"] == 2
+    ctx.forget(add.__code__)
+    assert ctx.entries(add.__code__) == [] and ctx(add, 1, 1) == ("for", 1) and len(asked) == 3
+    ctx.clear()
+    assert ctx.codes() == {}
+
+
+def test_none_runs_once_in_eager_and_asks_again() -> None:
+    seen: list[Any] = []
+
+    def callback(*args: Any) -> None:
+        seen.append(args[1].co_name)
+
+    ctx = Context(None, callback)
+    assert ctx(add, 1, 2) == 3 and ctx(add, 1, 2) == 3 and seen == ["add", "add"]
+
+
+def test_true_looks_again() -> None:
+    def callback(payload: Any, code: Any, function: Any, scope: Any, args: Any, *rest: Any) -> Any:
+        ctx2 = payload[0]
+        if ctx2.entries(code):
+            return True
+        payload[0] = FakeContext()
+        return None
+
+    class FakeContext:
+        def entries(self, code: Any) -> list[int]:
+            raise ZeroDivisionError
+
+    holder: list[Any] = [None]
+    ctx = Context(holder, callback)
+    holder[0] = ctx
+    assert ctx(add, 1, 2) == 3
+    try:
+        ctx(add, 1, 2)
+    except ZeroDivisionError:
+        pass
+    else:
+        raise AssertionError("the callback's exception was lost")
+
+
+def test_exceptions_pass_through_with_a_traceback_of_the_entry() -> None:
+    def f(x: int) -> int:
+        return x
+
+    def entry(x: int) -> int:
+        raise ValueError(x)
+
+    def caller() -> int:
+        try:
+            return f(7)
+        except ValueError as error:
+            assert "entry" in {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+            return -1
+
+    ctx = replacing({f: entry})
+    assert ctx(caller) == -1
+    assert not _native.is_installed()
+    try:
+        ctx(f, 8)
+    except ValueError as error:
+        assert error.args == (8,)
+    assert not _native.is_installed() and _native.current_context() is None
+
+
+def test_exception_in_a_frame_with_handlers_is_not_handled_by_it() -> None:
+    def f() -> str:
+        try:
+            return "eager"
+        except ValueError:
+            return "handled by the frame that was replaced"
+
+    def entry() -> str:
+        raise ValueError
+
+    def caller() -> str:
+        try:
+            return f()
+        except ValueError:
+            return "handled by the caller"
+
+    assert replacing({f: entry})(caller) == "handled by the caller"
+
+
+def test_wrong_answer_is_a_type_error() -> None:
+    ctx = Context(None, lambda *args: 17)
+    try:
+        ctx(add, 1, 2)
+    except TypeError as error:
+        assert "17" in str(error)
+    else:
+        raise AssertionError("an int is no answer")
+
+
+def test_recursion() -> None:
+    def depth(n: int) -> int:
+        return 0 if n == 0 else 1 + depth(n - 1)
+
+    def entry(n: int, cell: Any) -> int:
+        return 0 if n == 0 else 1 + depth(n - 1)
+
+    assert replacing({})(depth, 300) == 300
+    assert replacing({depth: entry})(depth, 300) == 300
+
+    def forever(n: int) -> int:
+        return forever(n + 1)
+
+    for ctx in (replacing({}), replacing({forever: lambda n, cell: forever(n + 1)})):
+        try:
+            ctx(forever, 0)
+        except RecursionError:
+            pass
+        else:
+            raise AssertionError("no end")
+
+
+def test_generators_and_coroutines_are_left_alone() -> None:
+    seen: list[Any] = []
+
+    def generate(n: int) -> Any:
+        for i in range(n):
+            yield add(i, 1)
+
+    async def wait(n: int) -> int:
+        await asyncio.sleep(0)
+        return add(n, 1)
+
+    ctx = replacing({add: lambda a, b, k: -1}, seen)
+    assert ctx(lambda: list(generate(3))) == [-1, -1, -1]
+    assert ctx(lambda: asyncio.run(wait(1))) == -1
+    assert not {"generate", "wait"} & {name for name, *_ in seen}
+
+
+def test_class_bodies_and_exec() -> None:
+    def f() -> Any:
+        class C:
+            x = add(1, 2)
+
+        scope: dict[str, Any] = {"add": add}
+        exec("y = add(3, 4)", scope)
+        return C.x, scope["y"]
+
+    assert replacing({add: lambda a, b, k: "entry"})(f) == ("entry", "entry")
+
+
+def test_contexts_nest_and_the_hook_goes_away() -> None:
+    inner = replacing({add: lambda a, b, k: "inner"})
+    outer = replacing({add: lambda a, b, k: "outer"})
+
+    def f() -> Any:
+        return add(1, 2), inner(add, 1, 2), add(1, 2), _native.without(add, 1, 2), _native.current_context() is outer
+
+    assert outer(f) == ("outer", "inner", "outer", 3, True)
+    assert not _native.is_installed()
+
+
+def test_set_enabled_is_for_this_thread() -> None:
+    ctx = replacing({add: lambda a, b, k: "entry"})
+    assert _native.set_enabled(False) is True
+    try:
+        results = [ctx(add, 1, 2)]
+        thread = threading.Thread(target=lambda: results.append(ctx(add, 1, 2)))
+        thread.start()
+        thread.join()
+        assert results == [3, "entry"]
+    finally:
+        assert _native.set_enabled(True) is False
+    assert ctx(add, 1, 2) == "entry"
+
+
+def test_callback_runs_without_hook() -> None:
+    inside: list[Any] = []
+
+    def callback(payload: Any, code: Any, *rest: Any) -> bool:
+        inside.append((_native.current_context(), _native.is_installed(), add(1, 2)))
+        return False
+
+    assert Context(None, callback)(add, 1, 2) == 3
+    assert inside == [(None, False, 3)]
+
+
+def test_other_threads_are_not_intercepted() -> None:
+    go, done = threading.Event(), threading.Event()
+    results: list[Any] = []
+
+    def other() -> None:
+        go.wait()
+        results.append(add(1, 2))
+        done.set()
+
+    def f() -> Any:
+        go.set()
+        done.wait()
+        return add(1, 2)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert replacing({add: lambda a, b, k: "entry"})(f) == "entry"
+    thread.join()
+    assert results == [3]
+
+
+def test_many_threads() -> None:
+    ctx = replacing({add: lambda a, b, k: a - b})
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        for i in range(2000):
+            if ctx(add, i, seed) != i - seed:
+                wrong.append((i, seed))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and not _native.is_installed()
+
+
+def test_entry_dropped_while_it_runs() -> None:
+    def entry(a: Any, b: Any, k: Any) -> Any:
+        ctx.clear()
+        gc.collect()
+        return "still here"
+
+    ctx = replacing({add: entry})
+    assert ctx(add, 1, 2) == "still here"
+
+
+def test_predicate_that_uses_the_hook_itself() -> None:
+    ctx: Context
+
+    def predicate(value: Any) -> bool:
+        return bool(_native.without(ctx, add, 0, 0) is not None) if value else True
+
+    def callback(payload: Any, code: Any, function: Any, scope: Any, *rest: Any) -> Any:
+        if code is not add.__code__:
+            return False
+        return Entry(guards((0, PREDICATE, predicate)), lambda a, b, k: "entry", scope)
+
+    ctx = Context(None, callback)
+    assert [ctx(add, 1, 2) for _ in range(3)] == ["entry"] * 3
+
+
+def test_guard_that_raises_is_a_miss() -> None:
+    def callback(payload: Any, code: Any, function: Any, scope: Any, *rest: Any) -> Any:
+        if code is not add.__code__:
+            return False
+        whys.append(rest[2])
+        return Entry(guards((0, PREDICATE, lambda v: 1 / v)), lambda a, b, k: "entry", scope)
+
+    whys: list[Any] = []
+    ctx = Context(None, callback)
+    assert ctx(add, 0, 1) == "entry" and ctx(add, 0, 1) == "entry"
+    assert whys[0] is None and "ZeroDivisionError" in whys[1]
+
+
+def test_nothing_leaks() -> None:
+    def f(a: Any, b: Any, *rest: Any, k: Any = None, **more: Any) -> Any:
+        return lambda: (a, cell)
+
+    def raising(a: Any) -> Any:
+        return a
+
+    cell = object()
+    token = object()
+
+    def fail(a: Any) -> Any:
+        raise ValueError(a)
+
+    ctx = replacing({f: lambda a, b, k, rest, more, c: (a, b), raising: fail})
+
+    def loop(n: int) -> None:
+        for i in range(n):
+            ctx(f, token, [i], token, k=token, z=token)
+            try:
+                ctx(raising, token)
+            except ValueError:
+                pass
+
+    loop(2000)
+    counts = sys.getrefcount(token), sys.getrefcount(cell)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loop(100_000)
+    assert (sys.getrefcount(token), sys.getrefcount(cell)) == counts
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2000  # KiB
+
+
+def test_contexts_and_entries_are_collected() -> None:
+    class Token:
+        pass
+
+    token = Token()
+    gone = weakref.ref(token)
+    scope: dict[str, Any] = {}
+    ctx: Any = replacing({add: lambda a, b, k: 0})
+    ctx2 = Context(token, lambda *args: False)
+    scope["cycle"] = ctx2
+    entry = Entry(guards((0, EQUALS, (token, ctx2))), add, scope, keep=(token, ctx2))
+    scope["entry"] = entry
+    ctx2(add, 1, 2)
+    del token, ctx, ctx2, scope, entry
+    gc.collect()
+    assert gone() is None
+
+
+def test_profilers_see_the_entry_and_debuggers_see_the_users_frames() -> None:
+    ctx = replacing({add: compiled_add})
+    profile = cProfile.Profile()
+    assert profile.runcall(ctx, add, 1, 2) == "compiled"
+    profile.create_stats()
+    names = {key[2] for key in profile.stats}  # type: ignore[attr-defined]
+    assert "compiled_add" in names
+
+    lines: list[str] = []
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        lines.append(f"{frame.f_code.co_name} {event}")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        traced = ctx(add, 1, 2)
+    finally:
+        sys.settrace(before)
+    assert traced == 3 and "add line" in lines
+
+
+def compiled_add(a: Any, b: Any, k: Any) -> str:
+    return "compiled"
+
+
+def test_fork() -> None:
+    ctx = replacing({add: lambda a, b, k: "entry"})
+
+    def f() -> int:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if add(1, 2) == "entry" else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert ctx(f) == 0
+
+
+def test_interrupt_in_an_entry() -> None:
+    def entry(a: Any, b: Any, k: Any) -> Any:
+        raise KeyboardInterrupt
+
+    ctx = replacing({add: entry})
+    try:
+        ctx(add, 1, 2)
+    except KeyboardInterrupt:
+        pass
+    assert not _native.is_installed()
+
+
+def test_entry_of_another_module_misses() -> None:
+    whys: list[Any] = []
+
+    def callback(payload: Any, code: Any, function: Any, scope: Any, args: Any, closure: Any, why: Any, n: int) -> Any:
+        whys.append(why)
+        return Entry(guards(), lambda a, b, k: scope["name"], scope)
+
+    ctx = Context(None, callback)
+    one, two = (type(add)(add.__code__, {"name": name}, "add", None, None) for name in ("one", "two"))
+    assert [ctx(fn, 1, 2, k=3) for fn in (one, two, one)] == ["one", "two", "one"]
+    assert whys[0] is None and "globals" in whys[1] and len(whys) == 2
+
+
+if __name__ == "__main__":
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            test()
+    print(sys.version.split()[0], "ok")
