@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from dovetail.errors import DovetailError
     from dovetail.explain.query import Explanation, Report
     from dovetail.explain.stats import stats
-    from dovetail.front import compile, compile_in_place, explain, report, reset
+    from dovetail.front import compile, compile_in_place, reset
     from dovetail.options import Options
+    from dovetail.reporting import explain, report
 
 __version__: Final = "0.1.0"
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "dovetail.front": ("compile", "compile_in_place", "explain", "report", "reset"),
+    "dovetail.front": ("compile", "compile_in_place", "reset"),
+    "dovetail.reporting": ("explain", "report"),
     "dovetail.control": (
         "allow_in_graph", "assume_constant_result", "disable", "graph_break", "is_compiling",
         "mark_dynamic", "mark_static", "set_stance",

@@ -24,8 +24,7 @@ from torch import nn
 from dovetail import _native, control
 from dovetail.compile import Compiler
 from dovetail.errors import BadArgument, UnknownBackend
-from dovetail.events import EVENTS, Event
-from dovetail.explain.query import Explanation, Report, explain_events
+from dovetail.events import EVENTS
 from dovetail.logs import start_logging
 from dovetail.options import make_options
 
@@ -318,29 +317,16 @@ def _unwrap(model: Any) -> Any:
     return model
 
 
+def compiler_of(compiled: Any) -> Compiler:
+    """The compiler behind what compile() returned."""
+    if not getattr(type(compiled), "_dovetail_compiled", False):
+        raise BadArgument(detail=f"{compiled!r:.80} was not compiled by Dovetail")
+    compiler = _state(compiled)[3] if isinstance(compiled, nn.Module) else compiled._dovetail_compiler
+    return compiler  # type: ignore[no-any-return]
+
+
 def reset() -> None:
     """Forget all compiled code and all events, as in a new process."""
     for compiler in list(_compilers):
         compiler.forget()
     EVENTS.clear()
-
-
-def explain(model: Any, **settings: Any) -> Callable[..., Explanation]:
-    """`explain(f)(*args)` compiles f afresh, runs it once and tells what happened."""
-    compiled = compile(model, **settings)
-
-    def run(*args: Any, **kwargs: Any) -> Explanation:
-        seen: list[Event] = []
-        EVENTS.listeners.append(seen.append)
-        try:
-            compiled(*args, **kwargs)
-        finally:
-            EVENTS.listeners.remove(seen.append)
-        return explain_events(seen)
-
-    return run
-
-
-def report(compiled: Any = None) -> Report:
-    """Everything compiled so far in this process; `print(report())`, `report().html("out.html")`."""
-    return explain_events(list(EVENTS.events))

@@ -47,6 +47,7 @@ SEES_ALL = {
     "cli",
     "torch_backend",
     "differences",
+    "reporting",
     "measure",
     "doctor",
 }
