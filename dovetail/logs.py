@@ -9,6 +9,7 @@ one event stream does it; nothing in the compiler knows about logs.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import warnings
@@ -46,7 +47,7 @@ KIND_LOGS: Final[dict[str, tuple[str, ...]]] = {
 RESULT_LOGS: Final[dict[str, str]] = {"graph": "graph", "bytecode": "entry"}
 """Log name -> the kind of events whose value it prints: captured graphs, the text that replaces a frame."""
 
-KNOWN: Final = (*KIND_LOGS, *RESULT_LOGS, *STAGE_LOGS, "all")
+KNOWN: Final = (*KIND_LOGS, *RESULT_LOGS, *STAGE_LOGS, "all", "none")
 
 
 def parse_names(text: str) -> set[str]:
@@ -119,8 +120,12 @@ def is_result_wanted(event: Event, names: Iterable[str]) -> bool:
 
 
 def start_logging(stream: EventStream, text: str | None = None, out: TextIO | None = None) -> None:
-    """Listen to the stream, when there is anything to print. `text` is DOVETAIL_LOGS."""
+    """Listen to the stream, when there is anything to print. `text` is DOVETAIL_LOGS.
+
+    Whatever was asked for, a program that ran slower than it could says so when it ends (`none`: not)."""
     names = parse_names(os.environ.get("DOVETAIL_LOGS", "") if text is None else text)
+    if text is None and "none" not in names:
+        atexit.register(say_at_exit, stream)
     if not names:
         return
     kinds = {kind for name in names for kind in KIND_LOGS.get(name, ())}
@@ -133,3 +138,32 @@ def start_logging(stream: EventStream, text: str | None = None, out: TextIO | No
             print(show_result(event), file=target)
 
     stream.listeners.append(listen)
+
+
+# -- never silently slow ---------------------------------------------------------------------------
+
+TROUBLE: Final[dict[str, str]] = {
+    "graph_break": "graph breaks",
+    "limit": "functions at their recompile limit",
+    "fallback_to_eager": "internal failures",
+    "slow": "graphs slower than eager",
+}
+"""What makes compiled code slower than it could be, and how it is counted."""
+
+
+def closing_line(stream: EventStream) -> str:
+    """One line on what stood in the way, or nothing."""
+    counted = [f"{stream.counts[kind]} {noun}" for kind, noun in TROUBLE.items() if stream.counts[kind]]
+    if not counted:
+        return ""
+    places = dict.fromkeys(
+        f"{event.get('loc') or event.get('function')} {event.get('code', '')}".strip()
+        for event in stream.of(*TROUBLE)
+    )
+    shown = ", ".join(list(places)[:5]) + (", …" if len(places) > 5 else "")
+    return f"[dovetail] {', '.join(counted)}: {shown} (print(dovetail.report()) tells more)"
+
+
+def say_at_exit(stream: EventStream) -> None:
+    if line := closing_line(stream):
+        print(line, file=sys.stderr)

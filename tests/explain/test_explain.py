@@ -20,7 +20,7 @@ from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.loop import Buffer, BufferRef, Extern, Loops, Nest, Range, Write, load, scalar
 from dovetail.ir.schedule import Group, Schedule
 from dovetail.ir.types import F32, tensor_type
-from dovetail.logs import KNOWN, start_logging
+from dovetail.logs import KNOWN, closing_line, start_logging
 from dovetail.util.loc import Loc
 
 HERE = __file__
@@ -233,3 +233,13 @@ def test_unknown_log_name_is_said_and_the_rest_works() -> None:
         "stages",
         "all",
     } <= set(KNOWN)
+
+
+def test_a_program_that_was_held_up_says_so_at_its_end() -> None:
+    stream = EventStream()
+    assert closing_line(stream) == ""
+    for event in make_events():
+        stream.emit(event.kind, **event.fields)
+    line = closing_line(stream)
+    assert "2 graph breaks, 1 functions at their recompile limit, 1 graphs slower than eager" in line
+    assert "test_explain.py:14 B07" in line and "\n" not in line
