@@ -1,0 +1,623 @@
+"""One Group as one Triton kernel.
+
+    Group -> TritonKernel(text, launch grid, arguments)
+
+    @triton.jit
+    def softmax(x, o, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):      # for i < 4096 | r0 < 1024
+        xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+        rindex = tl.arange(0, RBLOCK)[None, :]
+        ...
+
+A kernel's tile has one or two axes. Points: all loops flattened into `x`; or, where some accesses are
+contiguous along another loop than others (a transpose), that loop is an axis of its own, so both sides
+move whole lines. Rows: outer loops are `x`, inner loops are `r`, which is either the whole row at once
+(persistent: every pass reads registers) or a loop over blocks, each pass reading the row anew and
+recomputing what earlier passes made.
+"""
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, roots_of, step_score
+from dovetail.codegen.triton.ops import COMBINE, IDENTITY, POINTER, REDUCE, TL_TYPE, TRITON
+from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, sym, symbols
+from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, scalar
+from dovetail.ir.schedule import Group
+from dovetail.ir.types import BOOL, I64, DType
+from dovetail.util.writer import Writer
+
+PERSISTENT: Final = 8192
+"""Longest row that is held in registers."""
+INT32_LIMIT: Final = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A choice of block sizes. x is the fast axis of points or the rows of a reduction."""
+
+    x: int
+    y: int = 1
+    r: int = 1
+    warps: int = 4
+    stages: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """`params`: buffers, then size symbols, then run-time numbers. `signature`: Triton's type of each."""
+
+    name: str
+    text: str
+    key: str
+    params: tuple[str, ...]
+    sizes: tuple[Expr, ...]
+    numbers: tuple[str, ...]
+    signature: tuple[str, ...]
+    grid: tuple[tuple[Expr, int], ...]
+    """For each grid axis, how many points it has and how many of them a program takes."""
+    configs: tuple[Config, ...]
+    constants: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of the tile: the loops flattened into it and its place in the tile's shape."""
+
+    name: str
+    loops: tuple[Range, ...]
+    place: int
+
+    @property
+    def size(self) -> Expr:
+        return product(r.size for r in self.loops)
+
+    @property
+    def block(self) -> str:
+        return f"{self.name.upper()}BLOCK"
+
+    @property
+    def index(self) -> Expr:
+        return sym(f"{self.name}index", 0, max(self.size.hi - 1, 0), self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A value in the kernel: its text, its type, and which axes it varies along."""
+
+    text: str
+    dtype: DType
+    axes: frozenset[str]
+
+
+def emit_kernel(group: Group, buffers: dict[str, Buffer]) -> TritonKernel:
+    return _Emitter(group, buffers).emit()
+
+
+def make_axes(group: Group, shape: Shape) -> tuple[Axis, ...]:
+    outer, inner = group.ranges[: group.outer], group.inner
+    if inner:
+        return (Axis("x", outer, 0), Axis("r", inner, 1))
+    if (pair := _crossing(group, shape)) is not None:
+        fast, slow = pair
+        rest = tuple(r for r in outer if r is not fast and r is not slow)
+        return (Axis("y", (*rest, slow), 0), Axis("x", (fast,), 1))
+    return (Axis("x", outer, 0),)
+
+
+def _crossing(group: Group, shape: Shape) -> tuple[Range, Range] | None:
+    """The two loops of a transpose: most accesses are contiguous in the first, some only in the second."""
+    fast = shape.contiguous
+    if fast is None or len(group.ranges) < 2:
+        return None
+    for other in reversed(group.ranges):
+        if other is fast or (other.size.is_const and other.size.value < 16):
+            continue
+        if fast.size.is_const and fast.size.value < 16:
+            return None
+        for nest in group.nests:
+            for node in iter_scalars(*(root for w in nest.writes for root in roots_of(w))):
+                if node.op == "load" and step_score(node.args[1], other.var) == 1.0:  # type: ignore[arg-type]
+                    if step_score(node.args[1], fast.var) < 0:  # type: ignore[arg-type]
+                        return fast, other
+            for write in nest.writes:
+                if step_score(write.index, other.var) == 1.0 and step_score(write.index, fast.var) < 0:
+                    return fast, other
+    return None
+
+
+@dataclass(slots=True)
+class _Emitter:
+    group: Group
+    buffers: dict[str, Buffer]
+    w: Writer = field(default_factory=Writer)
+    tiles: dict[Scalar, Tile] = field(default_factory=dict)
+    """Scalars computed in the current pass."""
+    values: dict[str, Tile] = field(default_factory=dict)
+    """What a buffer written by this kernel holds, where it is in registers."""
+    formulas: dict[str, Scalar] = field(default_factory=dict)
+    """How a per-point buffer is computed, for passes that must recompute it."""
+    masks: list[str] = field(default_factory=list)
+    count: int = 0
+    shape: Shape = field(init=False)
+    axes: tuple[Axis, ...] = field(init=False)
+    is_looped: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape = analyse(self.group, self.buffers)
+        self.axes = make_axes(self.group, self.shape)
+        row = self.axes[-1].size if self.has_rows else ONE
+        self.is_looped = not (row.is_const and row.value <= PERSISTENT)
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self.group.inner)
+
+    def fresh(self, stem: str = "t") -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    # -- the whole
+
+    def emit(self) -> TritonKernel:
+        numbers = tuple(dict.fromkeys(str(n.args[0]) for n in self._scalars() if n.op == "input"))
+        self._indices()
+        for step in self.shape.passes:
+            self._pass(step)
+        wide = "i64" if self._is_wide() else "i32"
+        constants = tuple(axis.block for axis in self.axes)
+        params = [_name(a.buffer.name) for a in self.shape.args]
+        params += [s.name for s in self.shape.symbols] + [_name(n) for n in numbers]
+        head = f"def KERNEL({', '.join([*params, *(f'{c}: tl.constexpr' for c in constants)])}):"
+        body = "\n".join("    " + line if line else "" for line in self.w.lines)
+        plain = f"@triton.jit\n{head}\n{body}\n"
+        comment = "".join(f"# {line}\n" for line in str(self.group).splitlines())
+        signature = [POINTER[a.buffer.type.dtype] for a in self.shape.args]
+        signature += [wide] * len(self.shape.symbols) + ["fp64"] * len(numbers)
+        return TritonKernel(
+            self.group.name,
+            comment + plain.replace("KERNEL", _name(self.group.name), 1),
+            hashlib.sha256((plain + str(signature)).encode()).hexdigest()[:16],
+            tuple(a.buffer.name for a in self.shape.args),
+            self.shape.symbols,
+            numbers,
+            tuple(signature),
+            tuple((axis.size, k) for k, axis in enumerate(self.axes) if axis.name != "r"),
+            tuple(choose_configs(self.axes, self.is_looped, self._width())),
+            constants,
+        )
+
+    def _scalars(self) -> Iterable[Scalar]:
+        return iter_scalars(*(root for n in self.group.nests for w in n.writes for root in roots_of(w)))
+
+    def _is_wide(self) -> bool:
+        """Some index may not fit in 32 bits."""
+        if any(a.buffer.type.numel.hi > INT32_LIMIT for a in self.shape.args if a.buffer.type.numel.is_const):
+            return True
+        return any(expr.hi > INT32_LIMIT for expr in group_exprs(self.group) if not symbols(expr))
+
+    def _width(self) -> int:
+        return max((a.buffer.type.dtype.bytes for a in self.shape.args), default=4)
+
+    def _indices(self) -> None:
+        """Positions along each axis, and the loop variables they stand for."""
+        wide = ".to(tl.int64)" if self._is_wide() else ""
+        grid = 0
+        for axis in self.axes:
+            reach = f"tl.arange(0, {axis.block}){_spread(axis, self.axes)}"
+            if axis.name == "r":
+                if not self.is_looped:
+                    self.w(f"rindex = {reach}{wide}")
+                    self._loops_of(axis)
+                continue
+            self.w(f"{axis.name}index = tl.program_id({grid}){wide} * {axis.block} + {reach}")
+            self.w(f"{axis.name}mask = {axis.name}index < {_text(axis.size)}")
+            self._loops_of(axis)
+            grid += 1
+
+    def _loops_of(self, axis: Axis) -> None:
+        if axis.name == "r":
+            self.w(f"rmask = rindex < {_text(axis.size)}")
+        rest = axis.index
+        for k in range(len(axis.loops) - 1, -1, -1):
+            loop = axis.loops[k]
+            value = rest if k == 0 else mod(rest, loop.size)
+            self.w(f"{loop.var.name} = {_text(value)}")
+            rest = floordiv(rest, loop.size)
+
+    # -- passes
+
+    def _pass(self, step: Pass) -> None:
+        for nest in step.rows:
+            for write in nest.writes:
+                self._store(write, self._value(write.value))
+        if not step.points:
+            return
+        if self.has_rows and self.is_looped:
+            self._looped(step)
+        else:
+            self._at_once(step.points)
+
+    def _at_once(self, nests: Iterable[Nest]) -> None:
+        for nest in nests:
+            for write in nest.writes:
+                tile = self._value(write.value)
+                if not write.reduce:
+                    self._store(write, tile)
+                    continue
+                for buffer, result in zip(write.buffers, self._reduced(write, tile)):
+                    self._keep(buffer, write, result)
+
+    def _reduced(self, write: Write, tile: Tile) -> list[Tile]:
+        """The row's result(s), with the whole row in the tile."""
+        rows = frozenset(a.name for a in self.axes if a.name != "r")
+        if write.reduce == "welford":
+            count = _text(self.axes[-1].size)
+            full = self._full(tile)
+            kept = f"tl.where({self._rmask()}, {full}, 0)"
+            mean = self._define(f"_div(_col(tl.sum({kept}, 1)), {count})", tile.dtype, rows)
+            apart = self._define(f"tl.where({self._rmask()}, {full} - {mean.text}, 0)", tile.dtype, tile.axes | rows)
+            square = self._define(f"_col(tl.sum({apart.text} * {apart.text}, 1))", tile.dtype, rows)
+            return [mean, square]
+        if write.reduce in ("argmax", "argmin"):
+            return [self._position(write, tile, rows)]
+        return [self._folded(write, f"tl.where({self._rmask()}, {self._full(tile)}, {self._nothing(write, tile)})", tile.dtype)]
+
+    def _folded(self, write: Write, text: str, dtype: DType) -> Tile:
+        rows = frozenset(a.name for a in self.axes if a.name != "r")
+        folded = REDUCE[str(write.reduce)].format(text, 1)
+        after = " != 0" if dtype is BOOL else ""
+        return self._define(f"_col({folded}){after}", dtype, rows)
+
+    def _position(self, write: Write, tile: Tile, rows: frozenset[str]) -> Tile:
+        best = "dv.greater_first" if write.reduce == "argmax" else "dv.less_first"
+        assert write.index_scalar is not None
+        at = self._full(self._value(write.index_scalar))
+        worst = IDENTITY["max" if write.reduce == "argmax" else "min"](tile.dtype)
+        value = f"tl.where({self._rmask()}, {self._full(tile)}, {worst})"
+        where = f"tl.where({self._rmask()}, {at}, {(1 << 62)})"
+        name = self.fresh("at")
+        self.w(f"_, {name} = tl.reduce(({value}, {where}), 1, {best})")
+        return self._define(f"_col({name})", I64, rows)
+
+    def _looped(self, step: Pass) -> None:
+        """One walk over the row in blocks; a second one for deviations from the mean."""
+        reductions = [w for n in step.points for w in n.writes if w.reduce]
+        accumulators = {w: self._start(w) for w in reductions}
+        with self._row_loop():
+            for nest in step.points:
+                for write in nest.writes:
+                    tile = self._value(write.value)
+                    if not write.reduce:
+                        self._store(write, tile)
+                        self.formulas[write.buffers[0]] = write.value
+                    elif write.reduce in ("argmax", "argmin"):
+                        self._advance_position(write, tile, accumulators[write])
+                    else:
+                        kind = "sum" if write.reduce == "welford" else str(write.reduce)
+                        nothing = IDENTITY[kind](tile.dtype)
+                        value = f"tl.where({self._rmask()}, {self._full(tile)}, {nothing})"
+                        self.w(f"{accumulators[write]} = {COMBINE[kind].format(accumulators[write], value)}")
+        self._end_of_walk(step)
+        for write in reductions:
+            self._finish(write, accumulators[write])
+
+    def _end_of_walk(self, step: Pass) -> None:
+        """Values per point belong to a block that is gone; later passes compute them anew."""
+        self.tiles.clear()
+        for nest in step.points:
+            for write in nest.writes:
+                if not write.reduce:
+                    self.values.pop(write.buffers[0], None)
+
+    def _row_loop(self):  # type: ignore[no-untyped-def]
+        axis = self.axes[-1]
+        head = f"for roffset in range(0, {_text(axis.size)}, {axis.block}):"
+        self.tiles.clear()
+        block = self.w.block(head)
+        return _Entered(block, self)
+
+    def enter_row(self) -> None:
+        wide = ".to(tl.int64)" if self._is_wide() else ""
+        axis = self.axes[-1]
+        self.w(f"rindex = roffset + tl.arange(0, {axis.block}){_spread(axis, self.axes)}{wide}")
+        self._loops_of(axis)
+
+    def _start(self, write: Write) -> str:
+        name = self.fresh("acc")
+        dtype = write.value.dtype
+        kind = {"welford": "sum", "argmax": "max", "argmin": "min"}.get(str(write.reduce), str(write.reduce))
+        shape = f"({', '.join(a.block for a in self.axes)})"
+        self.w(f"{name} = tl.full({shape}, {IDENTITY[kind](dtype)}, {TL_TYPE[dtype]})")
+        if write.reduce in ("argmax", "argmin"):
+            self.w(f"{name}_at = tl.full({shape}, {1 << 62}, tl.int64)")
+        return name
+
+    def _advance_position(self, write: Write, tile: Tile, name: str) -> None:
+        best = "dv.greater_first" if write.reduce == "argmax" else "dv.less_first"
+        assert write.index_scalar is not None
+        at = self._full(self._value(write.index_scalar))
+        worst = IDENTITY["max" if write.reduce == "argmax" else "min"](tile.dtype)
+        value = f"tl.where({self._rmask()}, {self._full(tile)}, {worst})"
+        where = f"tl.where({self._rmask()}, {at}, {(1 << 62)})"
+        self.w(f"{name}, {name}_at = {best}({name}, {name}_at, {value}, {where})")
+
+    def _finish(self, write: Write, name: str) -> None:
+        rows = frozenset(a.name for a in self.axes if a.name != "r")
+        if write.reduce in ("argmax", "argmin"):
+            best = "dv.greater_first" if write.reduce == "argmax" else "dv.less_first"
+            found = self.fresh("at")
+            self.w(f"_, {found} = tl.reduce(({name}, {name}_at), 1, {best})")
+            self._keep(write.buffers[0], write, self._define(f"_col({found})", I64, rows))
+        elif write.reduce == "welford":
+            self._deviations(write, name, rows)
+        else:
+            self._keep(write.buffers[0], write, self._folded(write, name, write.value.dtype))
+
+    def _deviations(self, write: Write, name: str, rows: frozenset[str]) -> None:
+        dtype, count = write.value.dtype, _text(self.axes[-1].size)
+        mean = self._define(f"_div(_col(tl.sum({name}, 1)), {count})", dtype, rows)
+        self._keep(write.buffers[0], write, mean)
+        squares = self._start(write)
+        with self._row_loop():
+            full = self._full(self._value(write.value))
+            self.w(f"apart = tl.where({self._rmask()}, {full} - {mean.text}, 0)")
+            self.w(f"{squares} += apart * apart")
+        self.tiles.clear()
+        self._keep(write.buffers[1], write, self._define(f"_col(tl.sum({squares}, 1))", dtype, rows))
+
+    # -- values
+
+    def _value(self, root: Scalar) -> Tile:
+        root = self._with_formulas(root)
+        unmasked = self._unmasked(root)
+        for node in iter_scalars(root):
+            if node in unmasked and node not in self.tiles:
+                make = self._masked if node.op == "masked" else self._compute
+                self.tiles[node] = make(node)
+        return self.tiles[root]
+
+    def _unmasked(self, root: Scalar) -> set[Scalar]:
+        """What is computed everywhere; the rest is reached only through the value of a `masked`, and is
+        computed under its condition."""
+        seen: set[Scalar] = set()
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            stack.extend((node.args[0], node.args[2]) if node.op == "masked" else node.operands)  # type: ignore[arg-type]
+        return seen
+
+    def _masked(self, node: Scalar) -> Tile:
+        condition, value, other = node.args
+        test = self.tiles[condition]  # type: ignore[index]
+        self.masks.append(test.text)
+        saved, self.tiles = self.tiles, {**self.tiles}
+        inside = self._value(value)  # type: ignore[arg-type]
+        self.tiles = saved
+        self.masks.pop()
+        default = self.tiles[other]  # type: ignore[index]
+        axes = test.axes | inside.axes | default.axes
+        return self._define(f"tl.where({test.text}, {inside.text}, {default.text})", node.dtype, axes)
+
+    def _with_formulas(self, root: Scalar) -> Scalar:
+        """Loads of values from an earlier walk over the row become the computation itself."""
+        if not self.formulas:
+            return root
+        built: dict[Scalar, Scalar] = {}
+        for node in iter_scalars(root):
+            formula = self.formulas.get(str(node.args[0])) if node.op == "load" else None
+            if formula is not None and str(node.args[0]) not in self.values:
+                built[node] = self._with_formulas(formula)
+            else:
+                args = tuple(built.get(a, a) if isinstance(a, Scalar) else a for a in node.args)
+                built[node] = node if args == node.args else scalar(node.op, args, node.dtype)
+        return built[root]
+
+    def _compute(self, node: Scalar) -> Tile:
+        known = self.tiles
+        if node.op == "const":
+            return Tile(_constant(node.args[0], node.dtype), node.dtype, frozenset())
+        if node.op == "index":
+            expr: Expr = node.args[0]  # type: ignore[assignment]
+            text = _text(expr) if node.dtype is BOOL else f"tl.cast({_text(expr)}, {TL_TYPE[node.dtype]})"
+            return self._define(text, node.dtype, self._axes_of(expr))
+        if node.op == "input":
+            return Tile(_name(str(node.args[0])), node.dtype, frozenset())
+        if node.op == "load":
+            return self._load(node)
+        if node.op == "load_at":
+            at = known[node.args[1]]  # type: ignore[index]
+            return self._read(str(node.args[0]), at.text, at.axes, node.dtype)
+        operands = [known[x] for x in node.operands]
+        entry = TRITON[node.op]
+        template = entry if isinstance(entry, str) else entry(node.dtype, tuple(x.dtype for x in operands))
+        axes = frozenset().union(*(x.axes for x in operands)) if operands else frozenset()
+        return self._define(template.format(*(x.text for x in operands)), node.dtype, axes)
+
+    def _load(self, node: Scalar) -> Tile:
+        buffer, index = str(node.args[0]), node.args[1]
+        if buffer in self.values:
+            return self.values[buffer]
+        return self._read(buffer, _text(index), self._axes_of(index), node.dtype)  # type: ignore[arg-type]
+
+    def _read(self, buffer: str, index: str, axes: frozenset[str], dtype: DType) -> Tile:
+        masks = [f"{a.name}mask" for a in self.axes if a.name in axes] + self.masks
+        mask = f", {' & '.join(masks)}, other=0" if masks else ""
+        after = ".to(tl.int1)" if dtype is BOOL else ""
+        return self._define(f"tl.load({_name(buffer)} + ({index}){mask}){after}", dtype, axes | self._mask_axes())
+
+    def _mask_axes(self) -> frozenset[str]:
+        return frozenset(a.name for a in self.axes) if self.masks else frozenset()
+
+    def _axes_of(self, expr: Expr) -> frozenset[str]:
+        used = symbols(expr)
+        return frozenset(a.name for a in self.axes if any(r.var in used for r in a.loops))
+
+    def _define(self, text: str, dtype: DType, axes: frozenset[str]) -> Tile:
+        name = self.fresh()
+        text = text.replace("_col(", "_COL(")
+        text = _expand_columns(text)
+        self.w(f"{name} = {text}")
+        return Tile(name, dtype, axes)
+
+    def _full(self, tile: Tile) -> str:
+        """The tile with every axis present, so that reducing it counts each point."""
+        if tile.axes >= {a.name for a in self.axes}:
+            return tile.text
+        shape = ", ".join(a.block for a in self.axes)
+        text = tile.text if tile.axes or tile.text.isidentifier() else f"tl.full([1, 1], {tile.text}, {TL_TYPE[tile.dtype]})"
+        return f"tl.broadcast_to({text}, ({shape}))"
+
+    def _rmask(self) -> str:
+        return "rmask" if len(self.axes) == 1 else "(rmask & xmask)"
+
+    def _nothing(self, write: Write, tile: Tile) -> str:
+        return IDENTITY[str(write.reduce)](tile.dtype)
+
+    # -- results
+
+    def _keep(self, buffer: str, write: Write, tile: Tile) -> None:
+        self.values[buffer] = tile
+        if buffer not in self.group.internal:
+            self._write(buffer, _text(write.index), self._axes_of(write.index), tile, write)
+
+    def _store(self, write: Write, tile: Tile) -> None:
+        buffer = write.buffers[0]
+        if write.index_scalar is not None:
+            at = self._value(write.index_scalar)
+            self._write(buffer, at.text, at.axes | tile.axes, tile, write)
+            return
+        self.values[buffer] = tile
+        if buffer not in self.group.internal:
+            self._write(buffer, _text(write.index), self._axes_of(write.index), tile, write)
+
+    def _write(self, buffer: str, index: str, axes: frozenset[str], tile: Tile, write: Write) -> None:
+        missing = [a.name for a in self.axes if a.name not in axes and (a.name != "r" or "r" in tile.axes)]
+        if missing:  # a pointer must have every axis the value has; only the axis' first point stores
+            index += "".join(f" + 0 * {name}index" for name in missing)
+            axes |= set(missing)
+        masks = [f"{a.name}mask" for a in self.axes if a.name in axes]
+        mask = f", {' & '.join(masks)}" if masks else ""
+        dtype = self.buffers[buffer].type.dtype
+        value = tile.text if dtype is not BOOL else f"{tile.text}.to(tl.int1)" if tile.text.isidentifier() else tile.text
+        if write.mode == "add":
+            self.w(f"tl.atomic_add({_name(buffer)} + ({index}), {value}{mask}, sem='relaxed')")
+        else:
+            self.w(f"tl.store({_name(buffer)} + ({index}), {value}{mask})")
+
+
+class _Entered:
+    """The body of the loop over a row; entering it declares the row's indices."""
+
+    def __init__(self, block, emitter: _Emitter) -> None:  # type: ignore[no-untyped-def]
+        self.block, self.emitter = block, emitter
+
+    def __enter__(self) -> None:
+        self.block.__enter__()
+        self.emitter.enter_row()
+
+    def __exit__(self, *error: object) -> None:
+        self.block.__exit__(*error)
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def _expand_columns(text: str) -> str:
+    """_COL(v) is v as a column: its last axis is one long."""
+    at = text.find("_COL(")
+    while at >= 0:
+        depth, end = 0, at + 4
+        while True:
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            if depth == 0:
+                break
+            end += 1
+        text = f"{text[:at]}{text[at + 5 : end]}[:, None]{text[end + 1 :]}"
+        at = text.find("_COL(")
+    return re.sub(r"^_div\((.*), ([^,]*)\)$", r"(\1) / \2", text)
+
+
+def _spread(axis: Axis, axes: tuple[Axis, ...]) -> str:
+    if len(axes) == 1:
+        return ""
+    return "[:, None]" if axis.place == 0 else "[None, :]"
+
+
+def _name(name: str) -> str:
+    stem = re.sub(r"\W", "_", name)
+    is_taken = stem in _RESERVED or re.fullmatch(r"[tisrd]\d*|acc\d+|at\d+|[xyr]index|[xyr]mask", stem)
+    return f"{stem}_" if is_taken or stem[0].isdigit() else stem
+
+
+_RESERVED: Final = frozenset("tl dv libdevice triton apart roffset and or not if else for in is def return lambda None True False from import".split())
+
+
+def _constant(value: object, dtype: DType) -> str:
+    if dtype is BOOL:
+        return f"({int(bool(value))} != 0)"
+    if dtype.is_float:
+        number = float(value)  # type: ignore[arg-type]
+        if number != number or number in (float("inf"), float("-inf")):
+            return f"float('{number}')"
+        return repr(number)
+    return str(int(value))  # type: ignore[call-overload]
+
+
+_WORDS: Final = {"floordiv": "//", "mod": "%", "eq": "==", "lt": "<", "le": "<="}
+
+
+def _text(expr: Expr) -> str:
+    """An index as Triton text. Operands are non-negative, so // and % mean the same as in Python."""
+    op = expr.op
+    if op == "const":
+        return str(expr.value)
+    if op == "sym":
+        return expr.name
+    if op in ("true", "false"):
+        return "(0 == 0)" if op == "true" else "(0 == 1)"
+    if op == "add":
+        constant, terms = expr.args
+        parts = [_text(t) if n == 1 else f"{n} * {_text(t)}" for t, n in terms]  # type: ignore[attr-defined]
+        return "(" + " + ".join(parts + ([str(constant)] if constant else [])) + ")"
+    if op == "mul":
+        return "(" + " * ".join(map(_text, expr.operands)) + ")"
+    if op in ("min", "max"):
+        name = "tl.minimum" if op == "min" else "tl.maximum"
+        return f"{name}({', '.join(map(_text, expr.operands))})"
+    if op == "not":
+        return f"({_text(expr.operands[0])} == 0)"
+    if op == "and":
+        return "(" + " & ".join(map(_text, expr.operands)) + ")"
+    a, b = expr.operands
+    return f"({_text(a)} {_WORDS[op]} {_text(b)})"
+
+
+# -- block sizes -----------------------------------------------------------------------------------
+
+
+def _power(value: int) -> int:
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def choose_configs(axes: tuple[Axis, ...], is_looped: bool, width: int) -> list[Config]:
+    """A few block sizes worth trying, the likeliest first."""
+    if axes[-1].name == "r":
+        rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
+        if is_looped:
+            return [Config(1, r=4096, warps=16), Config(1, r=2048, warps=8), Config(2, r=1024, warps=8), Config(8, r=256, warps=4)]
+        row = _power(axes[-1].size.value)
+        per = max(1, min(4096 // row, _power(rows)))
+        warps = max(1, min(16, row * per // 512))
+        return [Config(per, r=row, warps=warps), Config(max(per // 4, 1), r=row, warps=max(1, min(8, row // 256)))]
+    if len(axes) == 2:
+        return [Config(64, y=64, warps=8), Config(32, y=32, warps=4), Config(128, y=32, warps=8)]
+    size = axes[0].size.value if axes[0].size.is_const else 1 << 24
+    small = max(64, min(1024, _power(size)))
+    return [Config(small, warps=4), Config(min(small, 512), warps=2), Config(2048 if size > 4096 else small, warps=8)]

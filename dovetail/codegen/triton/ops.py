@@ -1,0 +1,158 @@
+"""Scalar operations as Triton text.
+
+    TRITON["add"] = "({0} + {1})"        TRITON["exp"] = "libdevice.exp({0})"
+
+An entry is a template over the operands, or a function (result dtype, operand dtypes) -> template.
+The functions are the ones eager's CUDA kernels call (libdevice), and division and square root are
+rounded, so that results equal eager's. `dv.` functions stand in the prelude of every kernel file.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
+
+TL_TYPE: Final = {
+    BOOL: "tl.int1", U8: "tl.uint8", U16: "tl.uint16", U32: "tl.uint32", U64: "tl.uint64", I8: "tl.int8",
+    I16: "tl.int16", I32: "tl.int32", I64: "tl.int64", F16: "tl.float16", BF16: "tl.bfloat16", F32: "tl.float32",
+    F64: "tl.float64",
+}  # fmt: skip
+POINTER: Final = {
+    BOOL: "*i1", U8: "*u8", U16: "*u16", U32: "*u32", U64: "*u64", I8: "*i8", I16: "*i16", I32: "*i32", I64: "*i64",
+    F16: "*fp16", BF16: "*bf16", F32: "*fp32", F64: "*fp64",
+}  # fmt: skip
+
+Entry: TypeAlias = "str | Callable[[DType, tuple[DType, ...]], str]"
+
+
+def _float_or(name: str, integer: str) -> Entry:
+    return lambda result, args: f"libdevice.{name}({{0}})" if args[0].is_float else integer
+
+
+def _bool_or(number: str, boolean: str) -> Entry:
+    return lambda result, args: boolean if args[0] is BOOL else number
+
+
+def _truth(k: int, dtype: DType) -> str:
+    return f"{{{k}}}" if dtype is BOOL else f"({{{k}}} != 0)"
+
+
+def _logical(sign: str) -> Entry:
+    return lambda result, args: f"({_truth(0, args[0])} {sign} {_truth(1, args[1])})"
+
+
+_LIBDEVICE: Final = {
+    **{name: name for name in (
+        "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+        "erf erfc erfinv lgamma"
+    ).split()},
+    "i0": "cyl_bessel_i0",
+    "i1": "cyl_bessel_i1",
+}  # fmt: skip
+_COMPARE: Final = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+TRITON: Final[dict[str, Entry]] = {
+    **{name: f"libdevice.{function}({{0}})" for name, function in _LIBDEVICE.items()},
+    "sqrt": lambda r, a: "tl.sqrt_rn({0})" if a[0] is F32 else "libdevice.sqrt({0})",
+    "rsqrt": "libdevice.rsqrt({0})",
+    "floor": _float_or("floor", "{0}"),
+    "ceil": _float_or("ceil", "{0}"),
+    "round": _float_or("nearbyint", "{0}"),
+    "trunc": _float_or("trunc", "{0}"),
+    "frac": "({0} - libdevice.trunc({0}))",
+    "sigmoid": lambda r, a: _div("1.0", "(1.0 + libdevice.exp(-{0}))", a[0]),
+    "reciprocal": lambda r, a: _div("1.0", "{0}", a[0]),
+    "digamma": "dv.digamma({0})",
+    "i0e": "(libdevice.cyl_bessel_i0({0}) * libdevice.exp(-tl.abs({0})))",
+    "i1e": "(libdevice.cyl_bessel_i1({0}) * libdevice.exp(-tl.abs({0})))",
+    "ndtri": "libdevice.normcdfinv({0})",
+    "pow": lambda r, a: "libdevice.pow({0}, {1})" if a[0].is_float else "dv.int_pow({0}, {1})",
+    "atan2": "libdevice.atan2({0}, {1})",
+    "fmod": lambda r, a: "libdevice.fmod({0}, {1})" if a[0].is_float else "({0} % {1})",
+    "hypot": "libdevice.hypot({0}, {1})",
+    "copysign": "libdevice.copysign({0}, {1})",
+    "nextafter": "libdevice.nextafter({0}, {1})",
+    "div": lambda r, a: _div("{0}", "{1}", a[0]),
+    "neg": "(-{0})",
+    "abs": _bool_or("tl.abs({0})", "{0}"),
+    "sign": lambda r, a: f"(({{0}} > 0).to({TL_TYPE[r]}) - ({{0}} < 0).to({TL_TYPE[r]}))",
+    "add": _bool_or("({0} + {1})", "({0} | {1})"),
+    "sub": "({0} - {1})",
+    "mul": _bool_or("({0} * {1})", "({0} & {1})"),
+    "maximum": lambda r, a: "dv.maximum({0}, {1})" if a[0].is_float else "tl.maximum({0}, {1})",
+    "minimum": lambda r, a: "dv.minimum({0}, {1})" if a[0].is_float else "tl.minimum({0}, {1})",
+    "fmax": "tl.maximum({0}, {1})",
+    "fmin": "tl.minimum({0}, {1})",
+    "remainder": lambda r, a: "dv.remainder({0}, {1})" if a[0].is_float else "dv.int_remainder({0}, {1})",
+    "floordiv": lambda r, a: "dv.floordiv({0}, {1})" if a[0].is_float else "dv.int_floordiv({0}, {1})",
+    "truncdiv": lambda r, a: f"libdevice.trunc({_div('{0}', '{1}', a[0])})" if a[0].is_float else "({0} // {1})",
+    "fma": "libdevice.fma({0}, {1}, {2})",
+    "check_index": "dv.wrap({0}, {1})",
+    "bit_and": "({0} & {1})",
+    "bit_or": "({0} | {1})",
+    "bit_xor": "({0} ^ {1})",
+    "bit_not": _bool_or("(~{0})", "({0} == 0)"),
+    "shl": "({0} << {1})",
+    "shr": "({0} >> {1})",
+    "where": "tl.where({0}, {1}, {2})",
+    **{name: f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
+    "isnan": lambda r, a: "({0} != {0})" if a[0].is_float else "({0} != {0})",
+    "isinf": lambda r, a: "(tl.abs({0}) == float('inf'))" if a[0].is_float else "({0} != {0})",
+    "isfinite": lambda r, a: "(tl.abs({0}) < float('inf'))" if a[0].is_float else "({0} == {0})",
+    "signbit": lambda r, a: _signbit(a[0]),
+    "logical_not": lambda r, a: f"({_truth(0, a[0])} == 0)",
+    "logical_and": _logical("&"),
+    "logical_or": _logical("|"),
+    "cast": lambda r, a: _cast(r, a[0]),
+    "bitcast": lambda r, a: f"{{0}}.to({TL_TYPE[r]}, bitcast=True)",
+}
+
+
+def _div(a: str, b: str, dtype: DType) -> str:
+    return f"tl.div_rn({a}, {b})" if dtype is F32 and a != "1.0" else f"({a} / {b})"
+
+
+def _cast(result: DType, source: DType) -> str:
+    if result is BOOL and source is not BOOL:
+        return "({0} != 0)"
+    if result.kind == "uint" and source.is_float:  # as eager: through a signed integer
+        return f"{{0}}.to(tl.int64).to({TL_TYPE[result]})"
+    return f"{{0}}.to({TL_TYPE[result]})"
+
+
+def _signbit(dtype: DType) -> str:
+    bits = {F32: "tl.int32", F64: "tl.int64"}.get(dtype)
+    return f"({{0}}.to({bits}, bitcast=True) < 0)" if bits else "({0} < 0)"
+
+
+IDENTITY: Final = {
+    "sum": lambda dtype: "0", "prod": lambda dtype: "1", "any": lambda dtype: "0", "all": lambda dtype: "1",
+    "xor_sum": lambda dtype: "0",
+    "max": lambda dtype: "float('-inf')" if dtype.is_float else str(_least(dtype)),
+    "min": lambda dtype: "float('inf')" if dtype.is_float else str(_greatest(dtype)),
+}  # fmt: skip
+"""What a masked lane contributes to a reduction."""
+
+COMBINE: Final = {
+    "sum": "({0} + {1})", "prod": "({0} * {1})", "any": "({0} | {1})", "all": "({0} & {1})", "xor_sum": "({0} ^ {1})",
+    "max": "dv.maximum({0}, {1})", "min": "dv.minimum({0}, {1})",
+}  # fmt: skip
+"""Two partial results as one; min and max propagate NaN."""
+
+REDUCE: Final = {
+    "sum": "tl.sum({0}, {1})", "prod": "tl.reduce({0}, {1}, dv.product)", "any": "tl.max({0}.to(tl.int32), {1})",
+    "all": "tl.min({0}.to(tl.int32), {1})", "xor_sum": "tl.xor_sum({0}, {1})",
+    "max": "tl.reduce({0}, {1}, dv.maximum)", "min": "tl.reduce({0}, {1}, dv.minimum)",
+}  # fmt: skip
+"""A tile reduced along an axis."""
+
+
+def _least(dtype: DType) -> int:
+    return 0 if dtype.kind in ("uint", "bool") else -(1 << (dtype.bits - 1))
+
+
+def _greatest(dtype: DType) -> int:
+    if dtype is BOOL:
+        return 1
+    return (1 << dtype.bits) - 1 if dtype.kind == "uint" else (1 << (dtype.bits - 1)) - 1

@@ -1,0 +1,106 @@
+"""Functions that generated Triton kernels call. This file is copied in front of the kernels as it is.
+
+They are what eager's CUDA kernels do where Triton's own operation differs: NaN propagates through
+minimum and maximum, integer division rounds down, the remainder has the divisor's sign.
+"""
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def maximum(a, b):
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def minimum(a, b):
+    return tl.where((a < b) | (a != a), a, b)
+
+
+@triton.jit
+def product(a, b):
+    return a * b
+
+
+@triton.jit
+def greater_first(value, index, other, other_index):
+    """Of two (value, index) pairs the greater; the first of equals; NaN wins."""
+    better = (value > other) | ((value != value) & (other == other))
+    equal = (value == other) | ((value != value) & (other != other))
+    take = better | (equal & (index < other_index))
+    return tl.where(take, value, other), tl.where(take, index, other_index)
+
+
+@triton.jit
+def less_first(value, index, other, other_index):
+    better = (value < other) | ((value != value) & (other == other))
+    equal = (value == other) | ((value != value) & (other != other))
+    take = better | (equal & (index < other_index))
+    return tl.where(take, value, other), tl.where(take, index, other_index)
+
+
+@triton.jit
+def remainder(a, b):
+    r = libdevice.fmod(a, b)
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def floordiv(a, b):
+    """Eager's: exact quotients stay exact."""
+    r = libdevice.fmod(a, b)
+    q = (a - r) / b
+    q = tl.where((r != 0) & ((b < 0) != (r < 0)), q - 1.0, q)
+    whole = libdevice.floor(q)
+    rounded = tl.where(q - whole > 0.5, whole + 1.0, whole)
+    return tl.where(b == 0, a / b, tl.where(q != 0, rounded, libdevice.copysign(q * 0.0, a / b)))
+
+
+@triton.jit
+def int_remainder(a, b):
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def int_floordiv(a, b):
+    q = a // b
+    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), q - 1, q)
+
+
+@triton.jit
+def int_pow(a, b):
+    result = a * 0 + 1
+    power = a
+    left = tl.where(b < 0, 0, b)
+    for _ in range(6):
+        result = tl.where(left & 1 != 0, result * power, result)
+        power = power * power
+        left = left >> 1
+    negative = tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0))
+    return tl.where(b < 0, negative, result)
+
+
+@triton.jit
+def wrap(index, size):
+    return tl.where(index < 0, index + size, index)
+
+
+@triton.jit
+def digamma(x):
+    """By recurrence up to 10, then the asymptotic series; reflection for negative arguments."""
+    reflected = x < 0.5
+    y = tl.where(reflected, 1.0 - x, x)
+    shift = y * 0.0
+    for _ in range(10):
+        small = y < 10.0
+        shift = tl.where(small, shift + 1.0 / y, shift)
+        y = tl.where(small, y + 1.0, y)
+    z = 1.0 / (y * y)
+    series = z * (0.08333333333333333 - z * (0.008333333333333333 - z * (0.003968253968253968 - z * 0.004166666666666667)))
+    result = libdevice.log(y) - 0.5 / y - series - shift
+    pi = 3.141592653589793
+    mirrored = result - pi / libdevice.tan(pi * x)
+    pole = (x == libdevice.floor(x)) & (x <= 0)
+    return tl.where(pole, float("nan"), tl.where(reflected, mirrored, result))
