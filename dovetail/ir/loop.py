@@ -241,6 +241,8 @@ class Loops:
     outputs: tuple[BufferRef | Expr | int | float | bool | None, ...]
     inputs: tuple[str, ...]
     """Buffer names of the tensor inputs, and names of the scalar symbols, in the graph's order."""
+    kinds: str = ""
+    """One letter per input: t a tensor, i an int, f a float. Empty: all tensors."""
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)

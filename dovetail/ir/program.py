@@ -19,6 +19,38 @@ class Kernel:
     key: str
     bytes_moved: int = 0
     origins: tuple[str, ...] = ()
+    symbol: str = ""
+    """The C++ function's name in the compiled object."""
+    prelude: tuple[str, ...] = ()
+    """Pieces of text that must come before, in order; kernels compiled together share equal ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A run-time value in the arguments of a PythonCall: tensor, int or float number `index`."""
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """A library call made through Python: `op` with these arguments; floats arrive as the bits of ints."""
+
+    op: str
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...]
+    tensors: int
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One value the caller gets: tensor number `index` of the host program, or a constant, or an
+    expression over the integer inputs."""
+
+    kind: str
+    value: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +65,10 @@ class Program:
     inputs: int
     outputs: int
     python_calls: tuple[object, ...] = ()
+    kinds: str = ""
+    """One letter per input: t a tensor, i an int, f a float."""
+    input_names: tuple[str, ...] = ()
+    results: tuple[Result, ...] = ()
 
     def __str__(self) -> str:
         parts = [f"//// kernel {kernel.name}\n{kernel.text}" for kernel in self.kernels]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dovetail.errors import Reason
-from dovetail.ir.expr import ONE, ZERO, Expr, product, substitute
-from dovetail.ir.loop import Loops, Nest, Range, Scalar, Write, iter_scalars, scalar
+from dovetail.ir.expr import ONE, ZERO, Expr, add, mul, product, substitute
+from dovetail.ir.loop import Loops, Nest, Range, Scalar, Write, index_value, iter_scalars, scalar
 from dovetail.schedule.domain import Common, by_stride, loop_var, refine
 
 UNKNOWN: Final = None
@@ -70,9 +70,11 @@ def make_cluster(nest: Nest, step: int) -> Cluster:
     writes: dict[str, Expr | None] = {}
     alone = False
     for write in nest.writes:
-        computed = write.index_scalar is not None or write.mode != "set"
+        computed = not write.reduce and (write.index_scalar is not None or write.mode != "set")
         alone |= computed
         for buffer in write.buffers:
+            if computed:
+                reads.setdefault(buffer, set()).add(UNKNOWN)
             alone |= buffer in writes
             writes[buffer] = None if computed else substitute(write.index, env)
     kind = "reduce" if any(write.reduce for write in nest.writes) else "point"
@@ -249,11 +251,21 @@ def rewritten(member: Member, cluster: Cluster) -> Nest:
     """The member's nest over the cluster's variables."""
     outer, inner = cluster.ranges[: cluster.outer], cluster.ranges[cluster.outer :]
     memo: dict[Scalar, Scalar] = {}
-    writes = tuple(_moved_write(write, member.env, memo) for write in member.nest.writes)
+    writes = tuple(_moved_write(_positioned(write, member.nest), member.env, memo) for write in member.nest.writes)
     ranges = (*outer, *inner) if member.kind == "point" else outer
     return replace(
         member.nest, ranges=ranges, reduce=inner if member.kind == "reduce" else (), writes=writes
     )
+
+
+def _positioned(write: Write, nest: Nest) -> Write:
+    """An argmax counts positions in its own order of loops, whatever order they will run in."""
+    if write.reduce not in ("argmax", "argmin"):
+        return write
+    flat = ZERO
+    for item in nest.reduce:
+        flat = add(mul(flat, item.size), item.var)
+    return replace(write, index_scalar=index_value(flat))
 
 
 def _moved_write(write: Write, env: dict[Expr, Expr], memo: dict[Scalar, Scalar]) -> Write:

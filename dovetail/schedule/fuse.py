@@ -49,8 +49,8 @@ class Fuser:
     sizes: dict[str, int]
     clusters: dict[int, Cluster] = field(default_factory=dict)
     """By position."""
-    producer: dict[str, int] = field(default_factory=dict)
-    """Buffer -> position of what writes it (the last so far)."""
+    producers: dict[str, set[int]] = field(default_factory=dict)
+    """Buffer -> positions of what writes it; the parts of a concatenation have one each."""
     readers: dict[str, set[int]] = field(default_factory=dict)
     declined: list[WhyNot] = field(default_factory=list)
 
@@ -62,7 +62,8 @@ class Fuser:
         wanted = sorted(cluster.reads, key=lambda buffer: -self.sizes.get(buffer, 0))
         here = step
         for buffer in wanted:
-            here = self._try(self.producer.get(buffer), here, nest, is_sibling=False)
+            for other in sorted(self.producers.get(buffer, ())):
+                here = self._try(other, here, nest, is_sibling=False)
         for buffer in wanted:
             for other in sorted(self.readers.get(buffer, ()), reverse=True)[:3]:
                 if other != here and abs(other - here) < HORIZON:
@@ -72,18 +73,18 @@ class Fuser:
         for buffer in extern_reads(extern):
             self.readers.setdefault(buffer, set()).add(step)
         for buffer in extern.outputs:
-            self.producer[buffer] = step
+            self.producers.setdefault(buffer, set()).add(step)
 
     def _register(self, cluster: Cluster) -> None:
         self.clusters[cluster.position] = cluster
         for buffer in cluster.reads:
             self.readers.setdefault(buffer, set()).add(cluster.position)
         for buffer in cluster.writes:
-            self.producer[buffer] = cluster.position
+            self.producers.setdefault(buffer, set()).add(cluster.position)
 
-    def _try(self, other: int | None, here: int, nest: Nest, is_sibling: bool) -> int:
+    def _try(self, other: int, here: int, nest: Nest, is_sibling: bool) -> int:
         """Join the clusters at two positions if that is allowed; the position of nest's cluster after it."""
-        if other is None or other == here or other not in self.clusters:
+        if other == here or other not in self.clusters:
             return here
         first, second = (self.clusters[min(other, here)], self.clusters[max(other, here)])
         result = self.why_not_fuse(first, second, is_sibling)
@@ -96,6 +97,8 @@ class Fuser:
             del self.clusters[old.position]
             for buffer in old.reads:
                 self.readers[buffer].discard(old.position)
+            for buffer in old.writes:
+                self.producers[buffer].discard(old.position)
         self._register(result)
         return result.position
 
@@ -103,6 +106,8 @@ class Fuser:
         """The joined cluster, or why there is none."""
         if first.alone or second.alone:
             return Reason("S01", "scattered writes may collide")
+        if not first.writes.keys().isdisjoint(second.writes):
+            return Reason("S10", "both write parts of one buffer")
         if len(first.members) + len(second.members) > self.options.max_fusion_size:
             return Reason("S05", f"more than {self.options.max_fusion_size} loop nests")
         if len(first.reads | second.reads | first.writes | second.writes) > MOST_BUFFERS:
@@ -119,7 +124,7 @@ class Fuser:
 
     def _position(self, first: Cluster, second: Cluster) -> int | None:
         a, b = first.position, second.position
-        feeds = [self.producer[x] for x in second.reads if x in self.producer and self.producer[x] != b]
+        feeds = [p for x in second.reads for p in self.producers.get(x, ()) if p != b]
         if all(p <= a for p in feeds):
             return a
         uses = [p for x in first.writes for p in self.readers.get(x, ()) if p != a]
@@ -165,7 +170,7 @@ def schedule(loops: Loops, options: Options) -> Schedule:
     kept = kept_buffers(loops)
     at: dict[int, Group | Extern] = dict(externs)
     for position, cluster in fuser.clusters.items():
-        at[position] = make_group(cluster, kept, fuser.readers)
+        at[position] = make_group(cluster, kept, fuser)
     return Schedule(loops, tuple(at[p] for p in sorted(at)), tuple(fuser.declined))
 
 
@@ -188,7 +193,7 @@ def extern_reads(extern: Extern) -> list[str]:
     return found
 
 
-def make_group(cluster: Cluster, kept: set[str], readers: dict[str, set[int]]) -> Group:
+def make_group(cluster: Cluster, kept: set[str], fuser: Fuser) -> Group:
     """Freeze a cluster: readable variable names, buffers that stay inside, levels."""
     levels = derive_levels(cluster)
     count = cluster.outer
@@ -201,7 +206,7 @@ def make_group(cluster: Cluster, kept: set[str], readers: dict[str, set[int]]) -
     members = tuple(replace(m, env={v: substitute(e, env) for v, e in m.env.items()}) for m in cluster.members)
     named = replace(cluster, ranges=tuple(ranges), members=members)
     nests = tuple(rewritten(member, named) for member in members)
-    internal = _internal(named, levels, kept, readers)
+    internal = _internal(named, levels, kept, fuser)
     return Group(_group_name(nests), nests, count, internal, tuple(ranges), levels)
 
 
@@ -210,9 +215,7 @@ def _group_name(nests: tuple[Nest, ...]) -> str:
     return "_".join(names if len(names) <= 3 else [names[0], names[-1]])
 
 
-def _internal(
-    cluster: Cluster, levels: tuple[int, ...], kept: set[str], readers: dict[str, set[int]]
-) -> tuple[str, ...]:
+def _internal(cluster: Cluster, levels: tuple[int, ...], kept: set[str], fuser: Fuser) -> tuple[str, ...]:
     """Buffers nobody else reads. One that outlives its pass over the row must fit beside it."""
     length = product(r.size for r in cluster.ranges[cluster.outer :])
     written: dict[str, tuple[int, str]] = {}
@@ -225,7 +228,9 @@ def _internal(
             written |= {buffer: (level, member.kind) for buffer in write.buffers}
     found: list[str] = []
     for buffer, (_, kind) in written.items():
-        if buffer in kept or readers.get(buffer, set()) - {cluster.position}:
+        if buffer in kept or fuser.readers.get(buffer, set()) - {cluster.position}:
+            continue
+        if cluster.alone or fuser.producers[buffer] != {cluster.position}:
             continue
         if kind == "point" and buffer in later and not (length.is_const and length.value * 8 <= ROW_BYTES):
             continue

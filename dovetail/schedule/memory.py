@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
-from dovetail.ir.loop import Buffer, BufferRef, Extern, Loops, Nest, iter_scalars
+from dovetail.ir.loop import Buffer, Extern
 from dovetail.ir.schedule import Group, Place, Plan, Schedule
 from dovetail.schedule.cluster import read_indices
 from dovetail.schedule.fuse import extern_reads, kept_buffers
@@ -75,6 +75,9 @@ def plan(schedule: Schedule) -> Plan:
             places |= {name: Place("internal") for name in step.internal}
         elif not step.into:
             places |= {name: Place("extern") for name in step.outputs}
+            if step.aliases:  # the result may be a view: its arguments live on their own
+                shared = [name for name in extern_reads(step) if name not in places]
+                places |= {name: Place("output") for name in shared}
     arena = Arena()
     _place_temporaries(schedule, buffers, places, last, arena)
     fixed = const(_aligned(arena.top))
@@ -135,7 +138,6 @@ def _place_temporaries(
     dying: dict[int, list[str]] = {}
     for name, k in last.items():
         dying.setdefault(k, []).append(name)
-    owner: dict[str, str] = {}
     for k, step in enumerate(schedule.steps):
         taken: set[str] = set()
         for name in dict.fromkeys(step_writes(step)):
@@ -145,7 +147,6 @@ def _place_temporaries(
             if donor is not None:
                 taken.add(donor)
                 places[name] = Place("arena", places[donor].offset)
-                owner[name] = donor
             else:
                 places[name] = Place("arena", arena.take(storage_bytes(buffers[name])))
         for name in dying.get(k, ()):

@@ -1,0 +1,19 @@
+"""The CPU: C++ with vectors and OpenMP."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.codegen.cpp.kernel import CppKernel, emit_kernel
+from dovetail.ir.loop import Buffer
+from dovetail.ir.schedule import Group
+
+
+@dataclass(frozen=True, slots=True)
+class CppTarget:
+    """`vector_bytes` is the width of a vector register; 0 writes plain loops."""
+
+    vector_bytes: int
+    language: str = "c++"
+
+    def emit(self, group: Group, buffers: dict[str, Buffer]) -> CppKernel:
+        return emit_kernel(group, buffers, self.vector_bytes)

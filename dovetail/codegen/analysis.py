@@ -1,0 +1,194 @@
+"""What every target needs to know about a Group before it writes text.
+
+    Group -> Shape: memory arguments, size symbols, passes over a row, which loop is contiguous
+
+    softmax: args x (read), o (written); passes 0: max | 1: exp, sum | 2: div; contiguous loop r0;
+    m and s are row values, e is kept for a later pass
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
+from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars
+from dovetail.ir.schedule import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    buffer: Buffer
+    is_written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """First `rows`, once per outer point; then one walk over the inner ranges doing all of `points`."""
+
+    level: int
+    rows: tuple[Nest, ...]
+    points: tuple[Nest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    args: tuple[Argument, ...]
+    symbols: tuple[Expr, ...]
+    """Size symbols and run-time numbers, in order of name."""
+    passes: tuple[Pass, ...]
+    contiguous: Range | None
+    """The loop whose variable moves through memory one element at a time, for vectors or lanes."""
+    row_values: frozenset[str]
+    """Buffers written once per outer point."""
+    kept_rows: tuple[str, ...]
+    """Internal buffers with a value per inner point that a later pass reads."""
+
+
+def analyse(group: Group, buffers: dict[str, Buffer]) -> Shape:
+    passes = tuple(_passes(group))
+    row_values = frozenset(
+        buffer
+        for nest in group.nests
+        if nest.reduce or len(nest.ranges) == group.outer != len(group.ranges)
+        for write in nest.writes
+        for buffer in write.buffers
+    )
+    loops = {r.var for r in group.ranges}
+    used = {s for expr in group_exprs(group) for s in symbols(expr)} - loops
+    return Shape(
+        tuple(_arguments(group, buffers)),
+        tuple(sorted(used, key=lambda s: s.name)),
+        passes,
+        choose_contiguous(group),
+        row_values,
+        tuple(_kept_rows(group, row_values)),
+    )
+
+
+def _passes(group: Group) -> Iterator[Pass]:
+    has_inner = len(group.ranges) > group.outer
+    for level in range(max(group.levels, default=0) + 1):
+        nests = [nest for nest, at in zip(group.nests, group.levels) if at == level]
+        rows = tuple(n for n in nests if has_inner and not n.reduce and len(n.ranges) == group.outer)
+        yield Pass(level, rows, tuple(n for n in nests if n not in rows))
+
+
+def _arguments(group: Group, buffers: dict[str, Buffer]) -> Iterator[Argument]:
+    written = {b: None for nest in group.nests for w in nest.writes for b in w.buffers}
+    read = {b: None for nest in group.nests for b, _ in loads_of(nest)}
+    for name in read:
+        if name not in written:
+            yield Argument(buffers[name], False)
+    for name in written:
+        if name not in group.internal:
+            yield Argument(buffers[name], True)
+
+
+def _kept_rows(group: Group, row_values: frozenset[str]) -> Iterator[str]:
+    made: dict[str, int] = {}
+    later: set[str] = set()
+    for nest, level in zip(group.nests, group.levels):
+        later |= {b for b, _ in loads_of(nest) if b in made and made[b] < level}
+        made |= {b: level for w in nest.writes for b in w.buffers}
+    yield from (b for b in made if b in later and b in group.internal and b not in row_values)
+
+
+def roots_of(write: Write) -> tuple[Scalar, ...]:
+    return (write.value,) if write.index_scalar is None else (write.value, write.index_scalar)
+
+
+def loads_of(nest: Nest) -> Iterator[tuple[str, Expr | None]]:
+    """Every (buffer, index) loaded; None for an index computed from data."""
+    for node in iter_scalars(*(root for write in nest.writes for root in roots_of(write))):
+        if node.op == "load":
+            yield node.args[0], node.args[1]  # type: ignore[misc]
+        elif node.op == "load_at":
+            yield node.args[0], None  # type: ignore[misc]
+
+
+def scalar_exprs(node: Scalar) -> Iterator[Expr]:
+    return (arg for arg in node.args if isinstance(arg, Expr))
+
+
+def group_exprs(group: Group) -> Iterator[Expr]:
+    for item in group.ranges:
+        yield item.size
+    for nest in group.nests:
+        for write in nest.writes:
+            yield write.index
+            for node in iter_scalars(*roots_of(write)):
+                yield from scalar_exprs(node)
+
+
+# -- the contiguous loop ---------------------------------------------------------------------------
+
+UNIT: Final = 1.0
+SAME: Final = 0.25
+FAR: Final = -1.0
+STORE_WEIGHT: Final = 1.5
+SHORT: Final = 8
+
+
+def choose_contiguous(group: Group) -> Range | None:
+    """The loop along which most accesses are one element apart."""
+    best: Range | None = None
+    best_score = 0.0
+    accesses = list(_accesses(group))
+    for item in reversed(group.ranges):
+        score = sum(weight * step_score(index, item.var) for index, weight in accesses)
+        if item.size.is_const and item.size.value < SHORT:
+            score = score / 4 if score > 0 else score
+        if best is None or score > best_score + 1e-6:
+            best, best_score = item, score
+    return best
+
+
+def step_score(index: Expr, var: Expr) -> float:
+    parts = linear_in(index, var)
+    if parts is None:
+        return FAR
+    return UNIT if parts[0] is ONE else SAME if parts[0].is_const and parts[0].value == 0 else FAR
+
+
+def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
+    internal = set(group.internal)
+    seen: set[tuple[str, Expr]] = set()
+    for nest in group.nests:
+        for buffer, index in loads_of(nest):
+            if index is not None and buffer not in internal and (buffer, index) not in seen:
+                seen.add((buffer, index))
+                yield index, 1.0
+        for write in nest.writes:
+            if any(b not in internal for b in write.buffers) and write.index_scalar is None and not write.reduce:
+                yield write.index, STORE_WEIGHT
+
+
+# -- cost ------------------------------------------------------------------------------------------
+
+COSTLY: Final = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc "
+    "erfinv lgamma digamma pow atan2 fmod hypot sigmoid i0 i0e i1 i1e ndtri remainder floordiv".split()
+)
+
+
+def work(group: Group) -> Expr:
+    """Elements, weighted by how dear each is, for the choice between one thread and many."""
+    dear = 1 + sum(
+        node.op in COSTLY for nest in group.nests for w in nest.writes for node in iter_scalars(w.value)
+    )
+    return product((r.size for r in (*group.ranges, Range(ONE, product([min(dear, 8)])))))
+
+
+def varies(roots: Iterable[Scalar], variables: set[Expr], inner_buffers: set[str]) -> set[Scalar]:
+    """The scalars below roots whose value changes with one of the variables, directly or through a
+    buffer that holds a value per point."""
+    found: set[Scalar] = set()
+    for node in iter_scalars(*roots):
+        if any(operand in found for operand in node.operands):
+            found.add(node)
+        elif node.op in ("load", "load_at") and node.args[0] in inner_buffers:
+            found.add(node)
+        elif any(not variables.isdisjoint(symbols(expr)) for expr in scalar_exprs(node)):
+            found.add(node)
+    return found

@@ -1,0 +1,242 @@
+"""Scalar operations as C++ text, one table for single values and one for vectors.
+
+    CPP["add"] = "({0} + {1})"        CPP_VEC["lt"] = "to_mask({0} < {1})"
+
+An entry is a template over the operands, or a function (result dtype, operand dtypes) -> template. A
+trailing underscore marks a function of the prelude; `functions_of` lists those a template needs.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
+
+C_TYPE: Final = {
+    BOOL: "bool", U8: "uint8_t", U16: "uint16_t", U32: "uint32_t", U64: "uint64_t", I8: "int8_t", I16: "int16_t",
+    I32: "int32_t", I64: "int64_t", F16: "f16", BF16: "bf16", F32: "float", F64: "double",
+}  # fmt: skip
+VECTOR_TYPE: Final = {
+    BOOL: "mask", U8: "u8v", U16: "u16v", U32: "u32v", U64: "u64v", I8: "i8v", I16: "i16v", I32: "i32v", I64: "i64v",
+    F16: "f16v", BF16: "bf16v", F32: "f32v", F64: "f64v",
+}  # fmt: skip
+
+Entry: TypeAlias = "str | Callable[[DType, tuple[DType, ...]], str]"
+
+
+def _by_kind(number: str, boolean: str) -> Entry:
+    return lambda result, args: boolean if args[0] is BOOL else number
+
+
+def _call(name: str, count: int) -> str:
+    return f"{name}_({', '.join(f'{{{k}}}' for k in range(count))})"
+
+
+def _float_or(name: str, count: int, integer: str) -> Entry:
+    """A float function, and what an integer gets instead."""
+    return lambda result, args: _call(name, count) if args[0].is_float else integer
+
+
+_FLOAT_FUNCTIONS: Final = {
+    name: _call(name, 1)
+    for name in (
+        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+        "erf erfc erfinv lgamma digamma floor ceil round trunc frac sigmoid reciprocal i0 i0e i1 i1e ndtri"
+    ).split()
+}
+_FLOAT_BINARY: Final = {name: _call(name, 2) for name in ("atan2", "hypot", "copysign", "nextafter")}
+_ANY_BINARY: Final = {name: _call(name, 2) for name in ("fmod", "remainder", "floordiv", "truncdiv", "pow", "shl", "shr")}
+
+_SHARED: Final[dict[str, Entry]] = {
+    **_FLOAT_FUNCTIONS,
+    **{name: _float_or(name, 1, "{0}") for name in ("floor", "ceil", "round", "trunc")},
+    **_FLOAT_BINARY,
+    **_ANY_BINARY,
+    "fma": "fma_({0}, {1}, {2})",
+    "sub": "({0} - {1})",
+    "div": "({0} / {1})",
+    "neg": "(-{0})",
+    "maximum": _by_kind(_call("maximum", 2), "({0} | {1})"),
+    "minimum": _by_kind(_call("minimum", 2), "({0} & {1})"),
+    "fmax": lambda result, args: _call("fmax" if args[0].is_float else "maximum", 2),
+    "fmin": lambda result, args: _call("fmin" if args[0].is_float else "minimum", 2),
+}
+
+_COMPARE: Final = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_MASK_COMPARE: Final = {
+    "eq": "(~({0} ^ {1}))", "ne": "({0} ^ {1})", "lt": "(~{0} & {1})", "le": "(~{0} | {1})",
+    "gt": "({0} & ~{1})", "ge": "({0} | ~{1})",
+}  # fmt: skip
+
+
+def _truth(k: int, dtype: DType, is_vector: bool) -> str:
+    if dtype is BOOL:
+        return f"{{{k}}}"
+    return f"to_mask({{{k}}} != 0)" if is_vector else f"({{{k}}} != 0)"
+
+
+def _logical(sign: str, vector_sign: str, is_vector: bool) -> Entry:
+    def entry(result: DType, args: tuple[DType, ...]) -> str:
+        a, b = _truth(0, args[0], is_vector), _truth(1, args[1], is_vector)
+        return f"({a} {vector_sign if is_vector else sign} {b})"
+
+    return entry
+
+
+CPP: Final[dict[str, Entry]] = {
+    **_SHARED,
+    "add": _by_kind("({0} + {1})", "({0} || {1})"),
+    "mul": _by_kind("({0} * {1})", "({0} && {1})"),
+    "abs": lambda r, a: "abs_({0})" if a[0].is_float else "({0} < 0 ? -{0} : {0})",
+    "sign": "(({0} > 0) - ({0} < 0))",
+    "bit_and": "({0} & {1})",
+    "bit_or": "({0} | {1})",
+    "bit_xor": "({0} ^ {1})",
+    "bit_not": _by_kind("(~{0})", "(!{0})"),
+    "where": "({0} ? {1} : {2})",
+    **{name: f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
+    "isnan": lambda r, a: "({0} != {0})" if a[0].is_float else "false",
+    "isinf": lambda r, a: "(__builtin_fabs({0}) == __builtin_inf())" if a[0].is_float else "false",
+    "isfinite": lambda r, a: "(__builtin_fabs({0}) < __builtin_inf())" if a[0].is_float else "true",
+    "signbit": lambda r, a: "(bool)__builtin_signbit({0})" if a[0].is_float else "({0} < 0)",
+    "logical_not": lambda r, a: f"(!{_truth(0, a[0], False)})",
+    "logical_and": _logical("&&", "&", False),
+    "logical_or": _logical("||", "|", False),
+    "check_index": "check_index({0}, {1}, bad)",
+}
+
+CPP_VEC: Final[dict[str, Entry]] = {
+    **_SHARED,
+    "add": _by_kind("({0} + {1})", "({0} | {1})"),
+    "mul": _by_kind("({0} * {1})", "({0} & {1})"),
+    "abs": lambda r, a: "abs_({0})" if a[0].is_float else "({0} < 0 ? -{0} : {0})",
+    "sign": lambda r, a: f"({{0}} > 0 ? {_splat(a[0], 1)} : ({{0}} < 0 ? {_splat(a[0], -1)} : {_splat(a[0], 0)}))",
+    "bit_and": "({0} & {1})",
+    "bit_or": "({0} | {1})",
+    "bit_xor": "({0} ^ {1})",
+    "bit_not": "(~{0})",
+    "where": "select({0}, {1}, {2})",
+    **{
+        name: _by_kind(f"to_mask({{0}} {sign} {{1}})", _MASK_COMPARE[name]) for name, sign in _COMPARE.items()
+    },
+    "isnan": lambda r, a: "to_mask({0} != {0})" if a[0].is_float else "mask{{}}",
+    "isinf": lambda r, a: f"to_mask(abs_({{0}}) == {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "mask{{}}",
+    "isfinite": lambda r, a: f"to_mask(abs_({{0}}) < {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "(~mask{{}})",
+    "signbit": lambda r, a: f"to_mask({_signed_bits(a[0])}{{0}} < 0)",
+    "logical_not": lambda r, a: f"(~{_truth(0, a[0], True)})",
+    "logical_and": _logical("&&", "&", True),
+    "logical_or": _logical("||", "|", True),
+    "check_index": "check_index({0}, {1}, {lanes}, bad)",
+}
+
+
+def _splat(dtype: DType, value: object) -> str:
+    return f"splat<{VECTOR_TYPE[dtype]}>(({C_TYPE[dtype]}){value})"
+
+
+def _signed_bits(dtype: DType) -> str:
+    return {F32: "(i32v)", F64: "(i64v)"}.get(dtype, "")
+
+
+_FUNCTION: Final = re.compile(r"\b([a-z0-9]+)_\(")
+
+
+def functions_of(template: str, args: tuple[DType, ...]) -> set[str]:
+    """Names of the prelude functions a template calls."""
+    found = set(_FUNCTION.findall(template))
+    if found and args and args[-1].is_integer:
+        return {"int:base", *(f"int:{name}" for name in found)}
+    return found
+
+
+# -- conversions -----------------------------------------------------------------------------------
+
+
+def cast(to: DType, source: DType, text: str, is_vector: bool) -> str:
+    """C++ for one conversion, with eager's meaning."""
+    if to is source:
+        return text
+    if source in (BF16, F16):
+        widened = f"to_f32v({text})" if is_vector else f"to_f32({text})"
+        return widened if to is F32 else cast(to, F32, widened, is_vector)
+    if to in (BF16, F16):
+        narrow = f"to_{to.name}v" if is_vector else f"to_{to.name}"
+        return f"{narrow}({cast(F32, source, text, is_vector)})"
+    if not is_vector:
+        if to is BOOL:
+            return f"({text} != 0)"
+        through = "(int64_t)" if to.kind == "uint" and source.is_float else ""
+        return f"({C_TYPE[to]}){through}{text}"
+    if to is BOOL:
+        return f"to_mask({text} != 0)"
+    if source is BOOL:
+        return f"convert<{VECTOR_TYPE[to]}>(-{text})"
+    if to.kind == "uint" and source.is_float:
+        text = f"convert<i64v>({text})"
+    return f"convert<{VECTOR_TYPE[to]}>({text})"
+
+
+def bitcast(to: DType, source: DType, text: str, is_vector: bool) -> str:
+    if is_vector:
+        return f"({VECTOR_TYPE[to]}){text}"
+    return f"__builtin_bit_cast({C_TYPE[to]}, {text})"
+
+
+def literal(value: float | int | bool, dtype: DType) -> str:
+    """A C++ constant of exactly this value."""
+    if dtype is BOOL:
+        return "true" if value else "false"
+    if dtype.is_integer:
+        number = int(value)
+        if dtype is I64 or dtype is U64:
+            return f"(-{2**63 - 1}l - 1)" if number == -(2**63) else f"{number}{'ul' if dtype is U64 else 'l'}"
+        return f"({C_TYPE[dtype]}){number}"
+    number = float(value)
+    suffix = "f" if dtype is not F64 else ""
+    if number != number:
+        text = f'__builtin_nan{suffix}("")'
+    elif number in (float("inf"), float("-inf")):
+        text = f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
+    else:
+        text = f"({number.hex()}{suffix})"
+    return cast(dtype, F32, text, False) if dtype in (BF16, F16) else text
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def identity(kind: str, dtype: DType) -> str:
+    """What a reduction starts from."""
+    if kind in ("sum", "xor_sum", "any"):
+        return literal(0, dtype)
+    if kind in ("prod", "all"):
+        return literal(1, dtype)
+    low = kind in ("max", "argmax")
+    if dtype is BOOL:
+        return literal(not low, dtype)
+    if dtype.is_float:
+        return literal(float("-inf") if low else float("inf"), dtype)
+    if dtype.kind == "uint":
+        return literal(0 if low else 2**dtype.bits - 1, dtype)
+    return literal(-(2 ** (dtype.bits - 1)) if low else 2 ** (dtype.bits - 1) - 1, dtype)
+
+
+def combine(kind: str, dtype: DType, is_vector: bool) -> str:
+    """Template over (accumulator, value)."""
+    table = CPP_VEC if is_vector else CPP
+    name = {
+        "sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bit_or", "all": "bit_and",
+        "xor_sum": "bit_xor",
+    }[kind]  # fmt: skip
+    if kind in ("max", "min") and dtype.is_float:
+        sign = ">" if kind == "max" else "<"
+        if is_vector:
+            return f"((({{1}} {sign} {{0}}) | ({{1}} != {{1}})) ? {{1}} : {{0}})"
+        return f"({{1}} {sign} {{0}} || {{1}} != {{1}} ? {{1}} : {{0}})"
+    return template(table, name, dtype, (dtype, dtype))
+
+
+def template(table: dict[str, Entry], name: str, result: DType, args: tuple[DType, ...]) -> str:
+    entry = table[name]
+    return entry if isinstance(entry, str) else entry(result, args)

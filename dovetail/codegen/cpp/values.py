@@ -1,0 +1,379 @@
+"""Values and memory inside one kernel: Scalar -> C++ statements in the right scope.
+
+    load x[64*i + r0]     const f32v t1 = load(x + (64*i + r0));        in the loop over r0
+    sqrt(s[i])            const float t2 = sqrt_(s);                    in the loop over i
+
+The loop that is contiguous in memory becomes vectors. When it is an inner loop, reductions along it
+fold their lanes at the end of each row; when it is an outer loop (a reduction over columns, or plain
+pointwise work), each lane is an outer point of its own. A value is computed in the outermost loop in
+which everything it needs is known.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from dovetail.codegen.analysis import Shape
+from dovetail.codegen.cpp.exprs import c_expr, fits_int32, vector_expr
+from dovetail.codegen.cpp.ops import (
+    C_TYPE,
+    CPP,
+    CPP_VEC,
+    VECTOR_TYPE,
+    bitcast,
+    cast,
+    functions_of,
+    literal,
+    template,
+)
+from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, mul, symbols
+from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write
+from dovetail.ir.schedule import Group
+from dovetail.ir.types import BF16, BOOL, F16, DType
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    text: str
+    dtype: DType
+    is_vector: bool
+    depth: int = 0
+
+
+@dataclass(slots=True)
+class Scope:
+    """The body of one loop: statements so far and values known."""
+
+    depth: int
+    parent: Scope | None
+    lines: list[str] = field(default_factory=list)
+    known: dict[Scalar, Value] = field(default_factory=dict)
+    buffers: dict[str, Value] = field(default_factory=dict)
+    """Results computed in this scope, by buffer."""
+
+    def __call__(self, text: str) -> None:
+        self.lines += text.split("\n")
+
+    def chain(self) -> list[Scope]:
+        found: list[Scope] = []
+        scope: Scope | None = self
+        while scope is not None:
+            found.append(scope)
+            scope = scope.parent
+        return found
+
+    def block(self, head: str, body: Scope) -> None:
+        self.lines += [head, *("    " + line if not line.startswith("#") else line for line in body.lines), "}"]
+
+
+@dataclass(slots=True)
+class KernelWriter:
+    group: Group
+    shape: Shape
+    buffers: dict[str, Buffer]
+    lanes: int
+    widest: int
+    functions: set[str] = field(default_factory=set)
+    temps: int = 0
+    tail: str | None = None
+    """Number of lanes in use, when not all are."""
+    may_fail: bool = False
+    column: bool = False
+    """The vector loop is an outer one."""
+    mask: Value | None = None
+    depths: dict[Expr, int] = field(default_factory=dict)
+    """Loop variable -> depth of the scope it is known in."""
+    recompute: dict[str, Scalar] = field(default_factory=dict)
+    """Buffers of the pass at hand that a second walk computes again."""
+
+    # -- names
+
+    def fresh(self, stem: str = "t") -> str:
+        self.temps += 1
+        return f"{stem}{self.temps}"
+
+    def name(self, buffer: str) -> str:
+        return f"\x01{buffer}\x02"
+
+    @property
+    def vector_var(self) -> Expr | None:
+        return self.shape.contiguous.var if self.lanes > 1 and self.shape.contiguous else None
+
+    # -- values
+
+    def value(self, node: Scalar, scope: Scope) -> Value:
+        """Text for a scalar, computed as far out as possible."""
+        chain = scope.chain()
+        for at in chain:
+            if node in at.known:
+                return at.known[node]
+        args = [self.value(x, scope) for x in node.operands] if node.op != "masked" else []
+        home = self._home(node, args, chain)
+        made = self._make(node, args, home)
+        if node.op not in ("const", "input") and not made.text.isidentifier():
+            name = self.fresh()
+            kind = VECTOR_TYPE[made.dtype] if made.is_vector else C_TYPE[made.dtype]
+            home(f"const {kind} {name} = {made.text};")
+            made = replace(made, text=name, depth=home.depth)
+        home.known[node] = made
+        return made
+
+    def _home(self, node: Scalar, args: list[Value], chain: list[Scope]) -> Scope:
+        """The outermost scope where the node's variables and operands exist."""
+        if self.mask is not None or node.op == "masked":
+            return chain[0]
+        if node.op in ("load", "load_at") and self._written(node.args[0]):
+            return chain[0]
+        needed = max((a.depth for a in args), default=0)
+        for expr in node.args:
+            if isinstance(expr, Expr):
+                needed = max(needed, *(self.depths.get(s, 0) for s in symbols(expr)), 0)
+        return next(at for at in reversed(chain) if at.depth >= needed)
+
+    def _written(self, buffer: object) -> bool:
+        return any(buffer in w.buffers for nest in self.group.nests for w in nest.writes)
+
+    def _make(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
+        special = _SPECIAL.get(node.op)
+        if special is not None:
+            return special(self, node, args, scope)
+        is_vector = any(a.is_vector for a in args)
+        table = CPP_VEC if is_vector else CPP
+        text = template(table, node.op, node.dtype, tuple(a.dtype for a in args))
+        self.functions |= functions_of(text, tuple(a.dtype for a in args))
+        if "abs_(" in text:
+            self.functions.add("abs")
+        shown = [self.as_vector(a) if is_vector else a.text for a in args]
+        self.may_fail |= node.op == "check_index"
+        text = text.format(*shown, lanes=self.tail or self.lanes)
+        if not is_vector and node.dtype.is_integer:
+            text = f"({C_TYPE[node.dtype]}){text}"
+        return Value(text, node.dtype, is_vector)
+
+    def as_vector(self, value: Value) -> str:
+        if value.is_vector:
+            return value.text
+        if value.dtype is BOOL:
+            return f"({value.text} ? ~mask{{}} : mask{{}})"
+        if value.dtype in (BF16, F16):
+            return f"{VECTOR_TYPE[value.dtype]}{{splat<u16v>({value.text}.bits)}}"
+        return f"splat<{VECTOR_TYPE[value.dtype]}>(({C_TYPE[value.dtype]}){value.text})"
+
+    # -- memory
+
+    def load(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
+        buffer, index = node.args
+        for at in scope.chain():
+            if buffer in at.buffers:
+                return at.buffers[buffer]  # type: ignore[index]
+        if buffer in self.recompute:
+            return self.value(self.recompute[buffer], scope)  # type: ignore[index]
+        if buffer in self.shape.kept_rows:
+            return self._load_kept(str(buffer), node.dtype)
+        return self._load_memory(str(buffer), index, node.dtype, scope)  # type: ignore[arg-type]
+
+    def _load_kept(self, buffer: str, dtype: DType) -> Value:
+        """From the row that an earlier pass left in a local array."""
+        at = f"{self.name(buffer)} + {self._kept_index()}"
+        if self.vector_var is None:
+            return Value(f"*({at})", dtype, False)
+        call = "load_mask" if dtype is BOOL else "load"
+        return Value(f"{call}({at})", dtype, True)
+
+    def _kept_index(self) -> str:
+        flat: Expr = ZERO
+        step = ONE
+        for item in reversed(self._inner_order()):
+            flat, step = add(flat, mul(item.var, step)), mul(step, item.size)
+        text = c_expr(flat)
+        return f"{self.lanes}*{text}" if self.column else text
+
+    def _load_memory(self, buffer: str, index: Expr, dtype: DType, scope: Scope) -> Value:
+        pointer = self.name(buffer)
+        var = self.vector_var
+        parts = (ZERO, index) if var is None else linear_in(index, var)
+        if parts is not None and parts[0] is ZERO:
+            text = f"{pointer}[{c_expr(index)}]"
+            if self.mask is not None:
+                condition = f"any_lane({self.mask.text})" if self.mask.is_vector else self.mask.text
+                text = f"({condition} ? {text} : {C_TYPE[dtype]}{{}})"
+            return Value(text, dtype, False)
+        if parts is not None and parts[0] is ONE and self.mask is None:
+            call = "load_mask" if dtype is BOOL else "load"
+            count = f", {self.tail}" if self.tail else ""
+            return Value(f"{call}({pointer} + {c_expr(index)}{count})", dtype, True)
+        assert var is not None
+        return self._load_lanes(f"{pointer}[{c_expr(index, {var: f'({var.name} + l)'})}]", dtype, scope)
+
+    def _load_lanes(self, element: str, dtype: DType, scope: Scope) -> Value:
+        """Lane by lane: strided, gathered or masked."""
+        name = self.fresh("g")
+        scope(f"{VECTOR_TYPE[dtype]} {name} = {{}};")
+        guard = ""
+        if self.mask is not None:
+            guard = f"if ({self.mask.text}[l]) " if self.mask.is_vector else f"if ({self.mask.text}) "
+        target, element = _lane_text(name, element, dtype)
+        scope(f"for (int l = 0; l < {self.tail or self.lanes}; ++l) {guard}{target} = {element};")
+        return Value(name, dtype, True)
+
+    def load_at(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
+        buffer, position = self.name(str(node.args[0])), args[0]
+        if not position.is_vector:
+            text = f"{buffer}[{position.text}]"
+            if self.mask is not None:
+                condition = f"any_lane({self.mask.text})" if self.mask.is_vector else self.mask.text
+                text = f"({condition} ? {text} : {C_TYPE[node.dtype]}{{}})"
+            return Value(text, node.dtype, False)
+        return self._load_lanes(f"{buffer}[{position.text}[l]]", node.dtype, scope)
+
+    def store(self, buffer: str, index: Expr, value: Value, scope: Scope) -> None:
+        pointer = self.name(buffer)
+        var = self.vector_var
+        parts = (ZERO, index) if var is None or not value.is_vector and not self._in_vector(scope) else linear_in(index, var)
+        if parts is not None and parts[0] is ZERO:
+            lane = "[0]" if value.is_vector else ""
+            scope(f"{pointer}[{c_expr(index)}] = {value.text}{lane};")
+        elif parts is not None and parts[0] is ONE:
+            call = "store_mask" if value.dtype is BOOL else "store"
+            count = f", {self.tail}" if self.tail else ""
+            scope(f"{call}({pointer} + {c_expr(index)}, {self.as_vector(value)}{count});")
+        else:
+            assert var is not None
+            place = f"{pointer}[{c_expr(index, {var: f'({var.name} + l)'})}]"
+            self._store_lanes(place, value, scope)
+
+    def _store_lanes(self, place: str, value: Value, scope: Scope, sign: str = "=") -> None:
+        element = value.text
+        if value.is_vector:
+            element = {BOOL: f"{value.text}[l] != 0"}.get(value.dtype, f"{value.text}[l]")
+            if value.dtype in (BF16, F16):
+                element = f"{C_TYPE[value.dtype]}{{{value.text}.bits[l]}}"
+        scope(f"for (int l = 0; l < {self.tail or self.lanes}; ++l) {place} {sign} {element};")
+
+    def _in_vector(self, scope: Scope) -> bool:
+        return self.vector_var is not None and self.depths.get(self.vector_var, 99) <= scope.depth
+
+    # -- special nodes
+
+    def constant(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
+        return Value(literal(node.args[0], node.dtype), node.dtype, False)  # type: ignore[arg-type]
+
+    def run_time_number(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
+        return Value(f"({C_TYPE[node.dtype]}){node.args[0]}", node.dtype, False)
+
+    def index(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
+        expr: Expr = node.args[0]  # type: ignore[assignment]
+        var = self.vector_var
+        if var is None or var not in symbols(expr):
+            return Value(f"({C_TYPE[node.dtype]}){c_expr(expr)}", node.dtype, False)
+        kind = "i32v" if fits_int32(expr) else "i64v"
+        text = vector_expr(expr, var, kind)
+        if node.dtype is BOOL:
+            return Value(text, BOOL, True)
+        return Value(f"convert<{VECTOR_TYPE[node.dtype]}>({text})", node.dtype, True)
+
+    def cast(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
+        source = args[0]
+        text = cast(node.dtype, source.dtype, source.text, source.is_vector)
+        return Value(text, node.dtype, source.is_vector)
+
+    def bitcast(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
+        source = args[0]
+        return Value(bitcast(node.dtype, source.dtype, source.text, source.is_vector), node.dtype, source.is_vector)
+
+    def masked(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
+        condition, wanted, other = node.args
+        test, fallback = self.value(condition, scope), self.value(other, scope)  # type: ignore[arg-type]
+        outer = self.mask
+        if outer is not None:
+            test = self._both(outer, test, scope)
+        self.mask = test
+        inside = Scope(scope.depth, scope)
+        got = self.value(wanted, inside)  # type: ignore[arg-type]
+        self.mask = outer
+        scope.lines += inside.lines
+        if test.is_vector or got.is_vector:
+            text = f"select({self.as_vector(test)}, {self.as_vector(got)}, {self.as_vector(fallback)})"
+            return Value(text, node.dtype, True)
+        if fallback.is_vector:
+            return Value(f"({test.text} ? {self.as_vector(got)} : {fallback.text})", node.dtype, True)
+        return Value(f"({test.text} ? {got.text} : {fallback.text})", node.dtype, False)
+
+    def _both(self, a: Value, b: Value, scope: Scope) -> Value:
+        name = self.fresh("both")
+        if a.is_vector or b.is_vector:
+            scope(f"const mask {name} = {self.as_vector(a)} & {self.as_vector(b)};")
+            return Value(name, BOOL, True)
+        scope(f"const bool {name} = {a.text} && {b.text};")
+        return Value(name, BOOL, False)
+
+    # -- nests
+
+    def _inner_order(self) -> tuple[Range, ...]:
+        return innermost(self.group.inner, self.vector_var)
+
+    def row(self, nest: Nest, scope: Scope) -> None:
+        """A nest that runs once per outer point."""
+        for write in nest.writes:
+            value = self.value(write.value, scope)
+            self.keep(write.buffers[0], write.index, value, scope)
+
+    def keep(self, buffer: str, index: Expr, value: Value, scope: Scope) -> None:
+        scope.buffers[buffer] = replace(value, depth=max(value.depth, scope.depth))
+        if buffer not in self.group.internal:
+            self.store(buffer, index, value, scope)
+
+    def point(self, nest: Nest, scope: Scope) -> None:
+        for write in nest.writes:
+            value = self.value(write.value, scope)
+            if write.index_scalar is not None or write.mode != "set":
+                self.scatter(write, value, scope)
+                continue
+            buffer = write.buffers[0]
+            self.keep(buffer, write.index, value, scope)
+            if buffer in self.shape.kept_rows:
+                at = f"{self.name(buffer)} + {self._kept_index()}"
+                if self.vector_var is None:
+                    scope(f"*({at}) = {value.text};")
+                else:
+                    call = "store_mask" if value.dtype is BOOL else "store"
+                    scope(f"{call}({at}, {self.as_vector(value)});")
+
+    def scatter(self, write: Write, value: Value, scope: Scope) -> None:
+        """Positions computed from data, one at a time and in order."""
+        pointer, sign = self.name(write.buffers[0]), "+=" if write.mode == "add" else "="
+        if write.index_scalar is None:
+            var = self.vector_var
+            inside = f"({var.name} + l)" if var is not None else ""
+            place = f"{pointer}[{c_expr(write.index, {var: inside} if var is not None else None)}]"
+        else:
+            position = self.value(write.index_scalar, scope)
+            place = f"{pointer}[{position.text}{'[l]' if position.is_vector else ''}]"
+        if self.vector_var is None:
+            scope(f"{place} {sign} {value.text};")
+        else:
+            self._store_lanes(place, value, scope, sign)
+
+
+def _lane_text(name: str, element: str, dtype: DType) -> tuple[str, str]:
+    if dtype is BOOL:
+        return f"{name}[l]", f"-(int){element}"
+    if dtype in (BF16, F16):
+        return f"{name}.bits[l]", f"{element}.bits"
+    return f"{name}[l]", element
+
+
+def innermost(ranges: tuple[Range, ...], var: Expr | None) -> tuple[Range, ...]:
+    """The same loops with the one over `var` innermost."""
+    return (*(r for r in ranges if r.var is not var), *(r for r in ranges if r.var is var))
+
+
+_SPECIAL: Final = {
+    "const": KernelWriter.constant,
+    "input": KernelWriter.run_time_number,
+    "index": KernelWriter.index,
+    "load": KernelWriter.load,
+    "load_at": KernelWriter.load_at,
+    "masked": KernelWriter.masked,
+    "cast": KernelWriter.cast,
+    "bitcast": KernelWriter.bitcast,
+}

@@ -1,0 +1,139 @@
+"""Library calls from the host program: straight into the C shim where it has the function, else
+through Python.
+
+    aten.mm.default(a, b) into o     aoti_torch_cpu_mm_out(o, a, b)
+    aten.sort.default(x, -1, False)  python->call_with(python, 0, {x}, ...)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from dovetail.codegen.cpp.exprs import c_expr
+from dovetail.ir.expr import Expr
+from dovetail.ir.loop import BufferRef, Extern, ExternArg, Scalar
+from dovetail.ir.program import PythonCall, Slot
+
+if TYPE_CHECKING:
+    from dovetail.codegen.host.program import HostWriter
+
+
+def extern_refs(extern: Extern) -> Iterator[BufferRef]:
+    """Every window onto a buffer among the arguments."""
+    stack: list[ExternArg] = [value for _, value in reversed(extern.kwargs)] + list(reversed(extern.args))
+    while stack:
+        arg = stack.pop()
+        if isinstance(arg, BufferRef):
+            yield arg
+        elif isinstance(arg, tuple):
+            stack.extend(reversed(arg))
+
+
+def emit_extern(writer: HostWriter, extern: Extern) -> None:
+    where = f"    // {extern.loc}" if extern.loc else ""
+    writer(f"// {extern}{where}")
+    rule = DIRECT.get(extern.op)
+    if rule is None or not rule(writer, extern):
+        call_python(writer, extern)
+
+
+# -- straight calls --------------------------------------------------------------------------------
+
+
+def _into(function: str) -> Callable[[HostWriter, Extern], bool]:
+    """An out= variant on tensors only."""
+
+    def rule(writer: HostWriter, extern: Extern) -> bool:
+        if not extern.into or not all(isinstance(arg, BufferRef) for arg in extern.args):
+            return False
+        args = [writer.view(arg) for arg in extern.args if isinstance(arg, BufferRef)]
+        numbers = _beta_alpha(extern) if function in ("addmm", "baddbmm") else []
+        if numbers is None:
+            return False
+        out = writer.handle(extern.outputs[0])
+        writer(f'TRY("{extern.op}", aoti_torch_cpu_{function}_out({", ".join([out, *args, *numbers])}))')
+        return True
+
+    return rule
+
+
+def _beta_alpha(extern: Extern) -> list[str] | None:
+    given = dict(extern.kwargs)
+    values = [given.get("beta", 1), given.get("alpha", 1)]
+    return [repr(float(v)) for v in values] if all(isinstance(v, (int, float)) for v in values) else None  # type: ignore[arg-type]
+
+
+def _convolution(writer: HostWriter, extern: Extern) -> bool:
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = extern.args
+    if not isinstance(x, BufferRef) or not isinstance(weight, BufferRef):
+        return False
+    bias_text = "nullptr"
+    if isinstance(bias, BufferRef):
+        bias_text = writer.fresh("bias")
+        writer(f"Handle {bias_text}_ = {writer.view(bias)};")
+        bias_text = f"&{bias_text}_"
+    lists = [f"{writer.sizes(v)}, {len(v)}" for v in (stride, padding, dilation, output_padding)]  # type: ignore[arg-type]
+    a, b = writer.view(x), writer.view(weight)
+    out = f"h_{extern.outputs[0]}"
+    writer(f"Tensor {out};")
+    flags = f"{lists[0]}, {lists[1]}, {lists[2]}, {int(bool(transposed))}, {lists[3]}, {groups}"
+    writer(f'TRY("{extern.op}", aoti_torch_cpu_convolution({a}, {b}, {bias_text}, {flags}, &{out}.handle))')
+    writer.settle(extern.outputs[0], out)
+    return True
+
+
+DIRECT: Final[dict[str, Callable[[HostWriter, Extern], bool]]] = {
+    "aten.mm.default": _into("mm"),
+    "aten.bmm.default": _into("bmm"),
+    "aten.addmm.default": _into("addmm"),
+    "aten.baddbmm.default": _into("baddbmm"),
+    "aten.convolution.default": _convolution,
+}
+
+
+# -- through Python --------------------------------------------------------------------------------
+
+
+def call_python(writer: HostWriter, extern: Extern) -> None:
+    tensors: list[str] = []
+    numbers: list[str] = []
+
+    def slot(arg: ExternArg) -> object:
+        if isinstance(arg, BufferRef):
+            tensors.append(writer.view(arg))
+            return Slot("tensor", len(tensors) - 1)
+        if isinstance(arg, Expr) and not arg.is_const:
+            numbers.append(c_expr(arg))
+            return Slot("int", len(numbers) - 1)
+        if isinstance(arg, Expr):
+            return arg.value
+        if isinstance(arg, Scalar):
+            numbers.append(f"bits_of({arg.args[0]})")
+            return Slot("float", len(numbers) - 1)
+        if isinstance(arg, tuple):
+            return tuple(slot(item) for item in arg)
+        return arg
+
+    args = tuple(slot(arg) for arg in extern.args)
+    kwargs = tuple((key, slot(arg)) for key, arg in extern.kwargs)
+    index = len(writer.python_calls)
+    writer.python_calls.append(PythonCall(extern.op, args, kwargs, len(tensors), len(extern.outputs)))
+    count = len(extern.outputs)
+    given, ints, got = (writer.fresh(stem) for stem in ("in", "number", "out"))
+    writer(f"Handle {given}[] = {{{', '.join(tensors) or 'nullptr'}}};")
+    writer(f"const int64_t {ints}[] = {{{', '.join(numbers) or '0'}}};")
+    writer(f"Handle {got}[{max(count, 1)}] = {{}};")
+    call = f"python->call_with(python, {index}, {given}, {len(tensors)}, {ints}, {len(numbers)}, {got}, {count})"
+    writer(f"if ({call}) return 1;")
+    for k, name in enumerate(extern.outputs):
+        _take(writer, extern, name, f"{got}[{k}]")
+
+
+def _take(writer: HostWriter, extern: Extern, name: str, handle: str) -> None:
+    if extern.into:
+        owned = writer.fresh("made")
+        writer(f"Tensor {owned}{{{handle}}};")
+        writer(f'TRY("{extern.op}", aoti_torch_copy_({writer.handle(name)}, {owned}, 0))')
+        return
+    writer(f"Tensor h_{name}{{{handle}}};")
+    writer.settle(name, f"h_{name}")

@@ -1,0 +1,95 @@
+"""The C++ every host program stands on: libtorch's C shim, declared by hand, and owned handles.
+
+A host program is `extern "C" int32_t run(inputs, ints, floats, outputs, python)`: see csrc/launch.c for
+who calls it. `dv_kernels` and `dv_arena` are filled in by the loader.
+"""
+from __future__ import annotations
+
+from typing import Final
+
+from dovetail.ir.types import (
+    BF16, BOOL, C32, C64, C128, F8E4M3, F8E5M2, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType,
+)  # fmt: skip
+
+TORCH_CODE: Final[dict[DType, int]] = {
+    U8: 0, I8: 1, I16: 2, I32: 3, I64: 4, F16: 5, F32: 6, F64: 7, C32: 8, C64: 9, C128: 10, BOOL: 11, BF16: 15,
+    F8E5M2: 23, F8E4M3: 24, U16: 27, U32: 28, U64: 29,
+}  # fmt: skip
+"""c10::ScalarType, part of libtorch's stable ABI."""
+
+HEAD: Final = """\
+typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;
+typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t; typedef unsigned long uint64_t;
+typedef void* Handle;
+struct f16; struct bf16;
+extern "C" {
+int32_t aoti_torch_delete_tensor_object(Handle);
+int32_t aoti_torch_get_data_ptr(Handle, void**);
+int32_t aoti_torch_get_sizes(Handle, int64_t**);
+int32_t aoti_torch_get_strides(Handle, int64_t**);
+int32_t aoti_torch_new_tensor_handle(Handle, Handle*);
+int32_t aoti_torch_empty_strided(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, Handle*);
+int32_t aoti_torch__reinterpret_tensor(Handle, int64_t, const int64_t*, const int64_t*, int64_t, Handle*);
+int32_t aoti_torch_create_tensor_from_blob(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t, int32_t, int32_t, Handle*);
+int32_t aoti_torch_copy_(Handle, Handle, int32_t);
+int32_t aoti_torch_cpu_mm_out(Handle, Handle, Handle);
+int32_t aoti_torch_cpu_bmm_out(Handle, Handle, Handle);
+int32_t aoti_torch_cpu_addmm_out(Handle, Handle, Handle, Handle, double, double);
+int32_t aoti_torch_cpu_baddbmm_out(Handle, Handle, Handle, Handle, double, double);
+int32_t aoti_torch_cpu_convolution(Handle, Handle, Handle*, const int64_t*, int64_t, const int64_t*, int64_t,
+    const int64_t*, int64_t, int32_t, const int64_t*, int64_t, int64_t, Handle*);
+int32_t aoti_torch_call_dispatcher(const char*, const char*, uint64_t*);
+bool aoti_torch_grad_mode_is_enabled();
+void aoti_torch_grad_mode_set_enabled(bool);
+void* malloc(unsigned long);
+}
+struct Python {
+    int32_t (*call)(Python*, int32_t, void**, int32_t, void**, int32_t);
+    int32_t (*call_with)(Python*, int32_t, void**, int32_t, const int64_t*, int32_t, void**, int32_t);
+    void (*fail)(Python*, const char*);
+};
+struct Arena { void* (*take)(int64_t); void (*give)(void*); };
+extern "C" { void* dv_kernels[%(kernels)s]; Arena dv_arena; }
+
+static inline int64_t min_i(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max_i(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t floordiv_i(int64_t a, int64_t b) { int64_t q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
+static inline int64_t mod_i(int64_t a, int64_t b) { int64_t r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
+static inline int64_t bits_of(double x) { return __builtin_bit_cast(int64_t, x); }
+
+// A tensor this program owns.
+struct Tensor {
+    Handle handle = nullptr;
+    ~Tensor() { drop(); }
+    void drop() { if (handle) aoti_torch_delete_tensor_object(handle); handle = nullptr; }
+    Handle give() { Handle h = handle; handle = nullptr; return h; }
+    void* data() const { void* p = nullptr; aoti_torch_get_data_ptr(handle, &p); return p; }
+    operator Handle() const { return handle; }
+};
+// Temporaries of one call.
+struct Temporaries {
+    void* start;
+    explicit Temporaries(int64_t bytes) : start(bytes ? dv_arena.take(bytes) : nullptr) {}
+    ~Temporaries() { if (start) dv_arena.give(start); }
+};
+struct NoGrad {
+    bool was = aoti_torch_grad_mode_is_enabled();
+    NoGrad() { if (was) aoti_torch_grad_mode_set_enabled(false); }
+    ~NoGrad() { if (was) aoti_torch_grad_mode_set_enabled(true); }
+};
+static inline void* data_of(Handle h) { void* p = nullptr; aoti_torch_get_data_ptr(h, &p); return p; }
+// A library result with other strides than the kernels were compiled for is copied into those.
+static int32_t settle(Tensor& t, int64_t n, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
+    int64_t *z = nullptr, *s = nullptr;
+    if (aoti_torch_get_sizes(t, &z) || aoti_torch_get_strides(t, &s)) return 1;
+    bool same = true;
+    for (int64_t d = 0; d < n; ++d) { if (z[d] != sizes[d]) return 1; same &= s[d] == strides[d] || sizes[d] <= 1; }
+    if (same) return 0;
+    Tensor copy;
+    if (aoti_torch_empty_strided(n, sizes, strides, dtype, 0, 0, &copy.handle)) return 1;
+    if (aoti_torch_copy_(copy, t, 0)) return 1;
+    Handle h = t.handle; t.handle = copy.handle; copy.handle = h;
+    return 0;
+}
+#define TRY(what, call) if (call) { python->fail(python, what); return 1; }
+"""

@@ -1,0 +1,280 @@
+"""A Plan as one C++ function that allocates, launches kernels and calls libraries.
+
+    Plan, kernels -> text
+
+    extern "C" int32_t run(void** inputs, int64_t* ints, double* floats, void** outputs, Python* python) {
+        float* x = (float*)data_of(inputs[0]);
+        Tensor o_;  TRY("o", aoti_torch_empty_strided(2, z0, z1, 6, 0, 0, &o_.handle))
+        float* o = (float*)o_.data();
+        softmax_0(x, o);
+        outputs[0] = o_.give();
+        return 0;
+    }
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dovetail.codegen.analysis import loads_of
+from dovetail.codegen.cpp.exprs import c_expr
+from dovetail.codegen.cpp.ops import C_TYPE
+from dovetail.codegen.host.externs import emit_extern, extern_refs
+from dovetail.codegen.host.prelude import HEAD, TORCH_CODE
+from dovetail.codegen.target import Launchable
+from dovetail.ir.expr import ZERO, Expr
+from dovetail.ir.loop import Buffer, BufferRef, Extern
+from dovetail.ir.program import PythonCall, Result
+from dovetail.ir.schedule import Group, Place, Plan
+from dovetail.ir.types import DType, TensorType
+
+
+@dataclass(slots=True)
+class HostWriter:
+    """Statements so far, and how each buffer is reached."""
+
+    plan: Plan
+    buffers: dict[str, Buffer]
+    places: dict[str, Place]
+    lines: list[str] = field(default_factory=list)
+    constants: dict[tuple[int, ...], str] = field(default_factory=dict)
+    pointers: dict[str, str] = field(default_factory=dict)
+    handles: dict[str, str] = field(default_factory=dict)
+    """Buffer -> text of a handle for the whole of it."""
+    python_calls: list[PythonCall] = field(default_factory=list)
+    views: dict[BufferRef, str] = field(default_factory=dict)
+    counter: int = 0
+
+    def __call__(self, text: str) -> None:
+        self.lines += text.split("\n")
+
+    def fresh(self, stem: str) -> str:
+        self.counter += 1
+        return f"{stem}{self.counter}"
+
+    def sizes(self, values: Sequence[Expr | int]) -> str:
+        """An array of these numbers; constant ones are shared."""
+        texts = [c_expr(v) if isinstance(v, Expr) else str(v) for v in values]
+        if not texts:
+            return "nullptr"
+        if all(t.lstrip("-").rstrip("l").isdigit() for t in texts):
+            key = tuple(int(t.rstrip("l")) for t in texts)
+            return self.constants.setdefault(key, f"z{len(self.constants)}")
+        name = self.fresh("n")
+        self(f"const int64_t {name}[] = {{{', '.join(texts)}}};")
+        return name
+
+    # -- buffers
+
+    def pointer(self, name: str) -> str:
+        """A typed pointer to the buffer's first element."""
+        if name not in self.pointers:
+            kind = c_type(self.buffers[name].type.dtype)
+            place = self.places[name]
+            text = f"p_{_identifier(name)}"
+            if place.kind == "arena":
+                source = f"((char*)arena.start + {c_expr(place.offset or ZERO)})"
+            else:
+                source = f"data_of({self.handle(name)})"
+            self(f"{kind}* {text} = ({kind}*){source};")
+            self.pointers[name] = text
+        return self.pointers[name]
+
+    def handle(self, name: str) -> str:
+        """A handle for the whole buffer."""
+        if name not in self.handles:
+            assert self.places[name].kind in ("output", "arena"), name
+            if self.places[name].kind == "output":
+                self.allocate(name)
+            else:
+                return self.view(BufferRef(name, self.buffers[name].type, ZERO))
+        return self.handles[name]
+
+    def allocate(self, name: str) -> None:
+        type = self.buffers[name].type
+        text = f"h_{_identifier(name)}"
+        sizes, strides = self.sizes(type.shape), self.sizes(type.stride)
+        call = f"aoti_torch_empty_strided({type.ndim}, {sizes}, {strides}, {TORCH_CODE[type.dtype]}, 0, 0, &{text}.handle)"
+        self(f'Tensor {text}; TRY("{name}: out of memory", {call})')
+        self.handles[name] = text
+
+    def view(self, ref: BufferRef) -> str:
+        """A handle for a window onto a buffer."""
+        place = self.places[ref.buffer]
+        whole = self.buffers[ref.buffer].type
+        if place.kind != "arena" and ref.offset is ZERO and same_layout(ref.type, whole):
+            return self.handle(ref.buffer)
+        if ref not in self.views:
+            text = self.fresh("view")
+            sizes, strides = self.sizes(ref.type.shape), self.sizes(ref.type.stride)
+            shape = f"{ref.type.ndim}, {sizes}, {strides}"
+            if place.kind == "arena":
+                code = TORCH_CODE[ref.type.dtype]
+                start = f"{self.pointer(ref.buffer)} + {c_expr(ref.offset)}"
+                call = f"aoti_torch_create_tensor_from_blob({start}, {shape}, 0, {code}, 0, 0, &{text}.handle)"
+            else:
+                source = self.handle(ref.buffer)
+                call = f"aoti_torch__reinterpret_tensor({source}, {shape}, {c_expr(ref.offset)}, &{text}.handle)"
+            self(f'Tensor {text}; TRY("view of {ref.buffer}", {call})')
+            self.views[ref] = text
+        return self.views[ref]
+
+    def forget_views(self, name: str) -> None:
+        """Another buffer may take this one's memory: its windows are not used again."""
+        for ref in [ref for ref in self.views if ref.buffer == name]:
+            del self.views[ref]
+
+    def settle(self, name: str, handle: str) -> None:
+        """A buffer that a library call has just made."""
+        type = self.buffers[name].type
+        self.handles[name] = handle
+        sizes, strides = self.sizes(type.shape), self.sizes(type.stride)
+        call = f"settle({handle}, {type.ndim}, {sizes}, {strides}, {TORCH_CODE[type.dtype]})"
+        self(f'TRY("{name}: unexpected shape", {call})')
+
+
+def c_type(dtype: DType) -> str:
+    return C_TYPE.get(dtype, "char")
+
+
+def same_layout(a: TensorType, b: TensorType) -> bool:
+    return a.shape == b.shape and a.stride == b.stride
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+@dataclass(frozen=True, slots=True)
+class HostText:
+    text: str
+    python_calls: tuple[PythonCall, ...]
+    results: tuple[Result, ...]
+    outputs: int
+    kinds: str
+
+
+def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[str, int]) -> HostText:
+    """`launches` by group; `kernel_index` is the position of each kernel's key in dv_kernels."""
+    loops = plan.schedule.loops
+    writer = HostWriter(plan, {b.name: b for b in loops.buffers}, dict(plan.places))
+    kinds = _bind_inputs(writer)
+    _bind_symbols(writer)
+    if plan.arena_bytes is not ZERO:
+        writer(f"Temporaries arena({c_expr(plan.arena_bytes)});")
+    last = _last_reads(plan)
+    for k, step in enumerate(plan.schedule.steps):
+        if isinstance(step, Group):
+            _launch(writer, step, launches[step], kernel_index[launches[step].key])
+        else:
+            emit_extern(writer, step)
+        _free(writer, k, last)
+    results, count = _return(writer)
+    head = HEAD.replace("%(kernels)s", str(max(len(kernel_index), 1)))
+    constants = [f"static const int64_t {name}[] = {{{', '.join(map(str, key))}}};" for key, name in writer.constants.items()]
+    body = ["    " + line for line in writer.lines]
+    start = 'extern "C" int32_t run(void** inputs, int64_t* ints, double* floats, void** outputs, Python* python) {'
+    text = "\n".join([head, *constants, start, "    NoGrad no_grad;", *body, "    return 0;", "}", ""])
+    return HostText(text, tuple(writer.python_calls), results, count, kinds)
+
+
+def _bind_inputs(writer: HostWriter) -> str:
+    kinds: list[str] = []
+    counts = {"t": 0, "i": 0, "f": 0}
+    loops = writer.plan.schedule.loops
+    for name, kind in zip(loops.inputs, loops.kinds or "t" * len(loops.inputs)):
+        position = counts[kind]
+        counts[kind] += 1
+        kinds.append(kind)
+        if kind == "t":
+            writer.handles[name] = f"inputs[{position}]"
+        elif kind == "i":
+            writer(f"const int64_t {name} = ints[{position}];")
+        else:
+            writer(f"const double {name} = floats[{position}];")
+    return "".join(kinds)
+
+
+def _bind_symbols(writer: HostWriter) -> None:
+    """Size symbols that no integer input names are read from the tensors' shapes."""
+    known = set(writer.plan.schedule.loops.inputs)
+    for buffer in writer.plan.schedule.loops.buffers:
+        if buffer.kind != "input":
+            continue
+        missing = [(d, s) for d, s in enumerate(buffer.type.shape) if s.op == "sym" and s.name not in known]
+        if missing:
+            sizes = writer.fresh("shape")
+            writer(f"int64_t* {sizes}; aoti_torch_get_sizes({writer.handles[buffer.name]}, &{sizes});")
+        for d, size in missing:
+            if size.name not in known:
+                known.add(size.name)
+                writer(f"const int64_t {size.name} = {sizes}[{d}];")
+
+
+def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int) -> None:
+    args = [writer.pointer(name) for name in launch.params]
+    kinds = [f"{c_type(writer.buffers[name].type.dtype)}*" for name in launch.params]
+    args += [c_expr(size) for size in launch.sizes]
+    kinds += ["int64_t"] * len(launch.sizes)
+    args += list(launch.numbers)
+    kinds += ["double"] * len(launch.numbers)
+    if launch.may_fail:
+        bad = writer.fresh("bad")
+        writer(f"int32_t {bad} = 0;")
+        args.append(f"&{bad}")
+        kinds.append("int32_t*")
+    where = f"    // {group.nests[-1].loc}" if group.nests[-1].loc else ""
+    writer(f"((void (*)({', '.join(kinds)}))dv_kernels[{index}])({', '.join(args)});    // {launch.symbol}{where}")
+    if launch.may_fail:
+        writer(f'TRY("index out of range in {group.name}", {bad})')
+
+
+def _last_reads(plan: Plan) -> dict[int, list[str]]:
+    """Step -> buffers made by library calls that are used there for the last time."""
+    last: dict[str, int] = {}
+    for k, step in enumerate(plan.schedule.steps):
+        for name in step_buffers(step):
+            last[name] = k
+    kept = {out.buffer for out in plan.schedule.loops.outputs if isinstance(out, BufferRef)}
+    found: dict[int, list[str]] = {}
+    for name, k in last.items():
+        if name not in kept:
+            found.setdefault(k, []).append(name)
+    return found
+
+
+def step_buffers(step: Group | Extern) -> set[str]:
+    if isinstance(step, Group):
+        written = {b for nest in step.nests for w in nest.writes for b in w.buffers}
+        return written | {b for nest in step.nests for b, _ in loads_of(nest)}
+    return set(step.outputs) | {ref.buffer for ref in extern_refs(step)}
+
+
+def _free(writer: HostWriter, k: int, last: dict[int, list[str]]) -> None:
+    for name in last.get(k, ()):
+        place = writer.places.get(name)
+        if place is None:
+            continue
+        writer.forget_views(name)
+        if place.kind in ("extern", "output") and name in writer.handles:
+            writer(f"{writer.handles[name]}.drop();")
+
+
+def _return(writer: HostWriter) -> tuple[tuple[Result, ...], int]:
+    results: list[Result] = []
+    count = 0
+    for out in writer.plan.schedule.loops.outputs:
+        if isinstance(out, BufferRef):
+            results.append(Result("tensor", count))
+            _return_tensor(writer, out, count)
+            count += 1
+        else:
+            results.append(Result("expr" if isinstance(out, Expr) else "const", out))
+    return tuple(results), count
+
+
+def _return_tensor(writer: HostWriter, out: BufferRef, position: int) -> None:
+    handle = writer.view(out)
+    call = f"aoti_torch_new_tensor_handle({handle}, &outputs[{position}])"
+    writer(f'TRY("{out.buffer}", {call})')

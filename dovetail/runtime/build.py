@@ -1,0 +1,172 @@
+"""Compile C++ text to shared objects, in parallel, each text once.
+
+    build_units([text, ...], options) -> [path, ...]
+
+The content of a text and the compiler's identity name the result on disk. A file that is not there,
+cannot be read or cannot be written is a miss and nothing worse: the result then lives in a folder
+that goes away with the process. Files appear by rename, so that a reader never sees half of one.
+"""
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from dovetail.errors import BuildFailed, CompilerMissing
+from dovetail.events import EVENTS
+from dovetail.options import Options
+
+FLAGS: Final = (
+    "-std=c++17", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=off", "-fwrapv", "-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-fno-ident", "-w",
+)  # fmt: skip
+"""IEEE results: no -ffast-math; contraction off, because eager rounds after every multiplication."""
+KERNEL_FLAGS: Final = ("-O3", "-fopenmp")
+HOST_FLAGS: Final = ("-O1",)
+LINK_FLAGS: Final = ("-shared", "-nostdlib", "-Wl,--no-as-needed", "-Wl,-z,norelro", "-Wl,--build-id=none")
+
+
+@cache
+def find_compiler() -> tuple[str, ...]:
+    """The command line of a C++ compiler: the system's, or PyPI's ziglang."""
+    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        if name and (path := shutil.which(name)):
+            return (path,)
+    if find_spec("ziglang") is not None:
+        return (sys.executable, "-m", "ziglang", "c++")
+    raise CompilerMissing(tried="$CXX, g++, clang++, c++, ziglang")
+
+
+@cache
+def compiler_identity() -> str:
+    command = [*find_compiler(), "--version"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+
+
+@cache
+def machine_identity() -> str:
+    """What -march=native depends on."""
+    with open("/proc/cpuinfo") as file:
+        return next((line for line in file if line.startswith("flags")), "")
+
+
+@cache
+def scratch() -> Path:
+    """A folder of this process, for what cannot be kept."""
+    folder = tempfile.mkdtemp(prefix="dovetail-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def cache_folder() -> Path:
+    root = os.environ.get("DOVETAIL_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "dovetail")
+    return Path(root) / "cpp"
+
+
+def text_key(text: str, flags: tuple[str, ...]) -> str:
+    content = "\0".join((text, *FLAGS, *flags, *LINK_FLAGS, compiler_identity(), machine_identity()))
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+
+def build_units(units: list[tuple[str, tuple[str, ...]]], options: Options) -> list[Path]:
+    """Each unit is a text and its flags. Misses are compiled at the same time."""
+    threads = options.compile_threads or os.cpu_count() or 1
+    torch_stub()  # once, before threads ask for it
+    if len(units) == 1:
+        return [build(*units[0], options)]
+    with ThreadPoolExecutor(min(threads, len(units))) as pool:
+        return list(pool.map(lambda unit: build(*unit, options), units))
+
+
+def build(text: str, flags: tuple[str, ...], options: Options) -> Path:
+    key = text_key(text, flags)
+    kept = cache_folder() / f"{key}.so"
+    if options.cache and is_whole(kept):
+        EVENTS.emit("cache", what="hit", key=key, language="c++")
+        return kept
+    EVENTS.emit("cache", what="miss", key=key, language="c++")
+    made = compile_text(text, flags, key)
+    if not options.cache:
+        return made
+    try:
+        keep(made, kept)
+    except OSError as error:
+        EVENTS.emit("cache", what="unwritable", key=key, language="c++", error=str(error))
+        return made
+    return kept
+
+
+def keep(made: Path, kept: Path) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
+    shutil.copyfile(made, partial)
+    os.replace(partial, kept)
+
+
+def is_whole(path: Path) -> bool:
+    """An ELF file whose section headers, which come last, are inside it."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(64)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    if len(head) < 64 or head[:4] != b"\x7fELF":
+        return False
+    offset = int.from_bytes(head[40:48], "little")
+    count, each = int.from_bytes(head[60:62], "little"), int.from_bytes(head[58:60], "little")
+    return size >= offset + count * each
+
+
+def compile_text(text: str, flags: tuple[str, ...], key: str) -> Path:
+    source, target = scratch() / f"{key}.cpp", scratch() / f"{key}.so"
+    source.write_text(text)
+    command = [*find_compiler(), *FLAGS, *flags, *LINK_FLAGS, str(source), "-o", str(target), str(torch_stub())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildFailed(output=f"{' '.join(command)}\n{done.stderr[:4000]}")
+    return target
+
+
+# -- torch's own libraries -------------------------------------------------------------------------
+
+TORCH: Final = "libtorch_cpu.so"
+
+
+@cache
+def torch_stub() -> Path:
+    """An empty shared object that is called like torch's library.
+
+    Linking against it records the name only, and the dynamic linker finds the library already loaded
+    under that name, with all it depends on: its C shim, SLEEF, and the one OpenMP runtime of this
+    process. No 500 MB file is read, and no second runtime is started."""
+    kept = cache_folder() / "stub" / TORCH
+    if kept.exists():
+        return kept
+    source, made = scratch() / "empty.cpp", scratch() / TORCH
+    source.write_text("")
+    command = [*find_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{TORCH}", str(source), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildFailed(output=done.stderr)
+    try:
+        keep(made, kept)
+    except OSError:
+        return made
+    return kept
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load with every symbol bound at once, so that a missing one shows here and not in a call."""
+    return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)

@@ -1,0 +1,69 @@
+"""Library calls through Python.
+
+    PythonCall("aten.sort.default", (Slot tensor 0, -1, False)) -> callable(x) -> [values, indices]
+"""
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail.ir.program import PythonCall, Slot
+from dovetail.ir.types import Device, DType
+
+
+def find_op(name: str) -> Callable[..., Any]:
+    """The operator that prints as `name`."""
+    namespace, op, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload)  # type: ignore[no-any-return]
+
+
+def make_call(call: PythonCall) -> Callable[..., list[Any]]:
+    """Takes the tensors, then the numbers; returns the tensors among the results, in order."""
+    op = find_op(call.op)
+    text_arguments = {arg.name for arg in getattr(op, "_schema").arguments if "str" in str(arg.type)}
+    names = [arg.name for arg in getattr(op, "_schema").arguments]
+    args = [_constant(arg, name in text_arguments) for arg, name in zip(call.args, names)]
+    kwargs = {name: _constant(arg, name in text_arguments) for name, arg in call.kwargs}
+    count = call.tensors
+
+    def run(*given: Any) -> list[Any]:
+        filled = [_fill(arg, given, count) for arg in args]
+        named = {key: _fill(arg, given, count) for key, arg in kwargs.items()}
+        return list(_tensors(op(*filled, **named)))
+
+    return run
+
+
+def _constant(arg: object, is_text: bool) -> object:
+    """Dovetail's nouns as torch's; slots stay."""
+    if isinstance(arg, DType):
+        return getattr(torch, arg.torch_name)
+    if isinstance(arg, Device):
+        return torch.device(str(arg))
+    if isinstance(arg, str) and not is_text and arg.startswith("torch."):
+        return getattr(torch, arg.removeprefix("torch."))
+    if isinstance(arg, tuple):
+        return [_constant(item, is_text) for item in arg]
+    return arg
+
+
+def _fill(arg: object, given: tuple[Any, ...], tensors: int) -> object:
+    if isinstance(arg, Slot):
+        if arg.kind == "tensor":
+            return given[arg.index]
+        number = given[tensors + arg.index]
+        return number if arg.kind == "int" else struct.unpack("d", struct.pack("q", number))[0]
+    if isinstance(arg, list):
+        return [_fill(item, given, tensors) for item in arg]
+    return arg
+
+
+def _tensors(result: object) -> list[Any]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (list, tuple)):
+        return [tensor for item in result for tensor in _tensors(item)]
+    return []

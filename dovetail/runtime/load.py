@@ -1,0 +1,125 @@
+"""Turn a Program into something to call.
+
+    load(program, options) -> Executable;  executable(*inputs) -> list of outputs
+
+Kernels that this process has loaded before are not compiled again, whatever program they came from.
+The others are dealt out over a few units, so that every core compiles something and no prelude is
+read more often than needed.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from dovetail import _native
+from dovetail.events import EVENTS
+from dovetail.ir.expr import evaluate
+from dovetail.ir.program import Kernel, Program, PythonCall
+from dovetail.options import Options
+from dovetail.runtime.arena import TEXT as ARENA
+from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, build_units, open_library
+from dovetail.runtime.calls import make_call
+
+UNIT_LINES: Final = 1200
+"""Lines of kernels in one unit before another is opened."""
+
+_loaded: dict[str, int] = {}
+"""Kernel key -> address of its function."""
+_keep: list[ctypes.CDLL] = []
+
+
+@dataclass(slots=True)
+class Executable:
+    """A loaded program."""
+
+    program: Program
+    launch: Callable[..., list[Any]]
+    has_plain_results: bool
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        tensors = self.launch(*inputs)
+        return tensors if self.has_plain_results else self._results(tensors, inputs)
+
+    def _results(self, tensors: list[Any], inputs: tuple[Any, ...]) -> list[Any]:
+        numbers = {n: v for n, v, k in zip(self.program.input_names, inputs, self.program.kinds) if k == "i"}
+        results: list[Any] = []
+        for result in self.program.results:
+            if result.kind == "tensor":
+                results.append(tensors[result.value])  # type: ignore[index]
+            else:
+                results.append(evaluate(result.value, numbers) if result.kind == "expr" else result.value)  # type: ignore[arg-type]
+        return results
+
+    @property
+    def source(self) -> str:
+        return str(self.program)
+
+
+def load(program: Program, options: Options | None = None) -> Executable:
+    options = options or Options()
+    missing = [kernel for kernel in program.kernels if kernel.key not in _loaded]
+    units = _deal(missing, options)
+    texts = [(_unit_text(unit), KERNEL_FLAGS) for unit in units] + [(program.host, HOST_FLAGS)]
+    *paths, host_path = build_units(texts, options)
+    for unit, path in zip(units, paths):
+        library = open_library(path)
+        _keep.append(library)
+        for kernel in unit:
+            _loaded[kernel.key] = _address(library, kernel.symbol)
+    for kernel in program.kernels:
+        EVENTS.emit(
+            "kernel", unit=program.name, name=kernel.name, language=kernel.language, bytes_moved=kernel.bytes_moved,
+            origins=kernel.origins, text=kernel.text,
+        )  # fmt: skip
+    host = open_library(host_path)
+    _connect(host, program)
+    calls = tuple(make_call(call) for call in program.python_calls if isinstance(call, PythonCall))
+    launch = _native.Launch(_address(host, "run"), program.kinds, program.outputs, calls, host)
+    plain = all(result.kind == "tensor" for result in program.results)
+    return Executable(program, launch, plain)
+
+
+def _deal(kernels: list[Kernel], options: Options) -> list[list[Kernel]]:
+    """Units of about equal length, at least one per compiling thread when there is enough to do."""
+    lines = sum(kernel.text.count("\n") for kernel in kernels)
+    threads = options.compile_threads or os.cpu_count() or 1
+    count = min(len(kernels), max(threads if lines > 120 else 1, lines // UNIT_LINES + 1))
+    units: list[list[Kernel]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for kernel in sorted(kernels, key=lambda k: -k.text.count("\n")):
+        smallest = sizes.index(min(sizes))
+        units[smallest].append(kernel)
+        sizes[smallest] += kernel.text.count("\n")
+    return units
+
+
+def _unit_text(kernels: list[Kernel]) -> str:
+    pieces = dict.fromkeys(piece for kernel in kernels for piece in kernel.prelude)
+    return "".join(pieces) + "\n".join(kernel.text for kernel in kernels)
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
+
+
+@cache
+def _arena(use_cache: bool) -> tuple[int, int]:
+    """The functions that hand out memory for temporaries, one copy per process."""
+    (path,) = build_units([(ARENA, HOST_FLAGS)], Options(cache=use_cache))
+    library = open_library(path)
+    _keep.append(library)
+    return _address(library, "dv_take"), _address(library, "dv_give")
+
+
+def _connect(host: ctypes.CDLL, program: Program) -> None:
+    """Fill in the host's tables of functions."""
+    if program.kernels:
+        table = (ctypes.c_void_p * len(program.kernels)).in_dll(host, "dv_kernels")
+        for k, kernel in enumerate(program.kernels):
+            table[k] = _loaded[kernel.key]
+    arena = (ctypes.c_void_p * 2).in_dll(host, "dv_arena")
+    arena[0], arena[1] = _arena(True)
