@@ -67,8 +67,9 @@ class _Lowering:
             Buffer(each.name, each.type, "output") if each.name in written and each.kind == "temp" else each
             for each in self.buffers.values()
         )
-        names = tuple(node.name for node in self.graph.inputs)
-        return Loops(self.graph.name, buffers, tuple(self.steps), outputs, names)
+        names = tuple(_input_name(node) for node in self.graph.inputs)
+        kinds = "".join(_input_kind(node) for node in self.graph.inputs)
+        return Loops(self.graph.name, buffers, tuple(self.steps), outputs, names, kinds)
 
     # -- one node ----------------------------------------------------------------------------------
 
@@ -256,6 +257,19 @@ class _Lowering:
             ref = cast(BufferRef, copied.ref)
         self.returned.add(ref.buffer)
         return ref
+
+
+def _input_kind(node: Node) -> str:
+    if isinstance(node.type, ScalarType):
+        return "f" if node.type.dtype.is_float else "i"
+    return "t"
+
+
+def _input_name(node: Node) -> str:
+    """A symbolic integer goes by its symbol, which is what index expressions mention."""
+    if isinstance(node.type, ScalarType) and node.type.expr is not None and node.type.expr.op == "sym":
+        return node.type.expr.name
+    return node.name
 
 
 def storable(type: TensorType) -> TensorType:
