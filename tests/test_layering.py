@@ -48,6 +48,7 @@ SEES_ALL = {
     "torch_backend",
     "differences",
     "reporting",
+    "race",
     "measure",
     "doctor",
 }
