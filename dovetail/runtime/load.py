@@ -23,6 +23,7 @@ from dovetail.options import Options
 from dovetail.runtime.arena import TEXT as ARENA
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, build_units, open_library
 from dovetail.runtime.calls import make_call
+from dovetail.runtime.torch_abi import attach
 
 UNIT_LINES: Final = 1200
 """Lines of kernels in one unit before another is opened."""
@@ -75,6 +76,7 @@ def load(program: Program, options: Options | None = None) -> Executable:
             "kernel", unit=program.name, name=kernel.name, language=kernel.language, bytes_moved=kernel.bytes_moved,
             origins=kernel.origins, text=kernel.text,
         )  # fmt: skip
+    attach()
     host = open_library(host_path)
     _connect(host, program)
     calls = tuple(make_call(call) for call in program.python_calls if isinstance(call, PythonCall))
