@@ -91,6 +91,8 @@ def derive_strides(
     """Strides in the order that the hints have: products of sizes wherever the hints are products.
 
     A stride that is no such product stays a number; with is_exact it makes the result None."""
+    if all(size.op == "const" for size in shape):
+        return tuple(map(const, hint_stride))
     hints = [shapes.hint(size) for size in shape]
     order = sorted(range(len(shape)), key=lambda d: (hint_stride[d], hints[d] != 1, -d))
     strides = [ZERO] * len(shape)

@@ -30,16 +30,23 @@ FATES: Final[dict[str, str]] = {
     "aten.repeat_interleave.Tensor": "repeat_interleave",
     "aten._conj.default": "alias",
     "aten._neg_view.default": "alias",
-    "aten._resize_output_.default": "meta",
     "aten.set_.source_Tensor": "set",
-    "aten._scaled_dot_product_fused_attention_overrideable.default": "meta",
 }
 """Ops that the schema alone does not describe."""
+
+PROBED: Final = frozenset({
+    "aten._embedding_bag.default", "aten._fft_c2r.default", "aten._fft_r2c.default", "aten._linalg_svd.default",
+    "aten.linalg_eig.default", "aten.max_unpool2d.default", "aten.max_unpool3d.default", "aten.geqrf.default",
+    "aten.histogram.bin_ct", "aten._histogramdd_bin_edges.default", "aten._histogramdd_from_bin_cts.default",
+    "aten.fractional_max_pool3d_backward.default", "aten.multi_margin_loss_backward.default",
+    "aten.multilabel_margin_loss_backward.default", "aten._ctc_loss_backward.default",
+})  # fmt: skip
+"""Ops whose meta kernel is missing, or says other strides than the CPU gives: tried out on zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One op. `fate`: meta, decompose, dependent, or a name of FATES."""
+    """One op. `fate`: meta, decompose, dependent, probe, or a value of FATES."""
 
     name: str
     fate: str
@@ -50,6 +57,7 @@ class Record:
     changes_shape: bool
     """Writes the sizes of its first argument, such as t_ and resize_."""
     is_random: bool
+    is_pointwise: bool
     device_at: int | None
     """Position of the argument `device`, where there is one."""
     names: tuple[str, ...]
@@ -74,6 +82,8 @@ def record(func: Any) -> Record:
 def _fate(func: Any, name: str) -> str:
     if name in FATES:
         return FATES[name]
+    if name in PROBED:
+        return "probe"
     if any(tag in func.tags for tag in _DEPENDENT):
         return "dependent"
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
@@ -97,11 +107,12 @@ def _read(func: Any) -> Record:
         is_view=is_view,
         changes_shape=changes_shape,
         is_random=_RANDOM in func.tags,
+        is_pointwise=torch.Tag.pointwise in func.tags,
         device_at=names.index("device") if "device" in names else None,
         names=tuple(names),
         defaults=tuple((a.name, _frozen(a.default_value)) for a in schema.arguments if a.has_default_value()),
         rule=find_rule(name.rsplit(".", 1)[0], torch.Tag.pointwise in func.tags, "._foreach_" in name),
-        is_free=fate == "meta" and not is_view and not changes_shape and not name.endswith("out"),
+        is_free=fate in ("meta", "probe") and not is_view and not changes_shape and not name.endswith("out"),
     )
 
 

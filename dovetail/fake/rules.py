@@ -541,6 +541,45 @@ def each_of_list(c: Call) -> Result:
 Rule: TypeAlias = Callable[[Call], Result]
 
 
+def diag_embed(c: Call) -> Result:
+    x, k = c["self"], as_expr(c.get("offset", 0))
+    size = add(x.shape[-1], mul(k, -1) if c.holds(lt(k, 0)) else k)
+    axes = sorted({_axis(c.get("dim1", -2), x.ndim + 1), _axis(c.get("dim2", -1), x.ndim + 1)})
+    shape = list(x.shape[:-1])
+    for d in axes:
+        shape.insert(d, size)
+    return tuple(shape)
+
+
+def fft_real_to_complex(c: Call) -> Result:
+    x, axes = c["self"], c["dim"]
+    if not c["onesided"] or not axes:
+        return x.shape
+    d = _axis(axes[-1], x.ndim)
+    return _with(x.shape, d, add(floordiv(x.shape[d], 2), 1))
+
+
+def fft_complex_to_real(c: Call) -> Result:
+    x = c["self"]
+    return _with(x.shape, _axis(c["dim"][-1], x.ndim), c["last_dim_size"])
+
+
+def factor_and_status(c: Call) -> Result:
+    """A matrix of the same size, and one status per matrix."""
+    x = c.first
+    return [x.shape, x.shape[:-2]]
+
+
+def view_as_real(c: Call) -> Result:
+    x = c["self"]
+    return Form((*x.shape, const(2)), (*(mul(s, 2) for s in x.stride), ONE), mul(x.offset, 2))
+
+
+def view_as_complex(c: Call) -> Result:
+    x = c["self"]
+    return Form(x.shape[:-1], tuple(floordiv(s, 2) for s in x.stride[:-1]), floordiv(x.offset, 2))
+
+
 def _table(*rows: tuple[Rule, str]) -> dict[str, Rule]:
     return {f"aten.{name}": rule for rule, names in rows for name in names.split()}
 
@@ -550,14 +589,14 @@ RULES: Final[dict[str, Rule]] = _table(
         _softmax _log_softmax softmax log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin clone
         _to_copy flip roll native_dropout zeros_like ones_like full_like empty_like rand_like randn_like
         randint_like bernoulli dropout triu tril sort argsort scatter scatter_add scatter_reduce index_put
-        _unsafe_index_put index_add index_copy index_fill index_reduce masked_scatter slice_scatter
+        _unsafe_index_put index_add index_copy index_fill index_reduce slice_scatter
         select_scatter diagonal_scatter as_strided_scatter _softmax_backward_data _log_softmax_backward_data
-        channel_shuffle renorm contiguous normal exponential uniform random cauchy log_normal geometric
-        fill zero copy cholesky matrix_exp inverse rot90 _index_put_impl masked_fill gelu
+        channel_shuffle renorm contiguous exponential uniform random cauchy log_normal geometric
+        fill zero cholesky matrix_exp inverse rot90 _index_put_impl gelu
         glu_backward native_dropout_backward log_sigmoid_backward rrelu_with_noise celu selu bucketize
-        isin lift_fresh
+        isin lift_fresh embedding_renorm
         _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward slice_inverse
-        cross linalg_cross softplus_backward put _unsafe_masked_index_put_accumulate"""),
+        softplus_backward put _unsafe_masked_index_put_accumulate"""),
     (reduction, """
         sum mean amax amin var std var_mean std_mean logsumexp all any argmax argmin prod max min nansum
         norm linalg_vector_norm median nanmedian count_nonzero mode aminmax kthvalue"""),
@@ -565,15 +604,28 @@ RULES: Final[dict[str, Rule]] = _table(
     (bmm, "bmm baddbmm"),
     (lambda c: (c["batch1"].shape[1], c["batch2"].shape[2]), "addbmm"),
     (mv, "mv addmv"),
-    (scalar, "dot vdot scalar_tensor"),
+    (scalar, "dot vdot scalar_tensor trace dist"),
+    (pointwise, """
+        rsub complex polar floor_divide hardswish hardswish_backward _prelu_kernel masked_fill masked_scatter
+        normal cross linalg_cross copy"""),
+    (likes("self", "self"), "log_sigmoid_forward"),
+    (likes("self", "weight"), "_prelu_kernel_backward"),
+    (diag_embed, "diag_embed"),
+    (fft_real_to_complex, "_fft_r2c"),
+    (like_first, "_fft_c2c"),
+    (fft_complex_to_real, "_fft_c2r"),
+    (factor_and_status, "linalg_inv_ex linalg_cholesky_ex"),
+    (view_as_real, "view_as_real"),
+    (view_as_complex, "view_as_complex"),
+    (like("self"), "linalg_matrix_exp"),
     (lambda c: (c["vec1"].shape[0], c["vec2"].shape[0]), "addr"),
-    (loss, "mse_loss smooth_l1_loss huber_loss binary_cross_entropy l1_loss soft_margin_loss"),
+    (loss, "binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss"),
     (like("self"), """
         mse_loss_backward smooth_l1_loss_backward huber_loss_backward nll_loss_backward nll_loss2d_backward
         max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward
         adaptive_max_pool2d_backward reflection_pad1d_backward reflection_pad2d_backward multilabel_margin_loss_backward
         reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
-        binary_cross_entropy_backward elu_backward gelu_backward searchsorted"""),
+        binary_cross_entropy_backward elu_backward gelu_backward"""),
     (view, "view _unsafe_view _reshape_alias reshape _reshape_copy"),
     (expand, "expand"),
     (permute, "permute"),
@@ -622,7 +674,9 @@ RULES: Final[dict[str, Rule]] = _table(
     (pixel_unshuffle, "pixel_unshuffle"),
     (layer_norm, "native_layer_norm"),
     (likes("input", "weight", "bias"), "native_layer_norm_backward"),
-    (batch_norm, "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"),
+    (batch_norm, """
+        native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
+        _batch_norm_with_update"""),
     (likes("input", "weight", "weight"), "native_batch_norm_backward native_group_norm_backward"),
     (group_norm, "native_group_norm"),
     (attention, """

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping
-from itertools import count
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.errors import DataDependentValue, FailedFake
 from dovetail.fake.form import Form, derive_strides
+from dovetail.fake.layout import is_ambiguous, iterator_strides
 from dovetail.fake.record import Record, record
 from dovetail.fake.symbolic import bind, derive_forms, find_shapes, hinted
 from dovetail.ir.expr import Expr, const
@@ -31,13 +32,19 @@ KNOWN_LIMIT: Final = 64
 """Constants up to this many elements keep their value."""
 
 
+class Geometry:
+    """One for each (size, stride, dtype, device); equal only to itself, unlike a number."""
+
+    __slots__ = ()
+
+
 class Fake(torch.Tensor):
     """`meta` is the same tensor on the meta device, made when first asked for; `constant` its value
-    where that is known; `key` a number for (size, stride, dtype, device), 0 where not looked up yet."""
+    where that is known; `key` stands for (size, stride, dtype, device), None where not looked up yet."""
 
     _meta: torch.Tensor | None
     constant: torch.Tensor | None
-    key: int
+    key: Geometry | None
     form: Form | None = None
     """Symbolic geometry; None where all of it is numbers. `meta` then has the sizes of the hints."""
     shapes: Shapes | None = None
@@ -59,7 +66,7 @@ class Fake(torch.Tensor):
             device=device,
             requires_grad=requires_grad,
         )
-        self._meta, self.constant, self.key = meta, constant, 0
+        self._meta, self.constant, self.key = meta, constant, None
         return self  # type: ignore[no-any-return]
 
     @property
@@ -243,7 +250,8 @@ def _run(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]
     plain_args, plain_kwargs = hinted(args), {k: hinted(v) for k, v in kwargs.items()}
     result = _on_hints(func, facts, plain_args, plain_kwargs)
     results = list(result) if isinstance(result, (list, tuple)) else [result]
-    found = [r if isinstance(r, torch.Tensor) else None for r in results]
+    is_new = [isinstance(r, torch.Tensor) and not _is_argument(r, args, kwargs) for r in results]
+    found = [r if new or facts.changes_shape else None for r, new in zip(results, is_new)]
     metas = [r.meta if isinstance(r, Fake) else r for r in found]
     forms = derive_forms(facts, call, metas)
     if forms is None:
@@ -252,7 +260,7 @@ def _run(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]
         _reshape_in_place(args[0], forms[0], shapes)
         return args[0]
     made = [
-        _symbolic(r, form, shapes) if type(r) is Fake and form is not None and not _is_argument(r, args, kwargs) else r
+        _symbolic(r, form, shapes) if type(r) is Fake and form is not None else r
         for r, form in zip(results, forms)
     ]
     return type(result)(made) if isinstance(result, (list, tuple)) else made[0]
@@ -268,7 +276,7 @@ def _on_hints(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str,
     return _by_meta(func, facts, args, kwargs)
 
 
-def _is_argument(fake: Fake, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_argument(fake: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     values = (*args, *kwargs.values())
     return any(fake is v or (isinstance(v, (list, tuple)) and any(fake is x for x in v)) for v in values)
 
@@ -278,24 +286,23 @@ def _reshape_in_place(fake: Fake, form: Form | None, shapes: Shapes) -> None:
     if form is None:
         return
     fake.data = _symbolic(Fake(fake.meta, fake.device), form, shapes)
-    fake.form, fake.shapes, fake.key = (None if form.is_static else form), shapes, 0
+    fake.form, fake.shapes, fake.key = (None if form.is_static else form), shapes, None
 
 
 # -- remembered results: models repeat their layers, and some meta kernels take 100 us ----------------
 
-_keys: Final[dict[tuple[Any, ...], int]] = {}
-_serial: Final = count(1)
+_keys: Final[dict[tuple[Any, ...], Geometry]] = {}
 _memo: Final[dict[tuple[Any, ...], Any]] = {}
 MEMO_LIMIT: Final = 100_000
 _PLAIN: Final = frozenset({int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SCALARS: Final = frozenset({float, bool, complex})
 
 
-def _key_of(fake: Fake) -> int:
-    if not fake.key:
+def _key_of(fake: Fake) -> Geometry:
+    if fake.key is None:
         size, stride = _hint_geometry(fake)
         what = (tuple(size), stride, fake.dtype, fake.device)
-        fake.key = _keys.get(what) or _keys.setdefault(what, next(_serial))
+        fake.key = _keys.get(what) or _keys.setdefault(what, Geometry())
     return fake.key
 
 
@@ -399,13 +406,66 @@ def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, 
     device = _result_device(facts, inputs, args, new_args, new_kwargs)
     try:
         with torch._C._DisableTorchDispatch():
-            result = func(*new_args, **new_kwargs)
+            if facts.fate == "probe" and device.type == "cpu":
+                result = _probe(func, new_args, new_kwargs)
+            else:
+                result = func(*new_args, **new_kwargs)
     except NotImplementedError as error:
         raise FailedFake(function=facts.name, detail=str(error).splitlines()[0]) from error
+    corrected = CORRECTIONS.get(facts.name)
+    if corrected is not None and device.type == "cpu":
+        result = corrected(new_args, result)
+    elif facts.is_pointwise and not facts.mutates and is_ambiguous(inputs.metas) and type(result) is torch.Tensor:
+        result = _empty_meta(result.size(), iterator_strides(result.size(), inputs.metas), result.dtype)
     if facts.mutates:
         return _written(func, facts, inputs, args, kwargs, result, device)
     constant = _constant(func, facts, inputs, args, kwargs)
     return _wrap_result(result, device, inputs, constant)
+
+
+PROBE_LIMIT: Final = 1 << 22
+"""Elements that a probe may touch."""
+
+
+def _probe(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Run the CPU kernel on zeros, and keep the metadata of its results."""
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    if sum(x.numel() for x in tensors) > PROBE_LIMIT:
+        return func(*args, **kwargs)
+    made = {id(x): torch.empty_strided(x.size(), x.stride(), dtype=x.dtype).zero_() for x in tensors}
+    real_args, real_kwargs = tree_map_only(torch.Tensor, lambda x: made[id(x)], (args, kwargs))
+    with torch.no_grad():
+        result = func(*real_args, **real_kwargs)
+    return tree_map_only(torch.Tensor, _meta_like, result)
+
+
+def _statistics_dtype(x: torch.Tensor, parameters: list[Any]) -> torch.dtype:
+    """What the CPU keeps mean and variance in: the input's type, unless the parameters are wider."""
+    is_wider = any(isinstance(p, torch.Tensor) and p.dtype == torch.float32 for p in parameters)
+    return torch.float32 if is_wider else x.dtype
+
+
+def _batch_norm_on_cpu(args: list[Any], result: Any) -> Any:
+    """No batch statistics come out where the running ones are used."""
+    dtype = _statistics_dtype(args[0], args[1:5])
+    stats = [x.to(dtype) if args[5] else x.new_empty(0, dtype=dtype) for x in result[1:3]]
+    return (result[0], *stats, *result[3:])
+
+
+def _layer_norm_on_cpu(args: list[Any], result: Any) -> Any:
+    dtype = _statistics_dtype(args[0], args[2:4])
+    return (result[0], *(x.to(dtype) for x in result[1:]))
+
+
+CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "aten.native_batch_norm.default": _batch_norm_on_cpu,
+    "aten._native_batch_norm_legit.default": _batch_norm_on_cpu,
+    "aten._batch_norm_with_update.default": lambda args, r: (
+        _batch_norm_on_cpu([*args[:5], True, *args[5:]], r)
+    ),
+    "aten.native_layer_norm.default": _layer_norm_on_cpu,
+}
+"""Where the meta kernel describes another device than the CPU."""
 
 
 def _wrap_result(result: Any, device: torch.device, inputs: _Inputs, constant: Any = None) -> Any:
@@ -491,7 +551,7 @@ def _resize(fake: Fake, meta: torch.Tensor) -> None:
     if fake.form is not None or fake.size() == meta.size() and fake.stride() == meta.stride():
         return
     fake.data = Fake(meta, fake.device)
-    fake._meta, fake.key = meta, 0
+    fake._meta, fake.key = meta, None
 
 
 # -- known values --------------------------------------------------------------------------------------
@@ -616,7 +676,7 @@ def _set(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]
     """self.set_(source): self now is what source is."""
     target, source = args
     target.data = Fake(source.meta, source.device)
-    target._meta, target.constant, target.key = source.meta, source.constant, 0
+    target._meta, target.constant, target.key = source.meta, source.constant, None
     return target
 
 

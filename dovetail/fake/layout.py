@@ -1,0 +1,57 @@
+"""Strides of an elementwise result as eager's iterator chooses them.
+
+    operands (2, 2) strides (0, 0) and (2, 2) strides (1, 2)   ->   strides (1, 2)
+
+The first operand with an opinion on two dimensions decides which of them is the inner one; a
+broadcast dimension (stride 0) has none. Some meta kernels know only part of this.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def is_ambiguous(operands: Sequence[torch.Tensor]) -> bool:
+    """Some operand is expanded: the case that meta kernels get wrong."""
+    return any(stride == 0 and size > 1 for x in operands for size, stride in zip(x.size(), x.stride()))
+
+
+def iterator_strides(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> list[int]:
+    """Dense strides of the result of an elementwise op on these operands."""
+    rank = len(shape)
+    aligned = [_align(x, rank) for x in operands]
+    order = list(range(rank - 1, -1, -1))
+    for i in range(1, rank):
+        at = i
+        for j in range(i - 1, -1, -1):
+            verdict = _compare(order[j], order[at], shape, aligned)
+            if verdict > 0:
+                order[j], order[at] = order[at], order[j]
+                at = j
+            elif verdict < 0:
+                break
+    strides, step = [0] * rank, 1
+    for d in order:
+        strides[d] = step
+        step *= max(shape[d], 1)
+    return strides
+
+
+def _align(x: torch.Tensor, rank: int) -> list[int]:
+    """Strides over the result's dimensions; 0 where x is broadcast."""
+    own = [0 if size == 1 else stride for size, stride in zip(x.size(), x.stride())]
+    return [0] * (rank - len(own)) + own
+
+
+def _compare(a: int, b: int, shape: Sequence[int], operands: Sequence[Sequence[int]]) -> int:
+    """1 where dimension b should be further in than a, -1 where a should, 0 where nobody says."""
+    for strides in operands:
+        x, y = strides[a], strides[b]
+        if x == 0 or y == 0:
+            continue
+        if x != y:
+            return 1 if x > y else -1
+        if shape[a] > shape[b]:
+            return 1
+    return 0
