@@ -17,7 +17,7 @@ PIP := $(BIN) -m pip install --quiet --disable-pip-version-check -c constraints.
 .PHONY: demo test lint bench bench-gpu sweep-ops sweep-models fuzz native clean
 
 demo: $(VENV)/base
-	$(BIN) docs/demo.py
+	$(BIN) examples/demo.py
 
 test: $(VENV)/test
 	$(BIN) -m pytest -q tests
@@ -28,19 +28,19 @@ lint: $(VENV)/test
 	$(BIN) -m mypy dovetail
 
 bench: $(VENV)/models
-	$(BIN) -m benchmarks.run
+	$(BIN) -m benchmarks.bench
 
 bench-gpu:
-	$(PYTHON) -m benchmarks.gpu
+	$(PYTHON) -m benchmarks.bench --device cuda
 
 sweep-ops: $(VENV)/test
-	$(BIN) -m benchmarks.sweep_ops
+	$(BIN) -m tests.sweeps.ops
 
 sweep-models: $(VENV)/models
-	$(BIN) -m benchmarks.sweep_models
+	$(BIN) -m tests.sweeps.models
 
 fuzz: $(VENV)/test
-	$(BIN) -m benchmarks.fuzz
+	$(BIN) -m tests.fuzz
 
 # -- the environment, in three steps, each with a stamp
 
@@ -49,9 +49,7 @@ $(VENV)/made:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-# torch comes from PyTorch's index of CPU builds, as far as that can be reached; else from PyPI.
 $(VENV)/base: $(VENV)/made pyproject.toml constraints.txt setup.py $(SOURCES) $(HEADERS)
-	$(PIP) --extra-index-url https://download.pytorch.org/whl/cpu torch || $(PIP) torch
 	$(PIP) -e .
 	touch $@
 

@@ -22,7 +22,7 @@ args: the frame's argument slots in the order of co_varnames (arguments, keyword
 
     an Entry        added and run at once, without a check
     None            this call runs as it is; the next one asks again
-    False           the code is never intercepted again; its callees are
+    False           never asked again; entries it has are still used, its callees are still intercepted
     SKIP_CALLEES    neither are its callees
     True            look again (another thread has added an entry)
 
@@ -72,7 +72,7 @@ class Context:
 
     def clear(self) -> None: ...
     def codes(self) -> dict[CodeType, str]:
-        """Every code met so far: fresh, active, skip or skip_callees."""
+        """Every code met so far: fresh, active, full, skip or skip_callees."""
 
     def stats(self) -> dict[str, int]: ...
 

@@ -17,8 +17,9 @@ typedef struct {
     uint64_t hits;
 } Entry;
 
-enum { FRESH, ACTIVE, SKIP, SKIP_CALLEES };
-static const char *const STATE_NAMES[] = {"fresh", "active", "skip", "skip_callees"};
+/* FULL: its entries are used, and a miss runs the frame as it is. */
+enum { FRESH, ACTIVE, FULL, SKIP, SKIP_CALLEES };
+static const char *const STATE_NAMES[] = {"fresh", "active", "full", "skip", "skip_callees"};
 
 typedef struct {
     Py_ssize_t references;
@@ -248,9 +249,9 @@ static int on_miss(Context *self, Record *record, PyObject *function, const Inpu
         return put_first(record, *found) < 0 || PyErr_Occurred() ? -1 : 1;
     }
     int next = answer == Py_True ? 2 : 0;
-    if (answer == Py_False) record->state = SKIP;
+    int known = next || answer == Py_None || answer == Py_False || answer == skip_callees;
+    if (answer == Py_False) record->state = record->count ? FULL : SKIP;
     if (answer == skip_callees) record->state = SKIP_CALLEES;
-    int known = answer == Py_None || next || record->state == SKIP || record->state == SKIP_CALLEES;
     if (!known) PyErr_Format(PyExc_TypeError, "the compile callback returned %.100R", answer);
     Py_DECREF(answer);
     return known ? next : -1;
@@ -282,7 +283,7 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
     while (found == 2) {
         found = find_entry(record, &inputs, &entry);
         if (found > 0) self->hits++;
-        if (found == 0) found = on_miss(self, record, function, &inputs, &entry);
+        if (found == 0 && record->state != FULL) found = on_miss(self, record, function, &inputs, &entry);
     }
     Py_DECREF(self);
     if (found == 0) {

@@ -119,6 +119,17 @@ def test_none_runs_once_in_eager_and_asks_again() -> None:
     assert ctx(add, 1, 2) == 3 and ctx(add, 1, 2) == 3 and seen == ["add", "add"]
 
 
+def test_false_after_entries_keeps_them() -> None:
+    def callback(payload: Any, code: Any, function: Any, scope: Any, args: Any, closure: Any, why: Any, n: int) -> Any:
+        if code is not add.__code__ or n == 2:
+            return False
+        return Entry(guards((0, EQUALS, args[0])), lambda a, b, k: "entry", scope)
+
+    ctx = Context(None, callback)
+    assert [ctx(add, x, 1) for x in (1, 2, 3, 1, 2, 3)] == ["entry", "entry", 4, "entry", "entry", 4]
+    assert ctx.codes()[add.__code__] == "full"
+
+
 def test_true_looks_again() -> None:
     def callback(payload: Any, code: Any, function: Any, scope: Any, args: Any, *rest: Any) -> Any:
         ctx2 = payload[0]
