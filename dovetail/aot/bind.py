@@ -281,7 +281,7 @@ class _Emitter:
         with self.w.block(f"def backward(ctx, {', '.join(params)}):"):
             with self.w.block("if is_grad_enabled():"):
                 self.w(f"return differentiate(eager, ctx, {_tuple(tangents.values())})")
-            kept = [f"s{i}" for i, s in enumerate(partition.saved) if s.source != "symbol"]
+            kept = [f"saved_{i}" for i, s in enumerate(partition.saved) if s.source != "symbol"]
             if kept:
                 self.w(f"{_targets(kept)} = ctx.saved_tensors")
             sizes = self.symbols_of_backward()
@@ -290,7 +290,7 @@ class _Emitter:
             used = {operand for node in backward.nodes for operand in node.operands} | set(backward.outputs)
             for node, name in zip(self.tangent_nodes(), tangents.values()):
                 self.emit_tangent(name, node.tensor, node in used)
-            given = [f"s{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
+            given = [f"saved_{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
             self.emit_grads(backward, [*given, *tangents.values()])
 
     def emit_tangent(self, name: str, kind: TensorType, is_used: bool) -> None:

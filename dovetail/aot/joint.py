@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,9 +26,11 @@ from dovetail.aot.alias import Ref
 from dovetail.aot.record import Recorder, is_random
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
+from dovetail.ir.expr import Expr
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ViewStep
-from dovetail.ir.types import F64, I64, ScalarType, TensorType, contiguous_stride
+from dovetail.ir.types import F64, I64, ScalarType, TensorType, Type, contiguous_stride
+from dovetail.sym import Shapes
 
 _DETACH = ViewStep("aten.detach.default")
 
@@ -86,6 +88,9 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     n, constants = len(example_inputs), tuple(recorder.constants)
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
     graph, repeated = merge_repeated(builder.finish((*trace.values, *grads)), boundary, recorder.draws)
+    shapes = _shapes_of(example_inputs)
+    if shapes is not None:  # equalities learned late hold from the beginning
+        graph, outputs = simplify_graph(graph, shapes), [simplify_output(o, shapes) for o in outputs]
     signature = Signature(
         inputs=n,
         mutations=tuple(mutations),
@@ -140,7 +145,9 @@ def _is_leaf(example: torch.Tensor) -> bool:
 def _add_number(trace: _Trace, name: str, example: Any) -> None:
     expr = expr_of(example) if isinstance(example, torch.SymInt) else None
     dtype = F64 if isinstance(example, (float, torch.SymFloat)) else I64
-    trace.recorder.builder.input(name, ScalarType(dtype, expr))
+    node = trace.recorder.builder.input(name, ScalarType(dtype, expr))
+    if isinstance(example, torch.SymFloat):
+        trace.recorder.numbers[str(example.node.expr)] = node
     _append(trace, None, example)
 
 
@@ -349,6 +356,59 @@ def is_dense(kind: TensorType) -> bool:
 def _autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
     kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
+
+
+# -- symbols -----------------------------------------------------------------------------------------
+
+
+def _shapes_of(examples: Sequence[Any]) -> Shapes | None:
+    for example in examples:
+        if isinstance(example, torch.SymInt):
+            return example.node.shapes  # type: ignore[no-any-return]
+        if type(example) is Fake and example.shapes is not None:
+            return example.shapes
+    return None
+
+
+def simplify_graph(graph: Graph, shapes: Shapes) -> Graph:
+    """Every expression in terms of the symbols that are left."""
+    made: dict[Node, Node] = {}
+    simple = shapes.simplify
+
+    def arg(value: Arg) -> Arg:
+        if isinstance(value, Node):
+            return made[value]
+        if isinstance(value, tuple):
+            return tuple(map(arg, value))
+        return simple(value) if isinstance(value, Expr) else value
+
+    for node in (*graph.inputs, *graph.nodes):
+        kwargs = tuple((name, arg(value)) for name, value in node.kwargs)
+        kind = _simple_type(node.type, shapes)
+        made[node] = Node(node.op, tuple(map(arg, node.args)), kind, node.name, kwargs, node.loc)
+    inputs, nodes = tuple(made[n] for n in graph.inputs), tuple(made[n] for n in graph.nodes)
+    return Graph(graph.name, inputs, nodes, tuple(map(arg, graph.outputs)))
+
+
+def _simple_type(kind: Type, shapes: Shapes) -> Type:
+    if isinstance(kind, tuple):
+        return tuple(_simple_type(part, shapes) for part in kind)
+    if isinstance(kind, ScalarType):
+        return ScalarType(kind.dtype, None if kind.expr is None else shapes.simplify(kind.expr))
+    if kind is None:
+        return None
+    simple = shapes.simplify
+    return replace(kind, shape=tuple(map(simple, kind.shape)), stride=tuple(map(simple, kind.stride)))
+
+
+def simplify_output(output: OutputIs, shapes: Shapes) -> OutputIs:
+    def arg(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(arg, value))
+        return shapes.simplify(value) if isinstance(value, Expr) else value
+
+    steps = tuple(ViewStep(step.op, arg(step.args)) for step in output.steps)
+    return replace(output, steps=steps, value=arg(output.value))
 
 
 # -- cleaning ----------------------------------------------------------------------------------------

@@ -298,12 +298,13 @@ def _rebuilt(node: Node, replaced: dict[Node, Node]) -> Node:
 
 def _exprs(arg: object) -> Iterable[Expr]:
     if isinstance(arg, Expr):
-        yield arg
+        if not arg.is_const:
+            yield arg
     elif isinstance(arg, tuple):
         for item in arg:
             yield from _exprs(item)
     elif isinstance(arg, TensorType):
-        yield from (*arg.shape, *arg.stride)
+        yield from (e for e in (*arg.shape, *arg.stride) if not e.is_const)
 
 
 def _missing_symbols(graph: Graph) -> list[Expr]:

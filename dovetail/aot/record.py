@@ -22,7 +22,7 @@ from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torch_dtype, infer, type_of
 from dovetail.fake.record import Record
 from dovetail.fake.record import record as facts_of
-from dovetail.ir.expr import as_expr
+from dovetail.ir.expr import ZERO, as_expr
 from dovetail.ir.graph import Arg, GraphBuilder, Loc, Node
 from dovetail.ir.signature import ViewStep
 from dovetail.ir.types import I64, ScalarType, TensorType, Type
@@ -61,10 +61,17 @@ class Recorder(TorchDispatchMode):
         self.name, self.loc = "value", None  # type: tuple[str, Loc | None]
         self.is_backward = False
         self.is_silent = False
+        self.numbers: dict[str, Node] = {}
+        """run-time floats by name"""
         self.draws: dict[Node, bytes] = {}
         """random node -> the generator's state before it; a checkpoint that replays draws from the same"""
         self.sequence: list[int] = []
         self.places: list[tuple[str, Loc | None]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would otherwise import its own compiler to hide this mode from it."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -96,7 +103,7 @@ class Recorder(TorchDispatchMode):
 
     def own(self, fake: Fake, node: Node, input: int | None = None) -> Ref:
         """fake is new memory that holds node."""
-        storage = Storage(fake, expr_of(fake.storage_offset()), input)
+        storage = Storage(fake, ZERO if input is None else expr_of(fake.storage_offset()), input)
         ref = Ref(storage, node.tensor, node, 0)
         fake.ref = ref  # type: ignore[attr-defined]
         return ref
@@ -133,6 +140,9 @@ class Recorder(TorchDispatchMode):
             return self.memory.read(self.ref(value))
         if isinstance(value, (list, tuple)):
             return tuple([self.arg(item) for item in value])
+        if isinstance(value, torch.SymFloat):
+            node = self.numbers.get(str(value.node.expr))
+            return float(value) if node is None else node  # arithmetic on it is done once, and guarded
         raise UnsupportedMutation(self.loc, detail=f"an argument of type {type(value).__name__} in a recorded call")
 
     # -- calls
@@ -153,7 +163,7 @@ class Recorder(TorchDispatchMode):
 
     def view(self, fake: Fake, parent: Ref, step: ViewStep | None) -> None:
         label = self.name if step is None else f"{self.name}_{step.op.split('.')[1]}"
-        ref = Ref(parent.storage, type_of(fake), None, -1, parent, step, label, self.loc)
+        ref = Ref(parent.storage, fake_type(fake), None, -1, parent, step, label, self.loc)
         fake.ref = ref  # type: ignore[attr-defined]
 
     def write(self, fake: Any, node: Node) -> None:
@@ -167,9 +177,23 @@ class Recorder(TorchDispatchMode):
         self.memory.write(ref, node, self.loc)
 
 
+_types: Final[dict[object, TensorType]] = {}
+
+
+def fake_type(fake: Any) -> TensorType:
+    """type_of, remembered by the key that fakes of the same metadata share."""
+    key = getattr(fake, "key", None)
+    if key is None or fake.form is not None:
+        return type_of(fake)
+    found = _types.get(key)
+    if found is None:
+        found = _types[key] = type_of(fake)
+    return found
+
+
 def result_type(result: Any) -> Type:
     if isinstance(result, torch.Tensor):
-        return type_of(result)
+        return fake_type(result)
     if isinstance(result, (list, tuple)):
         return tuple([result_type(part) for part in result])
     if isinstance(result, (int, torch.SymInt)):
@@ -200,7 +224,7 @@ def record_call(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
     nodes = tuple([recorder.arg(a) for a in args])
     result = infer(func, args, kwargs)
     if result is not None and not isinstance(result, (int, float, bool, torch.SymInt)):
-        recorder.results(recorder.call(str(func), nodes, result_type(result), kwargs), result)
+        recorder.results(recorder.call(facts_of(func).name, nodes, result_type(result), kwargs), result)
     return result
 
 
@@ -212,7 +236,7 @@ def record_composite(recorder: Recorder, func: Any, args: tuple[Any, ...], kwarg
 
 def record_view(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = infer(func, args, kwargs)
-    step = ViewStep(str(func), tuple([recorder.arg(a) for a in (*args[1:], *kwargs.values())]))
+    step = ViewStep(facts_of(func).name, tuple([recorder.arg(a) for a in (*args[1:], *kwargs.values())]))
     if isinstance(result, (list, tuple)):
         raise UnsupportedMutation(recorder.loc, detail=f"{func} returns several views")
     recorder.view(result, recorder.ref(args[0]), step)

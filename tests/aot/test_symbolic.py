@@ -1,0 +1,67 @@
+"""Traced once with symbolic sizes, run at others."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dovetail.fake import fake_like
+from dovetail.sym import Shapes, make_symint
+from tests.aot.running import compiled
+
+
+def _mlp(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+    return F.layer_norm(F.gelu(x @ w), (w.shape[1],)) @ v
+
+
+def _softmax(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+    return torch.softmax(x @ w, -1), x.shape[0] * 2, x.t()[1:]
+
+
+def _attention(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+    q = (x @ w).view(x.shape[0], 2, 8).transpose(0, 1)
+    return F.scaled_dot_product_attention(q[None], q[None], q[None])[0].transpose(0, 1).reshape(x.shape[0], 16)
+
+
+def _mutation(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+    y = x + 1
+    y[: x.shape[0] // 2].mul_(2)
+    return y, y.sum(0), torch.cat([y, x], 0).mean()
+
+
+@pytest.mark.parametrize("program", [_mlp, _softmax, _attention, _mutation], ids=lambda p: p.__name__)
+def test_other_sizes(program: Any) -> None:
+    def make(n: int) -> list[torch.Tensor]:
+        torch.manual_seed(n)
+        return [torch.randn(shape, requires_grad=True) for shape in ((n, 8), (8, 16), (16, 4))]
+
+    shapes = Shapes()
+    x, w, v = make(6)
+    example = fake_like(x, shapes=shapes, dims={0: shapes.symbol(6)})
+    call = compiled(program, [example, w, v])
+    for n in (6, 10, 4):
+        inputs = make(n)
+        ours, theirs = call(*inputs), program(*inputs)
+        theirs = list(theirs) if isinstance(theirs, tuple) else [theirs]
+        for a, b in zip(ours, theirs):
+            assert torch.is_tensor(a) == torch.is_tensor(b)
+            torch.testing.assert_close(a, b)
+        total = [sum(r.sin().sum() for r in rs if torch.is_tensor(r)) for rs in (ours, theirs)]
+        for a, b in zip(*(torch.autograd.grad(t, inputs, allow_unused=True) for t in total)):
+            assert (a is None) == (b is None)
+            if b is not None:
+                torch.testing.assert_close(a, b)
+
+
+def test_size_input() -> None:
+    shapes = Shapes()
+    n = make_symint(shapes, shapes.symbol(5))
+    call = compiled(lambda x, n: (x.sin() * n, torch.arange(n), n + 1), [torch.randn(3, requires_grad=True), n])
+    x = torch.randn(3, requires_grad=True)
+    y, counted, more = call(x, 7)
+    torch.testing.assert_close(y, x.sin() * 7)
+    assert counted.tolist() == list(range(7)) and more == 8
+    (grad,) = torch.autograd.grad(y.sum(), [x])
+    torch.testing.assert_close(grad, x.cos() * 7)
