@@ -55,7 +55,8 @@ def cast_to(value: Scalar, dtype: DType) -> Scalar:
     if value.op == "const":
         return _cast_constant(value, dtype)
     if dtype is BOOL:
-        return scalar("ne", (value, constant(0.0 if value.dtype.is_float else 0, value.dtype)), BOOL)
+        wide = cast_to(value, F32) if value.dtype.is_low_precision else value
+        return scalar("ne", (wide, constant(0.0 if wide.dtype.is_float else 0, wide.dtype)), BOOL)
     if value.op == "cast" and value.dtype is F32:
         inner = cast(Scalar, value.args[0])
         if inner.dtype is dtype and dtype.is_low_precision:

@@ -16,8 +16,7 @@ from dovetail.events import EVENTS
 from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, map_arg
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, TensorType, Type
 from dovetail.ops.build import Build, Value, wrap
-from dovetail.ops.prims import kind_of
-from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined, is_view_call
+from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined
 
 SUPPORTED: Final[frozenset[DType]] = frozenset((BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64))
 """Element types that loops compute on; others (complex, fp8, wide unsigned) run as library calls."""
@@ -108,13 +107,11 @@ def _settle(node: Node, result: object, b: Build, start: int) -> Arg:
             settled.append(None)
             continue
         old = value.node
-        if kind_of(old.op) == "view" and not is_view_call(node.op):
-            settled.append(b.graph.call("prims.copy", (old,), type, name=f"{name}_copy", loc=node.loc))
-        elif old in local and old.op != GET and old not in renamed:
+        if old in local and old.op != GET and old not in renamed:
             unique = name if not several else b.graph.unique(name)
             renamed[old] = Node(old.op, old.args, type, unique, old.kwargs, node.loc)
             settled.append(old)
-        elif old.type == type and (old in local or is_view_call(node.op)):
+        elif old.type == type:
             settled.append(old)
         else:
             copy = b.graph.call("prims.copy", (old,), type, name=f"{name}_copy", loc=node.loc)

@@ -12,7 +12,6 @@ from typing import Final, cast
 
 from dovetail.ir.graph import Arg, Graph, Node, map_arg, nodes_in
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
-from dovetail.ops.prims import kind_of
 from dovetail.ops.registry import is_impure
 
 
@@ -27,9 +26,9 @@ def drop_dead(graph: Graph) -> Graph:
     return Graph(graph.name, graph.inputs, tuple(reversed(kept)), graph.outputs)
 
 
-def rewrite(graph: Graph, change: Callable[[Node, Node], Node]) -> Graph:
-    """One pass in order. change(moved, original) gets each node over its new operands, and returns it,
-    a node that came earlier, or a new one."""
+def rewrite(graph: Graph, change: Callable[[Node], Node]) -> Graph:
+    """One pass in order. `change` gets each node over its new operands, and returns it, a node that came
+    earlier, or a new one."""
     env: dict[Node, Node] = {}
     nodes: dict[Node, None] = {}
     inputs = set(graph.inputs)
@@ -39,7 +38,7 @@ def rewrite(graph: Graph, change: Callable[[Node, Node], Node]) -> Graph:
             args = tuple(map_arg(arg, lambda n: env.get(n, n)) for arg in node.args)
             kwargs = tuple((key, map_arg(value, lambda n: env.get(n, n))) for key, value in node.kwargs)
             moved = Node(node.op, args, node.type, node.name, kwargs, node.loc)
-        final = change(moved, node)
+        final = change(moved)
         if final is not node:
             env[node] = final
         if final not in inputs:
@@ -48,27 +47,15 @@ def rewrite(graph: Graph, change: Callable[[Node, Node], Node]) -> Graph:
     return Graph(graph.name, graph.inputs, tuple(nodes), outputs)
 
 
-def own_memory(graph: Graph) -> set[Node]:
-    """Outputs, and what they are views of: the caller can tell whether two of them share memory."""
-    found: set[Node] = set()
-    for node in nodes_in(graph.outputs):
-        found.add(node)
-        while kind_of(node.op) == "view":
-            node = _operand(node)
-            found.add(node)
-    return found
-
-
 # -- common subexpressions -------------------------------------------------------------------------
 
 
 def merge_equal(graph: Graph) -> Graph:
-    """Do equal work once. Outputs that eager makes as separate tensors stay separate."""
+    """Do equal work once. (Outputs that come out the same get memory of their own when lowered.)"""
     seen: dict[object, Node] = {}
-    results = own_memory(graph)
 
-    def change(moved: Node, original: Node) -> Node:
-        if original in results or is_impure(moved.op):
+    def change(moved: Node) -> Node:
+        if is_impure(moved.op):
             return moved
         key = (moved.op, _key(moved.args), tuple((name, _key((value,))) for name, value in moved.kwargs), moved.type)
         return seen.setdefault(key, moved)
@@ -90,15 +77,12 @@ def _key(args: tuple[Arg, ...]) -> tuple[object, ...]:
 
 
 def simplify(graph: Graph) -> Graph:
-    """Apply RULES. A node that is an output keeps memory of its own: only its operands change."""
-    results = own_memory(graph)
+    """Apply RULES, each once per node."""
 
-    def change(moved: Node, original: Node) -> Node:
+    def change(moved: Node) -> Node:
         rule = RULES.get(moved.op)
         found = None if rule is None else rule(moved)
-        if found is None or (original in results and found.name != moved.name):
-            return moved
-        return found
+        return moved if found is None else found
 
     return rewrite(graph, change)
 
@@ -165,7 +149,7 @@ def merge_converts(node: Node) -> Node | None:
 
 
 def skip_copy(node: Node) -> Node | None:
-    """A copy that nobody outside sees, in the same layout, is the value itself."""
+    """A copy in the same layout is the value itself: values have no identity here."""
     inner = _operand(node)
     return inner if inner.type == node.type else None
 

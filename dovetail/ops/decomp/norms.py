@@ -64,10 +64,9 @@ def layer_norm_backward(
         spread = _along(b, weight, v, inner)
         gw = g if spread is None else g * spread
         size = as_float(count(x, inner))
-        first = b.reduce("sum", gw, inner, keepdim=True)
-        second = b.reduce("sum", gw * normal, inner, keepdim=True)
-        to_x = (scale / size) * (gw * size - first - normal * second)
-        to_x = to_x.to(x.dtype)
+        first = b.reduce("sum", gw, inner, keepdim=True) / size
+        second = b.reduce("sum", gw * normal, inner, keepdim=True) / size
+        to_x = ((gw - first - normal * second) * scale).to(x.dtype)
     if output_mask[1] and weight is not None:
         to_weight = b.reduce("sum", g * normal, outer).to(weight.dtype)
     if output_mask[2] and bias is not None:

@@ -1,0 +1,89 @@
+"""Shapes of the loops: how many nests, how many dimensions, what is inlined."""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from dovetail.ir.loop import Extern, Loops, Nest
+from tests.ops.tracing import check_call, loops_of
+
+
+def nests(loops: Loops) -> list[Nest]:
+    return [step for step in loops.steps if isinstance(step, Nest)]
+
+
+def externs(loops: Loops) -> list[str]:
+    return [step.op for step in loops.steps if isinstance(step, Extern)]
+
+
+def test_pointwise_chain_is_one_flat_nest():
+    loops = loops_of(lambda x: torch.relu(x * 2 + 1).sigmoid() * x, torch.randn(8, 4, 16))
+    (nest,) = nests(loops)
+    assert [r.size.value for r in nest.ranges] == [512]
+
+
+def test_broadcast_keeps_the_dimensions_apart():
+    (nest,) = nests(loops_of(torch.add, torch.randn(8, 4, 16), torch.randn(16)))
+    assert [r.size.value for r in nest.ranges] == [32, 16]
+
+
+def test_softmax_is_four_nests():
+    loops = loops_of(lambda x: torch.softmax(x, -1), torch.randn(2, 8, 64))
+    kinds = [nest.writes[0].reduce for nest in nests(loops)]
+    assert kinds == ["max", None, "sum", None]
+    assert [r.size.value for r in nests(loops)[0].ranges] == [16]
+
+
+def test_layer_norm_is_welford_and_pointwise():
+    loops = loops_of(lambda x, w: F.layer_norm(x, (64,), w, w), torch.randn(8, 64), torch.randn(64))
+    assert [nest.writes[0].reduce for nest in nests(loops)] == ["welford", None, None]
+
+
+def test_matmul_takes_a_transposed_view():
+    loops = loops_of(lambda x, w: x @ w.t(), torch.randn(4, 8), torch.randn(16, 8))
+    assert externs(loops) == ["aten.mm.default"] and not nests(loops)
+
+
+def test_channels_last_keeps_memory_order():
+    x = torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last)
+    (nest,) = nests(loops_of(lambda x: torch.relu(x) * 2, x))
+    assert [r.size.value for r in nest.ranges] == [400]
+    check_call(lambda x: torch.relu(x) * 2, x)
+
+
+def test_attention_block_has_no_copies():
+    def block(x, w):
+        b, t, c = x.shape
+        q, k, v = (x @ w).view(b, t, 3, 4, c // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, c) @ w[:, :c]
+
+    loops = loops_of(block, torch.randn(2, 6, 32), torch.randn(32, 96))
+    assert not nests(loops)
+
+
+def test_parts_of_a_cat_are_written_in_place():
+    loops = loops_of(lambda x, y: torch.cat([x * 2, y + 1], 1), torch.randn(4, 8), torch.randn(4, 3))
+    assert len(nests(loops)) == 2 and len(loops.buffers) == 3
+
+
+def test_views_and_gathers_compute_what_eager_does():
+    x, i = torch.randn(6, 5, 4), torch.tensor([[0, 5, -1], [2, 2, 3]])
+    check_call(lambda x, i: x[i, :, 1:3].flip(0).reshape(-1), x, i)
+    check_call(lambda x, i: torch.zeros(6, 5, 4).index_put((i,), x[:2, :1].unsqueeze(0)[0][:, None], accumulate=True), x, i)
+    check_call(lambda x: x.permute(2, 0, 1)[:, ::2].reshape(4, -1).roll(3, 1), x)
+
+
+def test_outputs_own_their_memory():
+    loops = loops_of(lambda x: (x + 1, x + 1), torch.randn(4, 4))
+    assert len({out.buffer for out in loops.outputs}) == 2
+    assert all(loops.buffer(out.buffer).kind == "output" for out in loops.outputs)
+
+
+def test_long_chains_stay_bounded():
+    def chain(x):
+        for _ in range(2000):
+            x = torch.sin(x) * 1.5
+        return x
+
+    sizes = [len(nest.origins) for nest in nests(loops_of(chain, torch.randn(8)))]
+    assert 5 < len(sizes) < 200

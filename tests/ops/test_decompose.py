@@ -1,0 +1,103 @@
+"""Decompositions against eager, through lowering, without code generation."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing._internal.common_methods_invocations import op_db
+
+from dovetail.events import EVENTS
+from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.types import F32, tensor_type
+from dovetail.ops import decompose, fates
+from dovetail.ops.prims import PRIMS
+from dovetail.ops.registry import DECOMPOSITIONS
+from tests.ops.tracing import check_call, traced
+
+UNDEFINED = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",  # no defined values
+    "cauchy", "exponential", "geometric", "log_normal", "normal", "uniform", "randn", "randn_like", "rand_like", "randint",
+    "randint_like", "multinomial", "bernoulli", "nn.functional.rrelu", "nn.functional.fractional_max_pool2d",
+    "nn.functional.fractional_max_pool3d", "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
+    "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout", "nn.functional.scaled_dot_product_attention",
+    "nn.functional.multi_head_attention_forward",  # random
+}  # fmt: skip
+FAMILIES = (
+    "add", "sub", "mul", "div", "pow", "clamp", "where", "sum", "mean", "var", "std_mean", "amax", "argmax", "any", "prod",
+    "softmax", "log_softmax", "logsumexp", "cat", "stack", "slice_scatter", "select_scatter", "roll", "flip", "tril", "repeat",
+    "index_select", "gather", "scatter_add", "index_put", "nn.functional.embedding", "nn.functional.layer_norm",
+    "nn.functional.group_norm", "nn.functional.gelu", "nn.functional.silu", "nn.functional.pad", "nn.functional.nll_loss",
+    "nn.functional.cross_entropy", "nn.functional.mse_loss", "arange", "eye", "diagonal", "masked_fill", "floor_divide",
+    "remainder", "bitwise_left_shift", "linalg.vector_norm", "nan_to_num", "expand", "unbind", "split", "permute", "lerp",
+)  # fmt: skip
+SAMPLES = [op for op in op_db if op.name in FAMILIES]
+
+
+@pytest.mark.parametrize("op", SAMPLES, ids=lambda op: f"{op.name}.{op.variant_test_name}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+def test_samples_equal_eager(op, dtype):
+    if dtype not in op.supported_dtypes("cpu"):
+        pytest.skip("eager has no such kernel")
+    for _, sample in zip(range(4), op.sample_inputs("cpu", dtype)):
+        check_call(op.op, sample.input, *sample.args, **sample.kwargs)
+
+
+@pytest.mark.parametrize("fn", [F.gelu, F.silu, torch.sigmoid, torch.exp, lambda x: x * 3 + x, lambda x: x.sum(-1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_types_round_where_eager_rounds(fn, dtype):
+    check_call(fn, torch.randn(8, 64, dtype=dtype))
+
+
+@pytest.mark.parametrize("fn", [torch.maximum, torch.minimum, torch.fmax, torch.add, torch.eq, torch.div])
+def test_special_values(fn):
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan")])
+    check_call(fn, values[:, None].expand(7, 7).contiguous(), values)
+
+
+def test_integer_division_rounds_as_eager():
+    a = torch.tensor([7, -7, 7, -7, 0], dtype=torch.int32)
+    b = torch.tensor([2, 2, -2, -2, 3], dtype=torch.int32)
+    for mode in ("floor", "trunc"):
+        check_call(lambda a, b, mode=mode: torch.div(a, b, rounding_mode=mode), a, b)
+    check_call(torch.remainder, a, b)
+    check_call(torch.fmod, a, b)
+
+
+def test_unknown_op_stays_and_is_reported():
+    graph, _, _ = traced(torch.sort, torch.randn(8))
+    before = len(EVENTS.of("fallback"))
+    ops = [node.op for node in decompose(graph).nodes]
+    assert "aten.sort.default" in ops or "aten.sort.stable" in ops
+    assert len(EVENTS.of("fallback")) == before + 1
+
+
+def test_last_node_keeps_name_and_type():
+    builder = GraphBuilder()
+    x = builder.input("x", tensor_type((8, 64), F32))
+    y = builder.call("aten.gelu.default", (x,), x.type, name="hidden")
+    graph = decompose(builder.finish((y,)))
+    assert graph.nodes[-1].name == "hidden" and graph.nodes[-1].type == x.type
+    assert all(node.op in PRIMS for node in graph.nodes)
+
+
+def test_bias_is_opened_up_only_for_pointwise_work():
+    x, w, b = torch.randn(4, 8), torch.randn(8, 16), torch.randn(16)
+    alone, _, _ = traced(lambda x, w, b: torch.addmm(b, x, w), x, w, b)
+    assert [node.op for node in decompose(alone).nodes] == ["aten.addmm.default"]
+    fused, _, _ = traced(lambda x, w, b: torch.relu(torch.addmm(b, x, w)), x, w, b)
+    assert decompose(fused).nodes[0].op == "aten.mm.default"
+
+
+def test_decomposition_is_linear():
+    builder = GraphBuilder()
+    x = builder.input("x", tensor_type((8,), F32))
+    for _ in range(10_000):
+        x = builder.call("aten.add.Tensor", (x, 1.0), x.type)
+    assert len(decompose(builder.finish((x,))).nodes) == 10_000
+
+
+def test_every_fate_is_one_of_four():
+    table = fates()
+    assert set(table.values()) == {"prim", "decomposition", "template", "fallback"}
+    assert table["aten.add.Tensor"] == "prim" and table["aten.mm.default"] == "template"
+    assert all(name in table for name in DECOMPOSITIONS)

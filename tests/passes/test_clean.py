@@ -1,0 +1,65 @@
+"""Cleaning: what goes, what must stay."""
+from __future__ import annotations
+
+from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.types import BF16, F32, F64, TensorType, tensor_type
+from dovetail.passes import optimize
+
+X = tensor_type((8, 4), F32)
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op.split(".")[1] for node in optimize(graph).nodes]
+
+
+def test_dead_code_goes_but_random_stays():
+    b = GraphBuilder()
+    x = b.input("x", X)
+    b.call("prims.sin", (x,), X)
+    b.call("aten.rand_like.default", (x,), X)
+    assert ops(b.finish((b.call("prims.cos", (x,), X),))) == ["rand_like", "cos"]
+
+
+def test_equal_work_is_done_once():
+    b = GraphBuilder()
+    x = b.input("x", X)
+    first, second = b.call("prims.sin", (x,), X), b.call("prims.sin", (x,), X)
+    total = b.call("prims.add", (first, second), X)
+    assert ops(b.finish((total,))) == ["sin", "add"]
+
+
+def test_constants_of_different_type_or_sign_differ():
+    b = GraphBuilder()
+    x = b.input("x", X)
+    parts = [b.call("prims.mul", (x, value), X) for value in (0.0, -0.0)]
+    assert ops(b.finish((b.call("prims.div", tuple(parts), X),))) == ["mul", "mul", "div"]
+
+
+def test_views_merge():
+    b = GraphBuilder()
+    x = b.input("x", X)
+    y = b.call("prims.reshape", (x, (32,)), tensor_type((32,), F32))
+    z = b.call("prims.reshape", (y, (4, 8)), tensor_type((4, 8), F32))
+    w = b.call("prims.permute", (b.call("prims.permute", (z, (1, 0)), X), (1, 0)), tensor_type((4, 8), F32))
+    assert ops(b.finish((b.call("prims.neg", (w,), tensor_type((4, 8), F32)),))) == ["reshape", "neg"]
+
+
+def test_rounding_conversions_stay():
+    b = GraphBuilder()
+    x = b.input("x", X)
+    down = b.call("prims.convert", (x, BF16), tensor_type((8, 4), BF16))
+    up = b.call("prims.convert", (down, F32), X)
+    assert ops(b.finish((b.call("prims.neg", (up,), X),))) == ["convert", "convert", "neg"]
+    wide = b.call("prims.convert", (x, F64), tensor_type((8, 4), F64))
+    back = b.call("prims.convert", (wide, F32), X)
+    assert ops(b.finish((b.call("prims.neg", (back,), X),))) == ["neg"]
+
+
+def test_a_copy_in_the_same_layout_goes():
+    b = GraphBuilder()
+    x = b.input("x", X)
+    copy = b.call("prims.copy", (x,), X)
+    assert ops(b.finish((b.call("prims.neg", (copy,), X),))) == ["neg"]
+    other = TensorType(X.shape, (X.shape[1] // 4, X.shape[0]), F32)
+    turned = b.call("prims.copy", (x,), other)
+    assert ops(b.finish((turned,))) == ["copy"]
