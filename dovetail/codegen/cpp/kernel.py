@@ -123,7 +123,7 @@ def _named(tokens: str, names: list[str], kernel: str, loops: set[str]) -> str:
             continue
         stem = re.sub(r"\W", "_", name)
         if stem[0].isdigit() or stem in taken or re.fullmatch(r"(t|g|acc|mean|best|both|better|apart)\d+|p|l|from|to", stem):
-            stem = f"{stem}_" if stem + "_" not in taken else f"{stem}_{len(taken)}"
+            stem = f"{stem}_v" if f"{stem}_v" not in taken else f"{stem}_v{len(taken)}"
         taken.add(stem)
         chosen[name] = stem
     return _TOKEN.sub(lambda m: chosen[m[1]], tokens)

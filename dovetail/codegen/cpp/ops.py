@@ -103,7 +103,7 @@ CPP: Final[dict[str, Entry]] = {
     "logical_not": lambda r, a: f"(!{_truth(0, a[0], False)})",
     "logical_and": _logical("&&", "&", False),
     "logical_or": _logical("||", "|", False),
-    "check_index": "check_index({0}, {1}, bad)",
+    "check_index": "::check_index({0}, {1}, bad)",
 }
 
 CPP_VEC: Final[dict[str, Entry]] = {

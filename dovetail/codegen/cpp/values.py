@@ -213,7 +213,7 @@ class KernelWriter:
             guard = f"if ({self.mask.text}[l]) " if self.mask.is_vector else f"if ({self.mask.text}) "
         target, element = _lane_text(name, element, dtype)
         scope(f"for (int l = 0; l < {self.tail or self.lanes}; ++l) {guard}{target} = {element};")
-        return Value(name, dtype, True)
+        return Value(name, dtype, True, scope.depth)
 
     def load_at(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
         buffer, position = self.name(str(node.args[0])), args[0]
@@ -302,9 +302,9 @@ class KernelWriter:
         name = self.fresh("both")
         if a.is_vector or b.is_vector:
             scope(f"const mask {name} = {self.as_vector(a)} & {self.as_vector(b)};")
-            return Value(name, BOOL, True)
+            return Value(name, BOOL, True, scope.depth)
         scope(f"const bool {name} = {a.text} && {b.text};")
-        return Value(name, BOOL, False)
+        return Value(name, BOOL, False, scope.depth)
 
     # -- nests
 
