@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dovetail.errors import DataDependentValue, FailedFake
 from dovetail.fake.form import Form, derive_strides
 from dovetail.fake.layout import is_ambiguous, iterator_strides
+from dovetail.fake.quiet import quiet_references
 from dovetail.fake.record import Record, record
 from dovetail.fake.symbolic import bind, derive_forms, find_shapes, hinted
 from dovetail.ir.expr import Expr, const
@@ -160,6 +161,16 @@ def _symbolic(fake: Fake, form: Form, shapes: Shapes, requires_grad: bool = Fals
     )
     made._meta, made.constant, made.key, made.form, made.shapes = fake._meta, None, fake.key, form, shapes
     return made  # type: ignore[no-any-return]
+
+
+def make_static(fake: Fake, reason: str) -> None:
+    """Fix every symbol of the Fake's geometry: it has the sizes of its meta from now on."""
+    if fake.form is None or fake.shapes is None:
+        return
+    for value in (*fake.form.shape, *fake.form.stride, fake.form.offset):
+        fake.shapes.specialise_symbols(value, reason)
+    fake.data = Fake(fake.meta, fake.device)
+    fake.form = None
 
 
 # -- from real tensors -------------------------------------------------------------------------------
@@ -399,6 +410,7 @@ class _Inputs:
 
 def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the op's meta kernel, and wrap what it returns."""
+    quiet_references()
     inputs = _Inputs()
     swap = inputs.swap
     new_args = [swap(a) for a in args]

@@ -1,0 +1,42 @@
+"""Keep torch's Python meta kernels from loading another compiler.
+
+Some meta kernels are Python functions that torch wraps so that its own compiler never looks inside; the
+wrapper imports that compiler on its first call, which takes seconds. It is told through the attribute
+it asks for first that the function itself is what to call: nothing is to be disabled here.
+"""
+from __future__ import annotations
+
+import sys
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Final
+
+from torch._compile import _disable_dynamo
+
+WRAPPER: Final = next(
+    (c for c in _disable_dynamo.__code__.co_consts if isinstance(c, CodeType) and c.co_name == "inner"), None
+)
+MARK: Final = "__dynamo_disable"
+
+
+@cache
+def quiet_references() -> int:
+    """Mark every wrapped function among torch's reference implementations; how many there are."""
+    seen: set[FunctionType] = set()
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("torch._refs", "torch._meta_registrations", "torch._decomp", "torch._prims")):
+            for value in list(vars(module).values()):
+                _quiet(value, seen)
+    return sum(function.__code__ is WRAPPER for function in seen)
+
+
+def _quiet(value: object, seen: set[FunctionType]) -> None:
+    """Follow what wraps what: a wrapper holds the wrapped function in its closure."""
+    if not isinstance(value, FunctionType) or value in seen:
+        return
+    seen.add(value)
+    for cell in value.__closure__ or ():
+        inner = cell.cell_contents
+        if value.__code__ is WRAPPER and isinstance(inner, FunctionType):
+            setattr(inner, MARK, inner)
+        _quiet(inner, seen)
