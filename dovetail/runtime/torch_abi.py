@@ -175,6 +175,12 @@ def find_address(*names: str) -> int:
 
 
 def find_layout() -> dict[str, int]:
+    """Whatever modes the caller is in: the probes need plain CPU tensors with autograd."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+        return probe_layout()
+
+
+def probe_layout() -> dict[str, int]:
     shim, meta = libtorch(), find_meta()
     leaf = torch.empty(2, requires_grad=True)
     return {
