@@ -14,6 +14,7 @@ import builtins
 import collections
 import copy
 import functools
+import inspect
 import itertools
 import logging
 import math
@@ -41,7 +42,7 @@ from dovetail.capture.attributes import (
 )
 from dovetail.capture.interpreter import format_value
 from dovetail.capture.operations import iterate, native, truth
-from dovetail.capture.origins import PLAIN
+from dovetail.capture.origins import IDENTITY, PLAIN
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import Raised, Trace
 from dovetail.errors import DataDependentValue, OutputCall, UnknownCall
@@ -557,8 +558,9 @@ def construct_new(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 def construct_init(trace: Trace, made: Any, init: Any, args: Args, kwargs: Kwargs) -> None:
     """__init__ of a C base class (dict.__init__ on a subclass...)."""
-    if isinstance(made, (int, float, str, tuple, frozenset, bytes)):
+    if isinstance(made, (int, float, str, tuple, frozenset, bytes)) or init is object.__init__:
         return
+    operations.check_native_use(trace, made, "__init__")
     native(init, made, *[as_iterable(trace, arg) for arg in args], **kwargs)
 
 
@@ -735,15 +737,26 @@ def _constant(value: Any) -> Special:
 on(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)(_constant(True))
 on(torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing)(_constant(False))
 on(torch._C._get_tracing_state)(_constant(None))
+on(torch._C._log_api_usage_once)(_constant(None))
+
+
+@on(inspect.signature)
+def _signature(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    return native(inspect.signature, *args, **kwargs)
+
+
 on(typing.cast)(lambda trace, args, kwargs: args[1])
 
 
 @on(copy.copy)
 def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
-    if type(value) in (list, dict, set, tuple, collections.OrderedDict, collections.deque) or type(value) in PLAIN:
+    method = operations.dunder(type(value), "__copy__")
+    if method is not None:
+        return trace.call(method, args, {})
+    if type(value) in PLAIN or type(value) in COPYABLE:
         return native(copy.copy, value)
-    raise UnknownCall(trace.loc(), function="copy.copy")
+    return copy_instance(trace, value, lambda item: item)
 
 
 @on(copy.deepcopy)
@@ -751,21 +764,40 @@ def _deepcopy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return deep_copy(trace, args[0], {})
 
 
+COPYABLE: Final = (list, dict, set, tuple, collections.OrderedDict, collections.deque, collections.defaultdict)
+
+
 def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     kind = type(value)
-    if kind in PLAIN or isinstance(value, (FunctionType, type)):
+    if kind in PLAIN or isinstance(value, (FunctionType, *IDENTITY)):
         return value
+    method = operations.dunder(kind, "__deepcopy__")
     if isinstance(value, Fake):
         made = trace.call(load_attr(trace, value, "clone"), [], {})
+    elif method is not None:
+        made = trace.call(method, [value, {}], {})
     elif kind in (list, tuple, set):
         made = kind(deep_copy(trace, item, memo) for item in value)
     elif kind in (dict, collections.OrderedDict):
         made = kind((deep_copy(trace, key, memo), deep_copy(trace, item, memo)) for key, item in value.items())
     else:
-        raise UnknownCall(trace.loc(), function="copy.deepcopy")
+        made = copy_instance(trace, value, lambda item: deep_copy(trace, item, memo))
     memo[id(value)] = made
+    trace.keep.append(value)
+    return made
+
+
+def copy_instance(trace: Trace, value: Any, each: Callable[[Any], Any]) -> Any:
+    """A new instance with the same attributes, each passed through `each`."""
+    kind = type(value)
+    plain = find_in_mro(kind, "__reduce_ex__")[0] is object.__reduce_ex__ and not isinstance(value, torch.nn.Module)
+    if not plain or find_in_mro(kind, "__new__")[0] is not object.__new__ or "__slots__" in vars(kind):
+        raise UnknownCall(trace.loc(), function=f"a copy of {kind.__qualname__}")
+    made = object.__new__(kind)
+    for name, item in InstanceDict(trace, value).items():
+        made.__dict__[name] = each(item)
     return made
 
 

@@ -168,6 +168,8 @@ def call_descriptor(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_tensor_method(trace, fn.__name__, args, kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
+    if fn.__name__ == "__init__" and args:
+        return known.construct_init(trace, args[0], fn, args[1:], kwargs)
     special = known.SLOTS.get(fn.__name__)
     if special is not None and args:
         return special(trace, args[0], args[1:], kwargs)
@@ -180,6 +182,8 @@ def call_wrapper(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     owner = fn.__self__
     if isinstance(owner, Fake):
         return call_tensor_method(trace, fn.__name__, [owner, *args], kwargs)
+    if fn.__name__ == "__init__":
+        return known.construct_init(trace, owner, fn.__objclass__.__init__, args, kwargs)
     special = known.SLOTS.get(fn.__name__)
     if special is not None:
         return special(trace, owner, args, kwargs)

@@ -312,7 +312,7 @@ def _instance(emit: Emitter, value: Any) -> str:
     """An instance of the user's class that the frame made."""
     cls = type(value)
     owner = emit.const(cls, cls.__name__)
-    base = next(kind for kind in cls.__mro__ if "__new__" in kind.__dict__ and not kind.__flags__ & 512 or kind is object)
+    base = next(kind for kind in (collections.OrderedDict, dict, list, set, object) if isinstance(value, kind))
     if isinstance(value, tuple):
         return emit.temp(f"tuple.__new__({owner}, ({emit.items(value)}{',' if value else ''}))")
     if isinstance(value, BaseException):
@@ -325,8 +325,10 @@ def _instance(emit: Emitter, value: Any) -> str:
     emit.memo[id(value)] = name
     emit.busy.discard(id(value))
     if isinstance(value, dict):
-        for key, item in dict.items(value):
+        for key, item in base.items(value):  # type: ignore[attr-defined]
             emit.body.append(f"{maker}.__setitem__({name}, {emit.value(key)}, {emit.value(item)})")
+    elif isinstance(value, set):
+        emit.body.append(f"set.update({name}, [{emit.items(value)}])")
     elif isinstance(value, list):
         emit.body.append(f"list.extend({name}, [{emit.items(value)}])")
     for key, item in instance_fields(value).items():

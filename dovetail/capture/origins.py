@@ -39,7 +39,7 @@ from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.guard import DictKeys, Equals, Is, Length, SameAs, TensorIs, TypeIs
-from dovetail.ir.source import Arg, Attr, Cell, ClosureOf, DictKey, Item, Source, root_of
+from dovetail.ir.source import Arg, Attr, Cell, ClosureOf, Item, KeyItem, Source, root_of
 
 Wrapper = Callable[[Trace, Any, Source], Any]
 
@@ -183,21 +183,21 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
     shadow = defaultdict(value.default_factory) if type(value) is defaultdict else type(value).__new__(type(value))
     origin = _shadow(trace, value, shadow, source)
     keys = tuple(value)
-    plain = all(is_constant(key) for key in keys)
-    trace.guard(source, DictKeys(keys) if plain else Length(len(keys)))
-    for i, (key, item) in enumerate(dict.items(value)):
-        if plain:
-            dict_set(shadow, key, wrap(trace, item, Item(source, key)))
-        else:
-            at = trace.const(key, "key")
-            inner = wrap(trace, key, DictKey(source, i))
-            dict_set(shadow, inner, wrap(trace, item, ConstItem(source, at.name)))
+    trace.guard(source, DictKeys(keys))
+    for key, item in list(dict.items(value)):
+        if not is_held(key):
+            raise UnsupportedValue(trace.loc(), type="dict", detail=f"{source} has keys of type {type(key).__name__}")
+        step = Item(source, key) if is_constant(key) else KeyItem(source, trace.const(key, "key").name, key)
+        dict_set(shadow, key, wrap(trace, item, step))
     origin.before = dict(shadow)
     return shadow
 
 
-def ConstItem(source: Source, name: str) -> Source:
-    raise UnsupportedValue(type="dict", detail="a dict whose keys are objects")
+def is_held(key: Any) -> bool:
+    """May a guard hold on to this key: it is compared by identity, or is a constant."""
+    if type(key) is tuple:
+        return all(is_held(item) for item in key)
+    return type(key) in PLAIN or isinstance(key, (*IDENTITY, FunctionType, torch.nn.Module))
 
 
 def dict_set(shadow: Any, key: Any, value: Any) -> None:
@@ -211,7 +211,7 @@ def is_constant(key: Any) -> bool:
     kind = type(key)
     if kind is tuple:
         return all(is_constant(item) for item in key)
-    return kind in (int, float, str, bool, NoneType, bytes) or isinstance(key, enum.Enum)
+    return kind in (int, float, str, bool, NoneType, bytes)
 
 
 def wrap_tuple(trace: Trace, value: Any, source: Source) -> Any:

@@ -5,4 +5,4 @@ from dovetail.errors import SkippedFrame
 
 
 def emit_break(emit: Any, root: Any) -> list[str]:
-    raise SkippedFrame(root.trace.loc(), detail="break")
+    raise SkippedFrame(root.trace.loc(), detail=str(emit.trace.why))

@@ -150,6 +150,7 @@ class Attempt:
         trace, frame = self.trace, self.frame
         graph_name = "graph_0"
         emit = Emitter(trace, root, graph_name)
+        trace.why = why  # type: ignore[attr-defined]
         tail: list[str]
         if why is None:
             tail = [f"return {emit.value(root.result)}"]

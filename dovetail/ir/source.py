@@ -7,7 +7,7 @@ guard. Both the generated entry and the native guard tree are built from it.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Key: TypeAlias = "str | int | float | bool | bytes | None | tuple[Key, ...]"
@@ -66,10 +66,11 @@ class Global(Source):
 
 @dataclass(frozen=True, slots=True)
 class Const(Source):
-    """An object that the entry holds on to itself (a module found in sys.modules, a class...)."""
+    """An object that the entry holds on to itself (a module found in sys.modules, a class...). Two are
+    equal when their names are: a name stands for one object within a capture."""
 
     name: str
-    value: object
+    value: object = field(compare=False)
 
     @property
     def text(self) -> str:
@@ -118,6 +119,18 @@ class Item(Step):
     @property
     def text(self) -> str:
         return f"{self.of.text}[{self.key!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyItem(Step):
+    """of[key] of a dict whose key is an object that the entry holds on to under `name`."""
+
+    name: str
+    key: object = field(compare=False)
+
+    @property
+    def text(self) -> str:
+        return f"{self.of.text}[{self.name}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from dovetail.ir.source import (
     DictKey,
     Global,
     Item,
+    KeyItem,
     Size,
     Source,
     Stride,
@@ -57,7 +58,7 @@ OPERATIONS: Final = (
 )  # fmt: skip
 """In the order of `enum Operation` in csrc/guards.h."""
 
-NUMBER_OF: Final = {kind: number for number, kind in enumerate(OPERATIONS)}
+NUMBER_OF: Final = {kind: number for number, kind in enumerate(OPERATIONS)} | {KeyItem: OPERATIONS.index(Item)}
 ARITHMETIC: Final = (
     "const", "sym", "add", "mul", "floordiv", "mod", "min", "max", "eq", "lt", "le", "and", "not",
 )  # fmt: skip
@@ -78,6 +79,7 @@ LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
     Attr: lambda s: (0, s.name),
     DictAttr: lambda s: (0, s.name),
     Item: lambda s: (s.key if type(s.key) is int and abs(s.key) < 1 << 62 else 0, s.key),
+    KeyItem: lambda s: (0, s.key),
     DictKey: lambda s: (s.position, None),
     TypeOf: lambda s: (0, None),
     ClosureOf: lambda s: (s.position, None),
