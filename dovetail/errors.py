@@ -181,6 +181,14 @@ class UnsupportedMutation(Break):
     message = "{detail}"
 
 
+class ResumedLoop(Break):
+    """A loop in which the graph already broke steps its iterator in Python, once per round. Follows from
+    another break, so it is not reported as one of its own."""
+
+    code = "B12"
+    message = "the next round of a loop that was resumed"
+
+
 # -- reasons ---------------------------------------------------------------------------------------
 
 

@@ -25,14 +25,13 @@ from dovetail.capture.attributes import (
     store_global,
 )
 from dovetail.capture.decode import Code, decode
-from dovetail.capture.frame import bind
 from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.trace import NULL, Raised, Trace, Write, is_library_file
-from dovetail.capture.versions import FOR_ITER_SKIPS, MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
-from dovetail.errors import Break, DataDependentValue, UnsupportedOpcode
+from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
+from dovetail.errors import Break, DataDependentValue, ResumedLoop, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks
-from dovetail.ir.source import Attr, Cell, ClosureOf, Const, Global, Item, Source
+from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
 
 RETURN: Final = "return"
 YIELD: Final = "yield"
@@ -159,6 +158,9 @@ class Activation:
 
     def cell_source(self, slot: int) -> tuple[Source, bool]:
         """Where the contents of a cell that existed before the frame are read, and whether they are stable."""
+        own = self.trace.source_of(self.slots[slot])
+        if own is not None:
+            return Attr(own, "cell_contents"), False
         position = slot - (len(self.slots) - len(self.code.code.co_freevars))
         if self.is_root:
             return Cell(position, self.code.slot_names[slot]), False
@@ -380,6 +382,8 @@ class Activation:
 
     def FOR_ITER(self, arg: int) -> None:
         """(iter -- iter, next) or, exhausted, (iter --) and jump."""
+        if id(self.stack[-1]) in self.trace.origins:
+            raise ResumedLoop(self.trace.loc())
         try:
             value = next(self.stack[-1])
         except StopIteration:
@@ -720,4 +724,4 @@ METHODS: Final[dict[str, Callable[[Activation, Any], Any]]] = {
     name: method for name, method in vars(Activation).items() if name.isupper()
 }
 
-__all__ = ["RETURN", "YIELD", "Activation", "Attr", "Code", "Const", "FOR_ITER_SKIPS", "bind"]
+__all__ = ["RETURN", "YIELD", "Activation", "Code"]

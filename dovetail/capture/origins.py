@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import (
     BuiltinFunctionType,
     BuiltinMethodType,
+    CellType,
     CodeType,
     EllipsisType,
     FunctionType,
@@ -271,6 +272,7 @@ def refuse(trace: Trace, value: Any, source: Source) -> Any:
 
 
 WRAPPERS: Final[dict[type, Wrapper]] = {
+    CellType: wrap_instance,
     **dict.fromkeys(TENSOR_TYPES, wrap_tensor),
     list: wrap_list,
     deque: wrap_list,

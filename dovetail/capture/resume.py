@@ -1,8 +1,182 @@
-"""Graph breaks (first version: none)."""
+"""Resume functions: the rest of a frame, from one of its instructions on, as a function of its own.
+
+    code, instruction 14, live slots, stack layout  ->  code of `resume_14(x, y, stack_0)`
+
+The new code is the old one with a few instructions in front that push the stack and jump. All jumps in
+CPython's bytecode are relative, so nothing else moves: the exception table and the line table are
+shifted, and free variables get higher slot numbers. Every slot of the frame is an argument, cells
+included; slots that are dead are deleted at once. The function is an ordinary one, which the
+frame hook sees and captures in turn. Resume codes are kept, so a loop that breaks in its body
+comes back to the same code each time round.
+"""
 from __future__ import annotations
-from typing import Any
+
+import opcode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Final
+
+from dovetail.capture.decode import CACHES, Code, decode
 from dovetail.errors import SkippedFrame
 
+OP: Final = opcode.opmap
+SLOT_OPS: Final = frozenset(
+    OP[name]
+    for name in (
+        "LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF",
+        "LOAD_FAST", "LOAD_FAST_CHECK",
+    )
+    if name in OP and OP[name] < 256
+)  # fmt: skip
+PAIR_OPS: Final = frozenset(OP[name] for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST") if name in OP)
+NO_LOCATION: Final = 15
+ARGS_FLAGS: Final = 4 | 8
 
-def emit_break(emit: Any, root: Any) -> list[str]:
-    raise SkippedFrame(root.trace.loc(), detail=str(emit.trace.why))
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a resume function is given: which slots are dead, and which stack entries are NULL."""
+
+    dead: tuple[bool, ...]
+    nulls: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resume:
+    """`prologue` is how many normalised instructions come before the old code's first."""
+
+    code: CodeType
+    origin: CodeType
+    prologue: int
+
+
+_made: dict[tuple[CodeType, int, Layout], Resume] = {}
+_by_code: dict[CodeType, Resume] = {}
+
+
+def origin_of(code: Code) -> tuple[Code, int]:
+    """The user's code that a (resume) code came from, and how much later its instructions are here."""
+    made = _by_code.get(code.code)
+    return (code, 0) if made is None else (decode(made.origin), made.prologue)
+
+
+def make_resume(origin: Code, target: int, layout: Layout) -> Resume:
+    """Code that continues `origin` at the instruction `target`."""
+    key = (origin.code, target, layout)
+    found = _made.get(key)
+    if found is None:
+        found = _made[key] = _make(origin, target, layout)
+        _by_code[found.code] = found
+    return found
+
+
+def _unit(op: str, arg: int = 0) -> bytes:
+    head = b"".join(bytes((OP["EXTENDED_ARG"], arg >> shift & 255)) for shift in (24, 16, 8) if arg >> shift)
+    return head + bytes((OP[op], arg & 255)) + bytes(2 * CACHES.get(op, 0))
+
+
+def _make(origin: Code, target: int, layout: Layout) -> Resume:
+    code = origin.code
+    free = len(code.co_freevars)
+    slots = origin.slot_names[: len(origin.slot_names) - free]
+    stack = tuple(f"stack_{i}" for i, null in enumerate(layout.nulls) if not null)
+    units = [_unit("COPY_FREE_VARS", free)] if free else []
+    units.append(_unit("RESUME"))
+    count = 0
+    for i, is_dead in enumerate(layout.dead):
+        if is_dead:
+            units.append(_unit("DELETE_FAST", i))
+            count += 1
+    at = len(slots)
+    for null in layout.nulls:
+        if null:
+            units.append(_unit("PUSH_NULL"))
+            count += 1
+        else:
+            units += [_unit("LOAD_FAST", at), _unit("DELETE_FAST", at)]
+            count, at = count + 2, at + 1
+    units.append(_unit("JUMP_FORWARD", origin.offsets[target] // 2))
+    head = b"".join(units)
+    names = slots + stack
+    made = code.replace(
+        co_code=head + _shift_slots(code.co_code, len(slots), len(stack)),
+        co_argcount=len(names),
+        co_posonlyargcount=0,
+        co_kwonlyargcount=0,
+        co_nlocals=len(names),
+        co_varnames=tuple(_unique(names)),
+        co_cellvars=(),
+        co_flags=code.co_flags & ~ARGS_FLAGS,
+        co_stacksize=max(code.co_stacksize, len(layout.nulls) + 2),
+        co_exceptiontable=_shift_regions(code.co_exceptiontable, len(head) // 2),
+        co_linetable=_blank_lines(len(head) // 2) + code.co_linetable,
+        co_name=f"{code.co_name}_resumed_at_{origin.line(target)}",
+        co_qualname=f"{code.co_qualname} resumed at line {origin.line(target)}",
+    )
+    return Resume(made, code, count + 1)
+
+
+def _unique(names: tuple[str, ...]) -> Iterator[str]:
+    """Names that may be parameters: comprehension arguments are called `.0`."""
+    for i, name in enumerate(names):
+        yield name if name.isidentifier() else f"slot_{i}"
+
+
+def _shift_slots(raw: bytes, first: int, by: int) -> bytes:
+    """Free variables live in the last slots; `by` more slots now lie before them."""
+    if not by:
+        return raw
+    made = bytearray(raw)
+    offset = 0
+    while offset < len(made):
+        op, arg = made[offset], made[offset + 1]
+        if op == OP["EXTENDED_ARG"] and made[offset + 2] in SLOT_OPS:
+            raise SkippedFrame(detail="more than 255 local variables")
+        if op in SLOT_OPS and arg >= first:
+            if arg + by > 255:
+                raise SkippedFrame(detail="more than 255 local variables")
+            made[offset + 1] = arg + by
+        if op in PAIR_OPS and (arg >> 4 >= first or arg & 15 >= first):
+            raise SkippedFrame(detail="a closure variable is read together with another one")
+        offset += 2 + 2 * CACHES.get(opcode.opname[op], 0)
+    return bytes(made)
+
+
+def _number(value: int, is_first: bool = False) -> bytes:
+    parts = [value & 63]
+    while value := value >> 6:
+        parts.append(value & 63)
+    parts.reverse()
+    made = [part | 64 for part in parts[:-1]] + [parts[-1]]
+    if is_first:
+        made[0] |= 128
+    return bytes(made)
+
+
+def _shift_regions(table: bytes, by: int) -> bytes:
+    """The exception table with all positions `by` code units later."""
+    rest = iter(table)
+    made = b""
+
+    def number(first: int) -> int:
+        value = first & 63
+        while first & 64:
+            first = next(rest)
+            value = value << 6 | first & 63
+        return value
+
+    for first in rest:
+        start, length, target, flags = (number(first), number(next(rest)), number(next(rest)), number(next(rest)))
+        made += _number(start + by, True) + _number(length) + _number(target + by) + _number(flags)
+    return made
+
+
+def _blank_lines(units: int) -> bytes:
+    """Line table entries for instructions that are on no line."""
+    made = b""
+    while units:
+        step = min(units, 8)
+        made += bytes((0x80 | NO_LOCATION << 3 | step - 1,))
+        units -= step
+    return made

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from dovetail.capture import contexts
+from dovetail.capture.breaks import emit_break
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call
 from dovetail.capture.dynamic import History
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
@@ -26,10 +27,9 @@ from dovetail.capture.graphs import GraphBuilder
 from dovetail.capture.guards import state_guard
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import wrap
-from dovetail.capture.resume import emit_break
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace
-from dovetail.errors import Break, SkippedFrame
+from dovetail.errors import Break, ResumedLoop, SkippedFrame
 from dovetail.fake.tensor import FakeMode
 from dovetail.ir.capture import BreakPoint, Capture
 from dovetail.ir.source import Arg
@@ -150,7 +150,6 @@ class Attempt:
         trace, frame = self.trace, self.frame
         graph_name = "graph_0"
         emit = Emitter(trace, root, graph_name)
-        trace.why = why  # type: ignore[attr-defined]
         tail: list[str]
         if why is None:
             tail = [f"return {emit.value(root.result)}"]
@@ -168,7 +167,8 @@ class Attempt:
         if trace.dynamic is not None:
             trace.dynamic.finish(trace)
         namespace = {**trace.namespace, "user_globals": frame.globals}
-        breaks = () if why is None else (BreakPoint(why.code, why.text, why.hint, why.loc or trace.loc()),)
+        is_own = why is not None and not isinstance(why, ResumedLoop)
+        breaks = () if not is_own else (BreakPoint(why.code, why.text, why.hint, why.loc or trace.loc()),)
         return Capture(
             frame.code.co_qualname, graph, tuple(inputs), tuple(trace.guards), text, namespace, graph_name, breaks,
             symbols, frame.loc,

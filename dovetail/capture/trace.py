@@ -117,6 +117,7 @@ class Trace:
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []
         self.entered: dict[int, Any] = {}
         self.steps = 0
+        self.resumes: dict[CodeType, Any] = {}
         self.storages: dict[Any, Any] = {}
 
     # -- locations

@@ -1,0 +1,351 @@
+"""The end of an entry at a graph break: do the one instruction in Python, then call the rest.
+
+    Emitter, frame stopped before an instruction -> lines of text
+
+    _r = print(out[0])                          the instruction
+    return resume_12(self, out[0], _r)          everything after it
+
+A branch on tensor data becomes an `if` with a resume function in each arm; both are compiled when they
+are reached. Inside a `try` or `with` block an exception of the instruction goes on to its handler,
+resumed as well.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any, Final
+
+from dovetail.capture.decode import live_before
+from dovetail.capture.emit import Emitter
+from dovetail.capture.interpreter import Activation, format_value
+from dovetail.capture.resume import Layout, make_resume, origin_of
+from dovetail.capture.trace import NULL
+from dovetail.capture.versions import NULL_FIRST
+from dovetail.errors import SkippedFrame
+from dovetail.util.writer import Writer
+
+NULL_TEXT: Final = ""
+
+
+class Rest:
+    """What the entry of a resumed frame returns when it breaks again: the call that goes on. The entry
+    of the frame itself makes these calls in a loop, so that a thousand breaks are not a thousand deep."""
+
+    __slots__ = ("function", "args")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.function, self.args = function, args
+
+
+def run_on(result: Any) -> Any:
+    """Make the calls that are left, and give the frame's result."""
+    while type(result) is Rest:
+        function, args = result.function, result.args
+        del result
+        result = function(*args)
+    return result
+
+
+class Site:
+    """The stopped frame as texts: `stack` has one text per entry, NULL_TEXT for NULL."""
+
+    def __init__(self, emit: Emitter, root: Activation) -> None:
+        self.emit, self.root = emit, root
+        self.code = root.code
+        self.at, self.op, self.arg = root.at, root.code.ops[root.at], root.code.args[root.at]
+        self.stack = [NULL_TEXT if value is NULL else emit.value(value) for value in root.stack]
+        self.origin, self.prologue = origin_of(root.code)
+        self.slots = self.slot_texts()
+        self.lines = Writer()
+        self.values = list(root.stack)
+
+    def slot_texts(self) -> dict[int, str]:
+        """Texts of all slots that may be read by anything after this instruction."""
+        live = live_before(self.code)[self.at]
+        region = self.code.region(self.at)
+        if region is not None:
+            live |= live_before(self.code)[region.target]
+        count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
+        texts = {}
+        for i in range(count):
+            value = self.root.slots[i]
+            if value is not NULL and (i in live or i in self.origin.cell_slots):
+                texts[i] = self.emit.value(value)
+        return texts
+
+    def const(self, value: Any) -> str:
+        return self.emit.const(value, getattr(value, "__name__", "const"))
+
+    def resume(self, target: int, stack: list[str]) -> str:
+        """`return resume_12(...)`, going on at an instruction with this stack."""
+        target -= self.prologue
+        if target < 0:
+            raise SkippedFrame(self.root.trace.loc(), detail="a break in the first instructions of a resumed frame")
+        live = live_before(self.origin)[target]
+        count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
+        kept = [i in self.slots and (i in live or i in self.origin.cell_slots) for i in range(count)]
+        layout = Layout(tuple(not keep for keep in kept), tuple(text == NULL_TEXT for text in stack))
+        made = make_resume(self.origin, target, layout)
+        args = [self.slots[i] if keep else "None" for i, keep in enumerate(kept)]
+        args += [text for text in stack if text != NULL_TEXT]
+        call = self.resume_function(made.code)
+        if self.prologue:
+            return f"return {self.const(Rest)}({call}, ({''.join(f'{arg}, ' for arg in args)}))"
+        return f"return {self.const(run_on)}({call}({', '.join(args)}))"
+
+    def resume_function(self, code: Any) -> str:
+        trace = self.emit.trace
+        line = code.co_name.rsplit("_", 1)[-1]
+        if not code.co_freevars:
+            known = trace.resumes.get(code)
+            if known is None:
+                known = trace.resumes[code] = FunctionType(code, trace.frame.globals, code.co_name)
+            return self.emit.const(known, f"resume_{line}")
+        cells = "".join(f"cell_{name}, " for name in self.origin.code.co_freevars)
+        maker, body = self.const(FunctionType), self.emit.const(code, f"resume_{line}")
+        return f"{maker}({body}, user_globals, {code.co_name!r}, None, ({cells}))"
+
+    def go_on(self, *pushed: str, drop: int = 0) -> None:
+        """Fall through to the next instruction with `drop` entries popped and these pushed."""
+        rest = self.stack[: len(self.stack) - drop] if drop else list(self.stack)
+        self.lines(self.resume(self.at + 1, [*rest, *pushed]))
+
+    def do(self, line: str) -> None:
+        """A line that may raise: in a try block of the user's, its handler goes on."""
+        region = self.code.region(self.at)
+        if region is None:
+            self.lines(line)
+            return
+        with self.lines.block("try:"):
+            self.lines(line)
+        with self.lines.block("except BaseException as _error:"):
+            last = [str(self.origin.offsets[self.at - self.prologue] // 2)] if region.keeps_last else []
+            self.lines("_error.__traceback__ = _error.__traceback__.tb_next")
+            self.lines(self.resume(region.target, [*self.stack[: region.depth], *last, "_error"]))
+
+
+def emit_break(emit: Emitter, root: Activation) -> list[str]:
+    """Lines that end the entry. Texts of all values are made here, before effects are written."""
+    if root.handled is not None:
+        raise SkippedFrame(root.trace.loc(), detail="a break inside an `except` block")
+    site = Site(emit, root)
+    rule = RULES.get(site.op)
+    if rule is None:
+        raise SkippedFrame(root.trace.loc(), detail=f"a break at {site.op}")
+    rule(site)
+    return site.lines.lines
+
+
+def callable_text(site: Site, position: int) -> str:
+    """A callable on the stack; a bound method reads better and costs less as owner.name."""
+    value = site.values[position]
+    if isinstance(value, MethodType):
+        name = value.__func__.__name__
+        found = getattr(type(value.__self__), name, None)
+        if found is value.__func__ and name.isidentifier():
+            return f"{site.emit.value(value.__self__)}.{name}"
+    return site.stack[position]
+
+
+def _call(site: Site, count: int, names: tuple[str, ...], extra: int = 0) -> None:
+    top = len(site.stack) - extra
+    args = site.stack[top - count : top]
+    first, second = top - count - 2, top - count - 1
+    if site.values[first] is NULL:
+        function = callable_text(site, second)
+    elif site.values[second] is NULL:
+        function = callable_text(site, first)
+    else:
+        function, args = callable_text(site, first), [site.stack[second], *args]
+    split = len(args) - len(names)
+    shown = [*args[:split], *(f"{name}={text}" for name, text in zip(names, args[split:]))]
+    site.do(f"_r = {function}({', '.join(shown)})")
+    site.go_on("_r", drop=count + 2 + extra)
+
+
+def _call_positional(site: Site) -> None:
+    _call(site, int(site.arg), site.root.kw_names)  # type: ignore[call-overload]
+
+
+def _call_keywords(site: Site) -> None:
+    _call(site, int(site.arg), site.values[-1], extra=1)  # type: ignore[call-overload]
+
+
+def _call_unpacked(site: Site) -> None:
+    has_kwargs = int(site.arg) & 1  # type: ignore[call-overload]
+    drop = 3 + has_kwargs
+    args = site.stack[-1 - has_kwargs]
+    kwargs = f", **{site.stack[-1]}" if has_kwargs else ""
+    first, second = len(site.stack) - drop, len(site.stack) - drop + 1
+    function = callable_text(site, second if site.values[first] is NULL else first)
+    site.do(f"_r = {function}(*{args}{kwargs})")
+    site.go_on("_r", drop=drop)
+
+
+def _operator(count: int) -> Callable[[Site], None]:
+    def rule(site: Site) -> None:
+        site.do(f"_r = {site.const(site.arg)}({', '.join(site.stack[-count:])})")
+        site.go_on("_r", drop=count)
+
+    return rule
+
+
+def _with(function: Any, count: int) -> Callable[[Site], None]:
+    """An instruction that is one function of its operands."""
+
+    def rule(site: Site) -> None:
+        site.do(f"_r = {site.const(function)}({', '.join(site.stack[-count:])})")
+        site.go_on("_r", drop=count)
+
+    return rule
+
+
+def _effect(form: str, count: int) -> Callable[[Site], None]:
+    """An instruction that pushes nothing."""
+
+    def rule(site: Site) -> None:
+        site.do(form.format(*site.stack[-count:], name=site.arg))
+        site.go_on(drop=count)
+
+    return rule
+
+
+def _load_attr(site: Site) -> None:
+    site.do(f"_r = {site.stack[-1]}.{site.arg}")
+    site.go_on("_r", drop=1)
+
+
+def _load_method(site: Site) -> None:
+    site.do(f"_r = {site.stack[-1]}.{site.arg}")
+    site.go_on(*((NULL_TEXT, "_r") if NULL_FIRST else ("_r", NULL_TEXT)), drop=1)
+
+
+def _contains(site: Site) -> None:
+    negation = "not in" if site.arg else "in"
+    site.do(f"_r = {site.stack[-2]} {negation} {site.stack[-1]}")
+    site.go_on("_r", drop=2)
+
+
+def _branch(jumps_if: bool, keeps: bool) -> Callable[[Site], None]:
+    """A jump that depends on a truth value: one resume function for each way."""
+
+    def rule(site: Site) -> None:
+        rest = site.stack[:-1]
+        site.do(f"_r = bool({site.stack[-1]})")
+        jumped = site.resume(int(site.arg), [*rest, site.stack[-1]] if keeps else rest)  # type: ignore[call-overload]
+        with site.lines.block("if _r:" if jumps_if else "if not _r:"):
+            site.lines(jumped)
+        site.lines(site.resume(site.at + 1, rest))
+
+    return rule
+
+
+def _for_iter(site: Site) -> None:
+    done = site.resume(int(site.arg), site.stack[:-1])  # type: ignore[call-overload]
+    end = site.const(_End)
+    site.do(f"_r = next({site.stack[-1]}, {end})")
+    with site.lines.block(f"if _r is {end}:"):
+        site.lines(done)
+    site.go_on("_r")
+
+
+class _End:
+    """What next() gives when an iterator is exhausted."""
+
+
+def _unpack(site: Site) -> None:
+    names = [f"_u{i}" for i in range(int(site.arg))]  # type: ignore[call-overload]
+    site.do(f"[{', '.join(names)}] = {site.stack[-1]}")
+    site.go_on(*reversed(names), drop=1)
+
+
+def _enter_with(site: Site) -> None:
+    context = site.stack[-1]
+    site.do(f"_exit, _r = {context}.__exit__, {context}.__enter__()")
+    site.go_on("_exit", "_r", drop=1)
+
+
+def _format(site: Site) -> None:
+    flags = int(site.arg)  # type: ignore[call-overload]
+    spec = site.stack[-1] if flags & 4 else "''"
+    drop = 2 if flags & 4 else 1
+    site.do(f"_r = {site.const(format_value)}({site.stack[-drop]}, {flags & 3}, {spec})")
+    site.go_on("_r", drop=drop)
+
+
+def _import(site: Site) -> None:
+    site.do(f"_r = __import__({site.arg!r}, user_globals, None, {site.stack[-1]}, {site.stack[-2]})")
+    site.go_on("_r", drop=2)
+
+
+def _into(method: str) -> Callable[[Site], None]:
+    """LIST_EXTEND and the like: change a container deeper in the stack."""
+
+    def rule(site: Site) -> None:
+        target = site.stack[-1 - int(site.arg)]  # type: ignore[call-overload]
+        site.do(f"{target}.{method}({site.stack[-1]})")
+        site.go_on(drop=1)
+
+    return rule
+
+
+def _raise(site: Site) -> None:
+    if not site.arg:
+        raise SkippedFrame(site.root.trace.loc(), detail="a break at a bare raise")
+    cause = f" from {site.stack[-1]}" if site.arg == 2 else ""
+    site.do(f"raise {site.stack[-int(site.arg)]}{cause}")  # type: ignore[call-overload]
+
+
+def _load_global(site: Site) -> None:
+    site.do(f"_r = user_globals[{site.arg!r}]")
+    site.go_on("_r")
+
+
+def _not(value: Any) -> bool:
+    return not value
+
+
+RULES: Final[dict[str, Callable[[Site], None]]] = {
+    "CALL": _call_positional,
+    "CALL_KW": _call_keywords,
+    "CALL_FUNCTION_EX": _call_unpacked,
+    "BINARY_OP": _operator(2),
+    "COMPARE_OP": _operator(2),
+    "BINARY_SUBSCR": _with(operator.getitem, 2),
+    "UNARY_NEGATIVE": _with(operator.neg, 1),
+    "UNARY_INVERT": _with(operator.invert, 1),
+    "UNARY_POSITIVE": _with(operator.pos, 1),
+    "UNARY_NOT": _with(_not, 1),
+    "TO_BOOL": _with(bool, 1),
+    "GET_ITER": _with(iter, 1),
+    "GET_YIELD_FROM_ITER": _with(iter, 1),
+    "LIST_TO_TUPLE": _with(tuple, 1),
+    "CONTAINS_OP": _contains,
+    "LOAD_ATTR": _load_attr,
+    "LOAD_METHOD": _load_method,
+    "LOAD_GLOBAL": _load_global,
+    "STORE_ATTR": _effect("{1}.{name} = {0}", 2),
+    "DELETE_ATTR": _effect("del {0}.{name}", 1),
+    "STORE_SUBSCR": _effect("{1}[{2}] = {0}", 3),
+    "DELETE_SUBSCR": _effect("del {0}[{1}]", 2),
+    "STORE_SLICE": _effect("{1}[{2}:{3}] = {0}", 4),
+    "BINARY_SLICE": lambda site: (
+        site.do(f"_r = {site.stack[-3]}[{site.stack[-2]}:{site.stack[-1]}]"),
+        site.go_on("_r", drop=3),
+    )[1],
+    "POP_JUMP_IF_TRUE": _branch(True, False),
+    "POP_JUMP_IF_FALSE": _branch(False, False),
+    "JUMP_IF_TRUE_OR_POP": _branch(True, True),
+    "JUMP_IF_FALSE_OR_POP": _branch(False, True),
+    "FOR_ITER": _for_iter,
+    "UNPACK_SEQUENCE": _unpack,
+    "BEFORE_WITH": _enter_with,
+    "FORMAT_VALUE": _format,
+    "IMPORT_NAME": _import,
+    "LIST_EXTEND": _into("extend"),
+    "SET_UPDATE": _into("update"),
+    "DICT_UPDATE": _into("update"),
+    "DICT_MERGE": _into("update"),
+    "RAISE_VARARGS": _raise,
+}
