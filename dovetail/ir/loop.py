@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 from dovetail.ir.expr import Expr, show_expr
 from dovetail.ir.graph import Arg, show_arg
-from dovetail.ir.types import BOOL, I64, DType, TensorType
+from dovetail.ir.types import BOOL, CPU, I64, Device, DType, TensorType
 from dovetail.util.loc import Loc
 
 
@@ -228,7 +228,7 @@ class BufferRef:
     offset: Expr
 
 
-ExternArg: TypeAlias = "BufferRef | Arg | tuple[ExternArg, ...]"
+ExternArg: TypeAlias = "BufferRef | Scalar | Arg | tuple[ExternArg, ...]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,6 +243,11 @@ class Loops:
     """Buffer names of the tensor inputs, and names of the scalar symbols, in the graph's order."""
     kinds: str = ""
     """One letter per input: t a tensor, i an int, f a float. Empty: all tensors."""
+
+    @property
+    def device(self) -> Device:
+        """Where the program runs: the accelerator that any of its buffers is on, else the CPU."""
+        return next((b.type.device for b in self.buffers if b.type.device.kind != "cpu"), CPU)
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)
@@ -310,4 +315,4 @@ def show_extern_arg(arg: ExternArg) -> str:
         return arg.buffer
     if isinstance(arg, tuple):
         return "(" + ", ".join(map(show_extern_arg, arg)) + ")"
-    return show_arg(arg)
+    return show_scalar(arg) if isinstance(arg, Scalar) else show_arg(arg)

@@ -145,7 +145,8 @@ class _Lowering:
         memo: dict[Scalar, Scalar] = {}
         final = tuple(
             Write(
-                write.buffers, substitute(write.index, env), rewrite_scalar(write.value, env, memo), write.reduce, write.mode,
+                write.buffers, substitute(write.index, env), rewrite_scalar(write.value, env, memo),
+                write.reduce, write.mode,
                 None if write.index_scalar is None else rewrite_scalar(write.index_scalar, env, memo),
             )
             for write in writes
@@ -176,13 +177,19 @@ class _Lowering:
         outer = {kept[d]: make_range(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
         inner_order = list(dims) if "arg" in node.op else _by_stride(source, dims)
         inner = {d: make_range(f"r{n}", source.shape[d]) for n, d in enumerate(inner_order)}
-        index = tuple(each.var if (each := outer.get(d) or inner.get(d)) else ZERO for d in range(source.ndim))
-        names = [node.name] if len(types) == 1 else [self.fresh(f"{node.name}_{i}") for i in range(len(types))]
+        index = tuple(
+            each.var if (each := outer.get(d) or inner.get(d)) else ZERO for d in range(source.ndim)
+        )
+        names = (
+            [node.name] if len(types) == 1 else [self.fresh(f"{node.name}_{i}") for i in range(len(types))]
+        )
         refs = [self.add_buffer(name, storable(kind)) for name, kind in zip(names, types)]
         place = element_of(refs[0], tuple(index[d] for d in kept))
         write = Write(tuple(names), place, x.at(index), node.op.removeprefix("prims."))
         origins = tuple(dict.fromkeys((*x.origins, node.name)))
-        self.add_nest(node, node.name, [outer[kept[d]] for d in order], list(inner.values()), [write], origins)
+        self.add_nest(
+            node, node.name, [outer[kept[d]] for d in order], list(inner.values()), [write], origins
+        )
         results = tuple(window(ref) for ref in refs)
         self.env[node] = results if isinstance(node.type, tuple) else results[0]
 
@@ -294,13 +301,19 @@ def _index(type: TensorType, loops: dict[int, Range]) -> Index:
 def _pointwise(low: _Lowering, node: Node) -> Lazy:
     """Any prim that is a scalar operation of the loop IR."""
     type, op = node.tensor, node.op.removeprefix("prims.")
-    values = [low.value(a) if isinstance(a, Node) and isinstance(a.type, TensorType) else a for a in node.args]
+    values = [
+        low.value(a) if isinstance(a, Node) and isinstance(a.type, TensorType) else a for a in node.args
+    ]
     operand_type = next(
-        v.type.dtype for place, v in enumerate(values) if isinstance(v, Lazy) and not (op == "where" and place == 0)
+        v.type.dtype
+        for place, v in enumerate(values)
+        if isinstance(v, Lazy) and not (op == "where" and place == 0)
     )
 
     def at(index: Index) -> Scalar:
-        operands = tuple(v.at(index) if isinstance(v, Lazy) else lazy.as_constant(v, operand_type) for v in values)
+        operands = tuple(
+            v.at(index) if isinstance(v, Lazy) else lazy.as_constant(v, operand_type) for v in values
+        )
         return lazy.apply(op, operands, type.dtype)
 
     return Lazy(type, at, None, _origins(node, values))
@@ -318,7 +331,9 @@ def _convert(low: _Lowering, node: Node) -> Lazy:
 
 def _bitcast(low: _Lowering, node: Node) -> Lazy:
     x, dtype = low.value(node.args[0]), node.tensor.dtype
-    return Lazy(node.tensor, lambda index: scalar("bitcast", (x.at(index),), dtype), None, _origins(node, [x]))
+    return Lazy(
+        node.tensor, lambda index: scalar("bitcast", (x.at(index),), dtype), None, _origins(node, [x])
+    )
 
 
 def _copy(low: _Lowering, node: Node) -> Lazy:
@@ -367,7 +382,9 @@ RULES: Final[dict[str, Callable[[_Lowering, Node], Lazy]]] = {
     "prims.flip": _view(lazy.flip, 1),
     "prims.pad": _view(lazy.pad, 1, 3),
     "prims.cat": lambda low, node: lazy.cat(
-        tuple(low.value(a) for a in cast("tuple[Node, ...]", node.args[0])), node.tensor, cast(int, node.args[1])
+        tuple(low.value(a) for a in cast("tuple[Node, ...]", node.args[0])),
+        node.tensor,
+        cast(int, node.args[1]),
     ),
     "prims.as_strided": _as_strided,
     "prims.take": _take,

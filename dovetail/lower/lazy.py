@@ -126,7 +126,9 @@ def broadcast(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
         strides = [ZERO] * type.ndim
         for dim, stride, size in zip(dims, ref.type.stride, ref.type.shape):
             strides[dim] = stride if size is type.shape[dim] else ZERO
-        return window(BufferRef(ref.buffer, TensorType(type.shape, tuple(strides), type.dtype, type.device), ref.offset))
+        return window(
+            BufferRef(ref.buffer, TensorType(type.shape, tuple(strides), type.dtype, type.device), ref.offset)
+        )
     grown = [size is not type.shape[d] for d, size in zip(dims, x.type.shape)]
     return Lazy(
         type,
@@ -198,7 +200,8 @@ def holds_within(index: Index, shape: tuple[Expr, ...]) -> Expr:
 
 
 def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
-    """Each element picks its part; for a value that is read in place. Stored ones are written part by part."""
+    """Each element picks its part; for a value that is read in place. Stored ones are written part by
+    part."""
 
     def at(index: Index) -> Scalar:
         result = as_constant(0, type.dtype)

@@ -57,7 +57,9 @@ def _can_merge(outer: Range, inner: Range, exprs: Sequence[Expr]) -> bool:
     return True
 
 
-def merge_ranges(ranges: Sequence[Range], exprs: Sequence[Expr], name: str) -> tuple[list[Range], dict[Expr, Expr]]:
+def merge_ranges(
+    ranges: Sequence[Range], exprs: Sequence[Expr], name: str
+) -> tuple[list[Range], dict[Expr, Expr]]:
     """Collapse neighbouring loops. Returns the new ranges and what replaces the old variables."""
     merged: list[Range] = []
     env: dict[Expr, Expr] = {}

@@ -18,5 +18,6 @@ from dovetail.ops.fates import fates, show_fates
 
 __all__ = ["decompose", "fates", "show_fates"]
 FAMILIES = (
-    activation, copies, factories, foreach, index, losses, matmul, norms, pointwise, reductions, resize, views,
+    activation, copies, factories, foreach, index, losses, matmul, norms, pointwise, reductions, resize,
+    views,
 )  # fmt: skip

@@ -11,16 +11,19 @@ Python numbers; they never promote (a decomposition says where it converts).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from dovetail.errors import VerifyError
 from dovetail.ir.expr import ONE, Expr, as_expr, product
-from dovetail.ir.graph import Arg, GraphBuilder, Loc, Node
-from dovetail.ir.types import BOOL, CPU, Device, DType, TensorType, Type, contiguous_stride
+from dovetail.ir.graph import Arg, GraphBuilder, Node
+from dovetail.ir.types import BOOL, CPU, Device, DType, ScalarType, TensorType, Type, contiguous_stride
 from dovetail.ops.prims import PRIMS, Result
 from dovetail.ops.promote import compute_dtype, promoted
+from dovetail.ops.registry import Declined
+from dovetail.util.loc import Loc
 
-Number: TypeAlias = "int | float | bool | Expr"
+Number: TypeAlias = "int | float | bool | Expr | Node"
+"""A constant, a size, or a Python number that is an input of the graph."""
 Operand: TypeAlias = "Value | Number"
 Dims: TypeAlias = "Sequence[int]"
 
@@ -155,9 +158,9 @@ class Build:
         result = PRIMS[op].rule(plain)
         device = self._device(plain)
         if isinstance(result[0], tuple) and len(result) == 2 and isinstance(result[1], DType):
-            type: Type = self._typed(cast(Result, result), plain, device)
+            type: Type = self._typed(result, plain, device)
         else:
-            type = tuple(self._typed(cast(Result, each), plain, device) for each in result)
+            type = tuple(self._typed(each, plain, device) for each in result)
         return self.graph.call(op, plain, type, name=f"{self.stem}_{name}", loc=self.loc)
 
     def _device(self, args: tuple[Arg, ...]) -> Device:
@@ -204,7 +207,7 @@ class Build:
 
     # -- operands and results ----------------------------------------------------------------------
 
-    def operands(self, *args: Operand, dtype: DType | None = None) -> tuple[Operand, ...]:
+    def operands(self, *args: Operand, dtype: DType | None = None) -> tuple[Any, ...]:
         """Tensors converted to the type in which eager computes; numbers as they are."""
         if dtype is None:
             dtype = self.out.dtype
@@ -271,7 +274,9 @@ class Build:
     def full(self, shape: Sequence[Expr | int], value: Number, dtype: DType, device: Device) -> Value:
         return self.prim("full", tuple(as_expr(s) for s in shape), number(value, dtype), dtype, device)
 
-    def iota(self, length: Expr | int, dtype: DType, device: Device, start: Number = 0, step: Number = 1) -> Value:
+    def iota(
+        self, length: Expr | int, dtype: DType, device: Device, start: Number = 0, step: Number = 1
+    ) -> Value:
         return self.prim("iota", as_expr(length), start, step, dtype, device)
 
     def cat(self, parts: Sequence[Value], dim: int) -> Value:
@@ -295,17 +300,28 @@ def unwrap(value: object) -> object:
 
 
 def wrap(value: Arg, b: Build) -> object:
-    """Tensor nodes become Values, also inside tuples."""
+    """Tensor nodes become Values, also inside tuples; sizes given as inputs become their expressions."""
     if isinstance(value, Node):
+        if isinstance(value.type, ScalarType):
+            return value if value.type.expr is None else value.type.expr
         return Value(value, b)
     if isinstance(value, tuple):
         return tuple(wrap(item, b) for item in value)
     return value
 
 
+def plain(value: object) -> float:
+    """A number known now; a run-time one is left to the library."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, Expr) and value.is_const:
+        return float(value.value)
+    raise Declined
+
+
 def number(value: Number, dtype: DType) -> Number:
     """A Python number as a constant of that type."""
-    if isinstance(value, Expr) and not value.is_const:
+    if isinstance(value, Node) or (isinstance(value, Expr) and not value.is_const):
         return value
     plain = value.value if isinstance(value, Expr) else value
     if dtype.is_float:
@@ -316,7 +332,8 @@ def number(value: Number, dtype: DType) -> Number:
 
 
 def common_shape(shapes: Sequence[tuple[Expr, ...]]) -> tuple[Expr, ...]:
-    """The broadcast of right-aligned shapes; sizes are equal or 1, as the graph was checked by eager's rules."""
+    """The broadcast of right-aligned shapes; sizes are equal or 1, as the graph was checked by eager's
+    rules."""
     rank = max(map(len, shapes))
     result = [ONE] * rank
     for shape in shapes:

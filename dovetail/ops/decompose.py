@@ -23,9 +23,10 @@ SUPPORTED: Final[frozenset[DType]] = frozenset((BOOL, U8, I8, I16, I32, I64, F16
 
 
 VIEW_OPS: Final[frozenset[str]] = frozenset((
-    "aten.view.default", "aten._unsafe_view.default", "aten.permute.default", "aten.transpose.int", "aten.t.default",
-    "aten.expand.default", "aten.alias.default", "aten.detach.default", "aten.slice.Tensor", "aten.select.int",
-    "aten.unsqueeze.default", "aten.squeeze.dim", "aten.split.Tensor", "aten.addmm.default",
+    "aten.view.default", "aten._unsafe_view.default", "aten.permute.default", "aten.transpose.int",
+    "aten.t.default", "aten.expand.default", "aten.alias.default", "aten.detach.default",
+    "aten.slice.Tensor", "aten.select.int", "aten.unsqueeze.default", "aten.squeeze.dim",
+    "aten.split.Tensor", "aten.addmm.default",
 ))  # fmt: skip
 """Ops that only pass a value on (addmm: to a library)."""
 
@@ -97,7 +98,7 @@ def _settle(node: Node, result: object, b: Build, start: int) -> Arg:
     """Give the results the names and the types (eager's strides) of what they replace."""
     several = isinstance(result, (tuple, list))
     values = list(cast("list[Value | None]", result)) if several else [cast("Value | None", result)]
-    types = cast("tuple[Type, ...]", node.type) if isinstance(node.type, tuple) else (node.type,)
+    types: tuple[Type, ...] = node.type if isinstance(node.type, tuple) else (node.type,)
     names = [f"{node.name}_{i}" for i in range(len(types))] if several else [node.name]
     renamed: dict[Node, Node] = {}
     settled: list[Node | None] = []

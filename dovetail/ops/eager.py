@@ -28,7 +28,8 @@ def _broadcast(x: torch.Tensor, shape: tuple[int, ...], dims: tuple[int, ...]) -
 
 
 def _slice(x: torch.Tensor, dim: int, start: int, stop: int, step: int) -> torch.Tensor:
-    return torch.ops.aten.slice.Tensor(x, dim, start, stop, step)
+    cut: torch.Tensor = torch.ops.aten.slice.Tensor(x, dim, start, stop, step)
+    return cut
 
 
 def _pad(x: torch.Tensor, before: tuple[int, ...], after: tuple[int, ...], value: float) -> torch.Tensor:
@@ -51,7 +52,8 @@ def _arg(name: str) -> Callable[..., torch.Tensor]:
     def run(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
         kept = [d for d in range(x.dim()) if d not in dims]
         moved = x.permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), -1)
-        return getattr(torch, name)(moved, -1)
+        found: torch.Tensor = getattr(torch, name)(moved, -1)
+        return found
 
     return run
 
@@ -88,14 +90,14 @@ def _truncate_divide(x: Any, y: Any) -> torch.Tensor:
 
 
 _UNARY: Final = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan",
-    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma", "floor", "ceil",
-    "round", "trunc", "frac", "sigmoid", "reciprocal", "neg", "abs", "sign", "isnan", "isinf", "isfinite", "signbit",
-    "logical_not", "i0",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
+    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
+    "digamma", "floor", "ceil", "round", "trunc", "frac", "sigmoid", "reciprocal", "neg", "abs", "sign",
+    "isnan", "isinf", "isfinite", "signbit", "logical_not", "i0",
 )  # fmt: skip
 _BINARY: Final = (
-    "pow", "atan2", "fmod", "hypot", "copysign", "nextafter", "div", "add", "sub", "mul", "maximum", "minimum", "fmax",
-    "fmin", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
+    "pow", "atan2", "fmod", "hypot", "copysign", "nextafter", "div", "add", "sub", "mul", "maximum",
+    "minimum", "fmax", "fmin", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
 )  # fmt: skip
 
 EAGER: Final[dict[str, Callable[..., Any]]] = {
@@ -120,7 +122,9 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
     "prims.broadcast": _broadcast,
     "prims.slice": _slice,
     "prims.flip": lambda x, dims: x.flip(dims),
-    "prims.as_strided": lambda x, shape, stride, offset: x.as_strided(shape, stride, x.storage_offset() + offset),
+    "prims.as_strided": lambda x, shape, stride, offset: x.as_strided(
+        shape, stride, x.storage_offset() + offset
+    ),
     "prims.pad": _pad,
     "prims.cat": lambda parts, dim: torch.cat(parts, dim),
     "prims.sum": _sum,
@@ -134,9 +138,13 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
     "prims.argmin": _arg("argmin"),
     "prims.welford": _welford,
     "prims.full": lambda shape, value, dtype, device: torch.full(shape, value, dtype=dtype, device=device),
-    "prims.iota": lambda n, start, step, dtype, device: (torch.arange(n, device=device) * step + start).to(dtype),
+    "prims.iota": lambda n, start, step, dtype, device: (torch.arange(n, device=device) * step + start).to(
+        dtype
+    ),
     "prims.take": _take,
-    "prims.gather": lambda x, dim, index: torch.gather(x, dim, torch.where(index < 0, index + x.shape[dim], index)),
+    "prims.gather": lambda x, dim, index: torch.gather(
+        x, dim, torch.where(index < 0, index + x.shape[dim], index)
+    ),
     "prims.put": _put,
 }
 assert set(EAGER) == set(PRIMS), set(EAGER) ^ set(PRIMS)
@@ -154,9 +162,16 @@ def _typed_constants(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Numbers take the type of the tensor operands (of the arms, for where)."""
     if op in ("prims.convert", "prims.bitcast"):
         return args
-    tensors = [a for place, a in enumerate(args) if isinstance(a, torch.Tensor) and not (op == "prims.where" and not place)]
+    tensors = [
+        a
+        for place, a in enumerate(args)
+        if isinstance(a, torch.Tensor) and not (op == "prims.where" and not place)
+    ]
     like = tensors[0]
-    return tuple(a if isinstance(a, torch.Tensor) else torch.tensor(a, dtype=like.dtype, device=like.device) for a in args)
+    return tuple(
+        a if isinstance(a, torch.Tensor) else torch.tensor(a, dtype=like.dtype, device=like.device)
+        for a in args
+    )
 
 
 def _plain(arg: Any) -> Any:

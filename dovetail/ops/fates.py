@@ -30,6 +30,9 @@ def fates() -> dict[str, str]:
 def show_fates() -> str:
     table = fates()
     width = max(map(len, table))
-    counts = {fate: sum(f == fate for f in table.values()) for fate in ("prim", "decomposition", "template", "fallback")}
+    counts = {
+        fate: sum(f == fate for f in table.values())
+        for fate in ("prim", "decomposition", "template", "fallback")
+    }
     lines = [f"{name:<{width}}  {fate}" for name, fate in table.items()]
     return "\n".join([*lines, "", ", ".join(f"{n} {fate}" for fate, n in counts.items())])

@@ -46,11 +46,11 @@ def promoted(operands: Iterable[object]) -> DType:
         found = ranks[place]
         ranks[place] = dtype if found is None else promote(found, dtype)
     result: DType | None = None
-    for place, dtype in enumerate(ranks):
-        if dtype is None:
+    for rank, found in enumerate(ranks):
+        if found is None:
             continue
-        if result is None or _CATEGORY[dtype.kind] > _CATEGORY[result.kind]:
-            result = _wrapped(dtype, result) if place == 2 else dtype
+        if result is None or _CATEGORY[found.kind] > _CATEGORY[result.kind]:
+            result = _wrapped(found, result) if rank == 2 else found
     assert result is not None
     return result
 

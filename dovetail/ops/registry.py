@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
 Decomposition: TypeAlias = "Callable[..., Any]"
+Rule = TypeVar("Rule", bound="Callable[..., Any]")
 
 DECOMPOSITIONS: Final[dict[str, Decomposition]] = {}
 SINGLE_PRIM: Final[set[str]] = set()
 """Decompositions that amount to one prim (plus promotion and broadcasting)."""
 
 TEMPLATES: Final[frozenset[str]] = frozenset((
-    "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default", "aten.convolution.default",
-    "aten._scaled_dot_product_flash_attention_for_cpu.default", "aten._scaled_dot_product_flash_attention.default",
-    "aten._scaled_dot_product_efficient_attention.default", "aten._scaled_dot_product_attention_math.default",
-    "aten.scaled_dot_product_attention.default",
+    "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default",
+    "aten.convolution.default", "aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten._scaled_dot_product_attention_math.default", "aten.scaled_dot_product_attention.default",
 ))  # fmt: skip
 """Library calls that are the right choice, so they are not reported as fallbacks."""
 
@@ -33,9 +35,9 @@ STRIDE_FREE: Final[frozenset[str]] = frozenset((
 """Calls whose result does not depend on the strides of their arguments."""
 
 _RANDOM: Final = (
-    "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "uniform", "exponential", "dropout",
-    "poisson", "binomial", "cauchy", "geometric", "log_normal", "rrelu_with_noise", "_fused_dropout", "random",
-    "_standard_gamma", "_sample_dirichlet", "fractional_max_pool",
+    "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "uniform", "exponential",
+    "dropout", "poisson", "binomial", "cauchy", "geometric", "log_normal", "rrelu_with_noise",
+    "_fused_dropout", "random", "_standard_gamma", "_sample_dirichlet", "fractional_max_pool",
 )  # fmt: skip
 
 
@@ -63,10 +65,10 @@ def is_view_call(op: str) -> bool:
     return any(result.alias_info is not None for result in schema.returns)
 
 
-def decomposes(*names: str, prim: bool = False) -> Callable[[Decomposition], Decomposition]:
+def decomposes(*names: str, prim: bool = False) -> Callable[[Rule], Rule]:
     """Register a decomposition for ATen ops; a name without overload means `.default`."""
 
-    def register(fn: Decomposition) -> Decomposition:
+    def register(fn: Rule) -> Rule:
         for name in names:
             full = name if name.count(".") == 2 else f"{name}.default"
             assert full not in DECOMPOSITIONS, f"{full} has two decompositions"

@@ -57,7 +57,12 @@ def merge_equal(graph: Graph) -> Graph:
     def change(moved: Node) -> Node:
         if is_impure(moved.op):
             return moved
-        key = (moved.op, _key(moved.args), tuple((name, _key((value,))) for name, value in moved.kwargs), moved.type)
+        key = (
+            moved.op,
+            _key(moved.args),
+            tuple((name, _key((value,))) for name, value in moved.kwargs),
+            moved.type,
+        )
         return seen.setdefault(key, moved)
 
     return rewrite(graph, change)

@@ -54,7 +54,9 @@ class _Machine:
                 self.nest(step)
             else:
                 self.extern(step)
-        return [self.view(out) if isinstance(out, BufferRef) else self.plain(out) for out in self.loops.outputs]
+        return [
+            self.view(out) if isinstance(out, BufferRef) else self.plain(out) for out in self.loops.outputs
+        ]
 
     def view(self, ref: BufferRef) -> torch.Tensor:
         shape = [s.value for s in ref.type.shape]
@@ -83,7 +85,11 @@ class _Machine:
                 where = self.scalar(write.index_scalar, env, None, {}).expand(sizes)
             else:
                 where = self.expr(write.index, env)
-                where = where.reshape(where.shape[: len(outer)]).expand(outer) if write.reduce else where.expand(sizes)
+                where = (
+                    where.reshape(where.shape[: len(outer)]).expand(outer)
+                    if write.reduce
+                    else where.expand(sizes)
+                )
             for name, got in zip(write.buffers, values):
                 target = self.memory[name]
                 assert got.dtype == target.dtype, (nest.name, got.dtype, target.dtype)
@@ -129,7 +135,11 @@ class _Machine:
         if node.op == "input":
             return torch.tensor(self.symbols[node.args[0]], dtype=torch_dtype(node.dtype))
         if node.op in ("load", "load_at"):
-            index = self.expr(node.args[1], env) if node.op == "load" else self.scalar(node.args[1], env, mask, memo)
+            index = (
+                self.expr(node.args[1], env)
+                if node.op == "load"
+                else self.scalar(node.args[1], env, mask, memo)
+            )
             memory = self.memory[node.args[0]]
             if mask is not None:
                 index, seen = torch.broadcast_tensors(index, mask)

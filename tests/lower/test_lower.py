@@ -69,7 +69,13 @@ def test_parts_of_a_cat_are_written_in_place():
 def test_views_and_gathers_compute_what_eager_does():
     x, i = torch.randn(6, 5, 4), torch.tensor([[0, 5, -1], [2, 2, 3]])
     check_call(lambda x, i: x[i, :, 1:3].flip(0).reshape(-1), x, i)
-    check_call(lambda x, i: torch.zeros(6, 5, 4).index_put((i,), x[:2, :1].unsqueeze(0)[0][:, None], accumulate=True), x, i)
+    check_call(
+        lambda x, i: torch.zeros(6, 5, 4).index_put(
+            (i,), x[:2, :1].unsqueeze(0)[0][:, None], accumulate=True
+        ),
+        x,
+        i,
+    )
     check_call(lambda x: x.permute(2, 0, 1)[:, ::2].reshape(4, -1).roll(3, 1), x)
 
 

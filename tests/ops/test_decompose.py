@@ -42,7 +42,9 @@ def test_samples_equal_eager(op, dtype):
         check_call(op.op, sample.input, *sample.args, **sample.kwargs)
 
 
-@pytest.mark.parametrize("fn", [F.gelu, F.silu, torch.sigmoid, torch.exp, lambda x: x * 3 + x, lambda x: x.sum(-1)])
+@pytest.mark.parametrize(
+    "fn", [F.gelu, F.silu, torch.sigmoid, torch.exp, lambda x: x * 3 + x, lambda x: x.sum(-1)]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_types_round_where_eager_rounds(fn, dtype):
     check_call(fn, torch.randn(8, 64, dtype=dtype))

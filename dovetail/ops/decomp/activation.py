@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from dovetail.ops.build import Build, Number, Value
+from dovetail.ops.build import Build, Value, plain
 from dovetail.ops.decomp.pointwise import clamp_values, finish, pointwise
 from dovetail.ops.registry import decomposes
 
@@ -29,7 +29,7 @@ def relu6(b: Build, x: Value) -> Value:
 
 
 @decomposes("aten.threshold_backward")
-def threshold_backward(b: Build, grad: Value, x: Value, threshold: Number) -> Value:
+def threshold_backward(b: Build, grad: Value, x: Value, threshold: float) -> Value:
     g, v, t = b.operands(grad, x, threshold)
     return finish(b, b.where(v <= t, 0.0 if g.dtype.is_float else 0, g))
 
@@ -92,13 +92,13 @@ def logit_backward(b: Build, grad: Value, x: Value, eps: float | None = None) ->
 
 
 @decomposes("aten.hardtanh")
-def hardtanh(b: Build, x: Value, min_val: Number = -1, max_val: Number = 1) -> Value:
+def hardtanh(b: Build, x: Value, min_val: float = -1, max_val: float = 1) -> Value:
     v, low, high = b.operands(x, min_val, max_val)
     return finish(b, clamp_values(b, v, low, high))
 
 
 @decomposes("aten.hardtanh_backward")
-def hardtanh_backward(b: Build, grad: Value, x: Value, min_val: Number, max_val: Number) -> Value:
+def hardtanh_backward(b: Build, grad: Value, x: Value, min_val: float, max_val: float) -> Value:
     g, v, low, high = b.operands(grad, x, min_val, max_val)
     return finish(b, b.where((v <= low) | (v >= high), 0.0, g))
 
@@ -130,39 +130,47 @@ def hardswish_backward(b: Build, grad: Value, x: Value) -> Value:
 
 @decomposes("aten.elu")
 @pointwise
-def elu(b: Build, x: Value, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Value:
-    below = b.call("expm1", x * float(input_scale)) * (float(alpha) * float(scale))
-    return b.where(x <= 0.0, below, x * float(scale))
+def elu(b: Build, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
+    below = b.call("expm1", x * plain(input_scale)) * (plain(alpha) * plain(scale))
+    return b.where(x <= 0.0, below, x * plain(scale))
 
 
 @decomposes("aten.elu_backward")
 def elu_backward(
-    b: Build, grad: Value, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Value
+    b: Build,
+    grad: Value,
+    alpha: float,
+    scale: float,
+    input_scale: float,
+    is_result: bool,
+    self_or_result: Value,
 ) -> Value:
     g, v = b.value(grad), b.value(self_or_result)
     if is_result:
-        below = g * float(input_scale) * (v + float(alpha) * float(scale))
+        below = g * plain(input_scale) * (v + plain(alpha) * plain(scale))
     else:
-        below = g * (float(input_scale) * float(alpha) * float(scale)) * b.call("exp", v * float(input_scale))
-    return finish(b, b.where(v <= 0.0, below, g * float(scale)))
+        below = g * (plain(input_scale) * plain(alpha) * plain(scale)) * b.call("exp", v * plain(input_scale))
+    return finish(b, b.where(v <= 0.0, below, g * plain(scale)))
 
 
 @decomposes("aten.celu")
-def celu(b: Build, x: Value, alpha: Number = 1.0) -> Value:
+def celu(b: Build, x: Value, alpha: float = 1.0) -> Value:
     v = b.value(x)
-    return finish(b, b.where(v > 0.0, v, b.call("expm1", v / float(alpha)) * float(alpha)))
+    return finish(b, b.where(v > 0.0, v, b.call("expm1", v / plain(alpha)) * plain(alpha)))
 
 
 @decomposes("aten.leaky_relu")
 @pointwise
-def leaky_relu(b: Build, x: Value, negative_slope: Number = 0.01) -> Value:
-    return b.where(x > 0.0, x, x * float(negative_slope))
+def leaky_relu(b: Build, x: Value, negative_slope: float = 0.01) -> Value:
+    return b.where(x > 0.0, x, x * plain(negative_slope))
 
 
 @decomposes("aten.leaky_relu_backward")
-def leaky_relu_backward(b: Build, grad: Value, x: Value, negative_slope: float, self_is_result: bool) -> Value:
+def leaky_relu_backward(
+    b: Build, grad: Value, x: Value, negative_slope: float, self_is_result: bool
+) -> Value:
     g, v = b.value(grad), b.value(x)
-    return finish(b, b.where(v > 0.0, g, g * float(negative_slope)))
+    return finish(b, b.where(v > 0.0, g, g * plain(negative_slope)))
 
 
 @decomposes("aten._prelu_kernel")
@@ -181,16 +189,16 @@ def prelu_backward(b: Build, grad: Value, x: Value, weight: Value) -> tuple[Valu
 
 @decomposes("aten.softplus")
 @pointwise
-def softplus(b: Build, x: Value, beta: Number = 1, threshold: Number = 20) -> Value:
-    scaled = x * float(beta)
-    return b.where(scaled > float(threshold), x, b.call("log1p", b.call("exp", scaled)) / float(beta))
+def softplus(b: Build, x: Value, beta: float = 1, threshold: float = 20) -> Value:
+    scaled = x * plain(beta)
+    return b.where(scaled > plain(threshold), x, b.call("log1p", b.call("exp", scaled)) / plain(beta))
 
 
 @decomposes("aten.softplus_backward")
 def softplus_backward(b: Build, grad: Value, x: Value, beta: float, threshold: float) -> Value:
     g, v = b.value(grad), b.value(x)
-    z = b.call("exp", v * float(beta))
-    return finish(b, b.where(v * float(beta) > float(threshold), g, g * z / (z + 1.0)))
+    z = b.call("exp", v * plain(beta))
+    return finish(b, b.where(v * plain(beta) > plain(threshold), g, g * z / (z + 1.0)))
 
 
 @decomposes("aten.log_sigmoid_forward")
@@ -201,7 +209,11 @@ def log_sigmoid_forward(b: Build, x: Value) -> tuple[Value, Value]:
     out = b.call("minimum", v, 0.0) - b.call("log1p", z)
     first, second = b.outs
     assert first is not None and second is not None
-    buffer = z.to(second.dtype) if second.shape == v.shape else b.full(second.shape, 0, second.dtype, second.device)
+    buffer = (
+        z.to(second.dtype)
+        if second.shape == v.shape
+        else b.full(second.shape, 0, second.dtype, second.device)
+    )
     return out.to(first.dtype), buffer
 
 
@@ -223,8 +235,8 @@ def mish(b: Build, x: Value) -> Value:
 
 @decomposes("aten.softshrink")
 @pointwise
-def softshrink(b: Build, x: Value, lambd: Number = 0.5) -> Value:
-    edge = float(lambd)
+def softshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
+    edge = plain(lambd)
     inside = b.where(x < -edge, x + edge, x * 0.0)
     return b.where(x > edge, x - edge, inside)
 
@@ -235,9 +247,9 @@ def softshrink_backward(b: Build, grad: Value, x: Value, lambd: float) -> Value:
 
 
 @decomposes("aten.hardshrink")
-def hardshrink(b: Build, x: Value, lambd: Number = 0.5) -> Value:
+def hardshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
     v = b.value(x)
-    return finish(b, b.where((v >= -float(lambd)) & (v <= float(lambd)), 0.0, v))
+    return finish(b, b.where((v >= -plain(lambd)) & (v <= plain(lambd)), 0.0, v))
 
 
 @decomposes("aten.hardshrink_backward")
@@ -248,7 +260,7 @@ def hardshrink_backward(b: Build, grad: Value, x: Value, lambd: float) -> Value:
 def _outside(b: Build, grad: Value, x: Value, edge: float) -> Value:
     """The gradient where |x| > edge."""
     g, v = b.value(grad), b.value(x)
-    return finish(b, b.where((v >= -float(edge)) & (v <= float(edge)), 0.0, g))
+    return finish(b, b.where((v >= -plain(edge)) & (v <= plain(edge)), 0.0, g))
 
 
 @decomposes("aten.glu")
@@ -269,5 +281,3 @@ def _halves(b: Build, x: Value, dim: int) -> tuple[Value, Value]:
     dim %= x.ndim
     size = x.shape[dim]
     return b.slice(x, dim, 0, size // 2), b.slice(x, dim, size // 2, size)
-
-

@@ -127,7 +127,9 @@ def repeat(b: Build, x: Value, repeats: Sequence[Size]) -> Value:
 
 
 @decomposes("aten.repeat_interleave.self_int")
-def repeat_interleave(b: Build, x: Value, repeats: Size, dim: int | None = None, *, output_size: object = None) -> Value:
+def repeat_interleave(
+    b: Build, x: Value, repeats: Size, dim: int | None = None, *, output_size: object = None
+) -> Value:
     flat = b.reshape(x, (product(x.shape),)) if dim is None else x
     at = 0 if dim is None else dim % x.ndim
     spread = [*flat.shape[: at + 1], as_expr(repeats), *flat.shape[at + 1 :]]
@@ -161,7 +163,13 @@ def _zero(x: Value) -> Number:
 
 @decomposes("aten.slice_scatter")
 def slice_scatter(
-    b: Build, x: Value, src: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+    b: Build,
+    x: Value,
+    src: Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: int = 1,
 ) -> Value:
     dim %= x.ndim
     size = x.shape[dim]

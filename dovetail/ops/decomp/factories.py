@@ -78,7 +78,10 @@ def _counted(b: Build, start: Number, step: Number) -> Value:
         return b.iota(b.out.shape[0], dtype, b.out.device, start, step)
     if dtype.is_integer:
         raise Declined
-    if all(isinstance(x, (int, Expr)) and not isinstance(x, Expr) for x in (start, step)) and dtype.bits >= 32:
+    if (
+        all(isinstance(x, (int, Expr)) and not isinstance(x, Expr) for x in (start, step))
+        and dtype.bits >= 32
+    ):
         return b.iota(b.out.shape[0], I64, b.out.device, start, step).to(dtype)
     raise Declined
 
@@ -89,5 +92,3 @@ def eye(b: Build, *sizes: Any, **kwargs: Any) -> Value:
     i = b.broadcast(b.iota(rows, I64, b.out.device), b.out.shape, (0,))
     j = b.broadcast(b.iota(columns, I64, b.out.device), b.out.shape, (1,))
     return i.eq(j).to(b.out.dtype)
-
-

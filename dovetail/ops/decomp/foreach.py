@@ -17,9 +17,9 @@ BINARY: Final = {
     "clamp_min": "aten.maximum.default", "clamp_max": "aten.minimum.default",
 }  # fmt: skip
 UNARY: Final = (
-    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma", "log",
-    "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan",
-    "tanh", "trunc",
+    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac",
+    "lgamma", "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign",
+    "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
 TERNARY: Final = {"addcmul": "aten.addcmul.default", "addcdiv": "aten.addcdiv.default"}
 
@@ -66,7 +66,9 @@ def pow_scalar_base(b: Build, base: float, exponents: Sequence[Value]) -> list[V
 
 
 def _three(op: str) -> Callable[..., list[Value]]:
-    def rule(b: Build, xs: Sequence[Value], ys: Sequence[Value], zs: Sequence[Value], value: Any = 1) -> list[Value]:
+    def rule(
+        b: Build, xs: Sequence[Value], ys: Sequence[Value], zs: Sequence[Value], value: Any = 1
+    ) -> list[Value]:
         if isinstance(value, Value):
             raise Declined
         values = value if isinstance(value, (tuple, list)) else [value] * len(xs)
@@ -80,7 +82,9 @@ def _three(op: str) -> Callable[..., list[Value]]:
 
 
 for _name, _op in TERNARY.items():
-    decomposes(*(f"aten._foreach_{_name}.{overload}" for overload in ("Scalar", "ScalarList", "Tensor")))(_three(_op))
+    decomposes(*(f"aten._foreach_{_name}.{overload}" for overload in ("Scalar", "ScalarList", "Tensor")))(
+        _three(_op)
+    )
 
 
 @decomposes("aten._foreach_lerp.List")

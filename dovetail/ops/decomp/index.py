@@ -31,7 +31,12 @@ def check_room(x: Value) -> None:
 
 @decomposes("aten.embedding")
 def embedding(
-    b: Build, weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    b: Build,
+    weight: Value,
+    indices: Value,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Value:
     check_room(weight)
     return b.prim("take", weight, (as_index(indices),), (0,))
@@ -77,7 +82,9 @@ def _place(dims: Sequence[int]) -> int:
 
 
 @decomposes("aten.index_put", "aten._unsafe_index_put")
-def index_put(b: Build, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+def index_put(
+    b: Build, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+) -> Value:
     given = [i for i in indices if i is not None]
     if len(given) == 1 and given[0].dtype is BOOL and indices[0] is not None:
         return _masked_put(b, x, given[0], values, accumulate)
@@ -91,7 +98,9 @@ def index_put(b: Build, x: Value, indices: Sequence[Value | None], values: Value
     return put(b, x, found, dims, front, accumulate)
 
 
-def put(b: Build, x: Value, indices: Sequence[Value], dims: Sequence[int], values: Value, accumulate: bool) -> Value:
+def put(
+    b: Build, x: Value, indices: Sequence[Value], dims: Sequence[int], values: Value, accumulate: bool
+) -> Value:
     """Accumulation in a half type would round at every step, in eager's order: left to the library."""
     if accumulate and (x.dtype.is_low_precision or x.dtype is BOOL):
         raise Declined

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import cast
 
 from dovetail.ir.types import I64, TensorType
-from dovetail.ops.build import Build, Number, Value, common_shape
+from dovetail.ops.build import Build, Number, Value, common_shape, plain
 from dovetail.ops.decomp.pointwise import clamp_values, finish
 from dovetail.ops.decomp.reductions import as_float
 from dovetail.ops.registry import Declined, decomposes
@@ -76,7 +76,7 @@ def smooth_l1_loss(b: Build, x: Value, y: Value, beta: float = 1.0) -> Value:
     gap = b.call("abs", x - y)
     if beta == 0:
         return gap
-    return b.where(gap < float(beta), 0.5 * gap * gap / float(beta), gap - 0.5 * float(beta))
+    return b.where(gap < plain(beta), 0.5 * gap * gap / plain(beta), gap - 0.5 * plain(beta))
 
 
 @decomposes("aten.smooth_l1_loss_backward")
@@ -85,20 +85,20 @@ def smooth_l1_loss_backward(b: Build, x: Value, y: Value, beta: float = 1.0) -> 
     gap = x - y
     if beta == 0:
         return b.call("sign", gap)
-    return b.where(b.call("abs", gap) < float(beta), gap / float(beta), b.call("sign", gap))
+    return b.where(b.call("abs", gap) < plain(beta), gap / plain(beta), b.call("sign", gap))
 
 
 @decomposes("aten.huber_loss")
 @_loss
 def huber_loss(b: Build, x: Value, y: Value, delta: float = 1.0) -> Value:
     gap = b.call("abs", x - y)
-    return b.where(gap <= float(delta), 0.5 * gap * gap, float(delta) * (gap - 0.5 * float(delta)))
+    return b.where(gap <= plain(delta), 0.5 * gap * gap, plain(delta) * (gap - 0.5 * plain(delta)))
 
 
 @decomposes("aten.huber_loss_backward")
 @_loss_backward
 def huber_loss_backward(b: Build, x: Value, y: Value, delta: float = 1.0) -> Value:
-    return clamp_values(b, x - y, -float(delta), float(delta))
+    return clamp_values(b, x - y, -plain(delta), plain(delta))
 
 
 @decomposes("aten.soft_margin_loss")
@@ -115,7 +115,9 @@ def soft_margin_loss_backward(b: Build, x: Value, y: Value) -> Value:
 
 
 @decomposes("aten.binary_cross_entropy")
-def binary_cross_entropy(b: Build, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN) -> Value:
+def binary_cross_entropy(
+    b: Build, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
+) -> Value:
     if b.out.dtype.is_low_precision:
         raise Declined
     v, t = b.value(x), b.value(target)
@@ -137,7 +139,12 @@ def binary_cross_entropy_backward(
 
 @decomposes("aten.binary_cross_entropy_with_logits")
 def bce_with_logits(
-    b: Build, x: Value, target: Value, weight: Value | None = None, pos_weight: Value | None = None, reduction: int = MEAN
+    b: Build,
+    x: Value,
+    target: Value,
+    weight: Value | None = None,
+    pos_weight: Value | None = None,
+    reduction: int = MEAN,
 ) -> Value:
     if b.out.dtype.is_low_precision:
         raise Declined
@@ -189,8 +196,8 @@ def nll_loss_forward(
 
 @decomposes("aten.nll_loss_backward", "aten.nll_loss2d_backward")
 def nll_loss_backward(
-    b: Build, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Number,
-    total_weight: Value,
+    b: Build, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int,
+    ignore_index: Number, total_weight: Value,
 ) -> Value:  # fmt: skip
     """A one-hot comparison, so that it fuses with the gradient of log_softmax."""
     if target.dtype is not I64 or x.dtype.is_low_precision or x.ndim == 1:

@@ -27,5 +27,3 @@ def mv(b: Build, x: Value, y: Value) -> Value:
     column = b.unsqueeze(y, (1,))
     kind = tensor_type((x.shape[0], ONE), b.out.dtype, b.out.device)
     return b.reshape(b.extern("aten.mm.default", (x, column), kind), b.out.shape)
-
-

@@ -11,14 +11,14 @@ from typing import cast
 
 from dovetail.ir.expr import Expr, product
 from dovetail.ir.types import TensorType
-from dovetail.ops.build import Build, Value
+from dovetail.ops.build import Build, Value, plain
 from dovetail.ops.decomp.reductions import accumulate, as_float, check_not_empty, count, moments
 from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import Declined, decomposes
 
 
 def _rstd(b: Build, squares: Value, size: Expr, eps: float) -> Value:
-    return b.call("rsqrt", squares / as_float(size) + float(eps))
+    return b.call("rsqrt", squares / as_float(size) + plain(eps))
 
 
 def _along(b: Build, x: Value | None, like: Value, dims: Sequence[int]) -> Value | None:
@@ -82,7 +82,7 @@ def fused_rms_norm(
         raise Declined
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     v = accumulate(x, x.dtype)
-    rstd = b.call("rsqrt", b.reduce("sum", v * v, dims, keepdim=True) / as_float(count(x, dims)) + float(eps))
+    rstd = b.call("rsqrt", b.reduce("sum", v * v, dims, keepdim=True) / as_float(count(x, dims)) + plain(eps))
     y = _affine(v * rstd, _along(b, weight, v, dims), None)
     kinds = cast("tuple[TensorType, ...]", b.outs)
     return y.to(kinds[0].dtype), rstd.to(kinds[1].dtype)
@@ -142,7 +142,7 @@ def _batch_norm_eval(
     b: Build, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float
 ) -> tuple[Value | None, ...]:
     v = accumulate(x, x.dtype)
-    rstd = b.call("rsqrt", var.to(v.dtype) + float(eps))
+    rstd = b.call("rsqrt", var.to(v.dtype) + plain(eps))
     y = _normalise(b, v, mean.to(v.dtype), rstd, weight, bias).to(x.dtype)
     empties = [b.full(t.shape, 0, t.dtype, t.device) if t is not None else None for t in b.outs[1:3]]
     return y, *empties
@@ -175,18 +175,18 @@ def batch_norm_training(
     mean, squares = moments(b, v, dims, keepdim=False)
     rstd = _rstd(b, squares, size, eps)
     y = _normalise(b, v, mean, rstd, weight, bias).to(x.dtype)
-    kept = 1.0 - float(momentum)
+    kept = 1.0 - plain(momentum)
     unbiased = squares / (float(size.value) - 1.0)
-    new_mean = mean * float(momentum) + running_mean.to(v.dtype) * kept
-    new_var = unbiased * float(momentum) + running_var.to(v.dtype) * kept
+    new_mean = mean * plain(momentum) + running_mean.to(v.dtype) * kept
+    new_var = unbiased * plain(momentum) + running_var.to(v.dtype) * kept
     kinds = cast("tuple[TensorType, ...]", b.outs)
     return tuple(value.to(kind.dtype) for value, kind in zip((y, mean, rstd, new_mean, new_var), kinds))
 
 
 @decomposes("aten.native_batch_norm_backward")
 def batch_norm_backward(
-    b: Build, grad: Value, x: Value, weight: Value | None, running_mean: Value | None, running_var: Value | None,
-    save_mean: Value | None, save_invstd: Value | None, train: bool, eps: float, output_mask: Sequence[bool],
+    b: Build, grad: Value, x: Value, weight: Value | None, running_mean: Value | None,
+    running_var: Value | None, save_mean: Value | None, save_invstd: Value | None, train: bool, eps: float, output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
     g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
     dims = _others(x)
@@ -196,7 +196,7 @@ def batch_norm_backward(
         mean, rstd = save_mean.to(v.dtype), save_invstd.to(v.dtype)
     else:
         assert running_mean is not None and running_var is not None
-        mean, rstd = running_mean.to(v.dtype), b.call("rsqrt", running_var.to(v.dtype) + float(eps))
+        mean, rstd = running_mean.to(v.dtype), b.call("rsqrt", running_var.to(v.dtype) + plain(eps))
     centred = v - cast(Value, _channel(b, mean, v))
     total = b.reduce("sum", g, dims)
     dot = b.reduce("sum", g * centred, dims)
@@ -224,7 +224,15 @@ def _grouped(b: Build, x: Value, n: Expr, c: Expr, hw: Expr, group: int) -> Valu
 
 @decomposes("aten.native_group_norm")
 def group_norm(
-    b: Build, x: Value, weight: Value | None, bias: Value | None, N: Expr, C: Expr, HxW: Expr, group: int, eps: float
+    b: Build,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: Expr,
+    C: Expr,
+    HxW: Expr,
+    group: int,
+    eps: float,
 ) -> tuple[Value, Value, Value]:
     check_not_empty(x, range(x.ndim))
     v = accumulate(x, x.dtype)
@@ -241,8 +249,8 @@ def group_norm(
 
 @decomposes("aten.native_group_norm_backward")
 def group_norm_backward(
-    b: Build, grad: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, N: Expr, C: Expr, HxW: Expr,
-    group: int, output_mask: Sequence[bool],
+    b: Build, grad: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, N: Expr, C: Expr,
+    HxW: Expr, group: int, output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
     g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
     n, c, hw = x.shape[0], x.shape[1], product(x.shape[2:])
@@ -265,5 +273,3 @@ def group_norm_backward(
     if output_mask[2] and kinds[2] is not None:
         to_bias = b.reduce("sum", g, others).to(kinds[2].dtype)
     return to_x, to_weight, to_bias
-
-

@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from dovetail.ir.expr import Expr
 from dovetail.ir.types import BOOL, F64
-from dovetail.ops.build import Build, Number, Operand, Value
+from dovetail.ops.build import Build, Number, Operand, Value, plain
 from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import Declined, decomposes
 
@@ -41,9 +40,9 @@ def ready(b: Build, args: tuple[Operand, ...]) -> tuple[Operand, ...]:
 # -- unary -----------------------------------------------------------------------------------------
 
 FLOAT_UNARY: Final = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma",
-    "sigmoid", "reciprocal", "frac",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
+    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
+    "digamma", "sigmoid", "reciprocal", "frac",
 )  # fmt: skip
 SPECIAL_UNARY: Final = {
     "special_i0e": "i0e", "special_i1": "i1", "special_i1e": "i1e", "special_ndtri": "ndtri", "i0": "i0",
@@ -167,10 +166,17 @@ def _class_test(b: Build, x: Value, test: str | float, otherwise: bool) -> Value
 
 
 @decomposes("aten.nan_to_num")
-def nan_to_num(b: Build, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Value:
+def nan_to_num(
+    b: Build, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
     if not x.dtype.is_float:
         return b.prim("copy", x)
-    largest = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
+    largest = {
+        "f16": 65504.0,
+        "bf16": 3.3895313892515355e38,
+        "f32": 3.4028234663852886e38,
+        "f64": 1.7976931348623157e308,
+    }
     top = largest[x.dtype.name]
     v = b.value(x)
     out = b.where(b.call("isnan", v), 0.0 if nan is None else float(nan), v)
@@ -235,11 +241,10 @@ def rsub(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
 
 
 def _times(b: Build, x: Operand, alpha: Number) -> Operand:
-    if not isinstance(alpha, Expr) and alpha == 1:
+    if isinstance(alpha, (int, float)) and alpha == 1:
         return x
-    if isinstance(x, Value):
-        return x * b.operands(alpha)[0]
-    return x * alpha
+    scale: Operand = b.operands(alpha)[0]
+    return b.value(x) * scale
 
 
 @decomposes("aten.mul.Tensor", "aten.mul.Scalar", prim=True)
@@ -370,14 +375,15 @@ def pow_scalar(b: Build, x: Value, exponent: Number) -> Value:
         -1.0: lambda v: b.call("reciprocal", v),
         -2.0: lambda v: b.call("reciprocal", v * v),
     }
-    rule = special.get(e) if not isinstance(e, Expr) else None
+    rule = special.get(e) if isinstance(e, float) else None
     return finish(b, rule(v) if rule else b.call("pow", v, e))
 
 
 def _integer_pow(b: Build, v: Value, exponent: Number) -> Value:
-    if isinstance(exponent, Expr) or exponent < 0 or exponent > 64 or v.dtype is BOOL:
+    left = int(plain(exponent))
+    if left < 0 or left > 64 or v.dtype is BOOL:
         raise Declined
-    result, power, left = None, v, int(exponent)
+    result, power = None, v
     while left:
         if left & 1:
             result = power if result is None else result * power
@@ -473,7 +479,9 @@ def clamp_max(b: Build, x: Value, max: Operand) -> Value:
     return clamp(b, x, None, max)
 
 
-@decomposes("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar", prim=True)
+@decomposes(
+    "aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar", prim=True
+)
 def where(b: Build, condition: Value, x: Operand, y: Operand) -> Value:
     dtype = b.out.dtype
     x, y = (v.to(dtype) if isinstance(v, Value) else v for v in (x, y))
@@ -490,10 +498,11 @@ def masked_fill(b: Build, x: Value, mask: Value, value: Operand) -> Value:
 @pointwise
 def lerp(b: Build, start: Value, end: Value, weight: Operand) -> Value:
     gap = end - start
+    if not isinstance(weight, Value):
+        fixed = plain(weight)
+        return start + gap * fixed if abs(fixed) < 0.5 else end - gap * (1.0 - fixed)
     near, far = start + gap * weight, end - gap * (1.0 - weight)
-    if isinstance(weight, Value):
-        return b.where(b.call("abs", weight) < 0.5, near, far)
-    return near if abs(weight) < 0.5 else far
+    return b.where(b.call("abs", weight) < 0.5, near, far)
 
 
 @decomposes("aten.addcmul")

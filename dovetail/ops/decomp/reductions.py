@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from dovetail.ir.expr import Expr, product
 from dovetail.ir.types import BOOL, I64, U8, DType
-from dovetail.ops.build import Build, Number, Value
+from dovetail.ops.build import Build, Number, Value, plain
 from dovetail.ops.decomp.pointwise import truth
 from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import Declined, decomposes
@@ -88,7 +88,9 @@ def _extreme(prim: str) -> Callable[..., Value]:
         dims = dims_of(x, dim)
         check_not_empty(x, dims)
         # max and min select, so half types need no detour; fp32 keeps the loop body uniform.
-        return b.reduce(on_bool if x.dtype is BOOL else prim, accumulate(x, x.dtype), dims, keepdim).to(b.out.dtype)
+        return b.reduce(on_bool if x.dtype is BOOL else prim, accumulate(x, x.dtype), dims, keepdim).to(
+            b.out.dtype
+        )
 
     return rule
 
@@ -167,22 +169,29 @@ def moments(b: Build, v: Value, dims: Sequence[int], keepdim: bool) -> tuple[Val
     return mean, squares
 
 
-def variance(b: Build, v: Value, dims: Sequence[int], correction: Number, keepdim: bool) -> tuple[Value, Value]:
+def variance(
+    b: Build, v: Value, dims: Sequence[int], correction: Number, keepdim: bool
+) -> tuple[Value, Value]:
     """(variance, mean)"""
     if not dims:
         raise Declined
     mean, squares = moments(b, v, dims, keepdim)
     size = count(v, dims)
     if size.is_const:
-        divisor: Number = max(float(size.value) - float(correction), 0.0)
+        divisor: Number = max(float(size.value) - plain(correction), 0.0)
     else:
-        divisor = size - int(correction)
+        divisor = size - int(plain(correction))
     return squares / divisor, mean
 
 
 @decomposes("aten.var.correction")
 def var(
-    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1, keepdim: bool = False
+    b: Build,
+    x: Value,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Number | None = 1,
+    keepdim: bool = False,
 ) -> Value:
     found, _ = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
     return found.to(b.out.dtype)
@@ -190,7 +199,12 @@ def var(
 
 @decomposes("aten.std.correction")
 def std(
-    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1, keepdim: bool = False
+    b: Build,
+    x: Value,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Number | None = 1,
+    keepdim: bool = False,
 ) -> Value:
     found, _ = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
     return b.call("sqrt", found).to(b.out.dtype)
@@ -198,7 +212,12 @@ def std(
 
 @decomposes("aten.var_mean.correction")
 def var_mean(
-    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1, keepdim: bool = False
+    b: Build,
+    x: Value,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Number | None = 1,
+    keepdim: bool = False,
 ) -> tuple[Value, Value]:
     found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
     return found.to(b.out.dtype), mean.to(b.out.dtype)
@@ -206,7 +225,12 @@ def var_mean(
 
 @decomposes("aten.std_mean.correction")
 def std_mean(
-    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1, keepdim: bool = False
+    b: Build,
+    x: Value,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Number | None = 1,
+    keepdim: bool = False,
 ) -> tuple[Value, Value]:
     found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
     return b.call("sqrt", found).to(b.out.dtype), mean.to(b.out.dtype)
@@ -219,7 +243,12 @@ def _correction(correction: Number | None) -> Number:
 # -- norms over elements ---------------------------------------------------------------------------
 
 
-@decomposes("aten.norm.ScalarOpt_dim", "aten.norm.Scalar", "aten.norm.ScalarOpt_dim_dtype", "aten.norm.ScalarOpt_dtype")
+@decomposes(
+    "aten.norm.ScalarOpt_dim",
+    "aten.norm.Scalar",
+    "aten.norm.ScalarOpt_dim_dtype",
+    "aten.norm.ScalarOpt_dtype",
+)
 def norm(
     b: Build, x: Value, p: Number | None = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
     dtype: DType | None = None,
@@ -232,7 +261,7 @@ def linalg_vector_norm(
     b: Build, x: Value, ord: Number = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
     dtype: DType | None = None,
 ) -> Value:  # fmt: skip
-    dims, out = dims_of(x, dim), b.out.dtype
+    dims, out, ord = dims_of(x, dim), b.out.dtype, plain(ord)
     v = b.call("abs", accumulate(x, out))
     if math.isinf(ord):
         check_not_empty(x, dims)
@@ -243,7 +272,9 @@ def linalg_vector_norm(
         return b.reduce("sum", v, dims, keepdim).to(out)
     if ord == 2:
         return b.call("sqrt", b.reduce("sum", v * v, dims, keepdim)).to(out)
-    return b.call("pow", b.reduce("sum", b.call("pow", v, float(ord)), dims, keepdim), 1.0 / float(ord)).to(out)
+    return b.call("pow", b.reduce("sum", b.call("pow", v, plain(ord)), dims, keepdim), 1.0 / plain(ord)).to(
+        out
+    )
 
 
 @decomposes("aten.logsumexp")

@@ -24,8 +24,8 @@ def _repeats(small: Sequence[Expr], large: Sequence[Expr]) -> list[int]:
     return found
 
 
-@decomposes("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d", "aten.upsample_nearest1d.vec",
-            "aten.upsample_nearest2d.vec", "aten.upsample_nearest3d.vec", "aten._upsample_nearest_exact1d",
+@decomposes("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",
+            "aten.upsample_nearest1d.vec", "aten.upsample_nearest2d.vec", "aten.upsample_nearest3d.vec", "aten._upsample_nearest_exact1d",
             "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d")  # fmt: skip
 def upsample_nearest(b: Build, x: Value, *args: Any, **kwargs: Any) -> Value:
     times = _repeats(x.shape[2:], b.out.shape[2:])
@@ -47,8 +47,12 @@ def _is_scale(scale: Any, times: list[int]) -> bool:
     return scale in times
 
 
-@decomposes("aten.upsample_nearest1d_backward", "aten.upsample_nearest2d_backward", "aten.upsample_nearest3d_backward")
-def upsample_nearest_backward(b: Build, grad: Value, output_size: Any, input_size: Any, *scales: Any) -> Value:
+@decomposes(
+    "aten.upsample_nearest1d_backward", "aten.upsample_nearest2d_backward", "aten.upsample_nearest3d_backward"
+)
+def upsample_nearest_backward(
+    b: Build, grad: Value, output_size: Any, input_size: Any, *scales: Any
+) -> Value:
     times = _repeats(b.out.shape[2:], grad.shape[2:])
     if not all(_is_scale(scale, times) for scale in scales) or grad.dtype.is_low_precision:
         raise Declined
@@ -133,7 +137,9 @@ def rot90(b: Build, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value
         return b.prim("copy", x)
     if turns == 2:
         return b.prim("flip", x, tuple(sorted((first, second))))
-    turned = b.permute(b.prim("flip", x, (second,)), order) if turns == 1 else b.prim("flip", b.permute(x, order), (second,))
+    turned = (
+        b.permute(b.prim("flip", x, (second,)), order)
+        if turns == 1
+        else b.prim("flip", b.permute(x, order), (second,))
+    )
     return b.prim("copy", turned)
-
-

@@ -22,15 +22,15 @@ def view(b: Build, x: Value, size: Sequence[Size], stride: object = None) -> Val
     return b.reshape(x, b.out.shape)
 
 
-@decomposes("aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze", "aten.flatten.using_ints",
-            "aten.unflatten.int", "aten.view_as")  # fmt: skip
+@decomposes("aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze",
+            "aten.flatten.using_ints", "aten.unflatten.int", "aten.view_as")  # fmt: skip
 def regroup(b: Build, x: Value, *dims: object) -> Value:
     """Whatever the arguments say, the result's shape is known."""
     return b.reshape(x, b.out.shape)
 
 
-@decomposes("aten.alias", "aten.detach", "aten.lift_fresh", "aten.view_of", "aten.lift", "aten.conj", "aten._conj",
-            "aten.resolve_conj", "aten.resolve_neg", "aten.real")  # fmt: skip
+@decomposes("aten.alias", "aten.detach", "aten.lift_fresh", "aten.view_of", "aten.lift",
+            "aten.conj", "aten._conj", "aten.resolve_conj", "aten.resolve_neg", "aten.real")  # fmt: skip
 def alias(b: Build, x: Value) -> Value:
     return x
 
@@ -72,7 +72,9 @@ def expand(b: Build, x: Value, size: Sequence[Size], *, implicit: bool = False) 
 
 
 @decomposes("aten.slice.Tensor", prim=True)
-def slice_(b: Build, x: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1) -> Value:
+def slice_(
+    b: Build, x: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+) -> Value:
     dim %= x.ndim
     first, last = bounds(x.shape[dim], start, end)
     if not isinstance(step, int):
@@ -118,8 +120,8 @@ def unbind(b: Build, x: Value, dim: int = 0) -> list[Value]:
     return [b.reshape(b.slice(x, dim, i, i + 1), rest) for i in range(len(b.outs))]
 
 
-@decomposes("aten.split.Tensor", "aten.split_with_sizes", "aten.chunk", "aten.split.sizes", "aten.tensor_split.sections",
-            "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes", "aten.unsafe_chunk")  # fmt: skip
+@decomposes("aten.split.Tensor", "aten.split_with_sizes", "aten.chunk", "aten.split.sizes",
+            "aten.tensor_split.sections", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes", "aten.unsafe_chunk")  # fmt: skip
 def split(b: Build, x: Value, sections: object, dim: int = 0) -> list[Value]:
     """The parts' types say where to cut."""
     return pieces(b, x, dim)
@@ -150,7 +152,11 @@ def diagonal(b: Build, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) 
     flat = b.reshape(matrix, [*matrix.shape[:-2], rows * columns])
     step = columns.value + 1
     stop = begin + (length - 1) * step + 1 if length else begin
-    return b.slice(flat, flat.ndim - 1, min(begin, rows.value * columns.value), stop, step) if length else _empty(b)
+    return (
+        b.slice(flat, flat.ndim - 1, min(begin, rows.value * columns.value), stop, step)
+        if length
+        else _empty(b)
+    )
 
 
 def _empty(b: Build) -> Value:
@@ -179,5 +185,3 @@ def view_dtype(b: Build, x: Value, dtype: object) -> Value:
     if b.out.dtype.bits != x.dtype.bits or "bool" in (b.out.dtype.kind, x.dtype.kind):
         raise Declined
     return x if b.out.dtype is x.dtype else b.prim("bitcast", x, b.out.dtype)
-
-
