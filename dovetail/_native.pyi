@@ -10,24 +10,6 @@ from typing import Any, Literal
 SKIP_CALLEES: Literal["skip_callees"]
 """What the callback returns for a code that runs as it is, with no hook on what it calls either."""
 
-Answer = Entry | bool | None | Literal["skip_callees"]
-Callback = Callable[
-    [Any, CodeType, FunctionType, dict[str, Any], tuple[Any, ...], tuple[CellType, ...] | None, str | None, int],
-    Answer,
-]
-"""callback(payload, code, function, globals, args, closure, why, n_entries) on a miss, with the hook off.
-
-args: the frame's argument slots in the order of co_varnames (arguments, keyword-only arguments, *args,
-**kwargs). why: which guard of the entry used last failed; None if there is no entry. It answers with
-
-    an Entry        added and run at once, without a check
-    None            this call runs as it is; the next one asks again
-    False           never asked again; entries it has are still used, its callees are still intercepted
-    SKIP_CALLEES    neither are its callees
-    True            look again (another thread has added an entry)
-
-An exception goes to the frame's caller."""
-
 class Guards:
     """A program of loads and checks; build it with dovetail.runtime.guards.make_guards."""
 
@@ -53,6 +35,24 @@ class Entry:
     globals: dict[str, Any]
     keep: Any
     hits: int
+
+Answer = Entry | bool | None | Literal["skip_callees"]
+Callback = Callable[
+    [Any, CodeType, FunctionType, dict[str, Any], tuple[Any, ...], tuple[CellType, ...] | None, str | None, int],
+    Answer,
+]
+"""callback(payload, code, function, globals, args, closure, why, n_entries) on a miss, with the hook off.
+
+args: the frame's argument slots in the order of co_varnames (arguments, keyword-only arguments, *args,
+**kwargs). why: which guard of the entry used last failed; None if there is no entry. It answers with
+
+    an Entry        added and run at once, without a check
+    None            this call runs as it is; the next one asks again
+    False           never asked again; entries it has are still used, its callees are still intercepted
+    SKIP_CALLEES    neither are its callees
+    True            look again (another thread has added an entry)
+
+An exception goes to the frame's caller."""
 
 class Context:
     """One per compiled function: a table from code objects to entries. Calls nest, on any thread."""

@@ -40,6 +40,10 @@ def bytes_at(address: int, count: int) -> bytes:
     return ctypes.string_at(address, count)
 
 
+def is_pointer(word: int) -> bool:
+    return word > 0xFFFF and word % 8 == 0
+
+
 def impl_of(tensor: torch.Tensor) -> int:
     return int(tensor._cdata)
 
@@ -120,7 +124,7 @@ def find_meta() -> int:
     after = words_at(impl_of(tensor), IMPL_BYTES // 8)
     return only(
         "autograd's record",
-        (8 * i for i in range(2, len(before)) if before[i] == 0 and after[i] > 1 << 32),
+        (8 * i for i in range(2, len(before)) if before[i] == 0 and is_pointer(after[i])),
     )
 
 
@@ -149,7 +153,7 @@ def find_grad_fn(meta: int) -> int:
     of_computed = words_at(meta_of(computed, meta), META_BYTES // 8)
     return only(
         "grad_fn",
-        (8 * i for i in range(1, len(of_leaf)) if of_leaf[i] == 0 and of_computed[i] > 1 << 32),
+        (8 * i for i in range(1, len(of_leaf)) if of_leaf[i] == 0 and is_pointer(of_computed[i])),
     )
 
 
