@@ -124,6 +124,8 @@ def start_logging(stream: EventStream, text: str | None = None, out: TextIO | No
 
     Whatever was asked for, a program that ran slower than it could says so when it ends (`none`: not)."""
     names = parse_names(os.environ.get("DOVETAIL_LOGS", "") if text is None else text)
+    if text is None and "none" not in names and sys.stderr.isatty():
+        stream.listeners.append(Progress(sys.stderr))
     if text is None and "none" not in names:
         atexit.register(say_at_exit, stream)
     if not names:
@@ -138,6 +140,36 @@ def start_logging(stream: EventStream, text: str | None = None, out: TextIO | No
             print(show_result(event), file=target)
 
     stream.listeners.append(listen)
+
+
+# -- a sign of life --------------------------------------------------------------------------------
+
+PATIENCE: Final = 1.0
+"""Seconds of compiling after which a terminal is told what is being done."""
+
+
+class Progress:
+    """One line on a terminal while a compile takes long, gone when it ends."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out, self.since, self.is_shown = out, 0.0, False
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "compile":
+            self.since = 0.0
+            if self.is_shown:
+                self.out.write("\r\033[K")
+                self.out.flush()
+                self.is_shown = False
+        elif event.kind == "stage":
+            self.since = self.since or event.at
+            if event.at - self.since > PATIENCE:
+                spent = event.at - self.since
+                self.out.write(
+                    f"\r\033[K[dovetail] compiling {event.get('unit')}: {event.get('stage')}, {spent:.0f} s"
+                )
+                self.out.flush()
+                self.is_shown = True
 
 
 # -- never silently slow ---------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class Race:
         kept = "eager is used for it from now on" if self.keep_faster else "it is used all the same"
         text = f"compiled {ours * 1e6:.1f} µs, eager {eager * 1e6:.1f} µs; {kept}"
         EVENTS.emit(
-            "slow", function=self.function, loc=self.loc, compiled_seconds=ours, eager_seconds=eager, text=text
+            "slow", function=self.function, loc=self.loc, text=text, compiled_seconds=ours, eager_seconds=eager,
         )  # fmt: skip
         if not self.keep_faster:
             warnings.warn(

@@ -101,6 +101,16 @@ class LineSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedSeen:
+    """What forward keeps for backward, and what backward computes again instead."""
+
+    unit: str
+    bytes: int
+    saved: tuple[str, ...]
+    recomputed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """An internal error that became eager, or compiled code that is slower than eager."""
 
@@ -123,6 +133,7 @@ class Explanation:
     stages: tuple[StageSeen, ...] = ()
     compiles: tuple[tuple[str, float, float], ...] = ()
     """(function, seconds, when it ended) of each frame compiled."""
+    partitions: tuple[SavedSeen, ...] = ()
     cudagraphs: tuple[tuple[str, bool, str], ...] = ()
     caches: dict[str, int] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
@@ -229,6 +240,13 @@ def _kernel(event: Event) -> KernelSeen:
     )  # fmt: skip
 
 
+def _saved(event: Event) -> SavedSeen:
+    return SavedSeen(
+        _text(event, "unit"), _int(event, "saved_bytes"), tuple(map(str, _items(event, "saved"))),
+        tuple(map(str, _items(event, "recomputed"))),
+    )  # fmt: skip
+
+
 def _stage(event: Event) -> StageSeen:
     return StageSeen(
         _text(event, "unit"), _text(event, "stage"), _float(event, "seconds"), event.at, _text(event, "value")
@@ -304,6 +322,7 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         guards=tuple((_text(e, "function"), tuple(map(str, _items(e, "guards")))) for e in of("guards")),
         stages=tuple(map(_stage, of("stage"))),
         compiles=tuple((_text(e, "function"), _float(e, "seconds"), e.at) for e in of("compile")),
+        partitions=tuple(map(_saved, of("partition"))),
         cudagraphs=tuple(
             (_text(e, "unit"), bool(e.get("used")), _text(e, "reason")) for e in of("cudagraph")
         ),

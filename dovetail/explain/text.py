@@ -84,36 +84,38 @@ def _recompile_lines(found: Explanation) -> list[str]:
     ]
 
 
-def show_explanation(found: Explanation) -> str:
-    lines = [summary(found)]
-    lines += _section("graphs", _graph_lines(found))
-    lines += _section("graph breaks", _break_lines(found, "graph_break"))
-    lines += _section("frames left to Python", _break_lines(found, "skip"))
-    lines += _section("recompiles", _recompile_lines(found))
-    lines += _section(
-        "fallbacks (ops that ran as themselves)", [f"{n:4} {op}" for op, n in found.fallbacks.items()]
-    )
-    lines += _section(
+def _partition_lines(found: Explanation) -> list[str]:
+    return [
+        f"{item.unit}: {show_bytes(item.bytes)} in {count(len(item.saved), 'tensor')}, "
+        f"{count(len(item.recomputed), 'op')} computed again"
+        for item in found.partitions
+    ]
+
+
+def _sections(found: Explanation) -> Iterator[tuple[str, list[str]]]:
+    yield "graphs", _graph_lines(found)
+    yield "graph breaks", _break_lines(found, "graph_break")
+    yield "frames left to Python", _break_lines(found, "skip")
+    yield "recompiles", _recompile_lines(found)
+    yield "fallbacks (ops that ran as themselves)", [f"{n:4} {op}" for op, n in found.fallbacks.items()]
+    yield (
         "kernels",
         [f"{show_bytes(k.bytes_moved):>10}  {k.name}  {', '.join(k.origins)}" for k in found.kernels],
     )
-    lines += _section("not fused, and why", [f"{d.subject}: {d.code} {d.text}" for d in found.declined])
-    lines += _section(
+    yield "not fused, and why", [f"{item.subject}: {item.code} {item.text}" for item in found.declined]
+    yield "saved for backward", _partition_lines(found)
+    yield (
         "CUDA graphs",
         [f"{unit}: {'used' if used else 'not used, ' + why}" for unit, used, why in found.cudagraphs],
     )
-    lines += _section(
-        "cache", [", ".join(f"{count(n, what)}" for what, n in found.caches.items())] if found.caches else []
-    )
-    lines += _section(
-        "compile seconds by stage", [f"{s * 1e3:9.1f} ms  {name}" for name, s in found.seconds.items()]
-    )
-    guards = sum(len(texts) for _, texts in found.guards)
-    lines += _section(
-        "guards",
-        [f"{count(guards, 'guard')} in {count(len(found.guards), 'entry').replace('entrys', 'entries')}"]
-        if guards
-        else [],
-    )
-    lines += _section("trouble", [f"{f.kind} {f.function}: {f.text}" for f in found.failures])
+    yield "cache on disk", [f"{n:4} {what}" for what, n in found.caches.items()]
+    yield "compile seconds by stage", [f"{s * 1e3:9.1f} ms  {name}" for name, s in found.seconds.items()]
+    yield "guards", [f"{len(texts):4} for {function}" for function, texts in found.guards]
+    yield "trouble", [f"{item.kind} {item.function}: {item.text}" for item in found.failures]
+
+
+def show_explanation(found: Explanation) -> str:
+    lines = [summary(found)]
+    for title, content in _sections(found):
+        lines += _section(title, content)
     return "\n".join(lines)

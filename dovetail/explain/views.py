@@ -153,15 +153,14 @@ def buffers_in(arg: ExternArg) -> Iterator[str]:
             yield from buffers_in(item)
 
 
+def view_nest(nest: Nest, sizes: dict[str, int]) -> NestView:
+    moved = sum(sizes.get(name, 0) for name in (*buffers_read(nest), *buffers_written(nest)))
+    return NestView(nest.name, str(nest), moved, nest.origins, place_of(nest.loc))
+
+
 def view_group(group: Group, sizes: dict[str, int]) -> GroupView:
     """Before fusion every nest reads and writes memory; after it, only what is not internal, once each."""
-    nests = tuple(
-        NestView(
-            nest.name, str(nest), sum(sizes.get(name, 0) for name in (*buffers_read(nest), *buffers_written(nest))),
-            nest.origins, place_of(nest.loc),
-        )
-        for nest in group.nests
-    )  # fmt: skip
+    nests = tuple(view_nest(nest, sizes) for nest in group.nests)
     written = {name for nest in group.nests for name in buffers_written(nest)} - {*group.internal}
     read = {name for nest in group.nests for name in buffers_read(nest)} - {*group.internal} - written
     before = sum(nest.bytes_moved for nest in nests)

@@ -20,7 +20,7 @@ from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.loop import Buffer, BufferRef, Extern, Loops, Nest, Range, Write, load, scalar
 from dovetail.ir.schedule import Group, Schedule
 from dovetail.ir.types import F32, tensor_type
-from dovetail.logs import KNOWN, closing_line, start_logging
+from dovetail.logs import KNOWN, Progress, closing_line, start_logging
 from dovetail.util.loc import Loc
 
 HERE = __file__
@@ -89,6 +89,7 @@ def make_events() -> list[Event]:
     emit("fallback", unit="graph_0", op="aten.sort.default", loc=Loc(HERE, 13, "f"))
     emit("fusion", unit="graph_0", subject="n0 with n2", code="F01", text="different devices")
     emit("guards", function="f", guards=("x tensor float32",))
+    emit("partition", unit="graph_0", saved_bytes=2048, saved=("y: f32[8, 64]",), recomputed=("a", "b"))
     emit("cache", what="hit", key="k")
     emit("compile", function="f", seconds=0.25)
     emit("slow", function="f", compiled_seconds=0.002, eager_seconds=0.001)
@@ -142,6 +143,7 @@ def test_text_tells_it(found: Explanation) -> None:
         "test_explain.py:14 in f: B07 call to print; hint: move it  (2 times)",
         "limit of 8 reached",
         "F01",
+        "2 ops computed again",
     ):
         assert part in text, part
     assert str(Explanation()).startswith("0 graphs")
@@ -243,3 +245,14 @@ def test_a_program_that_was_held_up_says_so_at_its_end() -> None:
     line = closing_line(stream)
     assert "2 graph breaks, 1 functions at their recompile limit, 1 graphs slower than eager" in line
     assert "test_explain.py:14 B07" in line and "\n" not in line
+
+
+def test_a_long_compile_shows_a_line_and_takes_it_away() -> None:
+    out = io.StringIO()
+    progress = Progress(out)
+    for at, kind, stage in ((0.1, "stage", "10.joint"), (0.5, "stage", "50.loops"), (0.6, "compile", "")):
+        progress(Event(kind, {"unit": "graph_0", "stage": stage}, at))
+    assert out.getvalue() == ""
+    for at, kind, stage in ((1.0, "stage", "10.joint"), (3.5, "stage", "50.loops"), (3.6, "compile", "")):
+        progress(Event(kind, {"unit": "graph_0", "stage": stage}, at))
+    assert "compiling graph_0: 50.loops, 2 s" in out.getvalue() and out.getvalue().endswith("\r\033[K")
