@@ -1,11 +1,14 @@
 """Plan -> Program: kernel texts, each once, and the host text that runs them."""
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from dovetail.codegen.cpp import CppTarget
 from dovetail.codegen.host.program import emit_host
 from dovetail.codegen.target import Launchable, Target
+from dovetail.codegen.triton import TritonTarget
+from dovetail.codegen.triton.kernel import TritonKernel
 from dovetail.ir.program import Kernel, Program
 from dovetail.ir.schedule import Group, Plan
 from dovetail.options import Options
@@ -24,13 +27,17 @@ def vector_bytes() -> int:
 
 
 def emit(plan: Plan, options: Options) -> Program:
-    target: Target = CppTarget(vector_bytes() if options.simd else 0)
     loops = plan.schedule.loops
+    targets: dict[str, Target] = {
+        "cpu": CppTarget(vector_bytes() if options.simd else 0),
+        "cuda": TritonTarget(),
+    }
     buffers = {b.name: b for b in loops.buffers}
     launches: dict[Group, Launchable] = {}
     kernels: dict[str, Kernel] = {}
     for step in plan.schedule.steps:
         if isinstance(step, Group):
+            target = targets[buffers[step.nests[0].writes[0].buffers[0]].type.device.kind]
             made = target.emit(step, buffers)
             launches[step] = made
             if made.key not in kernels:
@@ -39,7 +46,7 @@ def emit(plan: Plan, options: Options) -> Program:
     host = emit_host(plan, launches, index)
     return Program(
         loops.name,
-        "cpu",
+        str(loops.device),
         tuple(kernels.values()),
         host.text,
         len(loops.inputs),
@@ -55,4 +62,14 @@ def _kernel(group: Group, made: Launchable, target: Target, plan: Plan) -> Kerne
     sizes = {b.name: b.type.bytes for b in plan.schedule.loops.buffers}
     moved = sum(sizes[name].value for name in made.params if sizes[name].is_const)
     origins = tuple(dict.fromkeys(o for nest in group.nests for o in nest.origins))
-    return Kernel(made.symbol, target.language, made.text, made.key, moved, origins, made.symbol, made.prelude)
+    kernel = Kernel(made.symbol, target.language, made.text, made.key, moved, origins, made.symbol, made.prelude)
+    if not isinstance(made, TritonKernel):
+        return kernel
+    return replace(
+        kernel,
+        signature=made.signature,
+        constants=made.constants,
+        blocks=made.blocks,
+        sizes=tuple(sizes[name].value if sizes[name].is_const else 0 for name in made.params),
+        points=tuple(size.value if size.is_const else 0 for size, _ in made.grid),
+    )

@@ -10,6 +10,22 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """A choice of block sizes for a GPU kernel: x is the fast axis of points, or the rows of a
+    reduction; y the other axis of points; r the part of a row taken at once."""
+
+    x: int
+    y: int = 1
+    r: int = 1
+    warps: int = 4
+    stages: int = 1
+
+    def constants(self, names: tuple[str, ...]) -> dict[str, int]:
+        """The values of XBLOCK and so on."""
+        return {name: getattr(self, name[0].lower()) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """`key` identifies the text apart from its name, so that equal kernels are compiled once."""
 
@@ -23,6 +39,16 @@ class Kernel:
     """The C++ function's name in the compiled object."""
     prelude: tuple[str, ...] = ()
     """Pieces of text that must come before, in order; kernels compiled together share equal ones."""
+    signature: tuple[str, ...] = ()
+    """Triton only: the type of each parameter,"""
+    constants: tuple[str, ...] = ()
+    """the names of its block sizes,"""
+    blocks: tuple[Blocks, ...] = ()
+    """and the choices worth trying, the likeliest first."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of each buffer parameter, for tuning."""
+    points: tuple[int, ...] = ()
+    """Points along each grid axis, for tuning."""
 
 
 @dataclass(frozen=True, slots=True)

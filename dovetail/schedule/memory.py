@@ -78,6 +78,8 @@ def plan(schedule: Schedule) -> Plan:
             if step.aliases:  # the result may be a view: its arguments live on their own
                 shared = [name for name in extern_reads(step) if name not in places]
                 places |= {name: Place("output") for name in shared}
+    elsewhere = [b.name for b in loops.buffers if b.type.device != loops.device and b.name not in places]
+    places |= {name: Place("output") for name in elsewhere}  # the arena is on one device
     arena = Arena()
     _place_temporaries(schedule, buffers, places, last, arena)
     fixed = const(_aligned(arena.top))
@@ -166,6 +168,8 @@ def _find_donor(
     """A temporary that dies here and whose every read is at the position just being written."""
     if isinstance(step, Extern):
         return None
+    if buffers[name].type.device.kind != "cpu" and any(step.levels):
+        return None  # on a GPU, a later pass over a row may read again what an earlier one read
     target = _write_positions(step).get(name)
     if target is None:
         return None

@@ -76,13 +76,13 @@ def run_group(group, buffers, memory, folder):
     module.dv, module.libdevice = prelude, libdevice
     spec.loader.exec_module(module)
     fn = next(v for v in vars(module).values() if type(v).__name__ == "InterpretedFunction")
-    for config in kernel.configs[:2]:
-        blocks = {"XBLOCK": config.x, "YBLOCK": config.y, "RBLOCK": config.r}
+    for choice in kernel.blocks[:2]:
+        blocks = choice.constants(kernel.constants)
         sizes = []
         for size, k in kernel.grid:
             axis = kernel.constants[k]
             sizes.append(-(-size.value // blocks[axis]))
-        fn[tuple(sizes)](*(memory[p] for p in kernel.params), **{c: blocks[c] for c in kernel.constants})
+        fn[tuple(sizes)](*(memory[p] for p in kernel.params), **blocks)
 
 def execute(fn, inputs, folder):
     gm = symbolic_trace(fn)

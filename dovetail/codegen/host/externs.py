@@ -37,6 +37,11 @@ def emit_extern(writer: HostWriter, extern: Extern) -> None:
         call_python(writer, extern)
 
 
+def shim(writer: HostWriter) -> str:
+    """The part of the C shim for this program's device."""
+    return writer.plan.schedule.loops.device.kind
+
+
 # -- straight calls --------------------------------------------------------------------------------
 
 
@@ -51,7 +56,7 @@ def _into(function: str) -> Callable[[HostWriter, Extern], bool]:
         if numbers is None:
             return False
         out = writer.handle(extern.outputs[0])
-        writer(f'TRY("{extern.op}", aoti_torch_cpu_{function}_out({", ".join([out, *args, *numbers])}))')
+        writer(f'TRY("{extern.op}", aoti_torch_{shim(writer)}_{function}_out({", ".join([out, *args, *numbers])}))')
         return True
 
     return rule
@@ -77,7 +82,7 @@ def _convolution(writer: HostWriter, extern: Extern) -> bool:
     out = f"h_{extern.outputs[0]}"
     writer(f"Tensor {out};")
     flags = f"{lists[0]}, {lists[1]}, {lists[2]}, {int(bool(transposed))}, {lists[3]}, {groups}"
-    writer(f'TRY("{extern.op}", aoti_torch_cpu_convolution({a}, {b}, {bias_text}, {flags}, &{out}.handle))')
+    writer(f'TRY("{extern.op}", aoti_torch_{shim(writer)}_convolution({a}, {b}, {bias_text}, {flags}, &{out}.handle))')
     writer.settle(extern.outputs[0], out)
     return True
 

@@ -17,6 +17,9 @@ TORCH_CODE: Final[dict[DType, int]] = {
 }  # fmt: skip
 """c10::ScalarType, part of libtorch's stable ABI."""
 
+DEVICE_CODE: Final = {"cpu": 0, "cuda": 1}
+"""c10::DeviceType, likewise."""
+
 HEAD: Final = """\
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t; typedef unsigned long uint64_t;
@@ -79,14 +82,14 @@ struct NoGrad {
 };
 static inline void* data_of(Handle h) { void* p = nullptr; aoti_torch_get_data_ptr(h, &p); return p; }
 // A library result with other strides than the kernels were compiled for is copied into those.
-static int32_t settle(Tensor& t, int64_t n, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
+static int32_t settle(Tensor& t, int64_t n, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t kind, int32_t index) {
     int64_t *z = nullptr, *s = nullptr;
     if (aoti_torch_get_sizes(t, &z) || aoti_torch_get_strides(t, &s)) return 1;
     bool same = true;
     for (int64_t d = 0; d < n; ++d) { if (z[d] != sizes[d]) return 1; same &= s[d] == strides[d] || sizes[d] <= 1; }
     if (same) return 0;
     Tensor copy;
-    if (aoti_torch_empty_strided(n, sizes, strides, dtype, 0, 0, &copy.handle)) return 1;
+    if (aoti_torch_empty_strided(n, sizes, strides, dtype, kind, index, &copy.handle)) return 1;
     if (aoti_torch_copy_(copy, t, 0)) return 1;
     Handle h = t.handle; t.handle = copy.handle; copy.handle = h;
     return 0;

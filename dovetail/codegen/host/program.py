@@ -21,13 +21,15 @@ from dovetail.codegen.analysis import loads_of
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.host.externs import emit_extern, extern_refs
-from dovetail.codegen.host.prelude import HEAD, TORCH_CODE
+from dovetail.codegen.host.cuda import CUDA_HEAD, launch_cuda
+from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
 from dovetail.codegen.target import Launchable
+from dovetail.codegen.triton.kernel import TritonKernel
 from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.loop import Buffer, BufferRef, Extern
 from dovetail.ir.program import PythonCall, Result
 from dovetail.ir.schedule import Group, Place, Plan
-from dovetail.ir.types import DType, TensorType
+from dovetail.ir.types import Device, DType, TensorType
 
 
 @dataclass(slots=True)
@@ -95,7 +97,8 @@ class HostWriter:
         type = self.buffers[name].type
         text = f"h_{_identifier(name)}"
         sizes, strides = self.sizes(type.shape), self.sizes(type.stride)
-        call = f"aoti_torch_empty_strided({type.ndim}, {sizes}, {strides}, {TORCH_CODE[type.dtype]}, 0, 0, &{text}.handle)"
+        where = f"{TORCH_CODE[type.dtype]}, {device_code(type.device)}"
+        call = f"aoti_torch_empty_strided({type.ndim}, {sizes}, {strides}, {where}, &{text}.handle)"
         self(f'Tensor {text}; TRY("{name}: out of memory", {call})')
         self.handles[name] = text
 
@@ -110,9 +113,9 @@ class HostWriter:
             sizes, strides = self.sizes(ref.type.shape), self.sizes(ref.type.stride)
             shape = f"{ref.type.ndim}, {sizes}, {strides}"
             if place.kind == "arena":
-                code = TORCH_CODE[ref.type.dtype]
+                code = f"{TORCH_CODE[ref.type.dtype]}, {device_code(ref.type.device)}"
                 start = f"{self.pointer(ref.buffer)} + {c_expr(ref.offset)}"
-                call = f"aoti_torch_create_tensor_from_blob({start}, {shape}, 0, {code}, 0, 0, &{text}.handle)"
+                call = f"aoti_torch_create_tensor_from_blob({start}, {shape}, 0, {code}, &{text}.handle)"
             else:
                 source = self.handle(ref.buffer)
                 call = f"aoti_torch__reinterpret_tensor({source}, {shape}, {c_expr(ref.offset)}, &{text}.handle)"
@@ -130,8 +133,13 @@ class HostWriter:
         type = self.buffers[name].type
         self.handles[name] = handle
         sizes, strides = self.sizes(type.shape), self.sizes(type.stride)
-        call = f"settle({handle}, {type.ndim}, {sizes}, {strides}, {TORCH_CODE[type.dtype]})"
+        call = f"settle({handle}, {type.ndim}, {sizes}, {strides}, {TORCH_CODE[type.dtype]}, {device_code(type.device)})"
         self(f'TRY("{name}: unexpected shape", {call})')
+
+
+def device_code(device: Device) -> str:
+    """Type and index as the shim takes them."""
+    return f"{DEVICE_CODE[device.kind]}, {device.index or 0}"
 
 
 def c_type(dtype: DType) -> str:
@@ -162,7 +170,9 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     kinds = _bind_inputs(writer)
     _bind_symbols(writer)
     if plan.arena_bytes is not ZERO:
-        writer(f"Temporaries arena({c_expr(plan.arena_bytes)});")
+        kind = "Temporaries" if loops.device.kind == "cpu" else "DeviceTemporaries"
+        where = "" if loops.device.kind == "cpu" else f", {device_code(loops.device)}"
+        writer(f"{kind} arena({c_expr(plan.arena_bytes)}{where});")
     last = _last_reads(plan)
     for k, step in enumerate(plan.schedule.steps):
         if isinstance(step, Group):
@@ -171,7 +181,7 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
             emit_extern(writer, step)
         _free(writer, k, last)
     results, count = _return(writer)
-    head = HEAD.replace("%(kernels)s", str(max(len(kernel_index), 1)))
+    head = (HEAD if loops.device.kind == "cpu" else HEAD + CUDA_HEAD).replace("%(kernels)s", str(max(len(kernel_index), 1)))
     constants = [f"static const int64_t {name}[] = {{{', '.join(map(str, key))}}};" for key, name in writer.constants.items()]
     body = ["    " + line for line in writer.lines]
     start = 'extern "C" int32_t run(void** inputs, int64_t* ints, double* floats, void** outputs, Python* python) {'
@@ -213,6 +223,9 @@ def _bind_symbols(writer: HostWriter) -> None:
 
 
 def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int) -> None:
+    if isinstance(launch, TritonKernel):
+        launch_cuda(writer, group, launch, index)
+        return
     args = [writer.pointer(name) for name in launch.params]
     kinds = [f"{c_type(writer.buffers[name].type.dtype)}*" for name in launch.params]
     args += [c_expr(size) for size in launch.sizes]

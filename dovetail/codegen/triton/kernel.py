@@ -26,6 +26,7 @@ from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, roots_o
 from dovetail.codegen.triton.ops import COMBINE, IDENTITY, POINTER, REDUCE, TL_TYPE, TRITON
 from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, sym, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, scalar
+from dovetail.ir.program import Blocks
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, I64, DType
 from dovetail.util.writer import Writer
@@ -33,17 +34,6 @@ from dovetail.util.writer import Writer
 PERSISTENT: Final = 8192
 """Longest row that is held in registers."""
 INT32_LIMIT: Final = (1 << 31) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """A choice of block sizes. x is the fast axis of points or the rows of a reduction."""
-
-    x: int
-    y: int = 1
-    r: int = 1
-    warps: int = 4
-    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +49,14 @@ class TritonKernel:
     signature: tuple[str, ...]
     grid: tuple[tuple[Expr, int], ...]
     """For each grid axis, how many points it has and how many of them a program takes."""
-    configs: tuple[Config, ...]
+    blocks: tuple[Blocks, ...]
     constants: tuple[str, ...]
+    may_fail: bool = False
+    prelude: tuple[str, ...] = ()
+
+    @property
+    def symbol(self) -> str:
+        return f"{_name(self.name)}_{self.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +173,17 @@ class _Emitter:
         comment = "".join(f"# {line}\n" for line in str(self.group).splitlines())
         signature = [POINTER[a.buffer.type.dtype] for a in self.shape.args]
         signature += [wide] * len(self.shape.symbols) + ["fp64"] * len(numbers)
+        key = hashlib.sha256((plain + str(signature)).encode()).hexdigest()[:16]
         return TritonKernel(
             self.group.name,
-            comment + plain.replace("KERNEL", _name(self.group.name), 1),
-            hashlib.sha256((plain + str(signature)).encode()).hexdigest()[:16],
+            comment + plain.replace("KERNEL", f"{_name(self.group.name)}_{key}", 1),
+            key,
             tuple(a.buffer.name for a in self.shape.args),
             self.shape.symbols,
             numbers,
             tuple(signature),
             tuple((axis.size, k) for k, axis in enumerate(self.axes) if axis.name != "r"),
-            tuple(choose_configs(self.axes, self.is_looped, self._width())),
+            tuple(choose_blocks(self.axes, self.is_looped, self._width())),
             constants,
         )
 
@@ -606,18 +603,18 @@ def _power(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-def choose_configs(axes: tuple[Axis, ...], is_looped: bool, width: int) -> list[Config]:
+def choose_blocks(axes: tuple[Axis, ...], is_looped: bool, width: int) -> list[Blocks]:
     """A few block sizes worth trying, the likeliest first."""
     if axes[-1].name == "r":
         rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
         if is_looped:
-            return [Config(1, r=4096, warps=16), Config(1, r=2048, warps=8), Config(2, r=1024, warps=8), Config(8, r=256, warps=4)]
+            return [Blocks(1, r=4096, warps=16), Blocks(1, r=2048, warps=8), Blocks(2, r=1024, warps=8), Blocks(8, r=256, warps=4)]
         row = _power(axes[-1].size.value)
         per = max(1, min(4096 // row, _power(rows)))
         warps = max(1, min(16, row * per // 512))
-        return [Config(per, r=row, warps=warps), Config(max(per // 4, 1), r=row, warps=max(1, min(8, row // 256)))]
+        return [Blocks(per, r=row, warps=warps), Blocks(max(per // 4, 1), r=row, warps=max(1, min(8, row // 256)))]
     if len(axes) == 2:
-        return [Config(64, y=64, warps=8), Config(32, y=32, warps=4), Config(128, y=32, warps=8)]
+        return [Blocks(64, y=64, warps=8), Blocks(32, y=32, warps=4), Blocks(128, y=32, warps=8)]
     size = axes[0].size.value if axes[0].size.is_const else 1 << 24
     small = max(64, min(1024, _power(size)))
-    return [Config(small, warps=4), Config(min(small, 512), warps=2), Config(2048 if size > 4096 else small, warps=8)]
+    return [Blocks(small, warps=4), Blocks(min(small, 512), warps=2), Blocks(2048 if size > 4096 else small, warps=8)]

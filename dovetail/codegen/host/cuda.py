@@ -1,0 +1,115 @@
+"""What a host program needs on a GPU: device memory, and kernels launched through the driver.
+
+    launch(dv_kernels[0], dv_launches[0], rows, 1, stream, {&x, &o});
+
+`dv_launches` holds each kernel's block sizes, warps and shared memory; the loader fills it in after
+tuning. Kernels assume pointers aligned to 16 bytes: an input that is not, or that lies on the CPU (a
+0-d tensor among GPU ones), is copied first.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from dovetail.codegen.cpp.exprs import c_expr
+from dovetail.codegen.host.prelude import TORCH_CODE
+from dovetail.codegen.triton.kernel import TritonKernel
+from dovetail.ir.schedule import Group
+
+if TYPE_CHECKING:
+    from dovetail.codegen.host.program import HostWriter
+
+CUDA_HEAD: Final = """\
+struct Launch { int32_t x, y, warps, shared; };
+typedef int (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+extern "C" {
+Launch dv_launches[%(kernels)s];
+LaunchKernel dv_launch_kernel;
+int32_t aoti_torch_get_current_cuda_stream(int32_t, void**);
+int32_t aoti_torch_cuda_mm_out(Handle, Handle, Handle);
+int32_t aoti_torch_cuda_bmm_out(Handle, Handle, Handle);
+int32_t aoti_torch_cuda_addmm_out(Handle, Handle, Handle, Handle, double, double);
+int32_t aoti_torch_cuda_baddbmm_out(Handle, Handle, Handle, Handle, double, double);
+int32_t aoti_torch_cuda_convolution(Handle, Handle, Handle*, const int64_t*, int64_t, const int64_t*, int64_t,
+    const int64_t*, int64_t, int32_t, const int64_t*, int64_t, int64_t, Handle*);
+}
+// Temporaries of one call, from torch's allocator, which knows about streams.
+struct DeviceTemporaries {
+    Tensor block;
+    void* start = nullptr;
+    DeviceTemporaries(int64_t bytes, int32_t kind, int32_t index) {
+        const int64_t size[] = {bytes}, stride[] = {1};
+        if (bytes && !aoti_torch_empty_strided(1, size, stride, 0, kind, index, &block.handle)) start = block.data();
+    }
+};
+// A tensor of the same layout on the device; used for inputs that kernels cannot read where they are.
+static Handle moved(Handle h, Tensor& copy, int64_t n, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                    int32_t kind, int32_t index, bool always) {
+    if (!always && (uint64_t)data_of(h) % 16 == 0) return h;
+    if (aoti_torch_empty_strided(n, sizes, strides, dtype, kind, index, &copy.handle)) return h;
+    aoti_torch_copy_(copy, h, 0);
+    return copy.handle;
+}
+static inline int32_t launch(void* kernel, const Launch& how, int64_t x, int64_t y, void* stream, void** args) {
+    const int64_t gx = (x + how.x - 1) / how.x, gy = (y + how.y - 1) / how.y;
+    if (gx <= 0 || gy <= 0) return 0;
+    return dv_launch_kernel(kernel, (unsigned)gx, (unsigned)gy, 1, 32 * how.warps, 1, 1, how.shared, stream, args, nullptr);
+}
+"""
+
+
+def launch_cuda(writer: HostWriter, group: Group, kernel: TritonKernel, index: int) -> None:
+    device = writer.plan.schedule.loops.device
+    if "stream" not in writer.pointers:
+        writer.pointers["stream"] = "stream"
+        writer("void* stream = nullptr;")
+        writer(f'TRY("stream", aoti_torch_get_current_cuda_stream({device.index or 0}, &stream))')
+    args: list[str] = []
+    for name in kernel.params:
+        args.append(f"&{_device_pointer(writer, name)}")
+    for expr, kind in zip(kernel.sizes, kernel.signature[len(kernel.params) :]):
+        local = writer.fresh("size")
+        writer(f"{'int64_t' if kind == 'i64' else 'int32_t'} {local} = {c_expr(expr)};")
+        args.append(f"&{local}")
+    for name in kernel.numbers:
+        local = writer.fresh("number")
+        writer(f"double {local} = {name};")
+        args.append(f"&{local}")
+    packed = writer.fresh("args")
+    if "scratch" not in writer.pointers:
+        writer.pointers["scratch"] = "scratch"
+        writer("void* scratch = nullptr;")
+    writer(f"void* {packed}[] = {{{', '.join([*args, '&scratch', '&scratch'])}}};")
+    sizes = {kernel.constants[k][0]: c_expr(size) for size, k in kernel.grid}
+    first, second = _grid(kernel, sizes)
+    where = f"    // {group.nests[-1].loc}" if group.nests[-1].loc else ""
+    call = f"launch(dv_kernels[{index}], dv_launches[{index}], {first}, {second}, stream, {packed})"
+    writer(f'TRY("launch of {kernel.symbol}", {call}){where}')
+
+
+def _grid(kernel: TritonKernel, sizes: dict[str, str]) -> tuple[str, str]:
+    """Points along the first and second grid axis, in the order the kernel asks for program ids."""
+    names = [kernel.constants[k][0] for _, k in kernel.grid]
+    texts = [sizes[name] for name in names]
+    return texts[0], texts[1] if len(texts) > 1 else "1"
+
+
+def _device_pointer(writer: HostWriter, name: str) -> str:
+    """A pointer that the kernel may read; inputs are checked once per program."""
+    buffer = writer.buffers[name]
+    if buffer.kind != "input" or f"checked {name}" in writer.pointers:
+        return writer.pointer(name)
+    writer.pointers[f"checked {name}"] = ""
+    type = buffer.type
+    device = writer.plan.schedule.loops.device
+    copy = writer.fresh("copy")
+    sizes, strides = writer.sizes(type.shape), writer.sizes(type.stride)
+    from_cpu = type.device.kind == "cpu"
+    writer(f"Tensor {copy};")
+    source = writer.handles[name]
+    call = f"moved({source}, {copy}, {type.ndim}, {sizes}, {strides}, {TORCH_CODE[type.dtype]}, 1, {device.index or 0}, {int(from_cpu)})"
+    seen = writer.fresh("seen")
+    writer(f"Handle {seen} = {call};")
+    text = writer.fresh("p")
+    writer(f"void* {text} = data_of({seen});")
+    writer.pointers[name] = text
+    return text
