@@ -144,6 +144,7 @@ class Compiler:
         if entries and (verdict := self._recompile(frame, why or "", entries)) is not None:
             return verdict
         start = time.perf_counter()
+        random_state = torch.get_rng_state()
         try:
             return self._compile(frame)
         except Break as reason:
@@ -154,6 +155,7 @@ class Compiler:
             )
             return False
         finally:
+            torch.set_rng_state(random_state)  # compiling draws no numbers that the program would draw
             EVENTS.emit("compile", function=code.co_qualname, seconds=time.perf_counter() - start)
 
     def _recompile(self, frame: capture.Frame, why: str, entries: int) -> Verdict:

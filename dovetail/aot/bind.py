@@ -42,6 +42,9 @@ Executable: TypeAlias = "Callable[..., Sequence[Any]]"
 
 _numbers: Final = itertools.count()
 
+WANTS_GRAD_MODE: Final = frozenset(("aten.mkldnn_rnn_layer.default",))
+"""Kernels that keep what their backward needs only while grad mode is on."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
@@ -112,7 +115,10 @@ class _Emitter:
         return self.results[: self.signature.values]
 
     def given(self) -> str:
-        return ", ".join([*self.inputs, *(f"constant_{i}" for i in range(self.signature.constants))])
+        return ", ".join([*self.inputs, *self.constants()])
+
+    def constants(self) -> list[str]:
+        return [f"constant_{i}" for i in range(self.signature.constants)]
 
     def emit_run(self, target: str, executable: str, given: str) -> None:
         """One call of an executable, outside of autocast: its casts are in the graph."""
@@ -231,7 +237,14 @@ class _Emitter:
                 self.w("ctx.random = eager.random_state()")
             else:
                 self.w("ctx.random = None")
-            self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
+            if any(node.op in WANTS_GRAD_MODE for node in partition.forward.nodes):
+                detached = [f"{name}.detach()" if self.is_tensor(i) else name for i, name in enumerate(self.inputs)]
+                with self.w.block("with torch.enable_grad():"):
+                    self.emit_run(
+                        f"{_targets(self.results)} = ", "run_forward", ", ".join([*detached, *self.constants()])
+                    )
+            else:
+                self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
             kept = [self.saved_name(s.source, s.index) for s in partition.saved if s.source != "symbol"]
             self.w(f"ctx.save_for_backward({', '.join(kept)})")
             sizes = self.symbols_of_backward()
