@@ -24,6 +24,9 @@ class Guards:
     ) -> tuple[int, str] | None:
         """The first guard that does not hold, as (its position, text); None if all hold."""
 
+    def stats(self) -> dict[str, int]:
+        """How much is remembered: instructions, groups, memos, words compared, steps run every time."""
+
 class Entry:
     """Compiled code for one code object, and when it may be used.
 

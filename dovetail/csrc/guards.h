@@ -60,7 +60,6 @@ typedef struct {
     PyObject *texts;     /* slot -> text of its path */
     PyObject **scratch;  /* slots for one run at a time, all NULL between runs */
     int *scratch_touched, busy;
-    uint64_t memo_hits, full_runs;
 } Guards;
 
 /* One run. Slots hold references. */
@@ -82,6 +81,7 @@ int step(Run *run, const Instruction *instruction);
 int run_group(Run *run, Group *group);
 void release_memo(Memo *memo);
 int visit_memo(const Memo *memo, visitproc visit, void *arg);
+void count_memo(const Memo *memo, long *words, long *residual);
 
 /* What a step tells the memo being recorded. A step that tells nothing is run every time. */
 void note_pure(Run *run);

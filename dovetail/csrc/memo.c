@@ -42,15 +42,37 @@ typedef struct Recording {
     char *typed, *placed; /* slots whose type and dict's place are noted */
 } Recording;
 
+/* -- words */
+
+static int number_of_mask(Words *words, uint64_t mask) {
+    int number = 0;
+    while (number < words->n_masks && words->masks[number] != mask) number++;
+    if (number == MASKS) return -1;
+    if (number == words->n_masks) words->masks[words->n_masks++] = mask;
+    return number;
+}
+
+static int set_word(Words *words, int index, const void *address, uint64_t mask) {
+    int number = number_of_mask(words, mask);
+    if (number < 0 || (uintptr_t)address >> ADDRESS_BITS) return -1;
+    words->items[index] = (Word){(uintptr_t)address | (uint64_t)number << ADDRESS_BITS, read_word(address) & mask};
+    return index;
+}
+
 int add_word(Words *words, const void *address, uint64_t mask) {
+    unsigned offset = (uintptr_t)address & 7;
+    address = (const char *)address - offset;
+    mask <<= 8 * offset;
+    for (int i = words->count - 1; i >= 0 && i >= words->count - 4; i--) /* fields that share a word */
+        if (word_address(&words->items[i]) == address)
+            return set_word(words, i, address, mask | words->masks[words->items[i].address >> ADDRESS_BITS]);
     if (words->count == words->capacity) {
         int capacity = words->capacity ? words->capacity * 2 : 64;
         Word *items = PyMem_Realloc(words->items, capacity * sizeof(Word));
         if (!items) return -1;
         words->items = items, words->capacity = capacity;
     }
-    words->items[words->count] = (Word){address, mask, read_word(address) & mask};
-    return words->count++;
+    return set_word(words, words->count, address, mask) < 0 ? -1 : words->count++;
 }
 
 /* -- notes */
@@ -86,7 +108,7 @@ void note_dict(Run *run, int slot, PyObject *dict) {
     int *known = &recording->word_of[slot < 0 ? run->guards->n_slots : slot];
     const uint64_t *version = dict_version(dict);
     note_pure(run);
-    if (*known < 0 || memo->words.items[*known].address != version) *known = add_word(&memo->words, version, ~0ull);
+    if (*known < 0 || word_address(&memo->words.items[*known]) != version) *known = add_word(&memo->words, version, ~0ull);
     if (*known < 0) recording->failed = 1;
     memo->links[memo->n_links++] = (Link){recording->position, *known};
 }
@@ -117,6 +139,11 @@ int visit_memo(const Memo *memo, visitproc visit, void *arg) {
     for (int i = 0; i < memo->count; i++)
         if (memo->held[i]) Py_VISIT(memo->values[i]);
     return 0;
+}
+
+void count_memo(const Memo *memo, long *words, long *residual) {
+    *words += memo->words.count;
+    *residual += memo->n_residual;
 }
 
 static Memo *make_memo(int count) {
@@ -251,16 +278,15 @@ static int repair(Run *run, const Group *group, Memo *memo, int word) {
         if (same > 0 && IS_LOAD(at->operation)) same = run->slots[at->slot] == memo->values[position];
         linked = 1;
     }
-    if (linked && same > 0) memo->words.items[word].expected = read_word(memo->words.items[word].address);
+    if (linked && same > 0) memo->words.items[word].expected = word_now(&memo->words, &memo->words.items[word]);
     return linked ? same : 0;
 }
 
 /* 1: the words are as they were. 0: some are not. */
 static int are_unchanged(Run *run, const Group *group, Memo *memo) {
-    const Word *words = memo->words.items;
-    int count = memo->words.count;
-    for (int i = 0; i < count; i++) {
-        if (__builtin_expect((read_word(words[i].address) & words[i].mask) == words[i].expected, 1)) continue;
+    const Words *words = &memo->words;
+    for (int i = 0; i < words->count; i++) {
+        if (__builtin_expect(word_now(words, &words->items[i]) == words->items[i].expected, 1)) continue;
         int repaired = repair(run, group, memo, i);
         if (repaired <= 0) return repaired;
     }

@@ -30,23 +30,35 @@ int guards_check(PyObject *guards, const Inputs *inputs);
 /* (index of the first guard that fails, text), or None; the same run, with explanations on. */
 PyObject *guards_why(PyObject *guards, const Inputs *inputs);
 
-/* -- words: memory that must not have changed since guards held */
+/* -- words: memory that must not have changed since guards held. They are many and read at every call, so
+ * they are small: an aligned address, with the number of a mask in the bits that addresses do not use. */
+enum { MASKS = 32, ADDRESS_BITS = 48 };
+
 typedef struct {
-    const void *address;
-    uint64_t mask, expected;
+    uint64_t address, expected;
 } Word;
 
 typedef struct {
     Word *items;
-    int count, capacity;
+    int count, capacity, n_masks;
+    uint64_t masks[MASKS];
 } Words;
 
-int add_word(Words *words, const void *address, uint64_t mask); /* its index, or -1 without memory */
+/* Adds the masked bits at an address; its index, or -1 without memory. */
+int add_word(Words *words, const void *address, uint64_t mask);
 
 static inline uint64_t read_word(const void *address) {
     uint64_t value;
     memcpy(&value, address, sizeof value);
     return value;
+}
+
+static inline const void *word_address(const Word *word) {
+    return (const void *)(word->address & ((1ull << ADDRESS_BITS) - 1));
+}
+
+static inline uint64_t word_now(const Words *words, const Word *word) {
+    return read_word(word_address(word)) & words->masks[word->address >> ADDRESS_BITS];
 }
 
 /* -- tensor.c */
