@@ -18,6 +18,7 @@ from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any, Final, TypeAlias
 
+import torch
 from torch.fx import GraphModule
 
 from dovetail import _native, aot, capture, codegen, lower, ops, passes, runtime, schedule
