@@ -86,3 +86,10 @@ class Plan:
     schedule: Schedule
     places: tuple[tuple[str, Place], ...]
     arena_bytes: Expr
+
+    def __str__(self) -> str:
+        lines = [f"plan of {self.schedule.loops.name}: an arena of {self.arena_bytes} bytes"]
+        for name, place in self.places:
+            where = f" at {place.offset}" if place.offset is not None else f" of {place.of}" if place.of else ""
+            lines.append(f"  {name}: {place.kind}{where}")
+        return "\n".join(lines)
