@@ -120,6 +120,7 @@ class Compiler:
         self, backend: str | Backend, options: Options, fullgraph: bool, dynamic: bool | None
     ) -> None:
         self.backend, self.options = choose_backend(backend, options), options
+        self.is_own = not callable(backend)
         self.fullgraph, self.is_dynamic = fullgraph, dynamic
         self.history = capture.History(dynamic)
         self.context = _native.Context(self, Compiler.on_frame)
@@ -197,11 +198,11 @@ class Compiler:
     def _install(self, frame: capture.Frame, captured: Capture) -> Verdict:
         namespace = captured.namespace
         if captured.graph is not None:
-            examples = [item.example for item in captured.inputs]
+            examples = [item.traced if self.is_own else item.example for item in captured.inputs]
             graph = self.backend(captured.graph, examples)  # type: ignore[arg-type]
             namespace[captured.graph_name] = functools.partial(_native.without, graph)
         function = capture.make_entry(captured, frame)
-        return _native.Entry(make_guards(captured.guards), function, frame.globals)
+        return _native.Entry(make_guards(capture.all_guards(captured)), function, frame.globals)
 
 
 def _report(captured: Capture) -> None:
@@ -211,6 +212,7 @@ def _report(captured: Capture) -> None:
             "graph_break", function=captured.name, code=point.code, text=point.text, hint=point.hint, loc=point.loc
         )
     EVENTS.emit("guards", function=captured.name, guards=tuple(captured.guards))
+    EVENTS.emit("entry", function=captured.name, loc=captured.loc, value=captured.text)
     if module is None:
         return
     calls = [n for n in module.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]

@@ -1,20 +1,315 @@
-"""Which sizes and numbers are symbolic: decided from what changed between calls.
+"""Which sizes and numbers are symbolic, decided from what changed between calls.
 
-    History(dynamic).policy(frame) -> Policy | None
+    history = History(dynamic=None)
+    capture f(x: [8, 4])      static; history notes x: [8, 4]
+    capture f(x: [16, 4])     x's first size differs: it becomes the symbol s0, read by x.size(0)
 
-dynamic=None: the first capture of a function is static; a size or number that differs at the next one
-becomes a symbol. True: symbolic from the start. False: never.
+dynamic=None is automatic as above; True makes everything symbolic from the start; False nothing, ever.
+Parameters stay static. A symbol that a branch or an op needed to know something about leaves an
+assumption in Shapes; `all_guards` turns what is left of them into guards, after the backend has run,
+because the backend may assume more.
 """
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, Final
+
+import torch
+
+from dovetail.capture.frame import Frame
+from dovetail.capture.trace import Trace
+from dovetail.errors import UnsupportedValue
+from dovetail.fake.tensor import Fake, fake_like
+from dovetail.ir.capture import Capture, GraphInput
+from dovetail.ir.expr import INF, Expr, eq, sym, symbols
+from dovetail.ir.guard import Equals, Guard, Holds, TypeIs
+from dovetail.ir.source import Arg, DictAttr, Item, KeyItem, Size, Source, Stride
+from dovetail.sym import Real, Shapes, make_symfloat, make_symint
+
+Dims = frozenset[int]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What earlier captures of one code object read, by path: sizes of tensors, values of numbers."""
+
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    numbers: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Path to (identity of the object it was read from, value)."""
+    dims: dict[str, Dims] = field(default_factory=dict)
+    varying: set[str] = field(default_factory=set)
 
 
 class History:
-    """What earlier captures of each code object saw, kept by the compiler across captures."""
+    """Kept by the compiler across captures."""
 
     def __init__(self, dynamic: bool | None) -> None:
         self.dynamic = dynamic
+        self.seen: dict[CodeType, Seen] = {}
 
-    def policy(self, frame: Any) -> None:
-        return None
+    def policy(self, frame: Frame) -> Policy | None:
+        if self.dynamic is False:
+            return None
+        return Policy(self.dynamic is True, self.seen.setdefault(frame.code, Seen()))
+
+
+class Policy:
+    """The decisions of one capture, and the symbols they made."""
+
+    def __init__(self, everything: bool, seen: Seen) -> None:
+        self.everything, self.seen = everything, seen
+        self.shapes: Shapes | None = None
+        self.sizes: dict[str, tuple[int, ...]] = {}
+        self.numbers: dict[str, tuple[int, float]] = {}
+        self.sources: dict[str, Source] = {}
+        self.texts: dict[int, str] = {}
+
+    def fresh(self) -> Policy:
+        return Policy(self.everything, self.seen)
+
+    def shapes_of(self, trace: Trace) -> Shapes:
+        if self.shapes is None:
+            self.shapes = trace.shapes = Shapes(where=trace.loc)
+        return self.shapes
+
+    # -- what becomes a symbol
+
+    def tensor(self, trace: Trace, value: torch.Tensor, source: Source) -> Any:
+        """(Fake, sizes to guard, strides to guard, second Fake) for a tensor with symbolic sizes; else None."""
+        dims = self.dims_of(value, source)
+        if not dims:
+            return None
+        shapes = self.shapes_of(trace)
+        found: dict[int, Expr] = {}
+        for dim in sorted(dims):
+            where = Size(source, dim)
+            expr = shapes.symbol(value.shape[dim], where)
+            found[dim] = expr
+            self.sources[next(reversed(shapes.symbols))] = where
+        fake = fake_like(value, shapes=shapes, dims=found)
+        sizes = tuple(None if dim in found else size for dim, size in enumerate(value.shape))
+        strides = tuple(None if isinstance(n, torch.SymInt) else int(n) for n in fake.stride())
+        self.guard_strides(trace, fake, source)
+        return fake, sizes, strides, fake_like(value, shapes=shapes, dims=found)
+
+    def guard_strides(self, trace: Trace, fake: Fake, source: Source) -> None:
+        for dim, stride in enumerate(fake.stride()):
+            if isinstance(stride, torch.SymInt):
+                expr = stride.node.expr
+                name = f"t{len(trace.guards)}"
+                reads = [(name, Stride(source, dim)), *((s.name, self.sources[s.name]) for s in symbols(expr))]
+                trace.late_guards.append(Guard(source, Holds(eq(sym(name, 0, INF), expr), tuple(reads)), trace.loc()))
+
+    def dims_of(self, value: torch.Tensor, source: Source) -> Dims:
+        if isinstance(value, torch.nn.Parameter) or value.dim() == 0:
+            return frozenset()
+        text, seen = source.text, self.seen
+        size = tuple(value.shape)
+        before = seen.sizes.get(text)
+        self.sizes[text] = size
+        dims = set(seen.dims.get(text, ()))
+        if self.everything:
+            dims |= set(range(len(size)))
+        elif before is not None and len(before) == len(size) and not is_state(source):
+            dims |= {dim for dim, (a, b) in enumerate(zip(before, size)) if a != b}
+        dims |= marks(value, "_dovetail_dynamic_dims", "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+        dims -= marks(value, "_dovetail_static_dims", "_dynamo_static_indices")
+        if not self.everything:
+            seen.dims[text] = frozenset(dims)
+        return frozenset(dim for dim in dims if size[dim] > 1)
+
+    def number(self, trace: Trace, value: Any, source: Source) -> Any:
+        """A symbol for an int or a float that changes from call to call; else None."""
+        if not trace.options.capture_scalars:
+            return None
+        text, seen = source.text, self.seen
+        owner = owner_of(trace, source)
+        before = seen.numbers.get(text)
+        self.numbers[text] = (owner, value)
+        changed = before is not None and before[0] == owner and before[1] != value and type(before[1]) is type(value)
+        if changed:
+            seen.varying.add(text)
+        if text not in seen.varying and not (self.everything and isinstance(source, Arg)):
+            return None
+        shapes = self.shapes_of(trace)
+        trace.guard(source, TypeIs(type(value)))
+        if isinstance(value, int):
+            expr = shapes.symbol(value, source, lo=-INF)
+            self.sources[expr.name] = source
+            return make_symint(shapes, expr, value)
+        name = shapes.float_symbol(value, source)
+        self.sources[name] = source
+        return make_symfloat(shapes, name)
+
+    # -- symbols in the graph
+
+    def names_in(self, values: Any) -> set[str]:
+        """Names of the symbols that the graph's arguments need as inputs of their own."""
+        found: set[str] = set()
+        for value in values:
+            found |= leaves(self.simplified(value))
+        return found
+
+    def simplified(self, value: Any) -> Any:
+        expr = value.node.expr
+        assert self.shapes is not None
+        return self.shapes.simplify(expr) if isinstance(expr, Expr) else expr
+
+    def inputs(self, names: set[str]) -> list[tuple[GraphInput, str]]:
+        made = []
+        assert self.shapes is not None
+        for name in sorted(names, key=lambda n: (n[0], int(n[1:]))):
+            if name in self.shapes.symbols:
+                entry = self.shapes.symbols[name]
+                symbolic: Any = make_symint(self.shapes, entry.expr, entry.hint)
+                made.append((GraphInput(name, self.sources[name], entry.hint, symbolic), name))
+            else:
+                number = self.shapes.floats[name]
+                made.append((GraphInput(name, self.sources[name], number.hint, make_symfloat(self.shapes, name)), name))
+        return made
+
+    def node(self, builder: Any, value: Any) -> Any:
+        """A symbolic number as nodes of the fx graph."""
+        return fold(self.simplified(value), builder.symbol_nodes, builder.graph.call_function, builder.folded)
+
+    def text(self, emit: Any, value: Any) -> str:
+        """A symbolic number as Python text."""
+        if isinstance(value, torch.SymBool):
+            return repr(bool(value))
+        expr = self.simplified(value)
+        names = {name: emit.load(self.sources[name]) for name in leaves(expr)}
+
+        def call(function: Any, args: tuple[Any, ...]) -> str:
+            shown = ", ".join(arg if isinstance(arg, str) else repr(arg) for arg in args)
+            return f"{emit.const(function, function.__name__)}({shown})"
+
+        made = fold(expr, names, call, {})
+        return made if isinstance(made, str) else repr(made)
+
+    def finish(self, trace: Trace) -> None:
+        """Remember what this capture read."""
+        self.seen.sizes.update(self.sizes)
+        self.seen.numbers.update(self.numbers)
+
+
+def is_state(source: Source) -> bool:
+    """Read from an object's attribute: other instances have other sizes, which is no change of size."""
+    while source.base is not None:
+        if isinstance(source, DictAttr):
+            return True
+        source = source.base
+    return False
+
+
+def owner_of(trace: Trace, source: Source) -> int:
+    """Identity of the object an attribute is read from; 0 for arguments and their items."""
+    while isinstance(source, (Item, KeyItem)):
+        source = source.of
+    if not isinstance(source, DictAttr):
+        return 0
+    for origin in trace.known.values():
+        if origin.source is source.of:
+            return id(origin.original)
+    return 0
+
+
+def marks(value: torch.Tensor, *names: str) -> set[int]:
+    found: set[int] = set()
+    for name in names:
+        found |= {dim % max(value.dim(), 1) for dim in getattr(value, name, ())}
+    return found
+
+
+# -- expressions as calls of Python functions --------------------------------------------------------
+
+
+def leaves(value: Any) -> set[str]:
+    """Names of the symbols in an Expr or a Real."""
+    if isinstance(value, Expr):
+        return {symbol.name for symbol in symbols(value)}
+    if isinstance(value, Real):
+        if value.op == "sym":
+            return {str(value.args[0])}
+        return set().union(*(leaves(arg) for arg in value.args))
+    return set()
+
+
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "floordiv": operator.floordiv, "mod": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "not": torch.sym_not,
+    "and": operator.and_, "or": operator.or_, "mul": operator.mul, "add": operator.add,
+}  # fmt: skip
+
+REAL_FUNCTIONS: Final[dict[str, Any]] = {
+    "neg": operator.neg, "abs": operator.abs, "sqrt": torch._sym_sqrt, "add": operator.add, "sub": operator.sub,
+    "mul": operator.mul, "truediv": operator.truediv, "mod": operator.mod, "pow": operator.pow,
+    "min": torch.sym_min, "max": torch.sym_max,
+}  # fmt: skip
+
+
+def fold(value: Any, names: dict[str, Any], call: Callable[[Any, tuple[Any, ...]], Any], memo: dict[Any, Any]) -> Any:
+    """Build a value bottom up with `call(function, arguments)`; constants stay constants."""
+    if isinstance(value, (int, float)):
+        return value
+    if value in memo:
+        return memo[value]
+    made = _fold_real(value, names, call, memo) if isinstance(value, Real) else _fold_expr(value, names, call, memo)
+    memo[value] = made
+    return made
+
+
+def _fold_expr(value: Expr, names: dict[str, Any], call: Any, memo: dict[Any, Any]) -> Any:
+    if value.op == "const":
+        return value.value
+    if value.op in ("true", "false"):
+        return value.op == "true"
+    if value.op == "sym":
+        return names[value.name]
+    if value.op == "add":
+        constant, terms = value.args
+        total: Any = None
+        for term, factor in terms:  # type: ignore[attr-defined]
+            part = fold(term, names, call, memo)
+            part = part if factor == 1 else call(operator.mul, (part, factor))
+            total = part if total is None else call(operator.add, (total, part))
+        return call(operator.add, (total, constant)) if constant else total
+    parts = [fold(operand, names, call, memo) for operand in value.operands]
+    if value.op == "not":
+        return call(FUNCTIONS["not"], (parts[0],))
+    total = parts[0]
+    for part in parts[1:]:
+        total = call(FUNCTIONS[value.op], (total, part))
+    return total
+
+
+def _fold_real(value: Real, names: dict[str, Any], call: Any, memo: dict[Any, Any]) -> Any:
+    if value.op == "sym":
+        return names[str(value.args[0])]
+    args = tuple(fold(arg, names, call, memo) for arg in value.args)
+    if value.op == "ratio":
+        return call(operator.truediv, args) if args[1] != 1 else call(torch.sym_float, (args[0],))
+    if value.op not in REAL_FUNCTIONS:
+        raise UnsupportedValue(type="float", detail=f"symbolic {value.op}")
+    return call(REAL_FUNCTIONS[value.op], args)
+
+
+# -- guards ------------------------------------------------------------------------------------------
+
+
+def all_guards(captured: Capture) -> tuple[Guard, ...]:
+    """The capture's guards and, from its frozen Shapes, those on sizes and numbers."""
+    shapes: Any = captured.shapes
+    if shapes is None:
+        return captured.guards
+    sources = dict(captured.symbols)
+    made = list(captured.guards)
+    for assumption in shapes.freeze():
+        names = sorted({symbol.name for symbol in symbols(assumption.condition)})
+        reads = tuple((name, sources[name]) for name in names)
+        made.append(Guard(reads[0][1], Holds(assumption.condition, reads), assumption.loc))
+    for number in shapes.fixed_floats:
+        made.append(Guard(sources[number.name], Equals(number.hint)))
+    return tuple(made)

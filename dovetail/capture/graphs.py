@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.amp.autocast_mode import autocast
 
+from dovetail.capture.operations import SYMBOLIC
 from dovetail.capture.trace import Call, Trace
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -25,17 +27,24 @@ class GraphBuilder:
         self.trace, self.graph = trace, torch.fx.Graph()
         self.nodes: dict[int, torch.fx.Node] = {}
         self.parts: dict[int, tuple[torch.fx.Node, tuple[Any, ...]]] = {}
-        self.input_nodes: list[tuple[GraphInput, torch.fx.Node]] = []
+        self.symbol_nodes: dict[str, torch.fx.Node] = {}
+        self.folded: dict[Any, Any] = {}
 
     def build(self, outputs: Sequence[Any], name: str) -> tuple[torch.fx.GraphModule, tuple[GraphInput, ...]]:
-        used = used_ids(self.trace.calls, outputs)
+        used, numbers = used_ids(self.trace.calls, outputs)
         inputs = []
+        if numbers:
+            policy = self.trace.dynamic
+            for graph_input, symbol in policy.inputs(policy.names_in(numbers)):
+                self.symbol_nodes[symbol] = node = self.graph.placeholder(symbol)
+                node.meta["source"] = graph_input.source
+                inputs.append(graph_input)
         for graph_input, fake in zip(self.trace.inputs, self.trace.input_fakes):
             if id(fake) in used:
                 node = self.graph.placeholder(placeholder_name(graph_input))
                 node.meta["loc"], node.meta["source"] = self.trace.frame.loc, graph_input.source
                 self.nodes[id(fake)] = node
-                inputs.append(GraphInput(node.name, graph_input.source, graph_input.example))
+                inputs.append(replace(graph_input, name=node.name))
         for call in self.trace.calls:
             self.add(call)
         self.graph.output(tuple([self.arg(value) for value in outputs]))
@@ -95,12 +104,16 @@ class GraphBuilder:
         return self.trace.dynamic.node(self, value)
 
 
-def used_ids(calls: Sequence[Call], outputs: Sequence[Any]) -> set[int]:
+def used_ids(calls: Sequence[Call], outputs: Sequence[Any]) -> tuple[set[int], list[Any]]:
+    """Identities of the Fakes in arguments and outputs, and the symbolic numbers there."""
     found: set[int] = set()
+    numbers: list[Any] = []
 
     def visit(value: Any) -> None:
         if isinstance(value, Fake):
             found.add(id(value))
+        elif isinstance(value, SYMBOLIC):
+            numbers.append(value)
         elif isinstance(value, (tuple, list)):
             for item in value:
                 visit(item)
@@ -115,7 +128,7 @@ def used_ids(calls: Sequence[Call], outputs: Sequence[Any]) -> set[int]:
         if call.kwargs:
             visit(call.kwargs)
     visit(list(outputs))
-    return found
+    return found, numbers
 
 
 def placeholder_name(graph_input: GraphInput) -> str:

@@ -162,6 +162,8 @@ def truth(trace: Trace, value: Any) -> bool:
         return value  # type: ignore[no-any-return]
     if kind in PLAIN or kind in (list, tuple, dict, set):
         return bool(value)
+    if kind in SYMBOLIC:
+        return native(bool, value)  # type: ignore[no-any-return]
     if isinstance(value, Fake):
         try:
             return bool(value)
@@ -188,8 +190,17 @@ def _is_passive(value: Any) -> bool:
     return isinstance(value, (tuple, frozenset, FunctionType, type)) or type(value) in PLAIN
 
 
+def as_key(container: Any, key: Any) -> Any:
+    """A symbolic number cannot be hashed; as the key of a dict it must be known."""
+    if type(key) in SYMBOLIC and isinstance(container, (dict, set)):
+        return native(float if isinstance(key, torch.SymFloat) else int, key)
+    return key
+
+
 def get_item(trace: Trace, container: Any, key: Any) -> Any:
     kind = type(container)
+    if type(key) in SYMBOLIC:
+        key = as_key(container, key)
     if kind in (list, tuple, dict):
         return native(operator.getitem, container, key)
     if kind is Fake:
@@ -226,7 +237,7 @@ def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
         trace.call(method, [container, key, value], {})
         return
     check_native_use(trace, container, "item assignment")
-    native(operator.setitem, container, key, value)
+    native(operator.setitem, container, as_key(container, key), value)
 
 
 def delete_item(trace: Trace, container: Any, key: Any) -> None:
@@ -252,7 +263,7 @@ def contains(trace: Trace, container: Any, item: Any) -> bool:
     check_native_use(trace, container, "`in`")
     if kind in (list, tuple) and (has_fake(item) or has_fake(container) or dunder(type(item), "__eq__")):
         return any(each is item or truth(trace, compare(trace, operator.eq, each, item)) for each in container)
-    return native(operator.contains, container, item)  # type: ignore[no-any-return]
+    return native(operator.contains, container, as_key(container, item))  # type: ignore[no-any-return]
 
 
 class Steps:

@@ -122,11 +122,11 @@ def wrap_function(trace: Trace, value: FunctionType, source: Source, stable: boo
 def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
     if value.layout is not torch.strided or value.is_quantized or value.is_nested:
         raise UnsupportedValue(trace.loc(), type=f"{value.layout} tensor", detail="only strided tensors are captured")
-    fake, free_shape, free_stride = make_fake(trace, value, source)
+    fake, free_shape, free_stride, symbolic = make_fake(trace, value, source)
     register(trace, value, fake, source)
     trace.owned[id(fake)] = fake
     name = f"input_{len(trace.inputs)}"
-    trace.inputs.append(GraphInput(name, source, value))
+    trace.inputs.append(GraphInput(name, source, value, symbolic))
     trace.input_fakes.append(fake)
     index = value.device.index
     trace.guard(
@@ -139,13 +139,14 @@ def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
     return fake
 
 
-def make_fake(trace: Trace, value: torch.Tensor, source: Source) -> tuple[Fake, tuple[Any, ...], tuple[Any, ...]]:
-    """The Fake of an input, and the sizes and strides that must stay (None where symbolic)."""
+def make_fake(trace: Trace, value: torch.Tensor, source: Source) -> tuple[Fake, tuple[Any, ...], tuple[Any, ...], Any]:
+    """The Fake of an input, the sizes and strides that must stay (None where symbolic), and another Fake
+    for later stages if some are symbolic."""
     if trace.dynamic is not None:
         made = trace.dynamic.tensor(trace, value, source)
         if made is not None:
-            return made
-    return fake_like(value), tuple(value.shape), tuple(value.stride())
+            return made  # type: ignore[no-any-return]
+    return fake_like(value), tuple(value.shape), tuple(value.stride()), None
 
 
 def wrap_list(trace: Trace, value: Any, source: Source) -> Any:

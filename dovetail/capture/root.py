@@ -163,15 +163,17 @@ class Attempt:
         if has_work and (emit.outputs or has_effects(trace)):
             graph, inputs = GraphBuilder(trace).build(emit.outputs, frame.code.co_name)
         text = self.text(emit, root, inputs if graph is not None else None, tail, why)
-        symbols = tuple(trace.symbols.items())
+        symbols: tuple[Any, ...] = ()
         if trace.dynamic is not None:
             trace.dynamic.finish(trace)
+            symbols = tuple(trace.dynamic.sources.items())
+        trace.guards.extend(trace.late_guards)
         namespace = {**trace.namespace, "user_globals": frame.globals}
         is_own = why is not None and not isinstance(why, ResumedLoop)
         breaks = () if not is_own else (BreakPoint(why.code, why.text, why.hint, why.loc or trace.loc()),)
         return Capture(
             frame.code.co_qualname, graph, tuple(inputs), tuple(trace.guards), text, namespace, graph_name, breaks,
-            symbols, frame.loc,
+            symbols, frame.loc, trace.shapes,
         )  # fmt: skip
 
     def text(self, emit: Emitter, root: Root, inputs: Any, tail: list[str], why: Break | None) -> str:

@@ -98,6 +98,7 @@ class Trace:
         self.inputs: list[GraphInput] = []
         self.input_fakes: list[Any] = []
         self.guards: list[Guard] = []
+        self.late_guards: list[Guard] = []
         self.origins: dict[int, Origin] = {}
         self.known: dict[int, Origin] = {}
         self.reads: dict[tuple[int, str], Any] = {}

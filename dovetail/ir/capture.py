@@ -22,11 +22,18 @@ from dovetail.util.loc import Loc
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphInput:
     """One placeholder of the captured graph: where it is read at run time, and the value seen now
-    (a real tensor, or an int or float for a symbolic number)."""
+    (a real tensor, or an int or float for a symbolic number). `symbolic` is the same with symbols for
+    sizes (a Fake, a SymInt, a SymFloat), where some are symbolic."""
 
     name: str
     source: Source
     example: object
+    symbolic: object = None
+
+    @property
+    def traced(self) -> object:
+        """What a compiler should trace with."""
+        return self.example if self.symbolic is None else self.symbolic
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,8 @@ class Capture:
     keyword-only arguments, *args, **kwargs in the order of co_varnames), then one per free variable
     (the cell itself, named cell_<name>). `namespace` holds every name the text needs, except
     `graph_name`, which compile.py binds to what the backend returned. Shape symbols: `symbols` maps
-    each symbol's name to where it is read."""
+    each symbol's name to where it is read; `shapes` (a sym.Shapes) has what is assumed about them, and
+    becomes guards when everything that may assume more has run (capture.all_guards)."""
 
     name: str
     graph: object | None
@@ -59,3 +67,4 @@ class Capture:
     breaks: tuple[BreakPoint, ...] = ()
     symbols: tuple[tuple[str, Source], ...] = ()
     loc: Loc | None = None
+    shapes: object = None
