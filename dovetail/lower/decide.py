@@ -9,6 +9,7 @@ scheduler fuses later keep such values in registers, so storing here does not me
 """
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final, cast
 
 from dovetail.ir.graph import GET, Graph, Node, nodes_in
@@ -57,6 +58,7 @@ def find_stored(graph: Graph) -> set[Node]:
     users = graph.users()
     stored: set[Node] = set()
     wanted: set[Node] = {base_of(node) for node in nodes_in(graph.outputs)}
+    shared: set[Node] = set()
     readers: dict[Node, frozenset[Node]] = {}
     for node in reversed(graph.nodes):
         if node.op == GET:
@@ -69,8 +71,10 @@ def find_stored(graph: Graph) -> set[Node]:
         readers[node] = _readers(users[node], stored, readers)
         if node in wanted and node.op not in VIEWS or node.op == "prims.cat":
             stored.add(node)
-        elif is_inlinable(node) and len(readers[node]) > 1 and not _is_cheap(node):
+        elif is_inlinable(node) and kind_of(node.op) != "view" and len(readers[node]) > 1 and not _is_cheap(node):
             stored.add(node)
+            shared.add(node)
+    _recompute_cheap(graph, stored, shared)
     _store_repeated(graph, users, stored)
     _store_large(graph, stored)
     return stored
@@ -89,18 +93,29 @@ def _readers(users: list[Node], stored: set[Node], readers: dict[Node, frozenset
     return frozenset(found)
 
 
-def _is_cheap(node: Node, budget: int = CHEAP_OPS) -> bool:
+def _recompute_cheap(graph: Graph, stored: set[Node], shared: set[Node]) -> None:
+    """What is a few cheap operations away from stored values need not be stored as well."""
+    for node in graph.nodes:
+        if node in shared:
+            stored.discard(node)
+            if not _is_cheap(node, CHEAP_OPS, stored):
+                stored.add(node)
+
+
+def _is_cheap(node: Node, budget: int = CHEAP_OPS, stored: Set[Node] = frozenset()) -> bool:
     """Views, constants, and a few cheap operations on loads."""
-    return _cost(node, budget) <= budget
+    return _cost(node, budget, stored) <= budget
 
 
-def _cost(node: Node, budget: int) -> int:
+def _cost(node: Node, budget: int, stored: Set[Node]) -> int:
     """Operations to recompute a node, up to `budget`; anything not cheap counts as too many."""
+    if node in stored:
+        return 0
     kind = kind_of(node.op)
     if kind == "create":
         return 0
     if kind == "view":
-        return _cost(cast(Node, node.args[0]), budget) if node.op != "prims.as_strided" else 0
+        return _cost(cast(Node, node.args[0]), budget, stored) if node.op != "prims.as_strided" else 0
     if kind is None or kind in ("reduction", "scatter"):
         return 0
     if kind in ("gather", "join") or node.op not in CHEAP:
@@ -109,7 +124,7 @@ def _cost(node: Node, budget: int) -> int:
     for operand in node.operands:
         if spent > budget:
             break
-        spent += _cost(operand, budget - spent)
+        spent += _cost(operand, budget - spent, stored)
     return spent
 
 
@@ -121,7 +136,7 @@ def _store_repeated(graph: Graph, users: dict[Node, list[Node]], stored: set[Nod
         source = cast(Node, node.args[0])
         while source.op in VIEWS and source not in stored:
             source = cast(Node, source.args[0])
-        if source in stored or not is_inlinable(source) or _is_cheap(source, 1):
+        if source in stored or not is_inlinable(source) or _is_cheap(source, 1, stored):
             continue
         if cast(TensorType, node.type).numel is not cast(TensorType, source.type).numel:
             stored.add(source)
