@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
+import torch
+
 from dovetail import _native
 from dovetail.events import EVENTS
 from dovetail.ir.expr import evaluate
 from dovetail.ir.program import Kernel, Program, PythonCall
 from dovetail.options import Options
+from dovetail.runtime import gpu
 from dovetail.runtime.arena import TEXT as ARENA
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, build_units, open_library
 from dovetail.runtime.calls import make_call
@@ -62,7 +65,8 @@ class Executable:
 
 def load(program: Program, options: Options | None = None) -> Executable:
     options = options or Options()
-    missing = [kernel for kernel in program.kernels if kernel.key not in _loaded]
+    on_cpu = [kernel for kernel in program.kernels if kernel.language == "c++"]
+    missing = [kernel for kernel in on_cpu if kernel.key not in _loaded]
     units = _deal(missing, options)
     texts = [(_unit_text(unit), KERNEL_FLAGS) for unit in units] + [(program.host, HOST_FLAGS)]
     *paths, host_path = build_units(texts, options)
@@ -79,6 +83,8 @@ def load(program: Program, options: Options | None = None) -> Executable:
     attach()
     host = open_library(host_path)
     _connect(host, program)
+    if program.device != "cpu":
+        _connect_gpu(host, program, options)
     calls = tuple(make_call(call) for call in program.python_calls if isinstance(call, PythonCall))
     launch = _native.Launch(_address(host, "run"), program.kinds, program.outputs, calls, host)
     plain = all(result.kind == "tensor" for result in program.results)
@@ -122,6 +128,24 @@ def _connect(host: ctypes.CDLL, program: Program) -> None:
     if program.kernels:
         table = (ctypes.c_void_p * len(program.kernels)).in_dll(host, "dv_kernels")
         for k, kernel in enumerate(program.kernels):
-            table[k] = _loaded[kernel.key]
+            if kernel.language == "c++":
+                table[k] = _loaded[kernel.key]
     arena = (ctypes.c_void_p * 2).in_dll(host, "dv_arena")
     arena[0], arena[1] = _arena(True)
+
+
+def _connect_gpu(host: ctypes.CDLL, program: Program, options: Options) -> None:
+    """Kernels of the GPU: their functions, and how each is launched."""
+    kernels = [kernel for kernel in program.kernels if kernel.language == "triton"]
+    functions = gpu.load_kernels(kernels, torch.device(program.device), options)
+    count = max(len(program.kernels), 1)
+    table = (ctypes.c_void_p * count).in_dll(host, "dv_kernels")
+    launches = (ctypes.c_int32 * (4 * count)).in_dll(host, "dv_launches")
+    for k, kernel in enumerate(program.kernels):
+        if kernel.language == "triton":
+            function = functions[kernel.key]
+            table[k] = function.address
+            blocks = function.blocks
+            first, second = (blocks.y, blocks.x) if "YBLOCK" in kernel.constants else (blocks.x, 1)
+            launches[4 * k : 4 * k + 4] = [first, second, blocks.warps, function.shared]
+    ctypes.c_void_p.in_dll(host, "dv_launch_kernel").value = gpu.launch_address()

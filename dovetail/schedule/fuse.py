@@ -18,6 +18,7 @@ from dovetail.errors import Reason
 from dovetail.ir.expr import Expr, product, substitute
 from dovetail.ir.loop import BufferRef, Extern, ExternArg, Loops, Nest, Range
 from dovetail.ir.schedule import Group, Schedule, WhyNot
+from dovetail.ir.types import Device
 from dovetail.options import Options
 from dovetail.schedule.cluster import (
     Cluster,
@@ -53,6 +54,10 @@ class Fuser:
     """Buffer -> positions of what writes it; the parts of a concatenation have one each."""
     readers: dict[str, set[int]] = field(default_factory=dict)
     declined: list[WhyNot] = field(default_factory=list)
+    devices: dict[str, Device] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.devices = {buffer.name: buffer.type.device for buffer in self.loops.buffers}
 
     def add(self, nest: Nest, step: int) -> None:
         cluster = make_cluster(nest, step)
@@ -106,6 +111,8 @@ class Fuser:
         """The joined cluster, or why there is none."""
         if first.alone or second.alone:
             return Reason("S01", "scattered writes may collide")
+        if len({self.devices[name] for name in (*first.writes, *second.writes)}) > 1:
+            return Reason("S11", "on different devices")
         if not first.writes.keys().isdisjoint(second.writes):
             return Reason("S10", "both write parts of one buffer")
         if len(first.members) + len(second.members) > self.options.max_fusion_size:

@@ -20,6 +20,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, roots_of, step_score
@@ -31,6 +32,8 @@ from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, I64, DType
 from dovetail.util.writer import Writer
 
+PRELUDE: Final = Path(__file__).with_name("prelude.py").read_text()
+"""Functions every kernel may call, as `dv`."""
 PERSISTENT: Final = 8192
 """Longest row that is held in registers."""
 INT32_LIMIT: Final = (1 << 31) - 1
@@ -185,6 +188,7 @@ class _Emitter:
             tuple((axis.size, k) for k, axis in enumerate(self.axes) if axis.name != "r"),
             tuple(choose_blocks(self.axes, self.is_looped, self._width())),
             constants,
+            prelude=(PRELUDE,),
         )
 
     def _scalars(self) -> Iterable[Scalar]:
