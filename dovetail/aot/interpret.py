@@ -8,15 +8,16 @@ where the memory does not allow a view, since a functional graph has no memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
 
-from dovetail.errors import UnsupportedValue
 from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, evaluate
 from dovetail.ir.graph import GET, Arg, Graph, Node, nodes_in
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
+from dovetail.ops.eager import call_prim
 
 
 def _view(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -46,15 +47,13 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
 """Ops whose graph meaning is not the dispatcher's call of that name."""
 
 
-def callable_of(op: str, prims: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    found = CALLS.get(op) or prims.get(op)
-    if found is None:
-        namespace, _, rest = op.partition(".")
-        packet, _, overload = rest.partition(".")
-        if namespace == "prims":
-            raise UnsupportedValue(type="prim", detail=f"{op} has no eager meaning here")
-        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-    return found  # type: ignore[no-any-return]
+@cache
+def callable_of(op: str) -> Callable[..., Any]:
+    """What an ATen or custom op's name means."""
+    if op in CALLS:
+        return CALLS[op]
+    namespace, packet, overload = op.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)  # type: ignore[no-any-return]
 
 
 def _torch_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) -> Any:
@@ -73,6 +72,23 @@ def _torch_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) 
     return arg
 
 
+def _prim_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) -> Any:
+    """Prims keep our own nouns for dtypes and devices."""
+    if isinstance(arg, Node):
+        return env[arg]
+    if isinstance(arg, tuple):
+        return tuple(_prim_value(item, env, symbols) for item in arg)
+    return evaluate(arg, symbols) if isinstance(arg, Expr) else arg
+
+
+def _run_node(node: Node, env: Mapping[Node, Any], symbols: Mapping[str, int]) -> Any:
+    if node.op.startswith("prims."):
+        return call_prim(node.op, tuple(_prim_value(arg, env, symbols) for arg in node.args))
+    args = [_torch_value(arg, env, symbols) for arg in node.args]
+    kwargs = {name: _torch_value(value, env, symbols) for name, value in node.kwargs}
+    return callable_of(node.op)(*args, **kwargs)
+
+
 def bind_symbols(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:
     """The value of every symbol that some input's type names."""
     found: dict[str, int] = {}
@@ -85,17 +101,13 @@ def bind_symbols(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:
     return found
 
 
-def run_graph(
-    graph: Graph, inputs: Sequence[Any], prims: Mapping[str, Callable[..., Any]] | None = None
-) -> list[Any]:
+def run_graph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
     """Outputs in order, each with memory of its own; a value is dropped after its last use."""
     env: dict[Node, Any] = dict(zip(graph.inputs, inputs))
     symbols = bind_symbols(graph, inputs)
     last = _last_uses(graph)
     for i, node in enumerate(graph.nodes):
-        args = [_torch_value(arg, env, symbols) for arg in node.args]
-        kwargs = {name: _torch_value(value, env, symbols) for name, value in node.kwargs}
-        env[node] = callable_of(node.op, prims or {})(*args, **kwargs)
+        env[node] = _run_node(node, env, symbols)
         for dead in last.get(i, ()):
             del env[dead]
     outputs = [_torch_value(output, env, symbols) for output in graph.outputs]
