@@ -1,0 +1,252 @@
+"""Reductions inside a kernel: accumulators, how they are combined, and how lanes become one value.
+
+    sum over r0    f32v acc1[4] = {0};  ... acc1[u] = acc1[u] + t;  ...  t9 = fold(acc1[0] + acc1[1] + ...)
+
+Several accumulators hide the latency of an addition and shorten the chains of rounding errors; sums
+of more than a few hundred terms per accumulator flush into a second one, as eager's cascade does.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from dovetail.codegen.cpp.exprs import c_expr
+from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, combine, functions_of, identity
+from dovetail.codegen.cpp.values import KernelWriter, Scope, Value
+from dovetail.ir.expr import product
+from dovetail.ir.loop import Nest, Write
+from dovetail.ir.types import BOOL, I64, DType
+
+CASCADE: Final = 256
+"""Additions into one accumulator before it is flushed into the next."""
+
+
+@dataclass(slots=True)
+class Accumulator:
+    """The running result of one reduction over the inner loops. `copies` is how many run side by side;
+    `at` is the text that picks one of them."""
+
+    writer: KernelWriter
+    nest: Nest
+    write: Write
+    copies: int = 1
+    at: str = ""
+    name: str = ""
+    mean: str = ""
+
+    @property
+    def dtype(self) -> DType:
+        return self.write.value.dtype
+
+    @property
+    def is_vector(self) -> bool:
+        return self.writer.lanes > 1
+
+    @property
+    def is_position(self) -> bool:
+        return self.write.reduce in ("argmax", "argmin")
+
+    @property
+    def needs_second(self) -> bool:
+        return self.write.reduce == "welford"
+
+    @property
+    def kind(self) -> str:
+        return "sum" if self.needs_second else str(self.write.reduce)
+
+    @property
+    def tracks_nan(self) -> bool:
+        """A NaN among the values is remembered beside the extreme: cheaper than a comparison that
+        prefers it."""
+        return self.kind in ("max", "min") and self.dtype.is_float
+
+    @property
+    def cascades(self) -> bool:
+        count = product(r.size for r in self.nest.reduce)
+        lanes = 1 if self.writer.column else self.writer.lanes
+        chain = lanes * self.copies * CASCADE * 2
+        return self.kind == "sum" and self.dtype.is_float and not (count.is_const and count.value <= chain)
+
+    def type(self, dtype: DType) -> str:
+        return VECTOR_TYPE[dtype] if self.is_vector else C_TYPE[dtype]
+
+    def splat(self, text: str, dtype: DType) -> str:
+        return self.writer.as_vector(Value(text, dtype, False)) if self.is_vector else text
+
+    @property
+    def start(self) -> str:
+        return self.splat(identity(self.kind, self.dtype), self.dtype)
+
+    @property
+    def better(self) -> str:
+        """Template over (accumulator, value)."""
+        if self.tracks_nan:
+            return f"({{1}} {'>' if self.kind == 'max' else '<'} {{0}} ? {{1}} : {{0}})"
+        return combine(self.kind, self.dtype, self.is_vector)
+
+    # -- while walking
+
+    def declare(self, scope: Scope) -> None:
+        self.name = self.writer.fresh("acc")
+        array = f"[{self.copies}]" if self.copies > 1 else ""
+        self._declare(scope, self.dtype, self.name + array, self.start)
+        if self.is_position:
+            self._declare(scope, I64, f"{self.name}_at{array}", self.splat("-1l", I64))
+        if self.tracks_nan:
+            self._declare(scope, self.dtype, f"{self.name}_nan{array}", f"{self.type(self.dtype)}{{}}")
+        if self.cascades:
+            scope(f"{self.type(self.dtype)} {self.name}_sum = {self.start};")
+            scope(f"int32_t {self.name}_count = 0;")
+
+    def _declare(self, scope: Scope, dtype: DType, name: str, start: str) -> None:
+        if self.copies > 1:
+            start = "{" + ", ".join([start] * self.copies) + "}"
+        scope(f"{self.type(dtype)} {name} = {start};")
+
+    def update(self, scope: Scope) -> None:
+        value = self.writer.value(self.write.value, scope)
+        if self.is_position:
+            self._update_position(value, scope)
+            return
+        self._add(self.writer.as_vector(value) if self.is_vector else value.text, scope)
+
+    def _add(self, text: str, scope: Scope) -> None:
+        """Lanes beyond the end contribute nothing, where lanes are points of this reduction."""
+        if self.writer.tail is not None and not self.writer.column:
+            text = f"select(first({self.writer.tail}), {text}, {self.start})"
+        text = self._named(text, scope)
+        target = self.name + self.at
+        self.writer.functions |= functions_of(self.better, (self.dtype,))
+        scope(f"{target} = {self.better.format(target, text)};")
+        if self.tracks_nan:
+            nan = f"{self.name}_nan{self.at}"
+            scope(f"{nan} = ({text} != {text} ? {text} : {nan});")
+
+    def flush(self, scope: Scope) -> None:
+        """At the end of each step of the walk."""
+        if not self.cascades:
+            return
+        moves = " ".join(f"{self.name}_sum += {self.name}{at}; {self.name}{at} = {self.start};" for at in self._slots())
+        scope(f"if (++{self.name}_count == {CASCADE}) {{ {moves} {self.name}_count = 0; }}")
+
+    def _slots(self) -> list[str]:
+        return [""] if self.copies == 1 else [f"[{k}]" for k in range(self.copies)]
+
+    def _named(self, text: str, scope: Scope) -> str:
+        if text.isidentifier():
+            return text
+        name = self.writer.fresh()
+        scope(f"const {self.type(self.dtype)} {name} = {text};")
+        return name
+
+    def _update_position(self, value: Value, scope: Scope) -> None:
+        assert self.write.index_scalar is not None
+        at = self.writer.value(self.write.index_scalar, scope)
+        sign = ">" if self.write.reduce == "argmax" else "<"
+        acc, acc_at = self.name + self.at, f"{self.name}_at{self.at}"
+        v = self._named(self.writer.as_vector(value) if self.is_vector else value.text, scope)
+        where = self.writer.as_vector(at) if self.is_vector else at.text
+        turn = "to_mask" if self.is_vector else ""
+        better = f"{turn}({v} {sign} {acc})"
+        if self.dtype.is_float:
+            better += f" | ({turn}({v} != {v}) & {turn}({acc} == {acc}))"
+        better = f"({better} | {turn}({acc_at} < 0))"
+        if self.writer.tail is not None and not self.writer.column:
+            better += f" & first({self.writer.tail})"
+        name = self.writer.fresh("better")
+        scope(f"const {'mask' if self.is_vector else 'bool'} {name} = {better};")
+        pick = "select({0}, {1}, {2})" if self.is_vector else "({0} ? {1} : {2})"
+        scope(f"{acc} = {pick.format(name, v, acc)};")
+        scope(f"{acc_at} = {pick.format(name, where, acc_at)};")
+
+    # -- results
+
+    def finish(self, scope: Scope) -> None:
+        if self.is_position:
+            self._keep(0, self._position(scope), scope)
+        else:
+            self._keep(1 if self.needs_second else 0, self.total(scope), scope)
+
+    def total(self, scope: Scope) -> Value:
+        """The accumulators as one value per outer point."""
+        first = self._merged(scope)
+        if not self.is_vector or self.writer.column:
+            return Value(first, self.dtype, self.is_vector, scope.depth)
+        pattern = combine(self.kind, self.dtype, True)
+        self.writer.functions |= functions_of(pattern, (self.dtype,))
+        step = self.writer.lanes // 2
+        while step:
+            other = self._named(f"turned<{step}>({first})", scope)
+            scope(f"{first} = {pattern.format(first, other)};")
+            step //= 2
+        text = f"{first}[0]" + (" != 0" if self.dtype is BOOL else "")
+        return Value(self._scalar(text, self.dtype, scope), self.dtype, False, scope.depth)
+
+    def _merged(self, scope: Scope) -> str:
+        """All side-by-side accumulators in the first; its text."""
+        first = f"{self.name}{self._slots()[0]}"
+        for slot in self._slots():
+            if self.tracks_nan:
+                nan = f"{self.name}_nan{slot}"
+                scope(f"{self.name}{slot} = ({nan} != {nan} ? {nan} : {self.name}{slot});")
+        pattern = combine(self.kind, self.dtype, self.is_vector)
+        step = self.copies // 2
+        while step:
+            for k in range(step):
+                left, right = f"{self.name}[{k}]", f"{self.name}[{k + step}]"
+                scope(f"{left} = {pattern.format(left, right)};")
+            step //= 2
+        if self.cascades:
+            scope(f"{first} = {first} + {self.name}_sum;")
+        if self.copies > 1:
+            merged = self.writer.fresh("acc")
+            scope(f"{self.type(self.dtype)} {merged} = {first};")
+            return merged
+        return first
+
+    def _scalar(self, text: str, dtype: DType, scope: Scope) -> str:
+        name = self.writer.fresh()
+        scope(f"const {C_TYPE[dtype]} {name} = {text};")
+        return name
+
+    def _position(self, scope: Scope) -> Value:
+        """Of the lanes' extremes the best, and of equal ones the first."""
+        if not self.is_vector or self.writer.column:
+            return Value(f"{self.name}_at", I64, self.is_vector, scope.depth)
+        best = self.writer.fresh("best")
+        self.pick_best(scope, best, f"{self.name}[{{}}]", f"{self.name}_at[{{}}]", str(self.writer.lanes))
+        return Value(self._scalar(f"{self.name}_at[{best}]", I64, scope), I64, False, scope.depth)
+
+    def pick_best(self, scope: Scope, best: str, value: str, at: str, count: str) -> None:
+        sign = ">" if self.write.reduce == "argmax" else "<"
+        a, b = value.format("l"), value.format(best)
+        better, equal = f"{a} {sign} {b}", f"{a} == {b}"
+        if self.dtype.is_float:
+            better += f" || ({a} != {a} && {b} == {b})"
+            equal += f" || ({a} != {a} && {b} != {b})"
+        here, there = at.format("l"), at.format(best)
+        scope(f"int {best} = 0;")
+        scope(f"for (int l = 1; l < {count}; ++l)")
+        scope(f"    if ({here} >= 0 && ({there} < 0 || {better} || (({equal}) && {here} < {there}))) {best} = l;")
+
+    def _keep(self, which: int, value: Value, scope: Scope) -> None:
+        self.writer.keep(self.write.buffers[which], self.write.index, value, scope)
+
+    # -- mean and squared deviations
+
+    def finish_mean(self, scope: Scope, count: str = "") -> None:
+        total = self.total(scope)
+        number = count or c_expr(product(r.size for r in self.nest.reduce))
+        self.mean = self.writer.fresh("mean")
+        kind = VECTOR_TYPE[self.dtype] if total.is_vector else C_TYPE[self.dtype]
+        scope(f"const {kind} {self.mean} = {total.text} / ({C_TYPE[self.dtype]}){number};")
+        if not count:
+            self._keep(0, Value(self.mean, self.dtype, total.is_vector, scope.depth), scope)
+        self.declare(scope)
+
+    def update_square(self, scope: Scope) -> None:
+        value = self.writer.value(self.write.value, scope)
+        text = self.writer.as_vector(value) if self.is_vector else value.text
+        apart = self.writer.fresh("apart")
+        scope(f"const {self.type(self.dtype)} {apart} = {text} - {self.mean};")
+        self._add(f"{apart} * {apart}", scope)
