@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 
 from dovetail import _native, aot, capture, codegen, lower, ops, passes, runtime, schedule
 from dovetail.control import stance
-from dovetail.errors import Break, DovetailError, GraphBreakError, InternalWarning, RecompileError
+from dovetail.errors import Break, DovetailError, FrameRaises, GraphBreakError, InternalWarning, RecompileError
 from dovetail.events import EVENTS
 from dovetail.ir.capture import Capture
 from dovetail.ir.graph import Graph
@@ -149,6 +149,8 @@ class Compiler:
         random_state = torch.get_rng_state()
         try:
             return self._compile(frame)
+        except FrameRaises:
+            return None
         except Break as reason:
             if self.fullgraph:
                 raise GraphBreakError(reason.loc or frame.loc, reason=str(reason), fix=reason.hint) from None

@@ -181,6 +181,12 @@ class UnsupportedMutation(Break):
     message = "{detail}"
 
 
+class FrameRaises(SkippedFrame):
+    """The program itself raises in this call: eager raises it, with its own traceback."""
+
+    code = "B13"
+
+
 class ResumedLoop(Break):
     """A loop in which the graph already broke steps its iterator in Python, once per round. Follows from
     another break, so it is not reported as one of its own."""

@@ -19,6 +19,7 @@ import itertools
 import logging
 import math
 import operator
+import re
 import sys
 import types
 import typing
@@ -226,7 +227,7 @@ def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 @on(next)
 def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     step = operations.dunder(type(args[0]), "__next__")
-    if step is None or type(args[0]).__module__.startswith("dovetail."):
+    if step is None or type(args[0]).__module__.startswith("dovetail.capture"):
         operations.check_native_use(trace, args[0], "next()")
         return native(next, *args)
     try:
@@ -428,7 +429,7 @@ def _map(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _dict(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     source = args[:1]
-    if source and not isinstance(source[0], dict) and not type(source[0]).__module__.startswith("dovetail."):
+    if source and not isinstance(source[0], dict) and not type(source[0]).__module__.startswith("dovetail.capture"):
         if find_in_mro(type(source[0]), "keys")[0] is not None and hasattr(source[0], "keys"):
             names = trace.call(load_attr(trace, source[0], "keys"), [], {})
             source = [{name: operations.get_item(trace, source[0], name) for name in iterate(trace, names)}]
@@ -626,6 +627,8 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         operations.check_native_use(trace, owner, f".{name}()")
         if not is_plain_owner(owner):
             raise UnknownCall(trace.loc(), function=f"{type(owner).__qualname__}.{name}")
+    if isinstance(owner, (dict, set, frozenset)) and args:
+        args = [operations.as_hashable(args[0]), *args[1:]]
     if name in CONSUMERS:
         args = [as_iterable(trace, as_mapping_argument(trace, name, arg)) for arg in args]
     if name == "sort" and "key" in kwargs:
@@ -641,7 +644,7 @@ def as_mapping_argument(trace: Trace, name: str, value: Any) -> Any:
     """dict.update of a mapping written in Python."""
     if name != "update" or isinstance(value, dict) or operations.dunder(type(value), "keys") is None:
         return value
-    if type(value).__module__.startswith("dovetail."):
+    if type(value).__module__.startswith("dovetail.capture"):
         return value
     names = trace.call(load_attr(trace, value, "keys"), [], {})
     return {key: operations.get_item(trace, value, key) for key in iterate(trace, names)}
@@ -650,10 +653,11 @@ def as_mapping_argument(trace: Trace, name: str, value: Any) -> Any:
 def is_plain_owner(owner: Any) -> bool:
     """A value whose C methods only touch itself: containers, text, numbers, iterators, exceptions."""
     if isinstance(owner, (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, BaseException,
-                          collections.deque, bytearray, slice, range, torch.SymInt, torch.SymFloat)):  # fmt: skip
+                          collections.deque, bytearray, slice, range, torch.SymInt, torch.SymFloat, re.Pattern,
+                          re.Match)):  # fmt: skip
         return True
     return type(owner).__module__ in ("builtins", "itertools", "collections", "re", "_collections", "torch", "types") or (
-        type(owner).__module__.startswith("dovetail.")
+        type(owner).__module__.startswith("dovetail.capture")
     )
 
 
@@ -780,6 +784,8 @@ def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
         made = trace.call(method, [value, {}], {})
     elif kind in (list, tuple, set):
         made = kind(deep_copy(trace, item, memo) for item in value)
+    elif kind is InstanceDict:
+        made = {key: deep_copy(trace, item, memo) for key, item in value.items()}
     elif kind in (dict, collections.OrderedDict):
         made = kind((deep_copy(trace, key, memo), deep_copy(trace, item, memo)) for key, item in value.items())
     else:

@@ -141,7 +141,7 @@ def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
 
 def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any:
     function, owner = fn.__func__, fn.__self__
-    if type(owner).__module__.startswith("dovetail."):
+    if type(owner).__module__.startswith("dovetail.capture"):
         return native(fn, *known.plain_arguments(trace, args), **kwargs)
     return call(trace, function, [owner, *args], kwargs)
 
@@ -290,9 +290,18 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if not callable(fn):
         raise Raised(TypeError(f"'{kind.__name__}' object is not callable"))
     wrapped = getattr(fn, "__wrapped__", None)
-    if kind is LRU_CACHE and isinstance(wrapped, FunctionType):
-        return call(trace, wrapped, args, kwargs)
+    if kind is LRU_CACHE:
+        return call_cached(trace, fn, wrapped, args, kwargs)
     raise UnknownCall(trace.loc(), function=getattr(fn, "__qualname__", kind.__qualname__))
+
+
+def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function under lru_cache: of constants, its result is a constant by the author's own word."""
+    if all(type(arg) in PLAIN or isinstance(arg, type) for arg in (*args, *kwargs.values())):
+        result = native(fn, *args, **kwargs)
+        if type(result) in PLAIN or isinstance(result, (type, FunctionType)):
+            return result
+    return call(trace, wrapped, args, kwargs)
 
 
 LRU_CACHE: Final = type(functools.lru_cache(lambda: None))

@@ -391,7 +391,7 @@ def rebuild_by_base(value: Any) -> Rule:
         return _constant
     if kind.__module__ == "itertools" and hasattr(value, "__reduce__"):
         return _reduced
-    if kind.__module__.startswith("dovetail."):
+    if kind.__module__.startswith("dovetail.capture"):
         return lambda emit, item: str(emit.refuse(item, "a generator in the middle of its work"))
     if isinstance(value, types.CodeType | property | classmethod | staticmethod):
         return _constant

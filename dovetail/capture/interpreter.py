@@ -408,11 +408,12 @@ class Activation:
         self.stack.append(self.pop(arg))
 
     def BUILD_SET(self, arg: int) -> None:
-        self.stack.append(operations.native(set, self.pop(arg)))
+        self.stack.append(operations.native(set, [operations.as_hashable(item) for item in self.pop(arg)]))
 
     def BUILD_MAP(self, arg: int) -> None:
         items = self.pop(2 * arg)
-        self.stack.append(operations.native(lambda: dict(zip(items[::2], items[1::2]))))
+        keys = [operations.as_hashable(key) for key in items[::2]]
+        self.stack.append(operations.native(lambda: dict(zip(keys, items[1::2]))))
 
     def BUILD_CONST_KEY_MAP(self, arg: int) -> None:
         keys = self.stack.pop()
@@ -430,11 +431,11 @@ class Activation:
 
     def SET_ADD(self, arg: int) -> None:
         value = self.stack.pop()
-        operations.native(self.stack[-arg].add, value)
+        operations.native(self.stack[-arg].add, operations.as_hashable(value))
 
     def MAP_ADD(self, arg: int) -> None:
         key, value = self.pop(2)
-        operations.native(self.stack[-arg].__setitem__, key, value)
+        operations.native(self.stack[-arg].__setitem__, operations.as_hashable(key), value)
 
     def LIST_EXTEND(self, arg: int) -> None:
         value = operations.iterate(self.trace, self.stack.pop())
@@ -447,7 +448,7 @@ class Activation:
     def as_mapping(self, value: Any) -> Any:
         """A mapping of the user's, as a dict that native code can read."""
         keys = operations.dunder(type(value), "keys")
-        if isinstance(value, dict) and keys is None or type(value).__module__.startswith("dovetail."):
+        if isinstance(value, dict) and keys is None or type(value).__module__.startswith("dovetail.capture"):
             return value
         trace = self.trace
         if keys is None and find_in_mro(type(value), "keys")[0] is MISSING:

@@ -100,7 +100,7 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
     if found:
         return result
     if kind is Fake or other is Fake:
-        return on_fakes(trace, op, left, right)
+        return on_fakes(trace, op if plain is None or kind is Fake else plain, left, right)
     return native(op, left, right)
 
 
@@ -190,17 +190,24 @@ def _is_passive(value: Any) -> bool:
     return isinstance(value, (tuple, frozenset, FunctionType, type)) or type(value) in PLAIN
 
 
+def as_hashable(value: Any) -> Any:
+    """A symbolic number cannot be hashed: as a key it must be known."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple([as_hashable(item) for item in value])
+    if kind in SYMBOLIC:
+        return native({torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[kind], value)
+    return value
+
+
 def as_key(container: Any, key: Any) -> Any:
-    """A symbolic number cannot be hashed; as the key of a dict it must be known."""
-    if type(key) in SYMBOLIC and isinstance(container, (dict, set)):
-        return native(float if isinstance(key, torch.SymFloat) else int, key)
-    return key
+    return as_hashable(key) if isinstance(container, (dict, set)) else key
 
 
 def get_item(trace: Trace, container: Any, key: Any) -> Any:
     kind = type(container)
-    if type(key) in SYMBOLIC:
-        key = as_key(container, key)
+    if kind is dict:
+        key = as_hashable(key)
     if kind in (list, tuple, dict):
         return native(operator.getitem, container, key)
     if kind is Fake:
@@ -292,10 +299,10 @@ def iterate(trace: Trace, value: Any) -> Iterator[Any]:
             raise Raised(TypeError("iteration over a 0-d tensor"))
         return iter(trace.call(load_attr(trace, value, "unbind"), [0], {}))
     method = dunder(kind, "__iter__")
-    if method is not None and not kind.__module__.startswith("dovetail."):
+    if method is not None and not kind.__module__.startswith("dovetail.capture"):
         made = trace.call(method, [value], {})
         step = dunder(type(made), "__next__")
-        if step is None or type(made).__module__.startswith("dovetail."):
+        if step is None or type(made).__module__.startswith("dovetail.capture"):
             return made  # type: ignore[no-any-return]
         return Steps(trace, made, step)
     getter = dunder(kind, "__getitem__")
@@ -320,7 +327,7 @@ def _by_index(trace: Trace, value: Any, getter: Callable[..., Any]) -> Iterator[
 
 def length(trace: Trace, value: Any) -> Any:
     method = dunder(type(value), "__len__")
-    if method is not None and not type(value).__module__.startswith("dovetail."):
+    if method is not None and not type(value).__module__.startswith("dovetail.capture"):
         return trace.call(method, [value], {})
     if isinstance(value, Fake):
         return native(value.size, 0) if value.dim() else native(len, value)

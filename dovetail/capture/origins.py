@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import (
@@ -52,7 +53,7 @@ PLAIN: Final = frozenset(
 
 IDENTITY: Final = (
     type, ModuleType, BuiltinFunctionType, BuiltinMethodType, MethodDescriptorType, WrapperDescriptorType,
-    enum.Enum, GenericAlias, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+    enum.Enum, GenericAlias, re.Pattern, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
 )  # fmt: skip
 """Types whose instances are told apart by identity."""
 
@@ -199,7 +200,10 @@ def is_held(key: Any) -> bool:
     """May a guard hold on to this key: it is compared by identity, or is a constant."""
     if type(key) is tuple:
         return all(is_held(item) for item in key)
-    return type(key) in PLAIN or isinstance(key, (*IDENTITY, FunctionType, torch.nn.Module))
+    if isinstance(key, torch.Tensor):
+        return False
+    kind = type(key)
+    return kind in PLAIN or isinstance(key, IDENTITY) or kind.__eq__ is object.__eq__ or kind.__module__ == "typing"
 
 
 def dict_set(shadow: Any, key: Any, value: Any) -> None:

@@ -29,7 +29,7 @@ from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace
-from dovetail.errors import Break, ResumedLoop, SkippedFrame
+from dovetail.errors import Break, FrameRaises, ResumedLoop, SkippedFrame
 from dovetail.fake.tensor import FakeMode
 from dovetail.ir.capture import BreakPoint, Capture
 from dovetail.ir.source import Arg
@@ -127,7 +127,7 @@ class Attempt:
                     return self.finish(root, self.why, grad_enabled)
         except Raised as raised:
             text = f"{type(raised.value).__name__}: {raised.value}"
-            raise SkippedFrame(trace.loc(), detail=f"the program raises {text}") from raised.value
+            raise FrameRaises(trace.loc(), detail=f"the program raises {text}") from raised.value
         except SkippedFrame:
             raise
         except Break as stop:
