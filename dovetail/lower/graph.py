@@ -24,10 +24,11 @@ from dovetail.ir.loop import (
     Range,
     Scalar,
     Write,
+    constant,
     input_value,
     scalar,
 )
-from dovetail.ir.types import ScalarType, TensorType, contiguous_stride
+from dovetail.ir.types import I64, ScalarType, TensorType, contiguous_stride
 from dovetail.lower import lazy
 from dovetail.lower.decide import find_stored
 from dovetail.lower.index import Index, element_of, same_layout
@@ -175,7 +176,7 @@ class _Lowering:
         kept = [d for d in range(source.ndim) if d not in dims]
         order = memory_order(type.shape, type.stride)
         outer = {kept[d]: make_range(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
-        inner_order = list(dims) if "arg" in node.op else _by_stride(source, dims)
+        inner_order = _reduce_order(source, dims, keep_order="arg" in node.op)
         inner = {d: make_range(f"r{n}", source.shape[d]) for n, d in enumerate(inner_order)}
         index = tuple(
             each.var if (each := outer.get(d) or inner.get(d)) else ZERO for d in range(source.ndim)
@@ -185,10 +186,14 @@ class _Lowering:
         )
         refs = [self.add_buffer(name, storable(kind)) for name, kind in zip(names, types)]
         place = element_of(refs[0], tuple(index[d] for d in kept))
-        write = Write(tuple(names), place, x.at(index), node.op.removeprefix("prims."))
+        kind, value = node.op.removeprefix("prims."), x.at(index)
+        if inner:
+            writes = [Write(tuple(names), place, value, kind)]
+        else:
+            writes = [Write((name,), place, got) for name, got in zip(names, _over_one(kind, value))]
         origins = tuple(dict.fromkeys((*x.origins, node.name)))
         self.add_nest(
-            node, node.name, [outer[kept[d]] for d in order], list(inner.values()), [write], origins
+            node, node.name, [outer[kept[d]] for d in order], list(inner.values()), writes, origins
         )
         results = tuple(window(ref) for ref in refs)
         self.env[node] = results if isinstance(node.type, tuple) else results[0]
@@ -279,6 +284,16 @@ def _input_name(node: Node) -> str:
     return node.name
 
 
+def _over_one(kind: str, value: Scalar) -> tuple[Scalar, ...]:
+    """A reduction over one element."""
+    if kind.startswith("arg"):
+        return (constant(0, I64),)
+    if kind == "welford":
+        gap = scalar("sub", (value, value), value.dtype)
+        return value, scalar("mul", (gap, gap), value.dtype)
+    return (value,)
+
+
 def storable(type: TensorType) -> TensorType:
     """The type itself if its elements fill memory without gaps or overlap, else row-major."""
     if is_dense(type):
@@ -286,8 +301,9 @@ def storable(type: TensorType) -> TensorType:
     return TensorType(type.shape, contiguous_stride(type.shape), type.dtype, type.device)
 
 
-def _by_stride(type: TensorType, dims: tuple[int, ...]) -> list[int]:
-    order = memory_order(type.shape, type.stride)
+def _reduce_order(type: TensorType, dims: tuple[int, ...], keep_order: bool) -> list[int]:
+    """Reduced dimensions as memory has them; positions (argmax) count in the tensor's own order."""
+    order = sorted(memory_order(type.shape, type.stride)) if keep_order else memory_order(type.shape, type.stride)
     return [d for d in order if d in dims]
 
 
