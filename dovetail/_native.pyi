@@ -13,7 +13,7 @@ SKIP_CALLEES: Literal["skip_callees"]
 class Guards:
     """A program of loads and checks; build it with dovetail.runtime.guards.make_guards."""
 
-    def __new__(cls, program: tuple[tuple[Any, ...], ...], texts: tuple[str, ...]) -> Guards: ...
+    def __new__(cls, program: tuple[tuple[Any, ...], ...], paths: tuple[object, ...]) -> Guards: ...
     def check(
         self, args: tuple[Any, ...], closure: tuple[CellType, ...] | None, globals: dict[str, Any]
     ) -> bool:

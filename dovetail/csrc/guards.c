@@ -127,13 +127,13 @@ static int allocate(Guards *self) {
 }
 
 static PyObject *guards_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *program, *texts;
-    if (!PyArg_ParseTuple(args, "O!O!:Guards", &PyTuple_Type, &program, &PyTuple_Type, &texts)) return NULL;
+    PyObject *program, *paths;
+    if (!PyArg_ParseTuple(args, "O!O!:Guards", &PyTuple_Type, &program, &PyTuple_Type, &paths)) return NULL;
     Guards *self = (Guards *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     int count = (int)PyTuple_GET_SIZE(program);
-    self->n_slots = (int)PyTuple_GET_SIZE(texts);
-    self->texts = Py_NewRef(texts);
+    self->n_slots = (int)PyTuple_GET_SIZE(paths);
+    self->paths = Py_NewRef(paths);
     self->count = count;
     int failed = allocate(self) < 0;
     self->count = 0;
@@ -267,7 +267,7 @@ static int guards_clear(Guards *self) {
 static void guards_dealloc(Guards *self) {
     PyObject_GC_UnTrack(self);
     guards_clear(self);
-    Py_XDECREF(self->texts);
+    Py_XDECREF(self->paths);
     PyMem_Free(self->instructions);
     PyMem_Free(self->groups);
     PyMem_Free(self->late);

@@ -46,7 +46,7 @@ typedef struct {
     int steps;           /* loads beyond roots: only those are worth a memo */
     Memo **memos;
     int n_memos, last;
-    int useless;         /* memos that were replaced before they were of any use */
+    uint64_t made, used; /* memos made, and times one was of use */
 } Group;
 
 typedef struct {
@@ -57,7 +57,7 @@ typedef struct {
     int *late, n_late;   /* instructions that look at several groups or at none */
     char *wanted;        /* slots that late instructions look at */
     int *group_of, *position; /* slot -> the group that loads it, and where in its order */
-    PyObject *texts;     /* slot -> text of its path */
+    PyObject *paths;     /* slot -> its path, whose str() explains */
     PyObject **scratch;  /* slots for one run at a time, all NULL between runs */
     int *scratch_touched, busy;
 } Guards;
@@ -85,6 +85,7 @@ void count_memo(const Memo *memo, long *words, long *residual);
 
 /* What a step tells the memo being recorded. A step that tells nothing is run every time. */
 void note_pure(Run *run);
+void note_held(Run *run, int slot);
 void note_word(Run *run, const void *address, uint64_t mask);
 void note_type(Run *run, int slot, PyObject *object);
 void note_place(Run *run, int slot, PyObject **place);

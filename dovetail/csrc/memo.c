@@ -10,12 +10,13 @@
  * they give the same objects, the new version is as good. Steps that cannot be put in words (a property, a
  * predicate) are run each time.
  *
- * An address can only stand for an object if the object is not freed and its address used again. Objects
- * that words cannot tell from their successor, such as ints and tuples, are therefore held by the memo;
- * modules, containers and tensors are not, so that a memo keeps no model alive. */
+ * An address can only stand for an object if the object is not freed and its address used again. Numbers,
+ * strings and constants compared by value, whose contents are not in words, are therefore held by the memo.
+ * Everything else is told from a successor by its type and contents, and not held: a memo keeps no model
+ * and no tensor alive. */
 #include "guards.h"
 
-enum { MOST_MEMOS = 256, MOST_USELESS = 32 };
+enum { MOST_MEMOS = 256 };
 
 typedef struct {
     int position, word; /* the step that looked something up in the dict of this word */
@@ -24,7 +25,6 @@ typedef struct {
 struct Memo {
     int references;
     PyObject *root;
-    uint64_t hits;
     int count;
     PyObject **values; /* by position in the group's order: what a load found */
     char *held;
@@ -39,7 +39,7 @@ typedef struct Recording {
     Memo *memo;
     int position, noted, failed;
     int *word_of;  /* slot -> the word with its dict's version; the last is for the globals */
-    char *typed, *placed; /* slots whose type and dict's place are noted */
+    char *typed, *placed, *held; /* slots whose type, or dict's place, is noted; slots to be held */
 } Recording;
 
 /* -- words */
@@ -87,10 +87,20 @@ void note_word(Run *run, const void *address, uint64_t mask) {
     if (add_word(&run->recording->memo->words, address, mask) < 0) run->recording->failed = 1;
 }
 
-/* The class of an instance of a class written in Python can be assigned; others keep theirs. */
+/* A plain value is held by the memo, and so stays what it is. */
+static int is_plain(PyObject *object) {
+    return object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) || PyFloat_CheckExact(object) ||
+           PyUnicode_CheckExact(object) || PyBytes_CheckExact(object) || PyComplex_CheckExact(object);
+}
+
+void note_held(Run *run, int slot) {
+    note_pure(run);
+    if (run->recording) run->recording->held[slot] = 1;
+}
+
 void note_type(Run *run, int slot, PyObject *object) {
     note_pure(run);
-    if (!run->recording || run->recording->typed[slot] || !(Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE)) return;
+    if (!run->recording || run->recording->typed[slot] || is_plain(object)) return;
     run->recording->typed[slot] = 1;
     note_word(run, &object->ob_type, ~0ull);
 }
@@ -161,12 +171,6 @@ static Memo *make_memo(int count) {
     return NULL;
 }
 
-/* Whether words would not notice that another object has come to lie at this one's address. */
-static int is_held(PyObject *object) {
-    if (is_tensor(object) || PyDict_Check(object) || PyList_Check(object) || PyAnySet_Check(object)) return 0;
-    return PyType_Check(object) || PyTuple_Check(object) || !(Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE);
-}
-
 /* -- recording */
 
 /* Runs the group, noting words. `residual` says for each slot that its value is not in words. */
@@ -192,8 +196,10 @@ static int record_steps(Run *run, Group *group, Recording *recording, char *resi
     return 1;
 }
 
-/* Marks what residual and late steps look at, and takes hold of what words cannot tell apart. */
-static void settle(const Guards *guards, const Group *group, Memo *memo, const char *residual, char *wanted) {
+/* Marks what residual and late steps look at, and takes hold of what words say nothing about. */
+static void settle(const Guards *guards, const Group *group, const Recording *recording, const char *residual,
+                   char *wanted) {
+    Memo *memo = recording->memo;
     memcpy(wanted, guards->wanted, guards->n_slots);
     for (int i = 0; i < memo->n_residual; i++) {
         const Instruction *at = &guards->instructions[group->order[memo->residual[i]]];
@@ -204,7 +210,7 @@ static void settle(const Guards *guards, const Group *group, Memo *memo, const c
         const Instruction *at = &guards->instructions[group->order[position]];
         if (!IS_LOAD(at->operation) || residual[at->slot]) continue;
         if (wanted[at->slot]) memo->needed[memo->n_needed++] = position;
-        if (!is_held(memo->values[position])) continue;
+        if (!recording->held[at->slot] && !is_plain(memo->values[position])) continue;
         memo->held[position] = 1;
         Py_INCREF(memo->values[position]);
     }
@@ -213,7 +219,6 @@ static void settle(const Guards *guards, const Group *group, Memo *memo, const c
 static void keep_memo(Group *group, Memo *memo) {
     int at = 0;
     while (at < group->n_memos && group->memos[at]->root != memo->root) at++;
-    if (at < group->n_memos && !group->memos[at]->hits) group->useless++;
     if (at == group->n_memos && at == MOST_MEMOS) at = (group->last + 1) % MOST_MEMOS;
     if (at == group->n_memos) {
         Memo **memos = PyMem_Realloc(group->memos, (at + 1) * sizeof *memos);
@@ -224,6 +229,7 @@ static void keep_memo(Group *group, Memo *memo) {
     Memo *before = group->memos[at];
     group->memos[at] = memo;
     group->last = at;
+    group->made++;
     release_memo(before);
 }
 
@@ -238,18 +244,19 @@ static int run_recording(Run *run, Group *group, PyObject *root) {
     int n_slots = run->guards->n_slots;
     Memo *memo = make_memo(group->count);
     int *word_of = PyMem_Malloc((n_slots + 1) * sizeof *word_of);
-    char *flags = PyMem_Calloc(4, n_slots + 1);
+    char *flags = PyMem_Calloc(5, n_slots + 1);
     int done;
     if (memo && word_of && flags) {
-        char *residual = flags + 2 * n_slots, *wanted = flags + 3 * n_slots;
-        Recording recording = {.memo = memo, .word_of = word_of, .typed = flags, .placed = flags + n_slots};
+        char *residual = flags + 3 * n_slots, *wanted = flags + 4 * n_slots;
+        Recording recording = {.memo = memo, .word_of = word_of, .typed = flags, .placed = flags + n_slots,
+                               .held = flags + 2 * n_slots};
         memset(word_of, 0xff, (n_slots + 1) * sizeof *word_of);
         run->recording = &recording;
         done = record_steps(run, group, &recording, residual);
         run->recording = NULL;
         if (done > 0 && !recording.failed) {
             memo->root = root;
-            settle(run->guards, group, memo, residual, wanted);
+            settle(run->guards, group, &recording, residual, wanted);
             keep_memo(group, memo);
             memo = NULL;
         }
@@ -318,7 +325,7 @@ static int replay(Run *run, Group *group, Memo *memo, int *holds) {
     memo->references++;
     int same = are_unchanged(run, group, memo);
     if (same > 0) {
-        memo->hits++;
+        group->used++;
         *holds = run_residual(run, group, memo);
     }
     release_memo(memo);
@@ -327,7 +334,8 @@ static int replay(Run *run, Group *group, Memo *memo, int *holds) {
 
 int run_group(Run *run, Group *group) {
     PyObject *root = NULL;
-    if (run->why || !group->steps || group->useless > MOST_USELESS) return run_plain(run, group);
+    int useless = group->made > 2 * MOST_MEMOS && group->used < group->made; /* the root is always another */
+    if (run->why || !group->steps || useless) return run_plain(run, group);
     if (group->root >= 0) {
         int done = step(run, &run->guards->instructions[group->order[0]]);
         if (done <= 0) return done;

@@ -2,7 +2,7 @@
  * fills run->why if somebody asks. */
 #include "guards.h"
 
-#define PATH(slot) PyTuple_GET_ITEM(run->guards->texts, slot)
+#define PATH(slot) PyTuple_GET_ITEM(run->guards->paths, slot)
 #define FAIL(...)                                                    \
     do {                                                             \
         if (run->why) *run->why = PyUnicode_FromFormat(__VA_ARGS__); \
@@ -12,7 +12,7 @@
 static int put(Run *run, const Instruction *at, PyObject *borrowed) {
     if (!borrowed) {
         if (PyErr_Occurred()) return -1;
-        FAIL("%U: no longer there", PATH(at->slot));
+        FAIL("%S: no longer there", PATH(at->slot));
     }
     fill_slot(run, at->slot, borrowed);
     return 1;
@@ -101,9 +101,19 @@ static int load_attr(Run *run, const Instruction *at) {
     return put_new(run, at, PyObject_GetAttr(object, at->object));
 }
 
-static void note_list(Run *run, PyObject *list) {
-    note_word(run, &((PyVarObject *)list)->ob_size, ~0ull);
-    note_word(run, &((PyListObject *)list)->ob_item, ~0ull);
+static void note_length(Run *run, int slot, PyObject *sequence) {
+    note_type(run, slot, sequence);
+    note_word(run, &((PyVarObject *)sequence)->ob_size, ~0ull);
+}
+
+/* An item of a list or tuple, as a word in its array. */
+static int load_element(Run *run, const Instruction *at, PyObject *sequence, PyObject **items) {
+    Py_ssize_t size = Py_SIZE(sequence), index = at->number < 0 ? at->number + size : at->number;
+    note_length(run, at->source, sequence);
+    if (PyList_Check(sequence)) note_word(run, &((PyListObject *)sequence)->ob_item, ~0ull);
+    if (index < 0 || index >= size) return put(run, at, NULL);
+    note_word(run, &items[index], ~0ull);
+    return put(run, at, items[index]);
 }
 
 static int load_item(Run *run, const Instruction *at) {
@@ -112,24 +122,15 @@ static int load_item(Run *run, const Instruction *at) {
         note_dict(run, at->source, object);
         return put(run, at, PyDict_GetItemWithError(object, at->object));
     }
-    if (PyTuple_Check(object) && PyLong_CheckExact(at->object)) {
-        Py_ssize_t size = PyTuple_GET_SIZE(object), index = at->number < 0 ? at->number + size : at->number;
-        note_pure(run);
-        return put(run, at, index >= 0 && index < size ? PyTuple_GET_ITEM(object, index) : NULL);
-    }
-    if (PyList_Check(object) && PyLong_CheckExact(at->object)) {
-        Py_ssize_t size = PyList_GET_SIZE(object), index = at->number < 0 ? at->number + size : at->number;
-        note_list(run, object);
-        if (index < 0 || index >= size) return put(run, at, NULL);
-        note_word(run, &PyList_GET_ITEM(object, index), ~0ull);
-        return put(run, at, PyList_GET_ITEM(object, index));
-    }
+    int is_index = PyLong_CheckExact(at->object);
+    if (is_index && PyTuple_Check(object)) return load_element(run, at, object, &PyTuple_GET_ITEM(object, 0));
+    if (is_index && PyList_Check(object)) return load_element(run, at, object, ((PyListObject *)object)->ob_item);
     return put_new(run, at, PyObject_GetItem(object, at->object));
 }
 
 static int load_dict_key(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->source], *key = NULL;
-    if (!PyDict_Check(object)) FAIL("%U: no longer a dict", PATH(at->source));
+    if (!PyDict_Check(object)) FAIL("%S: no longer a dict", PATH(at->source));
     note_dict(run, at->source, object);
     Py_ssize_t position = 0;
     for (Py_ssize_t i = 0; i <= at->number; i++)
@@ -148,6 +149,9 @@ static int load_closure_of(Run *run, const Instruction *at) {
     PyObject *closure = PyFunction_Check(object) ? PyFunction_GET_CLOSURE(object) : NULL;
     if (!closure || at->number >= PyTuple_GET_SIZE(closure)) return put(run, at, NULL);
     PyCellObject *cell = (PyCellObject *)PyTuple_GET_ITEM(closure, at->number);
+    note_type(run, at->source, object);
+    note_word(run, &((PyFunctionObject *)object)->func_closure, ~0ull);
+    note_word(run, &PyTuple_GET_ITEM(closure, at->number), ~0ull);
     note_word(run, &cell->ob_ref, ~0ull);
     return put(run, at, cell->ob_ref);
 }
@@ -166,7 +170,7 @@ static int check_is(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->slot];
     note_pure(run);
     if (object == at->object) return 1;
-    FAIL("%U: expected the object %.100R, got %.100R", PATH(at->slot), at->object, object);
+    FAIL("%S: expected the object %.100R, got %.100R", PATH(at->slot), at->object, object);
 }
 
 static int same_float(double a, double b) {
@@ -192,43 +196,52 @@ static int is_equal(PyObject *a, PyObject *b) {
     return PyObject_RichCompareBool(a, b, Py_EQ);
 }
 
+static int is_mutable(PyObject *object) {
+    return Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE || PyList_Check(object) || PyDict_Check(object) ||
+           PyAnySet_Check(object) || PyByteArray_Check(object);
+}
+
 static int check_equals(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->slot];
     int equal = is_equal(object, at->object);
-    if (object == at->object || !(Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE)) note_pure(run);
+    if (object == at->object) note_pure(run);
+    else if (!is_mutable(object)) note_held(run, at->slot);
     if (equal) return equal;
-    FAIL("%U: expected %.100R, got %.100R", PATH(at->slot), at->object, object);
+    FAIL("%S: expected %.100R, got %.100R", PATH(at->slot), at->object, object);
 }
 
 static int check_type_is(Run *run, const Instruction *at) {
     PyTypeObject *type = Py_TYPE(run->slots[at->slot]);
     note_type(run, at->slot, run->slots[at->slot]);
     if ((PyObject *)type == at->object) return 1;
-    FAIL("%U: expected a %s, got a %s", PATH(at->slot), ((PyTypeObject *)at->object)->tp_name, type->tp_name);
+    FAIL("%S: expected a %s, got a %s", PATH(at->slot), ((PyTypeObject *)at->object)->tp_name, type->tp_name);
 }
 
 static int check_length(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->slot];
     if (PyDict_Check(object)) note_dict(run, at->slot, object);
-    if (PyList_Check(object)) note_word(run, &((PyVarObject *)object)->ob_size, ~0ull);
-    if (PyAnySet_Check(object)) note_word(run, &((PySetObject *)object)->used, ~0ull);
-    if (PyTuple_Check(object) || PyUnicode_Check(object)) note_pure(run);
+    if (PyList_Check(object) || PyTuple_Check(object)) note_length(run, at->slot, object);
+    if (PyUnicode_CheckExact(object)) note_pure(run);
+    if (PyAnySet_Check(object)) {
+        note_type(run, at->slot, object);
+        note_word(run, &((PySetObject *)object)->used, ~0ull);
+    }
     Py_ssize_t length = PyDict_Check(object) ? PyDict_GET_SIZE(object) : PyObject_Size(object);
     if (length < 0) return -1;
     if (length == at->number) return 1;
-    FAIL("%U: expected %zd items, got %zd", PATH(at->slot), at->number, length);
+    FAIL("%S: expected %zd items, got %zd", PATH(at->slot), at->number, length);
 }
 
 static int check_dict_keys(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->slot], *key;
-    if (!PyDict_Check(object)) FAIL("%U: no longer a dict", PATH(at->slot));
+    if (!PyDict_Check(object)) FAIL("%S: no longer a dict", PATH(at->slot));
     note_dict(run, at->slot, object);
     Py_ssize_t position = 0, count = PyTuple_GET_SIZE(at->object);
     int equal = PyDict_GET_SIZE(object) == count;
     for (Py_ssize_t i = 0; equal > 0 && i < count && PyDict_Next(object, &position, &key, NULL); i++)
         equal = is_equal(key, PyTuple_GET_ITEM(at->object, i));
     if (equal) return equal;
-    FAIL("%U: expected the keys %.200R", PATH(at->slot), at->object);
+    FAIL("%S: expected the keys %.200R", PATH(at->slot), at->object);
 }
 
 static int check_lacks(Run *run, const Instruction *at) {
@@ -239,18 +252,18 @@ static int check_lacks(Run *run, const Instruction *at) {
     } else if (PyDict_Check(object)) {
         note_dict(run, at->slot, object);
     } else {
-        FAIL("%U: no longer a dict", PATH(at->slot));
+        FAIL("%S: no longer a dict", PATH(at->slot));
     }
     int there = PyDict_Contains(dict, at->object);
     if (there <= 0) return there < 0 ? -1 : 1;
-    FAIL("%U: now has %.100R", PATH(at->slot), at->object);
+    FAIL("%S: now has %.100R", PATH(at->slot), at->object);
 }
 
 static int check_same_as(Run *run, const Instruction *at) {
     int same = run->slots[at->slot] == run->slots[at->source];
     note_pure(run);
     if (same == !!at->number) return 1;
-    FAIL("%U: %s %U", PATH(at->slot), same ? "is now the same object as" : "is no longer the same object as",
+    FAIL("%S: %s %S", PATH(at->slot), same ? "is now the same object as" : "is no longer the same object as",
          PATH(at->source));
 }
 
@@ -281,12 +294,12 @@ static int check_class_is(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->slot];
     ClassSpec *spec = at->class_;
     if (object != (PyObject *)spec->type)
-        FAIL("%U: expected the class %s, got %.100R", PATH(at->slot), spec->type->tp_name, object);
+        FAIL("%S: expected the class %s, got %.100R", PATH(at->slot), spec->type->tp_name, object);
     unsigned int version = class_version(spec->type);
     if (!version || version != spec->version) {
         int same = is_same_class(spec);
         if (same < 0) return -1;
-        if (!same) FAIL("%U: the class %s or a base of it was changed", PATH(at->slot), spec->type->tp_name);
+        if (!same) FAIL("%S: the class %s or a base of it was changed", PATH(at->slot), spec->type->tp_name);
         spec->version = version;
     }
     if (version) note_class(run, spec->type);
@@ -304,7 +317,7 @@ static int check_predicate(Run *run, const Instruction *at) {
     int holds = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
     if (holds) return holds;
-    FAIL("%U: %.100R no longer holds", PATH(at->slot), at->object);
+    FAIL("%S: %.100R no longer holds", PATH(at->slot), at->object);
 }
 
 static int (*const STEPS[])(Run *, const Instruction *) = {

@@ -150,13 +150,13 @@ TensorSpec *make_tensor_spec(PyObject *tuple) {
     } while (0)
 #define EXPECT(what, expected, got)                              \
     if ((expected) != (got))                                     \
-    FAIL("%U: expected " what " %lld, got %lld", path, (long long)(expected), (long long)(got))
+    FAIL("%S: expected " what " %lld, got %lld", path, (long long)(expected), (long long)(got))
 
 int check_tensor(const TensorSpec *spec, PyObject *object, PyObject *path, PyObject **why) {
     if (Py_TYPE(object) != spec->type)
-        FAIL("%U: expected a %s, got a %s", path, spec->type->tp_name, Py_TYPE(object)->tp_name);
+        FAIL("%S: expected a %s, got a %s", path, spec->type->tp_name, Py_TYPE(object)->tp_name);
     const char *impl = impl_of(object);
-    if (!impl) FAIL("%U: a tensor without contents", path);
+    if (!impl) FAIL("%S: a tensor without contents", path);
     const int8_t *device = (const int8_t *)(impl + torch.device);
     EXPECT("dtype number", spec->dtype, *(const uint16_t *)(impl + torch.dtype));
     EXPECT("device kind", spec->device_kind, device[0]);
@@ -166,16 +166,16 @@ int check_tensor(const TensorSpec *spec, PyObject *object, PyObject *path, PyObj
     for (Py_ssize_t i = 0; i < spec->ndim; i++) {
         int64_t size = spec->sizes_and_strides[i], stride = spec->sizes_and_strides[spec->ndim + i];
         if (size != ANY && size != sizes[i])
-            FAIL("%U: expected size %lld at dim %zd, got %lld", path, (long long)size, i, (long long)sizes[i]);
+            FAIL("%S: expected size %lld at dim %zd, got %lld", path, (long long)size, i, (long long)sizes[i]);
         if (stride != ANY && stride != strides[i])
-            FAIL("%U: expected stride %lld at dim %zd, got %lld", path, (long long)stride, i, (long long)strides[i]);
+            FAIL("%S: expected stride %lld at dim %zd, got %lld", path, (long long)stride, i, (long long)strides[i]);
     }
     uint64_t keys = *(const uint64_t *)(impl + torch.keys);
     if (spec->dispatch && keys != spec->dispatch)
-        FAIL("%U: expected dispatch keys %llx, got %llx", path, (unsigned long long)spec->dispatch,
+        FAIL("%S: expected dispatch keys %llx, got %llx", path, (unsigned long long)spec->dispatch,
              (unsigned long long)keys);
     if (requires_grad(impl) != spec->requires_grad)
-        FAIL("%U: expected requires_grad=%s", path, spec->requires_grad ? "True" : "False");
+        FAIL("%S: expected requires_grad=%s", path, spec->requires_grad ? "True" : "False");
     return 1;
 }
 

@@ -203,18 +203,27 @@ class _Program:
 
     instructions: list[Instruction] = field(default_factory=list)
     slots: dict[object, int] = field(default_factory=dict)
-    texts: list[str] = field(default_factory=list)
+    paths: list[Source] = field(default_factory=list)
+    by_identity: dict[int, int] = field(default_factory=dict)
 
     def slot_of(self, source: Source, guard: int) -> int:
-        # A constant is found by identity: equal constants may be different objects.
-        key = (Const, id(source.value)) if isinstance(source, Const) else (type(source), source)
+        """Paths mostly share their objects, so identity answers first; the guards keep them alive."""
+        slot = self.by_identity.get(id(source))
+        if slot is None:
+            base = -1 if source.base is None else self.slot_of(source.base, guard)
+            slot = self.by_identity[id(source)] = self.step(source, base, guard)
+        return slot
+
+    def step(self, source: Source, base: int, guard: int) -> int:
+        """Equal steps from one slot give one slot; 1, 1.0 and True are different keys, constants are objects."""
+        kind = type(source)
+        number, value = LOADS[kind](source)
+        key = (kind, base, number, type(value), id(value) if kind is Const else value)
         if key in self.slots:
             return self.slots[key]
-        base = -1 if source.base is None else self.slot_of(source.base, guard)
-        number, value = LOADS[type(source)](source)
-        slot = self.slots[key] = len(self.texts)
-        self.texts.append(source.text)
-        self.instructions.append((NUMBER_OF[type(source)], guard, slot, base, number, value, None))
+        slot = self.slots[key] = len(self.paths)
+        self.paths.append(source)
+        self.instructions.append((NUMBER_OF[kind], guard, slot, base, number, value, None))
         return slot
 
     def add(self, guard: Guard, index: int) -> None:
@@ -248,4 +257,4 @@ def make_guards(guards: Iterable[Guard]) -> _native.Guards:
     program = _Program()
     for index, guard in enumerate(guards):
         program.add(guard, index)
-    return _native.Guards(tuple(program.instructions), tuple(program.texts))
+    return _native.Guards(tuple(program.instructions), tuple(program.paths))

@@ -572,6 +572,25 @@ def test_memos_keep_no_model_alive() -> None:
         assert frame(small_model())
 
 
+def test_memos_keep_no_tensor_alive() -> None:
+    """Tensors in tuples, lists and dicts of an object; the objects come and go."""
+    gone = []
+    t = torch.ones(2)
+    paths = [Item(DictAttr(X, name), key) for name, key in (("a", 0), ("b", 0), ("c", "k"))]
+    frame = Frame(*[Guard(path, tensor_is(t)) for path in paths], Guard(DictAttr(X, "a"), TypeIs(tuple)),
+                  Guard(DictAttr(X, "a"), Length(1)))  # fmt: skip
+    for _ in range(600):
+        box = Box(a=(torch.ones(2),), b=[torch.ones(2)], c={"k": torch.ones(2)})
+        gone.append(weakref.ref(box.a[0]))
+        assert frame(box)
+        box.a = (torch.ones(3),)
+        assert not frame(box)
+        box.a = [torch.ones(2)]
+        assert not frame(box)
+    del box
+    assert not any(ref() is not None for ref in gone)
+
+
 def test_numbers_at_reused_addresses() -> None:
     """A counter of large ints: each new one may lie where the last but one was."""
     box = Box(step=10**6)
