@@ -46,6 +46,8 @@ class Joint:
     """The captured program itself; double backward differentiates it."""
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     """Device types under autocast while tracing, with their dtype."""
+    has_grad: tuple[bool, ...] = ()
+    """Per input: it requires a gradient, and grad mode was on."""
 
     def __str__(self) -> str:
         return f"{self.graph}\n{self.signature}"
@@ -101,7 +103,8 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         tangents=tuple(position for _, position in tangents),
         recompute=repeated,
     )
-    return Joint(prune(graph), signature, constants, gm, autocast)
+    has_grad = tuple(torch.is_grad_enabled() and leaf is not None for leaf in trace.leaves)
+    return Joint(prune(graph), signature, constants, gm, autocast, has_grad)
 
 
 # -- inputs ------------------------------------------------------------------------------------------

@@ -123,8 +123,10 @@ class Recorder(TorchDispatchMode):
             if tensor.constant is None:
                 raise UnsupportedMutation(self.loc, detail="a tensor made outside the recorded program")
             fake, real = tensor, tensor.constant
+        elif tensor.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedMutation(self.loc, detail="a tensor with a gradient that is no input of the graph")
         else:
-            fake, real = fake_like(tensor.detach()), tensor
+            fake, real = fake_like(tensor.detach()), tensor.detach()
         self.constants.append(real)
         self.constant_fakes[id(tensor)] = fake
         node = self.builder.input(f"constant_{len(self.constants) - 1}", type_of(fake))
