@@ -12,10 +12,14 @@ from typing import TypeAlias
 
 import torch
 
-from dovetail.ir.expr import ONE, ZERO, Expr, add, const, eq, floordiv, mul, product
+from dovetail.ir.expr import FALSE, ONE, ZERO, Expr, add, const, eq, floordiv, mul, product
 from dovetail.sym import Shapes
 
 Shape: TypeAlias = "tuple[Expr, ...]"
+
+
+class Unruled(Exception):
+    """No rule applies: the symbols of the inputs must be fixed, or sizes do not fit and the kernel says how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ def _join_sizes(shapes: Shapes, a: Expr, b: Expr) -> Expr:
 
 def same_size(shapes: Shapes, a: Expr, b: Expr) -> Expr:
     if a is not b:
+        if eq(a, b) is FALSE:
+            raise Unruled
         shapes.assume(eq(a, b), "an operator needs equal sizes")
     return shapes.simplify(a)
 

@@ -8,8 +8,11 @@ broadcast dimension (stride 0) has none. Some meta kernels know only part of thi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
+
+Geometry: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 
 
 def is_ambiguous(operands: Sequence[torch.Tensor]) -> bool:
@@ -17,10 +20,10 @@ def is_ambiguous(operands: Sequence[torch.Tensor]) -> bool:
     return any(stride == 0 and size > 1 for x in operands for size, stride in zip(x.size(), x.stride()))
 
 
-def iterator_strides(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> list[int]:
-    """Dense strides of the result of an elementwise op on these operands."""
+def iterator_strides(shape: Sequence[int], operands: Sequence[Geometry]) -> list[int]:
+    """Dense strides of the result of an elementwise op on operands of these sizes and strides."""
     rank = len(shape)
-    aligned = [_align(x, rank) for x in operands]
+    aligned = [_align(*x, rank) for x in operands]
     order = list(range(rank - 1, -1, -1))
     for i in range(1, rank):
         at = i
@@ -38,9 +41,9 @@ def iterator_strides(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> 
     return strides
 
 
-def _align(x: torch.Tensor, rank: int) -> list[int]:
-    """Strides over the result's dimensions; 0 where x is broadcast."""
-    own = [0 if size == 1 else stride for size, stride in zip(x.size(), x.stride())]
+def _align(sizes: Sequence[int], strides: Sequence[int], rank: int) -> list[int]:
+    """Strides over the result's dimensions; 0 where the operand is broadcast."""
+    own = [0 if size == 1 else stride for size, stride in zip(sizes, strides)]
     return [0] * (rank - len(own)) + own
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from dovetail.fake.known import is_listed
 from dovetail.fake.rules import Rule, find_rule
 
 _RANDOM: Final = torch.Tag.nondeterministic_seeded
@@ -62,9 +63,18 @@ class Record:
     """Position of the argument `device`, where there is one."""
     names: tuple[str, ...]
     """Of the arguments, in the schema's order."""
+    keyword_only: tuple[str, ...]
     defaults: tuple[tuple[str, Any], ...]
     rule: Rule | None
     """The sizes of its results where sizes are symbolic."""
+    base: str
+    """The name without the overload."""
+    is_known: bool
+    """known.py may say what it returns."""
+    returns_one: bool
+    """One tensor, not a tuple or list."""
+    count: int
+    """How many results."""
     is_free: bool
     """The arguments' metadata say all about the results, which are new or arguments: may be remembered."""
 
@@ -98,6 +108,10 @@ def _read(func: Any) -> Record:
     aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None]
     mutates = any(alias.is_write for alias in aliases)
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    base = name.rsplit(".", 1)[0]
+    is_pointwise, is_random = torch.Tag.pointwise in func.tags, _RANDOM in func.tags
+    returns_tensors = all(str(r.type) == "Tensor" for r in schema.returns) and len(schema.returns) > 0
+    is_simple = is_pointwise and not is_random and len(schema.returns) == 1
     changes_shape = torch.Tag.inplace_view in func.tags or name.startswith(("aten.resize", "aten.set_"))
     names = [a.name for a in schema.arguments]
     return Record(
@@ -106,12 +120,17 @@ def _read(func: Any) -> Record:
         mutates=mutates,
         is_view=is_view,
         changes_shape=changes_shape,
-        is_random=_RANDOM in func.tags,
-        is_pointwise=torch.Tag.pointwise in func.tags,
+        is_random=is_random,
+        is_pointwise=is_pointwise,
         device_at=names.index("device") if "device" in names else None,
         names=tuple(names),
+        keyword_only=tuple(a.name for a in schema.arguments if a.kwarg_only),
         defaults=tuple((a.name, _frozen(a.default_value)) for a in schema.arguments if a.has_default_value()),
-        rule=find_rule(name.rsplit(".", 1)[0], torch.Tag.pointwise in func.tags, "._foreach_" in name),
+        rule=find_rule(base, is_pointwise, "._foreach_" in name),
+        base=base,
+        is_known=returns_tensors and not name.endswith("out") and is_listed(base, is_simple),
+        returns_one=len(schema.returns) == 1,
+        count=len(schema.returns),
         is_free=fate in ("meta", "probe") and not is_view and not changes_shape and not name.endswith("out"),
     )
 

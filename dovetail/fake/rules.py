@@ -18,6 +18,7 @@ import torch
 from dovetail.fake.form import (
     Form,
     Shape,
+    Unruled,
     broadcast,
     complete_shape,
     same_size,
@@ -31,17 +32,13 @@ Result: TypeAlias = "Shape | Form | list[Any]"
 _END: Final = (1 << 63) - 1
 
 
-class Unruled(Exception):
-    """No rule applies; the symbols of the inputs must be fixed."""
-
-
 class Call:
     """An op's arguments by name: tensors as Forms, sizes as ints or Exprs, lists as tuples."""
 
-    __slots__ = ("shapes", "values")
+    __slots__ = ("device", "shapes", "values")
 
-    def __init__(self, shapes: Shapes, values: dict[str, Any]) -> None:
-        self.shapes, self.values = shapes, values
+    def __init__(self, shapes: Shapes, values: dict[str, Any], device: str = "cpu") -> None:
+        self.shapes, self.values, self.device = shapes, values, device
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -438,8 +435,10 @@ def layer_norm(c: Call) -> Result:
 
 
 def batch_norm(c: Call) -> Result:
+    """The CPU returns no statistics where it uses the running ones."""
     x = c["input"]
-    return [x.shape, x.shape[1:2], x.shape[1:2]]
+    stats = x.shape[1:2] if c.get("training", True) or c.device != "cpu" else (ZERO,)
+    return [x.shape, stats, stats]
 
 
 def group_norm(c: Call) -> Result:
@@ -593,9 +592,9 @@ RULES: Final[dict[str, Rule]] = _table(
         select_scatter diagonal_scatter as_strided_scatter _softmax_backward_data _log_softmax_backward_data
         channel_shuffle renorm contiguous exponential uniform random cauchy log_normal geometric
         fill zero cholesky matrix_exp inverse rot90 _index_put_impl gelu
-        glu_backward native_dropout_backward log_sigmoid_backward rrelu_with_noise celu selu bucketize
+        native_dropout_backward log_sigmoid_backward rrelu_with_noise celu selu bucketize
         isin lift_fresh embedding_renorm
-        _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward slice_inverse
+        slice_inverse
         softplus_backward put _unsafe_masked_index_put_accumulate"""),
     (reduction, """
         sum mean amax amin var std var_mean std_mean logsumexp all any argmax argmin prod max min nansum
@@ -625,7 +624,7 @@ RULES: Final[dict[str, Rule]] = _table(
         max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward
         adaptive_max_pool2d_backward reflection_pad1d_backward reflection_pad2d_backward multilabel_margin_loss_backward
         reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
-        binary_cross_entropy_backward elu_backward gelu_backward"""),
+        binary_cross_entropy_backward glu_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward elu_backward gelu_backward"""),
     (view, "view _unsafe_view _reshape_alias reshape _reshape_copy"),
     (expand, "expand"),
     (permute, "permute"),

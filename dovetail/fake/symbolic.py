@@ -16,7 +16,7 @@ from dovetail.events import EVENTS
 from dovetail.fake.form import Form, derive_strides, static_form
 from dovetail.fake.record import Record
 from dovetail.fake.rules import Call, Unruled
-from dovetail.ir.expr import symbols
+from dovetail.ir.expr import const, symbols
 from dovetail.sym import Shapes, hint_of
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -49,22 +49,34 @@ def form_of(tensor: torch.Tensor, shapes: Shapes) -> Form:
     return static_form(tensor) if form is None else form.map(shapes)
 
 
-def _as_argument(value: Any, shapes: Shapes) -> Any:
+def _hint_form(tensor: torch.Tensor) -> Form:
+    """The geometry of a tensor with the numbers of the hints."""
+    form, shapes = getattr(tensor, "form", None), getattr(tensor, "shapes", None)
+    if form is None or shapes is None:
+        return static_form(tensor)
+    numbers = [tuple(const(shapes.hint(x)) for x in part) for part in (form.shape, form.stride)]
+    return Form(*numbers, const(shapes.hint(form.offset)), tensor.dtype)
+
+
+def _as_argument(value: Any, shapes: Shapes, on_hints: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
-        return form_of(value, shapes)
+        return _hint_form(value) if on_hints else form_of(value, shapes)
     if isinstance(value, torch.SymInt):
         expr = shapes.simplify(value.node.expr)
         return expr.value if expr.op == "const" else expr
     if isinstance(value, (list, tuple)):
-        return tuple(_as_argument(v, shapes) for v in value)
+        return tuple(_as_argument(v, shapes, on_hints) for v in value)
     return value
 
 
-def bind(facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Shapes) -> Call:
+def bind(
+    facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Shapes, on_hints: bool = False
+) -> Call:
     values = dict(facts.defaults)
-    values.update((name, _as_argument(value, shapes)) for name, value in zip(facts.names, args))
-    values.update((name, _as_argument(value, shapes)) for name, value in kwargs.items())
-    return Call(shapes, values)
+    values.update((name, _as_argument(value, shapes, on_hints)) for name, value in zip(facts.names, args))
+    values.update((name, _as_argument(value, shapes, on_hints)) for name, value in kwargs.items())
+    device = next((value.device.type for value in args if isinstance(value, torch.Tensor)), "cpu")
+    return Call(shapes, values, device)
 
 
 def derive_forms(facts: Record, call: Call, results: list[torch.Tensor | None]) -> list[Form | None] | None:

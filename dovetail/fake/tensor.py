@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.errors import DataDependentValue, FailedFake
 from dovetail.fake.form import Form, derive_strides
+from dovetail.fake.known import derive_known
 from dovetail.fake.layout import is_ambiguous, iterator_strides
 from dovetail.fake.quiet import quiet_references
 from dovetail.fake.record import Record, record
@@ -391,14 +392,24 @@ class _Inputs:
 
     def meta(self, tensor: torch.Tensor) -> torch.Tensor:
         meta = tensor.meta if type(tensor) is Fake else tensor if tensor.is_meta else _meta_like(tensor)
-        self.fakes.append(tensor)
         self.metas.append(meta)
-        device = tensor.device
-        if self.device is None:
-            self.device = device
-        elif device != self.device:
-            self.is_mixed = True
+        self.note(tensor)
         return meta
+
+    def note(self, tensor: torch.Tensor) -> None:
+        self.fakes.append(tensor)
+        if self.device is None:
+            self.device = tensor.device
+        elif tensor.device != self.device:
+            self.is_mixed = True
+
+    def collect(self, values: Any) -> None:
+        """Note the tensors among values and their devices."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self.note(value)
+            elif isinstance(value, (list, tuple)):
+                self.collect(value)
 
     def swap(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -409,7 +420,11 @@ class _Inputs:
 
 
 def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the op's meta kernel, and wrap what it returns."""
+    """By what is known of the op, else by running its meta kernel."""
+    if facts.is_known:
+        found = _by_table(func, facts, args, kwargs)
+        if found is not None:
+            return found[0]
     quiet_references()
     inputs = _Inputs()
     swap = inputs.swap
@@ -428,11 +443,37 @@ def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, 
     if corrected is not None and device.type == "cpu":
         result = corrected(new_args, result)
     elif facts.is_pointwise and not facts.mutates and is_ambiguous(inputs.metas) and type(result) is torch.Tensor:
-        result = _empty_meta(result.size(), iterator_strides(result.size(), inputs.metas), result.dtype)
+        strides = iterator_strides(result.size(), [(m.size(), m.stride()) for m in inputs.metas])
+        result = _empty_meta(result.size(), strides, result.dtype)
     if facts.mutates:
         return _written(func, facts, inputs, args, kwargs, result, device)
     constant = _constant(func, facts, inputs, args, kwargs)
     return _wrap_result(result, device, inputs, constant)
+
+
+_NO_SHAPES: Final = Shapes()
+
+
+def _by_table(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+    """What fake/known.py says of the op, in a tuple; None where it says nothing."""
+    inputs = _Inputs()
+    inputs.collect((*args, *kwargs.values()))
+    if facts.mutates and (any(type(f) is not Fake or f.constant is not None for f in inputs.fakes)):
+        return None
+    call = bind(facts, args, kwargs, _NO_SHAPES, on_hints=True)
+    results = derive_known(func, facts, call)
+    if results is None:
+        return None
+    if facts.mutates:
+        return (args[0],)
+    device = _result_device(facts, inputs, args, list(args), dict(kwargs))
+    constant = _constant(func, facts, inputs, args, kwargs)
+    known = constant if isinstance(constant, (list, tuple)) else [constant] * len(results)
+    made = [r if r is None else _from_template((*r, device, None), []) for r in results]
+    for fake, value in zip(made, known):
+        if value is not None:
+            fake.constant = value
+    return (made[0] if facts.returns_one else tuple(made),)
 
 
 PROBE_LIMIT: Final = 1 << 22
@@ -461,7 +502,10 @@ def _batch_norm_on_cpu(args: list[Any], result: Any) -> Any:
     """No batch statistics come out where the running ones are used."""
     dtype = _statistics_dtype(args[0], args[1:5])
     stats = [x.to(dtype) if args[5] else x.new_empty(0, dtype=dtype) for x in result[1:3]]
-    return (result[0], *stats, *result[3:])
+    output = result[0]
+    if not output.is_contiguous(memory_format=torch.channels_last if output.dim() == 4 else torch.contiguous_format):
+        output = output.contiguous()
+    return (output, *stats, *result[3:])
 
 
 def _layer_norm_on_cpu(args: list[Any], result: Any) -> Any:

@@ -1,0 +1,89 @@
+"""Torch functions whose C++ code knows no symbolic sizes, made to work on symbolic Fakes.
+
+    with SymbolicCalls():
+        F.interpolate(x, scale_factor=2.0)      f32[s0, 3, 2*s1, 2*s2]
+
+A few are replaced by the ATen op they end in. Any other that asks for numbers gets them: the symbols
+of its arguments are fixed (an assumption), and it runs again.
+"""
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from dovetail.fake.symbolic import find_shapes, hinted
+from dovetail.fake.tensor import Fake, make_static
+
+_NEEDS_NUMBERS: Final = re.compile("with symbolic sizes|expected to contain only concrete|SymInt")
+
+
+class SymbolicCalls(TorchFunctionMode):
+    """To be entered around code that runs torch functions on symbolic Fakes."""
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        func = STAND_INS.get(func, func)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if not _NEEDS_NUMBERS.search(str(error)) or find_shapes(tree_leaves((args, kwargs))) is None:
+                raise
+        reason = f"{getattr(func, '__name__', func)} takes no symbolic sizes"
+        for value in tree_leaves((args, kwargs)):
+            if type(value) is Fake:
+                make_static(value, reason)
+            elif isinstance(value, torch.SymInt):
+                value.node.shapes.specialise_symbols(value.node.expr, reason)
+        return func(*hinted(args), **{k: hinted(v) for k, v in kwargs.items()})
+
+
+_aten: Final = torch.ops.aten
+_LINEAR: Final = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+def interpolate(
+    input: torch.Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> torch.Tensor:
+    """F.interpolate as the ATen op it ends in, whose sizes may be symbolic."""
+    rank = input.dim() - 2
+    if mode == "area":
+        return _AREA[rank](input, _target(input, rank, size, scale_factor))
+    scales: list[float | None] = [None] * rank
+    if scale_factor is not None and not recompute_scale_factor:
+        scales = [float(f) for f in _per_axis(scale_factor, rank)]
+    target = _target(input, rank, size, scale_factor)
+    if mode in ("nearest", "nearest-exact"):
+        name = f"upsample_nearest{rank}d" if mode == "nearest" else f"_upsample_nearest_exact{rank}d"
+        return getattr(_aten, name).default(input, target, *scales)  # type: ignore[no-any-return]
+    base = mode if mode == "bicubic" else _LINEAR[rank]
+    name = f"_upsample_{base}{rank}d_aa" if antialias else f"upsample_{base}{rank}d"
+    return getattr(_aten, name).default(input, target, bool(align_corners), *scales)  # type: ignore[no-any-return]
+
+
+def _per_axis(value: Any, rank: int) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value] * rank
+
+
+def _target(x: torch.Tensor, rank: int, size: Any, factor: Any) -> list[Any]:
+    if size is not None:
+        return _per_axis(size, rank)
+    return [math.floor(x.shape[i + 2] * float(f)) for i, f in enumerate(_per_axis(factor, rank))]
+
+
+_AREA: Final = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
+STAND_INS: Final[dict[Any, Callable[..., Any]]] = {F.interpolate: interpolate}

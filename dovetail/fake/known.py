@@ -1,0 +1,351 @@
+"""What an op returns, without running any kernel: sizes by its shape rule, dtype and strides by table.
+
+    aten.mm of f32[8, 64] and f32[64, 32]      ->  [((8, 32), (32, 1), torch.float32)]
+
+torch's meta kernels know all ops, but most are written in Python: the first call of one imports
+hundreds of modules (seconds), and each call takes 100 us. So the ops that models are made of are
+known here; None means: ask the meta kernel.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from dovetail.fake.form import Form, Unruled
+from dovetail.fake.layout import iterator_strides
+from dovetail.fake.rules import Call, view
+from dovetail.ir.expr import Expr
+
+DTypes: TypeAlias = "Callable[[Call], torch.dtype | list[torch.dtype | None]]"
+Layout: TypeAlias = "Callable[[Call, tuple[int, ...]], Sequence[int] | None]"
+
+
+# -- dtypes --------------------------------------------------------------------------------------------
+
+
+def first(c: Call) -> torch.dtype:
+    return c.first.dtype  # type: ignore[return-value]
+
+
+def asked(c: Call) -> torch.dtype:
+    """The argument `dtype`, else the first tensor's."""
+    return c.get("dtype") or first(c)
+
+
+def summed(c: Call) -> torch.dtype:
+    """Sums of integers and bools are int64."""
+    found = asked(c)
+    return found if c.get("dtype") or found.is_floating_point or found.is_complex else torch.int64
+
+
+def made(c: Call) -> torch.dtype:
+    return c.get("dtype") or torch.get_default_dtype()
+
+
+def drawn(c: Call) -> torch.dtype:
+    return c["dtype"] if isinstance(c["dtype"], torch.dtype) else torch.int64
+
+
+def full_of(c: Call) -> torch.dtype:
+    if c.get("dtype"):
+        return c["dtype"]  # type: ignore[no-any-return]
+    value = c.get("fill_value", c.get("s"))
+    kinds = {bool: torch.bool, int: torch.int64, Expr: torch.int64}
+    if type(value) is complex:
+        raise Unruled
+    return kinds.get(type(value), torch.get_default_dtype())
+
+
+def ranged(c: Call) -> torch.dtype:
+    values = (c.get("start", 0), c["end"], c.get("step", 1))
+    if c.get("dtype"):
+        return c["dtype"]  # type: ignore[no-any-return]
+    return torch.int64 if all(isinstance(v, (int, Expr)) for v in values) else torch.get_default_dtype()
+
+
+def softmax_of(c: Call) -> torch.dtype:
+    return torch.float32 if c["half_to_float"] else first(c)
+
+
+def joined(c: Call) -> torch.dtype:
+    kinds = {t.dtype for t in c["tensors"]}
+    if len(kinds) > 1:
+        raise Unruled
+    return kinds.pop()  # type: ignore[return-value]
+
+
+def floating(c: Call) -> torch.dtype:
+    """Only for floats; eager's promotion of the rest is left to the kernel."""
+    found = asked(c)
+    if not found.is_floating_point:
+        raise Unruled
+    return found
+
+
+def always(*dtypes: torch.dtype) -> DTypes:
+    return lambda c: list(dtypes)
+
+
+def with_index(c: Call) -> list[torch.dtype | None]:
+    return [first(c), torch.int64]
+
+
+def plain_float(c: Call) -> torch.dtype:
+    found = first(c)
+    if found not in (torch.float32, torch.float64):
+        raise Unruled
+    return found
+
+
+def statistics(c: Call) -> list[torch.dtype | None]:
+    """A norm's results; for low precision, devices differ in what they keep mean and variance in."""
+    return [plain_float(c)] * 3
+
+
+def masked(dtype: Callable[[Call], torch.dtype]) -> DTypes:
+    """None where the argument output_mask has False."""
+    return lambda c: [dtype(c) if wanted else None for wanted in c["output_mask"]]
+
+
+# -- strides -------------------------------------------------------------------------------------------
+
+
+def contiguous(c: Call, shape: tuple[int, ...]) -> list[int]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides[::-1]
+
+
+def _numbers(form: Form) -> tuple[list[int], list[int]]:
+    return [x.value for x in form.shape], [x.value for x in form.stride]
+
+
+def preserved(c: Call, shape: tuple[int, ...]) -> Sequence[int] | None:
+    """As the first tensor is, made dense; or as the argument memory_format says."""
+    wanted = c.values.get("memory_format")
+    if wanted == torch.contiguous_format:
+        return contiguous(c, shape)
+    if wanted not in (None, torch.preserve_format):
+        return _channels_last(shape)
+    return iterator_strides(shape, [_numbers(c.first)])
+
+
+def _channels_last(shape: tuple[int, ...]) -> list[int] | None:
+    if len(shape) not in (4, 5):
+        return None
+    strides, step = [0] * len(shape), 1
+    for d in (1, *range(len(shape) - 1, 1, -1), 0):
+        strides[d] = step
+        step *= max(shape[d], 1)
+    return strides
+
+
+def _is_contiguous(form: Form) -> bool:
+    size, stride = _numbers(form)
+    step = 1
+    for n, s in zip(reversed(size), reversed(stride)):
+        if n != 1 and s != step:
+            return False
+        step *= n
+    return True
+
+
+def _is_channels_last(form: Form) -> bool:
+    size, stride = _numbers(form)
+    wanted = _channels_last(tuple(size))
+    is_plain = all(a == b or n == 1 for n, a, b in zip(size, stride, wanted or ()))
+    return wanted is not None and is_plain and not _is_contiguous(form)
+
+
+def from_contiguous(c: Call, shape: tuple[int, ...]) -> list[int] | None:
+    """Row-major where all operands are; other cases are left to the kernel."""
+    return contiguous(c, shape) if all(map(_is_contiguous, c.tensors)) else None
+
+
+def as_image(c: Call, shape: tuple[int, ...]) -> list[int] | None:
+    """Channels-last in, channels-last out."""
+    if all(_is_contiguous(t) for t in c.tensors):
+        return contiguous(c, shape)
+    return _channels_last(shape) if _is_channels_last(c.first) and c.first.ndim == len(shape) else None
+
+
+def convolved(c: Call, shape: tuple[int, ...]) -> list[int] | None:
+    """Channels-last where the input or the weight is."""
+    x, w = c["input"], c["weight"]
+    if _is_channels_last(x) or _is_channels_last(w):
+        return _channels_last(shape)
+    return contiguous(c, shape) if _is_contiguous(x) and _is_contiguous(w) else None
+
+
+def viewed(c: Call, shape: tuple[int, ...]) -> list[int] | None:
+    """A view in all but name: the rule's own strides."""
+    said = view(c)
+    return [x.value for x in said.stride] if isinstance(said, Form) else None
+
+
+def normalised(c: Call, shape: tuple[int, ...]) -> list[int] | None:
+    """The CPU's batch norm keeps channels-last images, and makes everything else row-major."""
+    return as_image(c, shape) if len(shape) == c.first.ndim else contiguous(c, shape)
+
+
+def attended(c: Call, shape: tuple[int, ...]) -> list[int]:
+    """The output is laid out as the query; the log-sum-exp is made as (batch, sequence, head)."""
+    if len(shape) == 4:
+        return iterator_strides(shape, [_numbers(c["query"])])
+    batch, sequence, head = contiguous(c, (shape[0], shape[2], shape[1]))
+    return [batch, head, sequence]
+
+
+# -- the table -------------------------------------------------------------------------------------------
+
+
+def _table(*rows: tuple[DTypes, Layout, str]) -> dict[str, tuple[DTypes, Layout]]:
+    return {f"aten.{name}": (dtypes, layout) for dtypes, layout, names in rows for name in names.split()}
+
+
+KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
+    (lambda c: c["weight"].dtype, contiguous, "embedding"),
+    (first, contiguous, "mm bmm addmm baddbmm repeat"),
+    (first, viewed, "_unsafe_view"),
+    (first, convolved, "convolution"),
+    (masked(first), from_contiguous, "convolution_backward native_layer_norm_backward native_group_norm_backward"),
+    (masked(first), from_contiguous, "native_batch_norm_backward"),
+    (statistics, normalised, "native_batch_norm"),
+    (statistics, from_contiguous, "native_group_norm native_layer_norm"),
+    (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
+    (first, from_contiguous, """
+        gather index_select index scatter scatter_add index_put index_add index_copy flip roll
+        tril triu glu embedding_dense_backward slice_backward select_backward slice_scatter
+        select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd"""),
+    (first, contiguous, "masked_fill mse_loss_backward smooth_l1_loss_backward huber_loss_backward"),
+    (lambda c: [first(c)] * 2, contiguous, "log_sigmoid_forward"),
+    (first, contiguous, "amax amin"),
+    (summed, contiguous, "sum prod"),
+    (floating, contiguous, "mean var std logsumexp linalg_vector_norm"),
+    (lambda c: [floating(c)] * 2, contiguous, "var_mean std_mean"),
+    (always(torch.int64), contiguous, "argmax argmin"),
+    (summed, from_contiguous, "cumsum cumprod"),
+    (softmax_of, from_contiguous, "_softmax _log_softmax"),
+    (lambda c: c.get("input_dtype", first(c)), from_contiguous, "_softmax_backward_data _log_softmax_backward_data"),
+    (with_index, from_contiguous, "topk sort cummax cummin max_pool2d_with_indices max min median"),
+    (asked, preserved, "clone _to_copy zeros_like ones_like full_like empty_like rand_like randn_like"),
+    (made, contiguous, "zeros ones rand randn"),
+    (full_of, contiguous, "full scalar_tensor"),
+    (ranged, contiguous, "arange"),
+    (drawn, contiguous, "randint"),
+    (asked, contiguous, "new_zeros new_ones new_full new_empty"),
+    (joined, from_contiguous, "cat stack"),
+    (lambda c: [first(c), torch.bool], preserved, "native_dropout"),
+    (first, from_contiguous, "mse_loss smooth_l1_loss huber_loss"),
+    (lambda c: [first(c)] * 2, from_contiguous, "nll_loss_forward nll_loss2d_forward"),
+    (first, as_image, """
+        avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices_backward
+        avg_pool2d_backward _adaptive_avg_pool2d_backward channel_shuffle pixel_shuffle pixel_unshuffle
+        reflection_pad2d replication_pad2d reflection_pad3d replication_pad3d reflection_pad2d_backward
+        replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward"""),
+)  # fmt: skip
+"""Op -> the dtype of its results, and their strides."""
+
+FILLS: Final = frozenset(
+    "aten." + name
+    for name in """
+    fill_ zero_ bernoulli_ normal_ uniform_ random_ exponential_ masked_fill_ copy_ index_put_
+    _index_put_impl_ scatter_ scatter_add_ index_add_ index_copy_ index_fill_""".split()
+)
+"""Ops that write to their first argument and return it."""
+
+
+UNUSUAL: Final = frozenset({"aten.pow.Scalar", "aten.ldexp.Tensor", "aten.mvlgamma.default", "aten.max.other",
+                              "aten.min.other", "aten.max.default", "aten.min.default", "aten.median.default"})  # fmt: skip
+"""Overloads that the rows above do not describe."""
+
+
+def is_listed(base: str, is_pointwise: bool) -> bool:
+    return is_pointwise or base in KNOWN or base in FILLS
+
+
+def derive_known(func: Any, facts: Any, call: Call) -> list[Any] | None:
+    """One (size, stride, dtype) per result, for an op that writes any list; None where the kernel must say."""
+    if facts.base in FILLS:
+        return []
+    if facts.name in UNUSUAL:
+        return None
+    try:
+        if facts.base in KNOWN:
+            return _listed(facts, call)
+        return [_elementwise(func, facts, call)]
+    except Unruled:
+        return None
+
+
+def _listed(facts: Any, call: Call) -> list[Any] | None:
+    dtypes_of, layout = KNOWN[facts.base]
+    said, dtypes = facts.rule(call), dtypes_of(call)
+    shapes = said if isinstance(said, list) else [said] * facts.count
+    kinds = dtypes if isinstance(dtypes, list) else [dtypes] * facts.count
+    if len(shapes) != facts.count or len(kinds) != facts.count:
+        return None
+    results: list[Any] = []
+    for shape, dtype in zip(shapes, kinds):
+        if dtype is None:
+            results.append(None)
+            continue
+        if shape is None:
+            return None
+        size = tuple(x.value for x in (shape.shape if isinstance(shape, Form) else shape))
+        stride = layout(call, size)
+        if stride is None:
+            return None
+        results.append((size, tuple(stride), dtype))
+    return results
+
+
+_dtypes: Final[dict[tuple[Any, ...], torch.dtype]] = {}
+
+
+def _elementwise(func: Any, facts: Any, call: Call) -> tuple[Any, ...]:
+    size = tuple(x.value for x in facts.rule(call))
+    if facts.mutates and size != tuple(x.value for x in call.first.shape):
+        raise Unruled
+    stride = iterator_strides(size, [_numbers(t) for t in call.tensors])
+    return size, tuple(stride), _promoted(func, facts, call)
+
+
+def _promoted(func: Any, facts: Any, call: Call) -> torch.dtype:
+    """The dtype, by trying the op on single elements: promotion asks for dtypes and for rank 0 only."""
+    key = (func, torch.get_default_dtype(), *((k, _kind(v)) for k, v in call.values.items()))
+    found = _dtypes.get(key)
+    if found is None:
+        found = _dtypes[key] = _try_out(func, facts, call)
+    return found
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, Form):
+        return value.dtype, value.ndim == 0
+    return value if value is None or isinstance(value, (torch.dtype, str)) else type(value)
+
+
+def _try_out(func: Any, facts: Any, call: Call) -> torch.dtype:
+    values = {name: _single(value) for name, value in call.values.items()}
+    given = [name for name in facts.names if name in values]
+    kwonly = set(facts.keyword_only)
+    args = [values[name] for name in given if name not in kwonly]
+    kwargs = {name: values[name] for name in given if name in kwonly}
+    try:
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            return func(*args, **kwargs).dtype  # type: ignore[no-any-return]
+    except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise Unruled from error
+
+
+def _single(value: Any) -> Any:
+    if isinstance(value, Form):
+        return torch.ones((1,) * min(value.ndim, 1), dtype=value.dtype)
+    if isinstance(value, tuple):
+        return [_single(v) for v in value]
+    return value
