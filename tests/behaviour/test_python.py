@@ -155,7 +155,7 @@ def dict_methods() -> Any:
     return f, (x4(),)
 
 
-@case("C4")
+@case("C4", tensors=False)
 def dict_order_and_views() -> Any:
     def f(x: torch.Tensor) -> Any:
         d = dict(zip("abc", (x, x + 1, x + 2), strict=True))
@@ -378,7 +378,7 @@ def recursion() -> Any:
     return lambda x: power(x, 5), (x4(),)
 
 
-@case("C4")
+@case("C4", tensors=False)
 def copy_module() -> Any:
     def f(x: torch.Tensor) -> Any:
         d = {"a": [x, 1], "b": 2}
@@ -552,7 +552,7 @@ def new_tensor_factories_from_shapes() -> Any:
     return f, (torch.randn(2, 3, 3, requires_grad=True),)
 
 
-@case("C4")
+@case("C4", tensors=False)
 def dict_and_set_of_tensors_identity() -> Any:
     def f(x: torch.Tensor, y: torch.Tensor) -> Any:
         seen = {id(x): "x", id(y): "y"}
