@@ -125,11 +125,11 @@ def broadcast(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
     if ref is not None:
         strides = [ZERO] * type.ndim
         for dim, stride, size in zip(dims, ref.type.stride, ref.type.shape):
-            strides[dim] = stride if size is type.shape[dim] else ZERO
+            strides[dim] = ZERO if size is ONE else stride
         return window(
             BufferRef(ref.buffer, TensorType(type.shape, tuple(strides), type.dtype, type.device), ref.offset)
         )
-    grown = [size is not type.shape[d] for d, size in zip(dims, x.type.shape)]
+    grown = [size is ONE for size in x.type.shape]
     return Lazy(
         type,
         lambda index: x.at(tuple(ZERO if more else index[d] for d, more in zip(dims, grown))),
