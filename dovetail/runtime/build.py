@@ -132,7 +132,8 @@ def is_whole(path: Path) -> bool:
 def compile_text(text: str, flags: tuple[str, ...], key: str) -> Path:
     source, target = scratch() / f"{key}.cpp", scratch() / f"{key}.so"
     source.write_text(text)
-    command = [*find_compiler(), *FLAGS, *flags, *LINK_FLAGS, str(source), "-o", str(target), str(torch_stub())]
+    flags = tuple(str(torch_stub(TORCH_CUDA)) if flag == TORCH_CUDA else flag for flag in flags)
+    command = [*find_compiler(), *FLAGS, str(source), *flags, *LINK_FLAGS, "-o", str(target), str(torch_stub())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildFailed(output=f"{' '.join(command)}\n{done.stderr[:4000]}")
@@ -142,21 +143,23 @@ def compile_text(text: str, flags: tuple[str, ...], key: str) -> Path:
 # -- torch's own libraries -------------------------------------------------------------------------
 
 TORCH: Final = "libtorch_cpu.so"
+TORCH_CUDA: Final = "libtorch_cuda.so"
+"""As a flag of a unit: it calls this library too."""
 
 
 @cache
-def torch_stub() -> Path:
-    """An empty shared object that is called like torch's library.
+def torch_stub(name: str = TORCH) -> Path:
+    """An empty shared object that is called like one of torch's libraries.
 
     Linking against it records the name only, and the dynamic linker finds the library already loaded
     under that name, with all it depends on: its C shim, SLEEF, and the one OpenMP runtime of this
     process. No 500 MB file is read, and no second runtime is started."""
-    kept = cache_folder() / "stub" / TORCH
+    kept = cache_folder() / "stub" / name
     if kept.exists():
         return kept
-    source, made = scratch() / "empty.cpp", scratch() / TORCH
+    source, made = scratch() / "empty.cpp", scratch() / name
     source.write_text("")
-    command = [*find_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{TORCH}", str(source), "-o", str(made)]
+    command = [*find_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{name}", str(source), "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildFailed(output=done.stderr)

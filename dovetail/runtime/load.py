@@ -24,7 +24,7 @@ from dovetail.ir.program import Kernel, Program, PythonCall
 from dovetail.options import Options
 from dovetail.runtime import gpu
 from dovetail.runtime.arena import TEXT as ARENA
-from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, build_units, open_library
+from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
 from dovetail.runtime.calls import make_call
 from dovetail.runtime.torch_abi import attach
 
@@ -68,7 +68,7 @@ def load(program: Program, options: Options | None = None) -> Executable:
     on_cpu = [kernel for kernel in program.kernels if kernel.language == "c++"]
     missing = [kernel for kernel in on_cpu if kernel.key not in _loaded]
     units = _deal(missing, options)
-    texts = [(_unit_text(unit), KERNEL_FLAGS) for unit in units] + [(program.host, HOST_FLAGS)]
+    texts = [(_unit_text(unit), KERNEL_FLAGS) for unit in units] + [(program.host, HOST_FLAGS if program.device == "cpu" else (*HOST_FLAGS, TORCH_CUDA))]
     *paths, host_path = build_units(texts, options)
     for unit, path in zip(units, paths):
         library = open_library(path)

@@ -8,6 +8,7 @@ trailing underscore marks a function of the prelude; `functions_of` lists those 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -198,8 +199,11 @@ def literal(value: float | int | bool, dtype: DType) -> str:
         text = f'__builtin_nan{suffix}("")'
     elif number in (float("inf"), float("-inf")):
         text = f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
+    elif number == struct.unpack("f", struct.pack("f", number))[0] if abs(number) < 1e38 else False:
+        text = f"{number!r}{suffix}"
     else:
-        text = f"({number.hex()}{suffix})"
+        text = f"{number.hex()}{suffix}"
+    text = f"({text})" if text.startswith("-") else text
     return cast(dtype, F32, text, False) if dtype in (BF16, F16) else text
 
 

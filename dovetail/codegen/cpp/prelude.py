@@ -212,17 +212,16 @@ _BINARY: Final = {
 _INTEGER_BINARY: Final = {"maximum": "x > y ? x : y", "minimum": "x < y ? x : y"}
 
 
-def _vector_types(lanes: int) -> list[tuple[str, str, str, str]]:
-    """(vector, scalar, SLEEF suffix, C suffix) of the float types."""
-    return [("f32v", "float", f"f{lanes}", "f"), ("f64v", "double", f"d{lanes}", "")]
+def _vector_types(lanes: int, widest: int) -> list[tuple[str, str, str, str]]:
+    """(vector, scalar, SLEEF suffix, C suffix) of the float types in use."""
+    single = ("f32v", "float", f"f{lanes}", "f")
+    return [single, ("f64v", "double", f"d{lanes}", "")] if widest == 8 else [single]
 
 
 def emit_function(name: str, lanes: int, widest: int) -> str:
     """Overloads of `name`_ for the float vectors and scalars."""
     out: list[str] = []
-    for vector, c_type, suffix, c in _vector_types(lanes):
-        if c_type == "double" and widest < 8 and (name in _SLEEF or name in _SLEEF2):
-            continue
+    for vector, c_type, suffix, c in _vector_types(lanes, widest):
         if name in _SLEEF:
             call = "Sleef_" + _SLEEF[name].format(p=suffix)
             out.append(f'extern "C" {vector} {call}({vector});')

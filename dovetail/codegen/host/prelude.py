@@ -24,7 +24,7 @@ HEAD: Final = """\
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t; typedef unsigned long uint64_t;
 typedef void* Handle;
-struct f16; struct bf16;
+struct f16 { uint16_t bits; }; struct bf16 { uint16_t bits; };
 extern "C" {
 int32_t aoti_torch_delete_tensor_object(Handle);
 int32_t aoti_torch_get_data_ptr(Handle, void**);

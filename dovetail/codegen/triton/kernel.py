@@ -35,7 +35,9 @@ from dovetail.util.writer import Writer
 PRELUDE: Final = Path(__file__).with_name("prelude.py").read_text()
 """Functions every kernel may call, as `dv`."""
 PERSISTENT: Final = 8192
-"""Longest row that is held in registers."""
+"""Longest row that is held in registers;"""
+LONG_COLUMN: Final = 256
+"""the same where neighbouring rows, not elements of one row, are contiguous: a tile holds many."""
 INT32_LIMIT: Final = (1 << 31) - 1
 
 
@@ -149,7 +151,8 @@ class _Emitter:
         self.shape = analyse(self.group, self.buffers)
         self.axes = make_axes(self.group, self.shape)
         row = self.axes[-1].size if self.has_rows else ONE
-        self.is_looped = not (row.is_const and row.value <= PERSISTENT)
+        longest = LONG_COLUMN if self.shape.contiguous in self.axes[0].loops else PERSISTENT
+        self.is_looped = not (row.is_const and row.value <= longest)
 
     @property
     def has_rows(self) -> bool:
@@ -186,7 +189,7 @@ class _Emitter:
             numbers,
             tuple(signature),
             tuple((axis.size, k) for k, axis in enumerate(self.axes) if axis.name != "r"),
-            tuple(choose_blocks(self.axes, self.is_looped, self._width())),
+            tuple(choose_blocks(self.axes, self.shape, self.is_looped)),
             constants,
             prelude=(PRELUDE,),
         )
@@ -199,9 +202,6 @@ class _Emitter:
         if any(a.buffer.type.numel.hi > INT32_LIMIT for a in self.shape.args if a.buffer.type.numel.is_const):
             return True
         return any(expr.hi > INT32_LIMIT for expr in group_exprs(self.group) if not symbols(expr))
-
-    def _width(self) -> int:
-        return max((a.buffer.type.dtype.bytes for a in self.shape.args), default=4)
 
     def _indices(self) -> None:
         """Positions along each axis, and the loop variables they stand for."""
@@ -607,18 +607,36 @@ def _power(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-def choose_blocks(axes: tuple[Axis, ...], is_looped: bool, width: int) -> list[Blocks]:
+def choose_blocks(axes: tuple[Axis, ...], shape: Shape, is_looped: bool) -> list[Blocks]:
     """A few block sizes worth trying, the likeliest first."""
     if axes[-1].name == "r":
-        rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
-        if is_looped:
-            return [Blocks(1, r=4096, warps=16), Blocks(1, r=2048, warps=8), Blocks(2, r=1024, warps=8), Blocks(8, r=256, warps=4)]
-        row = _power(axes[-1].size.value)
-        per = max(1, min(4096 // row, _power(rows)))
-        warps = max(1, min(16, row * per // 512))
-        return [Blocks(per, r=row, warps=warps), Blocks(max(per // 4, 1), r=row, warps=max(1, min(8, row // 256)))]
+        if shape.contiguous in axes[0].loops:
+            return _column_blocks(axes, is_looped)
+        return _row_blocks(axes, is_looped)
     if len(axes) == 2:
         return [Blocks(64, y=64, warps=8), Blocks(32, y=32, warps=4), Blocks(128, y=32, warps=8)]
     size = axes[0].size.value if axes[0].size.is_const else 1 << 24
     small = max(64, min(1024, _power(size)))
-    return [Blocks(small, warps=4), Blocks(min(small, 512), warps=2), Blocks(2048 if size > 4096 else small, warps=8)]
+    large = 2048 if size > 4096 else small
+    return [Blocks(small, warps=4), Blocks(min(small, 512), warps=2), Blocks(large, warps=8), Blocks(large, warps=4)]
+
+
+def _row_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
+    """Rows are contiguous: few rows, much of each."""
+    if is_looped:
+        return [Blocks(1, r=4096, warps=16), Blocks(1, r=2048, warps=8), Blocks(2, r=1024, warps=8)]
+    rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
+    row = _power(axes[-1].size.value)
+    per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
+    warps = max(1, min(16, row * per // 256))
+    found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=max(1, warps // 2))]
+    return [*found, Blocks(per * 2, r=row, warps=warps)] if row <= 1024 else found
+
+
+def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
+    """Neighbouring results are neighbours in memory: tiles of many results."""
+    row = _power(axes[-1].size.value) if axes[-1].size.is_const else 64
+    if not is_looped:
+        x = max(1, min(64, 8192 // row))
+        return [Blocks(x, r=row, warps=max(1, min(8, x * row // 512))), Blocks(max(x // 2, 1), r=row, warps=4)]
+    return [Blocks(64, r=64, warps=8), Blocks(32, r=128, warps=8), Blocks(128, r=16, warps=4)]

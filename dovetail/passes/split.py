@@ -1,0 +1,105 @@
+"""Split long reductions with few results, so that a whole GPU works on them.
+
+    s = prims.sum(x: f32[8192, 768] cuda, (0,))
+                                        ->  p = prims.sum(prims.reshape(x, (32, 256, 768)), (1,))
+                                            s = prims.sum(p: f32[32, 768], (0,))
+
+A program of a kernel makes one result or a few; with fewer results than the GPU has room for
+programs, most of it would idle. The partial results are small. On the CPU, threads split the work
+inside the kernel instead.
+"""
+from __future__ import annotations
+
+from typing import Final, cast
+
+from dovetail.ir.expr import Expr, as_expr
+from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, map_arg
+from dovetail.ir.types import TensorType
+from dovetail.ops.build import Build, Value
+
+SPLITTABLE: Final = ("prims.sum", "prims.prod", "prims.max", "prims.min", "prims.any", "prims.all", "prims.welford")
+ENOUGH: Final = 16384
+"""Partial results that keep every multiprocessor busy with several programs."""
+SHORTEST: Final = 256
+"""Elements below which a partial reduction is not worth its result."""
+
+
+def split_reductions(graph: Graph) -> Graph:
+    if not any(node.op in SPLITTABLE and _parts(node) > 1 for node in graph.nodes):
+        return graph
+    builder = GraphBuilder(graph.name)
+    builder.inputs = list(graph.inputs)
+    for node in (*graph.inputs, *graph.nodes):
+        builder.unique(node.name)
+    b = Build(builder)
+    env: dict[Node, Arg] = {node: node for node in graph.inputs}
+    for node in graph.nodes:
+        source = node.args[0] if node.op == GET else None
+        if isinstance(source, Node) and isinstance(env[source], tuple):
+            env[node] = cast("tuple[Arg, ...]", env[source])[cast(int, node.args[1])]
+            continue
+        args = tuple(map_arg(arg, lambda n: env[n]) for arg in node.args)
+        kwargs = tuple((key, map_arg(value, lambda n: env[n])) for key, value in node.kwargs)
+        moved = Node(node.op, args, node.type, node.name, kwargs, node.loc)
+        if node.op in SPLITTABLE and (parts := _parts(node)) > 1:
+            env[node] = _split(moved, parts, b)
+        else:
+            builder.nodes.append(moved)
+            env[node] = moved
+    return builder.finish(tuple(map_arg(out, lambda n: env[n]) for out in graph.outputs))
+
+
+def _operand(node: Node) -> tuple[TensorType, tuple[int, ...]]:
+    return cast(Node, node.args[0]).tensor, cast("tuple[int, ...]", node.args[1])
+
+
+def _place(type: TensorType, dims: tuple[int, ...]) -> int:
+    """The dimension to split: the outermost in memory of those reduced, so that parts stay lines."""
+    return max(dims, key=lambda d: (type.stride[d].lo, -d))
+
+
+def _parts(node: Node) -> int:
+    """Into how many parts; 1 is not at all."""
+    type, dims = _operand(node)
+    if type.device.kind == "cpu" or not dims or not all(size.is_const for size in type.shape):
+        return 1
+    results = count = 1
+    for d, size in enumerate(type.shape):
+        results, count = (results, count * size.value) if d in dims else (results * size.value, count)
+    length = type.shape[_place(type, dims)].value
+    if not results or count < 16 * SHORTEST:
+        return 1
+    wanted = min(ENOUGH // max(results, 1), count // SHORTEST, length)
+    return max((k for k in range(1, wanted + 1) if length % k == 0), default=1)
+
+
+def _split(node: Node, parts: int, b: Build) -> Arg:
+    type, dims = _operand(node)
+    b.begin(node)
+    place = _place(type, dims)
+    shape: list[Expr] = list(type.shape)
+    shape[place : place + 1] = [as_expr(parts), as_expr(type.shape[place].value // parts)]
+    x = b.reshape(Value(cast(Node, node.args[0]), b), shape)
+    inner = tuple(d + 1 if d >= place else d for d in dims)
+    part = place - sum(d < place for d in inner)  # where the parts end up among what is left
+    if node.op != "prims.welford":
+        name = node.op.partition(".")[2]
+        first = b.prim(name, x, inner)
+        last = b.prim(name, first, (part,))
+        return _typed(last, node, b)
+    count = 1
+    for d in inner:
+        count *= shape[d].value
+    mean_of_part, square_of_part = b.prims("welford", x, inner)
+    mean = b.prim("sum", mean_of_part, (part,)) / float(parts)
+    apart = mean_of_part - b.unsqueeze(mean, (part,))
+    squares = b.prim("sum", square_of_part, (part,)) + b.prim("sum", apart * apart, (part,)) * float(count)
+    return (mean.node, squares.node)
+
+
+def _typed(value: Value, node: Node, b: Build) -> Node:
+    """The result under the name and layout of what it replaces."""
+    old = value.node
+    made = Node(old.op, old.args, node.type, node.name, old.kwargs, node.loc)
+    b.graph.nodes[b.graph.nodes.index(old)] = made
+    return made
