@@ -633,11 +633,29 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         args = [as_iterable(trace, as_mapping_argument(trace, name, arg)) for arg in args]
     if name == "sort" and "key" in kwargs:
         kwargs = {**kwargs, "key": as_callback(trace, kwargs["key"])}
-    if name in ("index", "count", "remove") and isinstance(owner, list) and (
-        operations.has_fake(args) or operations.has_fake(owner)
-    ):
-        raise DataDependentValue(trace.loc(), function=f"list.{name}")
+    if name in ("index", "count", "remove") and isinstance(owner, list) and needs_compare(owner, args[0]):
+        return search_list(trace, name, owner, args[0])
     return native(fn, *args, **kwargs)
+
+
+def needs_compare(items: Any, wanted: Any) -> bool:
+    """Whether list.index and the like would compare tensors, or objects with __eq__ in Python."""
+    return operations.has_fake(items) or any(operations.dunder(type(item), "__eq__") for item in (wanted, *items))
+
+
+def search_list(trace: Trace, name: str, items: list[Any], wanted: Any) -> Any:
+    count = 0
+    for i, item in enumerate(items):
+        if item is wanted or truth(trace, operations.compare(trace, operator.eq, item, wanted)):
+            if name == "index":
+                return i
+            if name == "remove":
+                del items[i]
+                return None
+            count += 1
+    if name == "count":
+        return count
+    raise Raised(ValueError(f"{wanted!r} is not in list" if name == "index" else "list.remove(x): x not in list"))
 
 
 def as_mapping_argument(trace: Trace, name: str, value: Any) -> Any:
@@ -741,6 +759,7 @@ def _constant(value: Any) -> Special:
 on(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)(_constant(True))
 on(torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing)(_constant(False))
 on(torch._C._get_tracing_state)(_constant(None))
+on(sys.getrecursionlimit)(lambda trace, args, kwargs: 1000)
 on(torch._C._log_api_usage_once)(_constant(None))
 
 

@@ -26,11 +26,11 @@ MARKS: Final = frozenset({"has_torch_function", "has_torch_function_unary", "has
 
 TENSOR_FUNCTIONS: Final[dict[int, str]] = {
     id(value): name
-    for owner in (torch.Tensor, torch._C.TensorBase)
+    for owner in (torch.Tensor, torch._C.TensorBase, Fake)
     for name, value in vars(owner).items()
     if isinstance(value, FunctionType)
 }
-"""Methods of torch.Tensor written in Python, by identity."""
+"""Methods of tensors written in Python, by identity."""
 
 STATEFUL: Final = ("set_", "_set_", "_push", "_pop", "_enter", "_exit", "_jit", "_functorch", "_vmap", "_add_", "_log_",
                    "_remove_", "_unset", "_increment", "_decrement", "_maybe_", "_dispatch_t")  # fmt: skip
