@@ -42,7 +42,8 @@ def collect() -> list[Event]:
     w = torch.randn(16, 32, requires_grad=True)
     seen: list[Event] = []
     EVENTS.listeners.append(seen.append)
-    dovetail.compile(scores)(x, w, b).square().sum().backward()
+    settings = {"options": {"fallback_to_eager": False}}
+    dovetail.compile(scores, **settings)(x, w, b).square().sum().backward()
     return seen
 
 

@@ -1,0 +1,158 @@
+"""Programs by the graphs they were made of: a graph seen before skips lowering, scheduling and codegen.
+
+    key = program_key(graph, options, target)
+    programs.find(key) -> Program | None
+    programs.keep(key, program)
+
+A key is the content of the graph (ops, arguments, types, symbols with their ranges; not names, not the
+user's lines), the options, the machine that is compiled for, torch's version, and the text of Dovetail
+itself, so any change of the compiler is a miss. What is read back is only ever an `ir` noun.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import pickle
+from collections.abc import Iterable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, Final
+
+from dovetail.cache.key import key_of, short_parts
+from dovetail.cache.store import Store
+from dovetail.events import EVENTS
+from dovetail.ir.expr import Expr, symbols
+from dovetail.ir.graph import Arg, Graph, Node
+from dovetail.ir.program import Program
+from dovetail.ir.types import TensorType, Type
+from dovetail.options import Options
+
+KIND: Final = "program"
+PLAIN: Final = {"complex", "frozenset", "set", "slice", "range"}
+"""Builtin types that a stored program may hold besides those pickle knows by itself."""
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+class _Content:
+    """Writes a graph with nodes by number, and remembers which symbols occur."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Node, int] = {}
+        self.symbols: dict[Expr, None] = {}
+        self.parts: list[str] = []
+
+    def expr(self, value: Expr) -> str:
+        self.symbols.update(dict.fromkeys(sorted(symbols(value), key=lambda symbol: symbol.name)))
+        return repr(value)
+
+    def arg(self, value: Arg) -> str:
+        if isinstance(value, Node):
+            return f"%{self.numbers[value]}"
+        if isinstance(value, Expr):
+            return self.expr(value)
+        if isinstance(value, tuple):
+            return "(" + ",".join(map(self.arg, value)) + ")"
+        return f"{type(value).__name__}:{value!r}"
+
+    def type(self, value: Type) -> str:
+        if isinstance(value, tuple):
+            return "(" + ",".join(map(self.type, value)) + ")"
+        if isinstance(value, TensorType):
+            dims = [self.expr(dim) for dim in (*value.shape, *value.stride)]
+            return f"{value.dtype}{dims}{value.device}"
+        return str(value)
+
+    def node(self, node: Node) -> None:
+        self.numbers[node] = len(self.numbers)
+        args = ",".join(map(self.arg, node.args))
+        kwargs = ",".join(f"{name}={self.arg(value)}" for name, value in node.kwargs)
+        self.parts.append(f"{node.op}({args};{kwargs}){self.type(node.type)}")
+
+
+def content_of(graph: Graph) -> str:
+    """Equal for graphs that compute the same in the same way, whatever their values are called."""
+    content = _Content()
+    for node in (*graph.inputs, *graph.nodes):
+        content.node(node)
+    content.parts.append(content.arg(graph.outputs))
+    ranges = [f"{symbol.name}:{symbol.lo}..{symbol.hi}" for symbol in content.symbols]
+    return "\n".join([*content.parts, *ranges])
+
+
+@functools.cache
+def compiler_text() -> str:
+    """A hash of Dovetail's own sources: what another version made is not taken."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def program_key(graph: Graph, options: Options, target: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """The key and what it was made of. `target` says what is compiled for: the CPU's vectors, a GPU's
+    name, torch's version."""
+    parts = {
+        "graph": content_of(graph),
+        "options": repr(astuple(options)),
+        "target": " ".join(target),
+        "compiler": compiler_text(),
+    }
+    return key_of(KIND, parts), short_parts(KIND, parts)
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+class _Nouns(pickle.Unpickler):
+    """Loads nothing but Dovetail's own nouns: a damaged or foreign file cannot do harm."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.startswith("dovetail.ir.") or (module == "builtins" and name in PLAIN):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a program")
+
+
+class Programs:
+    """A memory of this process in front of the store on disk."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.known: dict[str, Program] = {}
+
+    def find(self, key: str) -> Program | None:
+        if key in self.known:
+            return self.known[key]
+        content = self.store.get(key)
+        if content is None:
+            return None
+        try:
+            program = _Nouns(io.BytesIO(content)).load()
+        except (
+            pickle.UnpicklingError,
+            AttributeError,
+            EOFError,
+            IndexError,
+            TypeError,
+            ImportError,
+        ) as error:
+            EVENTS.emit("cache", what="damaged", key=key, text=str(error))
+            return None
+        if not isinstance(program, Program):
+            EVENTS.emit("cache", what="damaged", key=key, text=f"a {type(program).__name__}")
+            return None
+        self.known[key] = program
+        return program
+
+    def keep(self, key: str, program: Program, parts: dict[str, str]) -> None:
+        self.known[key] = program
+        try:
+            content = pickle.dumps(program)
+            _Nouns(io.BytesIO(content)).load()  # what cannot be read back is not written
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            EVENTS.emit("cache", what="uncachable", key=key, text=str(error))
+            return
+        self.store.put(key, content, parts)
