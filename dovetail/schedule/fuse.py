@@ -38,7 +38,7 @@ FEW_ROWS: Final = 16
 SMALL: Final = 4096
 """Elements below which the cost of a kernel is its launch."""
 MOST_BUFFERS: Final = 40
-LOOP_NAMES: Final = "ijklmnpq"
+LOOP_NAMES: Final = "ijkmn"
 HORIZON: Final = 256
 """How far apart two siblings may be: joining them keeps their results alive in between."""
 
