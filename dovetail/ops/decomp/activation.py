@@ -281,3 +281,10 @@ def _halves(b: Build, x: Value, dim: int) -> tuple[Value, Value]:
     dim %= x.ndim
     size = x.shape[dim]
     return b.slice(x, dim, 0, size // 2), b.slice(x, dim, size // 2, size)
+
+
+@decomposes("aten.mish_backward")
+@pointwise
+def mish_backward(b: Build, grad: Value, x: Value) -> Value:
+    t = b.call("tanh", b.call("log1p", b.call("exp", x)))
+    return grad * (t + x * b.call("sigmoid", x) * (1.0 - t * t))

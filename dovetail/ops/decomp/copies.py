@@ -6,13 +6,13 @@
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dovetail.ir.expr import Expr, as_expr, product
 from dovetail.ir.types import BOOL, I64, Device, DType
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.views import Size, bounds
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import DECOMPOSITIONS, Declined, decomposes
 
 
 @decomposes("aten.clone", "aten.contiguous", prim=True)
@@ -230,3 +230,30 @@ def select_backward(b: Build, grad: Value, input_sizes: Sequence[Size], dim: int
     before, after = [as_expr(0)] * rank, [as_expr(0)] * rank
     before[dim], after[dim] = first, size - first - 1
     return b.prim("pad", b.unsqueeze(grad, (dim,)), tuple(before), tuple(after), _zero(grad))
+
+
+# -- views that copy -------------------------------------------------------------------------------
+
+
+def _copied(view: str) -> Callable[..., object]:
+    """The *_copy form of a view op: the same index map."""
+
+    def rule(b: Build, *args: object, **kwargs: object) -> object:
+        return DECOMPOSITIONS[view](b, *args, **kwargs)
+
+    return rule
+
+
+for _name, _view in (
+    ("alias_copy.default", "alias.default"), ("as_strided_copy.default", "as_strided.default"),
+    ("detach_copy.default", "detach.default"), ("diagonal_copy.default", "diagonal.default"),
+    ("expand_copy.default", "expand.default"), ("permute_copy.default", "permute.default"),
+    ("select_copy.int", "select.int"), ("slice_copy.Tensor", "slice.Tensor"),
+    ("split_copy.Tensor", "split.Tensor"), ("split_with_sizes_copy.default", "split_with_sizes.default"),
+    ("squeeze_copy.default", "squeeze.default"), ("squeeze_copy.dim", "squeeze.dim"),
+    ("squeeze_copy.dims", "squeeze.dims"), ("t_copy.default", "t.default"),
+    ("transpose_copy.int", "transpose.int"), ("unbind_copy.int", "unbind.int"),
+    ("unsqueeze_copy.default", "unsqueeze.default"), ("view_copy.default", "view.default"),
+    ("narrow_copy.default", "narrow.default"),
+):  # fmt: skip
+    decomposes(f"aten.{_name}")(_copied(f"aten.{_view}"))

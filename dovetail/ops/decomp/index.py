@@ -14,6 +14,7 @@ from dovetail.ir.expr import Expr
 from dovetail.ir.types import BOOL, I32, I64
 from dovetail.ops.build import Build, Number, Value, common_shape
 from dovetail.ops.decomp.copies import positions
+from dovetail.ops.promote import compute_dtype, promoted
 from dovetail.ops.registry import Declined, decomposes
 
 
@@ -218,3 +219,29 @@ def diag_embed(b: Build, x: Value, offset: int = 0, dim1: int = -2, dim2: int = 
     spread = b.broadcast(padded, b.out.shape, [*others, first])
     rows, columns = positions(b, spread, first), positions(b, spread, second)
     return b.where(columns.eq(rows + shift), spread, zero)
+
+
+@decomposes("aten._unsafe_masked_index")
+def masked_index(b: Build, x: Value, mask: Value, indices: Sequence[Value | None], fill: Number) -> Value:
+    """x[indices] where mask, else fill; positions outside the mask may be out of range."""
+    check_room(x)
+    found, dims = _spread_indices(b, indices)
+    seen = b.expand(mask, found[0].shape)
+    safe = [b.where(seen, i, 0) for i in found]
+    result = b.prim("take", x, tuple(safe), dims)
+    if result.ndim != seen.ndim:
+        raise Declined
+    return b.where(seen, result, fill)
+
+
+@decomposes("aten.isin.Tensor_Tensor")
+def isin(b: Build, x: Value, tests: Value, *, assume_unique: bool = False, invert: bool = False) -> Value:
+    """Few candidates: compare with each."""
+    count = tests.type.numel
+    if not count.is_const or not 0 < count.value <= 16:
+        raise Declined
+    common = promoted([x.type, tests.type])
+    spread = b.unsqueeze(x.to(compute_dtype(common)), (x.ndim,))
+    hits = spread.eq(b.reshape(tests.to(compute_dtype(common)), (count,)))
+    found = b.reduce("any", hits, (x.ndim,))
+    return ~found if invert else found

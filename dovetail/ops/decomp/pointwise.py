@@ -274,7 +274,8 @@ def div_rounded(b: Build, x: Operand, y: Operand, mode: str | None) -> Value:
     if mode is None:
         return finish(b, b.call("div", x, y))
     if mode == "trunc" and b.out.dtype.is_float:
-        return finish(b, b.call("trunc", b.call("div", x, y)))
+        quotient = b.call("div", x, y)
+        return finish(b, b.call("trunc", quotient.to(b.out.dtype).to(quotient.dtype)))  # eager rounds in between
     return finish(b, b.call("truncdiv" if mode == "trunc" else "floordiv", x, y))
 
 
@@ -521,3 +522,29 @@ def addcdiv(b: Build, x: Value, y: Value, z: Value, *, value: Number = 1) -> Val
 def threshold(b: Build, x: Value, threshold: Number, value: Number) -> Value:
     v = b.value(x)
     return finish(b, b.where(v <= b.operands(threshold)[0], b.operands(value)[0], v))
+
+
+@decomposes("aten.ldexp.Tensor")
+@pointwise
+def ldexp(b: Build, x: Value, y: Value) -> Value:
+    return x * b.call("exp2", y)
+
+
+@decomposes("aten.special_entr")
+@pointwise
+def entr(b: Build, x: Value) -> Value:
+    inside = b.where(x.eq(0.0), 0.0, b.where(x < 0.0, -math.inf, -x * b.call("log", x)))
+    return b.where(b.call("isnan", x), x, inside)
+
+
+@decomposes("aten.native_dropout_backward")
+def native_dropout_backward(b: Build, grad: Value, mask: Value, scale: float) -> Value:
+    g = b.value(grad)
+    return finish(b, g * mask.to(g.dtype) * b.operands(scale)[0])
+
+
+@decomposes("aten.fake_quantize_per_tensor_affine")
+def fake_quantize(b: Build, x: Value, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Value:
+    v, step = b.value(x), plain(scale)
+    steps = b.call("round", v * (1.0 / step)) + plain(zero_point)
+    return finish(b, (clamp_values(b, steps, plain(quant_min), plain(quant_max)) - plain(zero_point)) * step)
