@@ -132,8 +132,9 @@ def is_whole(path: Path) -> bool:
 def compile_text(text: str, flags: tuple[str, ...], key: str) -> Path:
     source, target = scratch() / f"{key}.cpp", scratch() / f"{key}.so"
     source.write_text(text)
-    flags = tuple(str(torch_stub(TORCH_CUDA)) if flag == TORCH_CUDA else flag for flag in flags)
-    command = [*find_compiler(), *FLAGS, str(source), *flags, *LINK_FLAGS, "-o", str(target), str(torch_stub())]
+    libraries = [str(torch_stub())] + [str(torch_stub(name)) for name in flags if name == TORCH_CUDA]
+    flags = tuple(flag for flag in flags if flag != TORCH_CUDA)
+    command = [*find_compiler(), *FLAGS, *flags, *LINK_FLAGS, str(source), "-o", str(target), *libraries]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildFailed(output=f"{' '.join(command)}\n{done.stderr[:4000]}")
