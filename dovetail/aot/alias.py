@@ -30,7 +30,18 @@ class Storage:
     offset: Expr
     input: int | None = None
     generation: int = 0
-    writes: int = 0
+    log: list[Write] = field(default_factory=list)
+    """Every write so far, in order."""
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """value was written to ref. If that was one op that a caller can repeat, its name and arguments."""
+
+    ref: Ref
+    value: Node
+    op: str = ""
+    args: tuple[Arg, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +98,7 @@ class Memory:
 
     def write(self, ref: Ref, value: Node, loc: Loc | None = None) -> None:
         """Make value what ref holds, and every tensor of the storage see it."""
+        written = Write(ref, value)
         chain: list[tuple[Ref, Node]] = [(ref, value)]
         at = ref
         while at.parent is not None:
@@ -97,7 +109,7 @@ class Memory:
             at = parent
         storage = ref.storage
         storage.generation += 1
-        storage.writes += 1
+        storage.log.append(written)
         for changed, node in chain:
             changed.node, changed.generation = node, storage.generation
 

@@ -35,7 +35,7 @@ from dovetail.aot.partition import Partition
 from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import Arg, Graph, Node
-from dovetail.ir.signature import OutputIs, ViewStep
+from dovetail.ir.signature import OutputIs, ValueRef, ViewStep
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
 from dovetail.util.writer import Writer
 
@@ -156,12 +156,17 @@ class _Emitter:
 
     def emit_write_back(self) -> None:
         for mutation in self.signature.mutations:
-            target, value = self.inputs[mutation.input], self.results[mutation.output]
+            target = self.inputs[mutation.input]
+            for step in mutation.steps:
+                target = self.view(target, step)
+            text = f"{target}.copy_({self.results[mutation.output]})"
+            if mutation.output < 0:
+                text = f"{self.operator(mutation.op)}({', '.join([target, *map(self.literal, mutation.args)])})"
             if mutation.under_no_grad and self.joint.has_grad[mutation.input]:
                 with self.without_grad():
-                    self.w(f"{target}.copy_({value})")
+                    self.w(text)
             else:
-                self.w(f"{target}.copy_({value})")
+                self.w(text)
 
     def emit_return(self) -> None:
         outputs = self.signature.outputs
@@ -185,12 +190,18 @@ class _Emitter:
             size, stride, offset = (self.literal(arg) for arg in step.args)
             self.scope["as_strided"] = _as_strided
             return f"as_strided({base}, {size}, {stride}, {offset})"
-        name = step.op.replace(".", "_")
-        namespace, packet, overload = step.op.split(".")
-        self.scope[name] = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-        return f"{name}({', '.join([base, *map(self.literal, step.args)])})"
+        return f"{self.operator(step.op)}({', '.join([base, *map(self.literal, step.args)])})"
 
-    def literal(self, arg: Arg) -> str:
+    def operator(self, op: str) -> str:
+        """The name that the text calls the op by."""
+        name = op.replace(".", "_")
+        namespace, packet, overload = op.split(".")
+        self.scope[name] = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        return name
+
+    def literal(self, arg: object) -> str:
+        if isinstance(arg, ValueRef):
+            return self.inputs[arg.index] if arg.source == "input" else self.results[arg.index]
         if isinstance(arg, tuple):
             return f"({', '.join(map(self.literal, arg))}{',' if len(arg) == 1 else ''})"
         if isinstance(arg, DType):
@@ -203,6 +214,8 @@ class _Emitter:
 
     def output_exprs(self) -> list[Expr]:
         found = [o.value for o in self.signature.outputs if isinstance(o.value, Expr)]
+        for mutation in self.signature.mutations:
+            found += _exprs((*(a for s in mutation.steps for a in s.args), *mutation.args))
         for output in self.signature.outputs:
             for step in output.steps:
                 found += _exprs(step.args)
@@ -348,7 +361,7 @@ def _is_random(graph: Graph) -> bool:
     return any(class_of(node.op) == "random" for node in graph.nodes)
 
 
-def _exprs(arg: Arg) -> list[Expr]:
+def _exprs(arg: object) -> list[Expr]:
     if isinstance(arg, tuple):
         return [expr for item in arg for expr in _exprs(item)]
     return [arg] if isinstance(arg, Expr) else []

@@ -15,6 +15,7 @@ import torch
 
 from dovetail.fake.record import record as facts_of
 from dovetail.ir.graph import GET
+from dovetail.ir.types import TensorType, Type
 from dovetail.ops.prims import PRIMS
 from dovetail.ops.registry import is_impure
 
@@ -51,3 +52,18 @@ def class_of(op: str) -> str:
     if name in _CHEAP or torch.Tag.pointwise in func.tags:
         return "cheap"
     return "reduction" if name in _REDUCTIONS else "heavy"
+
+
+_UNKNOWN: Final = 64
+"""What an unknown size counts as when bytes are compared."""
+
+
+def bytes_of(type: Type) -> int:
+    if isinstance(type, tuple):
+        return sum(map(bytes_of, type))
+    if not isinstance(type, TensorType):
+        return 8
+    count = type.dtype.bytes
+    for size in type.shape:
+        count *= size.value if size.is_const else _UNKNOWN
+    return count

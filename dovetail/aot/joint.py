@@ -22,13 +22,14 @@ from torch.fx import GraphModule
 from torch.fx.node import Node as FxNode
 from torch.fx.node import map_arg as map_fx
 
-from dovetail.aot.alias import Ref
+from dovetail.aot.alias import Ref, Write
+from dovetail.aot.cost import bytes_of
 from dovetail.aot.record import Recorder, is_random
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
 from dovetail.ir.expr import Expr
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
-from dovetail.ir.signature import Mutation, OutputIs, Signature, ViewStep
+from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
 from dovetail.ir.types import F64, I64, ScalarType, TensorType, Type, contiguous_stride
 from dovetail.sym import Shapes
 
@@ -213,9 +214,41 @@ def _derive_mutations(trace: _Trace) -> list[Mutation]:
             continue
         _check_overlap(trace, i)
         silent = not fake.requires_grad or fake.grad_fn is trace.histories[i]
-        found.append(Mutation(i, len(trace.values), under_no_grad=silent))
-        _add_value(trace, value, None if silent else fake)
+        if silent and _is_small(ref.storage.log, ref.type):
+            found += [_partial(trace, i, write) for write in ref.storage.log]
+        else:
+            found.append(Mutation(i, len(trace.values), under_no_grad=silent))
+            _add_value(trace, value, None if silent else fake)
     return found
+
+
+def _is_small(log: list[Write], whole: TensorType) -> bool:
+    """The writes, repeated on the input, touch less than half of it."""
+    touched = 0
+    for write in log:
+        if not write.op and not write.ref.steps:
+            return False
+        operands = list(nodes_in(write.args)) if write.op else [write.value]
+        touched += sum(bytes_of(node.type) for node in operands)
+    return touched * 2 <= bytes_of(whole)
+
+
+def _partial(trace: _Trace, i: int, write: Write) -> Mutation:
+    steps = write.ref.steps
+    if not write.op:
+        return Mutation(i, _add_value(trace, write.value, None), True, steps)
+    inputs = trace.recorder.builder.inputs
+
+    def refer(arg: Arg) -> object:
+        if isinstance(arg, tuple):
+            return tuple(map(refer, arg))
+        if not isinstance(arg, Node):
+            return arg
+        if arg in inputs[: len(trace.examples)]:
+            return ValueRef("input", inputs.index(arg))
+        return ValueRef("output", _add_value(trace, arg, None))
+
+    return Mutation(i, -1, True, steps, write.op, tuple(map(refer, write.args)))
 
 
 def _check_overlap(trace: _Trace, written: int) -> None:

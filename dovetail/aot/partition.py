@@ -17,17 +17,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dovetail.aot.cost import class_of
+from dovetail.aot.cost import bytes_of, class_of
 from dovetail.errors import VerifyError
 from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, map_arg, nodes_in
 from dovetail.ir.signature import Signature
-from dovetail.ir.types import I64, ScalarType, TensorType, Type
+from dovetail.ir.types import I64, ScalarType, TensorType
 from dovetail.util.mincut import INFINITE, Network
-
-_UNKNOWN: Final = 64
-"""What an unknown size counts as when bytes are compared."""
 
 _SOURCE: Final = "source"
 _SINK: Final = "sink"
@@ -99,17 +96,6 @@ def _dependents(graph: Graph, roots: Iterable[Node]) -> set[Node]:
     return found
 
 
-def bytes_of(type: Type) -> int:
-    if isinstance(type, tuple):
-        return sum(map(bytes_of, type))
-    if not isinstance(type, TensorType):
-        return 8
-    count = type.dtype.bytes
-    for size in type.shape:
-        count *= size.value if size.is_const else _UNKNOWN
-    return count
-
-
 # -- the cut -----------------------------------------------------------------------------------------
 
 
@@ -146,11 +132,13 @@ class _Problem:
         """What saving costs. Inputs are there anyway; a value close to its use is worth more than one
         from which a long chain would have to be computed again."""
         if node in self.primals:
-            return bytes_of(node.type) if node in self.mutated else 1
+            return bytes_of(node.type) if node in self.mutated else 2
         if isinstance(node.type, tuple) or (node.op != GET and class_of(node.op) == "view"):
             return INFINITE
+        if node in self.outputs and node in self.used:
+            return 1  # the caller has it anyway, and eager saves it too
         factor = 110 + 10 * min(self.distance.get(node, 0), 40)
-        if node in self.outputs and node not in self.used:
+        if node in self.outputs:
             factor *= 2  # the user may write to it, which eager would not mind
         return max(1, bytes_of(node.type)) * factor
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.aot.alias import Memory, Ref, Storage, relative_offset
@@ -68,6 +69,8 @@ class Recorder(TorchDispatchMode):
         self.sequence: list[int] = []
         self.places: list[tuple[str, Loc | None]] = []
 
+    supports_higher_order_operators = True  # they arrive here, and are refused
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """False: torch would otherwise import its own compiler to hide this mode from it."""
@@ -78,6 +81,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         route = _routes.get(func)
         if route is None:
+            if isinstance(func, HigherOrderOperator):
+                raise UnsupportedMutation(self.loc, detail=f"{func} is not recorded")
             route = _routes[func] = _route(func)
         if self.is_backward:
             self._locate()
@@ -237,6 +242,9 @@ def record_composite(recorder: Recorder, func: Any, args: tuple[Any, ...], kwarg
 
 
 def record_view(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not isinstance(args[0], torch.Tensor):  # the dispatcher hands over a wrapped number as a number
+        with torch._C._DisableTorchDispatch():
+            return func(torch.tensor(args[0]), *args[1:], **kwargs)
     result = infer(func, args, kwargs)
     step = ViewStep(facts_of(func).name, tuple([recorder.arg(a) for a in (*args[1:], *kwargs.values())]))
     if isinstance(result, (list, tuple)):
@@ -301,10 +309,17 @@ def record_write(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
     fresh, new = parts[: len(parts) - len(targets)], parts[len(parts) - len(targets) :]
     for target, part in zip(targets, new):
         _write_all(recorder, target, part)
+    if facts_of(func).name in REPLAYED and not kwargs:
+        written = recorder.ref(args[0]).storage.log[-1]
+        written.op, written.args = facts_of(func).name, nodes[1:]
     made = result if isinstance(result, (list, tuple)) else (result,)
     for fake, part in zip([f for f in made if getattr(f, "ref", None) is None], fresh):
         recorder.results(part, fake)
     return result
+
+
+REPLAYED: Final = frozenset(("aten.index_copy_.default", "aten.index_put_.default", "aten.scatter_.src"))
+"""Writes to few elements of a large tensor; on an input, doing them again is cheaper than copying all of it."""
 
 
 def _parts(recorder: Recorder, node: Node, computed: Any) -> list[Node]:

@@ -18,19 +18,6 @@ from dovetail.ir.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
-class Mutation:
-    """Forward output `output` is the new value of input `input` (written back with copy_)."""
-
-    input: int
-    output: int
-    under_no_grad: bool = False
-    """The write is no part of autograd's graph: it was under no_grad, or into a detached tensor."""
-
-    def __str__(self) -> str:
-        return f"input {self.input} <- {self.output}" + (" (no grad)" if self.under_no_grad else "")
-
-
-@dataclass(frozen=True, slots=True)
 class ViewStep:
     """One view op to apply to a tensor: its first argument is that tensor."""
 
@@ -39,6 +26,37 @@ class ViewStep:
 
     def __str__(self) -> str:
         return f".{self.op.split('.')[1]}({', '.join(map(show_arg, self.args))})"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRef:
+    """An input of the graph, or an output of forward."""
+
+    source: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """What is written back to input `input`: forward output `output`, with copy_. Where the program wrote
+    to a part only, `steps` are the views to that part. An `op` other than copy_ is replayed as it was,
+    with ValueRefs for the tensors among its arguments; its output is -1."""
+
+    input: int
+    output: int
+    under_no_grad: bool = False
+    """The write is no part of autograd's graph: it was under no_grad, or into a detached tensor."""
+    steps: tuple[ViewStep, ...] = ()
+    op: str = "aten.copy_.default"
+    args: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        target = f"input {self.input}" + "".join(map(str, self.steps))
+        value = f" <- {self.output}" if self.output >= 0 else f".{self.op}({', '.join(map(str, self.args))})"
+        return target + value + (" (no grad)" if self.under_no_grad else "")
 
 
 @dataclass(frozen=True, slots=True)
