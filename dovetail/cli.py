@@ -21,12 +21,14 @@ from typing import Final
 import dovetail
 from dovetail.cache.store import Store, default_folder
 from dovetail.doctor import examine, show_findings
+from dovetail.events import EVENTS
 from dovetail.explain.reference import options_page
 from dovetail.explain.text import show_bytes, summary
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
     """Run it as `python path arguments` would. What it exits with is the script's own affair."""
+    EVENTS.is_detailed = True
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     try:

@@ -22,15 +22,25 @@ import torch
 from torch.fx import GraphModule
 
 from dovetail import _native, aot, capture, codegen, lower, ops, passes, runtime, schedule
+from dovetail.cache.programs import program_key, programs_in
+from dovetail.cache.store import default_folder
 from dovetail.control import stance
-from dovetail.errors import Break, DovetailError, FrameRaises, GraphBreakError, InternalWarning, RecompileError
+from dovetail.errors import (
+    Break,
+    DovetailError,
+    FrameRaises,
+    GraphBreakError,
+    InternalWarning,
+    RecompileError,
+)
 from dovetail.events import EVENTS
 from dovetail.ir.capture import Capture
 from dovetail.ir.graph import Graph
+from dovetail.ir.types import TensorType
 from dovetail.options import Options
 from dovetail.reproduce import write_reproducer
 from dovetail.runtime.guards import make_guards
-from dovetail.stages import run_stage, run_stages
+from dovetail.stages import is_watched, run_stage, run_stages
 
 Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]"
 Verdict: TypeAlias = "_native.Entry | bool | None"
@@ -43,15 +53,31 @@ _numbers: Final = itertools.count()
 
 
 def build(graph: Graph, options: Options) -> runtime.Executable:
-    """One functional graph of prims, compiled."""
+    """One functional graph of prims, compiled. A graph known from before skips to its program."""
     stages = [
         ("50.loops", lower.lower),
         ("60.schedule", lambda loops: schedule.schedule(loops, options)),
         ("70.plan", schedule.plan),
         ("80.program", lambda plan: codegen.emit(plan, options)),
-        ("90.executable", lambda program: runtime.load(program, options)),
     ]
-    return run_stages(graph.name, stages, graph)  # type: ignore[return-value]
+    if not options.cache or is_watched():
+        program: Any = run_stages(graph.name, stages, graph)
+    else:
+        programs = programs_in(default_folder())
+        key, parts = program_key(graph, options, target_of(graph))
+        program = programs.find(key)
+        if program is None:
+            program = run_stages(graph.name, stages, graph)
+            programs.keep(key, program, parts)
+    loaded: Any = run_stage(graph.name, "90.executable", lambda: runtime.load(program, options))
+    return loaded  # type: ignore[no-any-return]
+
+
+def target_of(graph: Graph) -> list[str]:
+    """What the generated text depends on besides the graph: versions and the machine."""
+    devices = {node.type.device for node in graph.inputs if isinstance(node.type, TensorType)}
+    names = sorted(torch.cuda.get_device_name(d.index or 0) for d in devices if d.kind == "cuda")
+    return [torch.__version__, runtime.machine_identity(), *names]
 
 
 def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options) -> Callable[..., Any]:

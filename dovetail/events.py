@@ -41,6 +41,8 @@ class EventStream:
     events: list[Event] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     listeners: list[Callable[[Event], None]] = field(default_factory=list)
+    is_detailed: bool = False
+    """A report wants what every stage made: no stage may be skipped for a cached result."""
     _lock: Lock = field(default_factory=Lock)
 
     def emit(self, kind: str, **fields: object) -> Event:

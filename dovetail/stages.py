@@ -37,6 +37,12 @@ class CannotOverride(DovetailError):
     message = "{path} cannot be fed back: stage {stage} makes a {type}, which has no parser"
 
 
+def is_watched() -> bool:
+    """Somebody wants every stage to run, so a cached result must not stand in for it."""
+    names = ("DOVETAIL_CHECK", "DOVETAIL_DUMP", "DOVETAIL_OVERRIDE", "DOVETAIL_STOP")
+    return EVENTS.is_detailed or any(os.environ.get(name) for name in names)
+
+
 def run_stages(unit: str, stages: Iterable[Stage], value: object) -> object:
     """Each stage takes what the one before it made."""
     for name, stage in stages:

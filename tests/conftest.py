@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ.setdefault("DOVETAIL_CHECK", "1")  # verify after every stage, and run every stage
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -26,7 +26,7 @@ from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import Arg, Graph, Node
 from dovetail.ir.program import Program
-from dovetail.ir.types import TensorType, Type
+from dovetail.ir.types import ScalarType, TensorType, Type
 from dovetail.options import Options
 
 KIND: Final = "program"
@@ -64,6 +64,8 @@ class _Content:
         if isinstance(value, TensorType):
             dims = [self.expr(dim) for dim in (*value.shape, *value.stride)]
             return f"{value.dtype}{dims}{value.device}"
+        if isinstance(value, ScalarType):
+            return f"{value.dtype}{'' if value.expr is None else self.expr(value.expr)}"
         return str(value)
 
     def node(self, node: Node) -> None:
@@ -116,6 +118,12 @@ class _Nouns(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in a program")
 
 
+@functools.cache
+def programs_in(folder: Path) -> Programs:
+    """One memory per folder and process."""
+    return Programs(Store(folder / "programs"))
+
+
 class Programs:
     """A memory of this process in front of the store on disk."""
 
@@ -132,7 +140,7 @@ class Programs:
         try:
             program = _Nouns(io.BytesIO(content)).load()
         except (
-            pickle.UnpicklingError,
+            pickle.PickleError,
             AttributeError,
             EOFError,
             IndexError,
@@ -152,7 +160,7 @@ class Programs:
         try:
             content = pickle.dumps(program)
             _Nouns(io.BytesIO(content)).load()  # what cannot be read back is not written
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except (pickle.PickleError, AttributeError, TypeError) as error:
             EVENTS.emit("cache", what="uncachable", key=key, text=str(error))
             return
         self.store.put(key, content, parts)

@@ -1,6 +1,7 @@
 """Program -> Executable: compile, load, call."""
 from __future__ import annotations
 
+from dovetail.runtime.build import machine_identity
 from dovetail.runtime.load import Executable, load
 
-__all__ = ["Executable", "load"]
+__all__ = ["Executable", "load", "machine_identity"]
