@@ -86,6 +86,8 @@ def element_of(ref: BufferRef, index: Index) -> Expr:
     """The flat element of the buffer."""
     flat = ref.offset
     for position, stride in zip(index, ref.type.stride):
+        if position is ZERO:
+            continue
         flat = add(flat, mul(position, stride))
     return flat
 

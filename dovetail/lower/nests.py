@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
-from dovetail.ir.expr import INF, ONE, ZERO, Expr, linear_in, mul, substitute, sym
+from dovetail.ir.expr import INF, ONE, ZERO, Expr, const, linear_in, mul, substitute, sym, symbols
 from dovetail.ir.loop import Range, Scalar, iter_scalars, scalar
 
 
@@ -46,13 +46,27 @@ def index_exprs(values: Iterable[Scalar]) -> list[Expr]:
     return list(found)
 
 
-def _can_merge(outer: Range, inner: Range, exprs: Sequence[Expr]) -> bool:
+Slopes: TypeAlias = "dict[Expr, Expr | None]"
+
+
+def slopes_of(expr: Expr) -> Slopes:
+    """How fast an index moves with each symbol in it; None where it is not a constant rate."""
+    if expr.op == "sym":
+        return {expr: ONE}
+    if expr.op == "add" and all(term.op == "sym" for term in expr.operands):
+        return {term: const(n) for term, n in cast("tuple[tuple[Expr, int], ...]", expr.args[1])}
+    found: Slopes = {}
+    for variable in symbols(expr):
+        split = linear_in(expr, variable)
+        found[variable] = None if split is None else split[0]
+    return found
+
+
+def _can_merge(outer: Range, inner: Range, slopes: Sequence[Slopes]) -> bool:
     """Every index moves through (outer, inner) as through one longer loop."""
-    for expr in exprs:
-        first, second = linear_in(expr, outer.var), linear_in(expr, inner.var)
-        if first is None or second is None:
-            return False
-        if first[0] is not mul(second[0], inner.size):
+    for slope in slopes:
+        first, second = slope.get(outer.var, ZERO), slope.get(inner.var, ZERO)
+        if first is None or second is None or first is not mul(second, inner.size):
             return False
     return True
 
@@ -64,6 +78,7 @@ def merge_ranges(
     merged: list[Range] = []
     env: dict[Expr, Expr] = {}
     run: list[Range] = []
+    slopes = [slopes_of(expr) for expr in exprs] if len(ranges) > 1 else []
 
     def close() -> None:
         if not run:
@@ -79,7 +94,7 @@ def merge_ranges(
         run.clear()
 
     for each in ranges:
-        if run and not _can_merge(run[-1], each, exprs):
+        if run and not _can_merge(run[-1], each, slopes):
             close()
         run.append(each)
     close()

@@ -297,7 +297,7 @@ def _binary(prim: str) -> Callable[..., Value]:
     return pointwise(lambda b, x, y: b.call(prim, x, y))
 
 
-for _name in ("atan2", "hypot", "copysign", "nextafter", "fmax", "fmin"):
+for _name in ("atan2", "hypot", "copysign", "nextafter"):
     decomposes(f"aten.{_name}", prim=True)(_binary(_name))
 decomposes("aten.copysign.Tensor", "aten.copysign.Scalar", prim=True)(_binary("copysign"))
 
@@ -306,6 +306,8 @@ def _extreme(prim: str, on_bool: str) -> Callable[..., Value]:
     return pointwise(lambda b, x, y: b.call(on_bool if b.out.dtype is BOOL else prim, x, y))
 
 
+decomposes("aten.fmax", prim=True)(_extreme("fmax", "logical_or"))
+decomposes("aten.fmin", prim=True)(_extreme("fmin", "logical_and"))
 decomposes("aten.maximum", prim=True)(_extreme("maximum", "logical_or"))
 decomposes("aten.minimum", prim=True)(_extreme("minimum", "logical_and"))
 
