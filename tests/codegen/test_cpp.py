@@ -1,0 +1,161 @@
+"""C++ kernels against eager through the real pipeline, in three sizes of vector and with plain loops."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx import symbolic_trace
+
+from dovetail import aot, codegen, lower, ops, passes, runtime, schedule
+from dovetail.codegen.cpp.ops import CPP, CPP_VEC
+from dovetail.ir.loop import SCALAR_OPS
+from dovetail.options import Options
+
+NAN = float("nan")
+
+
+def make(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], options: Options) -> runtime.Executable:
+    with torch.no_grad():
+        joint = aot.trace_joint(symbolic_trace(fn), inputs)
+    graph = passes.optimize(ops.decompose(joint.graph))
+    planned = schedule.plan(schedule.schedule(lower.lower(graph), options))
+    return runtime.load(codegen.emit(planned, options), options)
+
+
+def check(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], options: Options = Options()) -> runtime.Executable:
+    """Equal dtype, shape and strides; no farther from fp64 than eager, give or take a rounding."""
+    executable = make(fn, inputs, options)
+    got, want = executable(*inputs), fn(*inputs)
+    exact = fn(*[x.double() if x.is_floating_point() else x for x in inputs])
+    for a, b, c in zip(got, *((w,) if isinstance(w, torch.Tensor) else w for w in (want, exact))):
+        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        if not a.dtype.is_floating_point:
+            assert torch.equal(a, b)
+            continue
+        assert torch.equal(a.isnan(), b.isnan())
+        a, b, c = (x.double().nan_to_num() for x in (a, b, c))
+        room = 4 * (b - c).abs().max() + 2 * torch.finfo(want.dtype if isinstance(want, torch.Tensor) else a.dtype).eps * c.abs().max()
+        assert (a - c).abs().max() <= room, ((a - c).abs().max(), (b - c).abs().max())
+    return executable
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def whole(low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(7)).to(dtype)
+
+
+def with_nan(x: torch.Tensor) -> torch.Tensor:
+    return x.masked_fill(x > 1.8, NAN)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
+    "softmax": (lambda x: torch.softmax(x, -1), [normal(10, 1000)]),
+    "softmax_tail": (lambda x: torch.softmax(x, -1), [normal(7, 13)]),
+    "log_softmax_columns": (lambda x: F.log_softmax(x, 0), [normal(37, 96)]),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (100,), w, b), [normal(64, 100), normal(100), normal(100)]),
+    "rms_norm": (lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w, [normal(7, 96), normal(96)]),
+    "bias_gelu": (lambda x, b: F.gelu(x + b), [normal(64, 100), normal(100)]),
+    "matmul": (lambda x, w, b: torch.softmax(x @ w + b, -1), [normal(64, 32), normal(32, 50), normal(50)]),
+    "batch_matmul": (lambda x, y: x @ y.mT, [normal(3, 5, 8), normal(3, 6, 8)]),
+    "column_sum": (lambda x, y: (x * y).sum(0), [normal(64, 100), normal(64, 100)]),
+    "column_sum_split": (lambda x, y: (x * y).sum(0) / 3, [normal(640, 100), normal(640, 100)]),
+    "column_max": (lambda x: x.amax(0), [with_nan(normal(640, 301))]),
+    "column_any": (lambda x: (x > 3.2).any(0), [normal(640, 300)]),
+    "column_sum_inner": (lambda x: x.sum(1), [normal(40, 30, 100)]),
+    "sum_outer_and_inner": (lambda x: x.sum((0, 2)), [normal(64, 10, 100)]),
+    "sum_all": (lambda x: x.sum(), [normal(300, 1000)]),
+    "long_sum": (lambda x: x.sum(), [normal(1, 2_000_001)]),
+    "long_column_sum": (lambda x: x.sum(0), [normal(65536, 20)]),
+    "variance_all": (lambda x: x.var(), [normal(64, 1003)]),
+    "variance_columns": (lambda x: x.var(0), [normal(64, 37)]),
+    "mean_middle": (lambda x: x.mean(1), [normal(8, 33, 17)]),
+    "extremes": (lambda x: (x.amax(1), x.amin(1), x.argmax(1), x.argmin(0)), [with_nan(normal(64, 103))]),
+    "argmax_all": (lambda x: x.argmax(), [normal(64, 1003)]),
+    "first_of_equal": (lambda x: x.argmax(1), [whole(0, 3, 50, 40)]),
+    "where": (lambda x, y: torch.where(x > 0, y, x * 2).clamp(-1, 1), [normal(64, 100), normal(64, 100)]),
+    "transpose_add": (lambda x, y: x + y.t(), [normal(64, 100), normal(100, 64)]),
+    "transpose": (lambda x: x.permute(0, 2, 3, 1).contiguous(), [normal(4, 35, 17, 9)]),
+    "cross_entropy": (lambda x, t: F.cross_entropy(x, t), [normal(64, 100), whole(0, 100, 64)]),
+    "bfloat16": (lambda x, y: (x * y + 1).relu(), [normal(64, 101, dtype=torch.bfloat16), normal(64, 101, dtype=torch.bfloat16)]),
+    "float16": (lambda x, y: (x * y + 1).exp(), [normal(64, 101, dtype=torch.float16), normal(64, 101, dtype=torch.float16)]),
+    "float64": (lambda x, w: torch.tanh(x) * w.sigmoid(), [normal(7, 96, dtype=torch.float64), normal(96, dtype=torch.float64)]),
+    "embedding": (lambda w, i: F.embedding(i, w), [normal(64, 100), whole(0, 64, 5, 7)]),
+    "cat": (lambda x, y: torch.cat([x, y], 1) * 2, [normal(64, 10), normal(64, 13)]),
+    "pad": (lambda x: F.pad(x, (1, 2, 3, 4), value=2.5), [normal(7, 39)]),
+    "lower_triangle": (lambda x: torch.tril(x), [normal(37, 41)]),
+    "booleans": (lambda x, y: (x > 0) & (y < 0.5) | (x == y), [normal(64, 37), normal(64, 37)]),
+    "integers": (lambda x, y: (x * y - 3) // 2 + (x % 5), [whole(-9, 9, 64, 37), whole(-9, 9, 64, 37)]),
+    "bytes": (lambda x: x * 3 + x // 2, [whole(0, 255, 64, 37, dtype=torch.uint8)]),
+    "integer_sum": (lambda x: x.sum(0), [whole(-9, 9, 64, 37, dtype=torch.int32)]),
+    "index_add": (lambda x, i, y: x.index_add(0, i, y), [normal(8, 33), whole(0, 8, 20), normal(20, 33)]),
+    "convolution": (lambda x, w, b: F.conv2d(x, w, b, padding=1).relu(), [normal(2, 3, 8, 8), normal(4, 3, 3, 3), normal(4)]),
+    "library_call": (lambda x: x.sort(-1)[0] * 2, [normal(7, 9)]),
+    "batch_norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), [normal(4, 3, 7, 9), normal(3), normal(3)]),
+    "functions": (
+        lambda x: (x.exp(), x.sin(), x.erf(), x.log1p(), x.tanh(), x.sigmoid(), x.sqrt(), x.expm1(), x.atan()),
+        [normal(40, 33).abs()],
+    ),
+    "rounding": (lambda x: (x.floor(), x.ceil(), x.round(), x.trunc(), x.frac(), x.sign()), [normal(40, 33) * 4]),
+    "scalars": (lambda x, y: x * y + 1, [normal(), normal()]),
+    "empty": (lambda x: x * 2 + 1, [normal(0, 4)]),
+    "four_loops": (
+        lambda x: x[..., :8].view(2, 6, 2, 4).transpose(1, 2) @ x[..., 8:16].view(2, 6, 2, 4).transpose(1, 2).mT,
+        [normal(2, 6, 24)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_equals_eager(name: str) -> None:
+    check(*PROGRAMS[name])
+
+
+@pytest.mark.parametrize("name", ["softmax_tail", "extremes", "bfloat16", "cross_entropy", "pad", "variance_columns"])
+def test_plain_loops_equal_eager(name: str) -> None:
+    check(*PROGRAMS[name], Options(simd=False))
+
+
+@pytest.mark.parametrize("name", ["softmax_tail", "layer_norm", "column_sum", "extremes", "float64", "integers"])
+def test_narrow_vectors_equal_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if codegen.vector_bytes() < 32:
+        pytest.skip("no vectors on this machine")
+    monkeypatch.setattr(codegen, "vector_bytes", lambda: 32)
+    check(*PROGRAMS[name])
+
+
+def test_threads_do_not_change_what_is_computed() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for name in ("sum_all", "column_sum_split", "variance_all", "argmax_all", "softmax"):
+            check(*PROGRAMS[name])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_every_scalar_operation_has_text() -> None:
+    structural = {"cast", "bitcast"}
+    for table in (CPP, CPP_VEC):
+        assert not set(SCALAR_OPS) - set(table) - structural
+
+
+def test_index_out_of_range_raises() -> None:
+    executable = make(lambda w, i: F.embedding(i, w), [normal(4, 8), whole(0, 4, 3)], Options())
+    with pytest.raises((IndexError, RuntimeError), match="index out of range"):
+        executable(normal(4, 8), torch.tensor([0, 9, 1]))
+
+
+def test_equal_kernels_are_written_once() -> None:
+    def layers(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.softmax(x, -1), torch.softmax(y, -1)
+
+    executable = check(layers, [normal(8, 64), normal(8, 64).flip(0)], Options(fuse=True))
+    assert len(executable.program.kernels) <= 2
+    keys = [kernel.key for kernel in executable.program.kernels]
+    assert len(keys) == len(set(keys))

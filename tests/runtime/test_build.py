@@ -1,0 +1,72 @@
+"""The cache of compiled text: hits, damage, folders that cannot be written, several processes."""
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import BuildFailed
+from dovetail.events import EVENTS
+from dovetail.options import Options
+from dovetail.runtime.build import HOST_FLAGS, build, build_units, cache_folder, is_whole, open_library
+
+TEXT = 'extern "C" int answer() { return 42; }\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def outcomes() -> list[object]:
+    return [event["what"] for event in EVENTS.of("cache")]
+
+
+def test_second_build_is_a_hit(folder: Path) -> None:
+    first = build(TEXT, HOST_FLAGS, Options())
+    EVENTS.clear()
+    assert build(TEXT, HOST_FLAGS, Options()) == first
+    assert outcomes() == ["hit"]
+    assert open_library(first).answer() == 42
+
+
+def test_damaged_file_is_a_miss(folder: Path) -> None:
+    path = build(TEXT, HOST_FLAGS, Options())
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[: len(content) // 2])
+    assert not is_whole(path)
+    assert open_library(build(TEXT, HOST_FLAGS, Options())).answer() == 42
+    assert is_whole(path)
+
+
+def test_unwritable_folder_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("DOVETAIL_CACHE", str(blocked))
+    assert open_library(build(TEXT, HOST_FLAGS, Options())).answer() == 42
+
+
+def test_cache_off_leaves_nothing(folder: Path) -> None:
+    build(TEXT, HOST_FLAGS, Options(cache=False))
+    assert not [path for path in cache_folder().glob("*.so") if path.is_file()]
+
+
+def test_compiler_errors_show_the_compiler(folder: Path) -> None:
+    with pytest.raises(BuildFailed, match="error"):
+        build("this is not C++", HOST_FLAGS, Options())
+
+
+def test_units_are_built_together(folder: Path) -> None:
+    texts = [(f'extern "C" int number() {{ return {k}; }}\n', HOST_FLAGS) for k in range(4)]
+    paths = build_units(texts, Options())
+    assert [open_library(path).number() for path in paths] == [0, 1, 2, 3]
+
+
+def test_files_are_not_left_half_written(folder: Path) -> None:
+    build(TEXT, HOST_FLAGS, Options())
+    assert not list(cache_folder().glob("*.tmp"))
+    assert all(os.stat(path).st_mode & stat.S_IRUSR for path in cache_folder().glob("*.so"))

@@ -1,0 +1,61 @@
+"""Buffers that live at the same time have places of their own; dead ones are used again."""
+from __future__ import annotations
+
+import torch
+from torch.fx import symbolic_trace
+
+from dovetail import aot, lower, ops, passes
+from dovetail.ir.schedule import Plan
+from dovetail.options import Options
+from dovetail.schedule import plan, schedule
+from dovetail.schedule.memory import step_reads, step_writes, storage_bytes
+
+
+def planned(fn: object, *shapes: tuple[int, ...], options: Options = Options()) -> Plan:
+    with torch.no_grad():
+        joint = aot.trace_joint(symbolic_trace(fn), [torch.randn(shape) for shape in shapes])
+    return plan(schedule(lower.lower(passes.optimize(ops.decompose(joint.graph))), options))
+
+
+def check_no_overlap(made: Plan) -> None:
+    buffers = {b.name: b for b in made.schedule.loops.buffers}
+    life: dict[str, tuple[int, int]] = {}
+    for k, step in enumerate(made.schedule.steps):
+        for name in (*step_reads(step), *step_writes(step)):
+            life[name] = (life.get(name, (k, k))[0], k)
+    arena = {n: p.offset.value for n, p in made.places if p.kind == "arena" and p.offset is not None}
+    for a, at_a in arena.items():
+        for b, at_b in arena.items():
+            if a < b and life[a][0] < life[b][1] and life[b][0] < life[a][1]:
+                end_a, end_b = at_a + storage_bytes(buffers[a]).value, at_b + storage_bytes(buffers[b]).value
+                assert end_a <= at_b or end_b <= at_a, (a, b)
+        assert at_a % 64 == 0
+        assert at_a + storage_bytes(buffers[a]).value <= made.arena_bytes.value
+
+
+def mlp(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(6):
+        x = torch.relu(x @ w) + 1
+    return x
+
+
+def test_layers_share_memory() -> None:
+    made = planned(mlp, (32, 32), (32, 32))
+    check_no_overlap(made)
+    assert made.arena_bytes.value <= 2 * 32 * 32 * 4
+
+
+def test_live_buffers_do_not_overlap() -> None:
+    def crossed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a, b = x @ w, w @ x
+        c = torch.relu(a) @ b
+        return c @ a + b
+
+    check_no_overlap(planned(crossed, (16, 16), (16, 16)))
+
+
+def test_without_fusion_chains_reuse_in_place() -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.exp(torch.relu(x).cumsum(0)), -1).cumsum(1)
+
+    check_no_overlap(planned(chain, (16, 16), options=Options(fuse=False)))
