@@ -85,6 +85,8 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
     flags = frame.code.co_flags
     if flags & (CO_GENERATOR | CO_ASYNC):
         raise SkippedFrame(frame.loc, detail="generators and coroutines run in eager")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise SkippedFrame(frame.loc, detail="a function under torch.func runs in eager")
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, RECURSION_LIMIT))
     try:

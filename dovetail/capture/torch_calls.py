@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.operations import has_fake, native
+from dovetail.capture.operations import has_fake, native, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import Break, FailedFake, UnknownCall, UnsupportedValue
@@ -65,7 +65,7 @@ def is_torch_call(fn: Any) -> bool:
 def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Perform a torch function on the trace's values and record it if it made or changed tensors."""
     name = getattr(fn, "__name__", str(fn))
-    if name.startswith(STATEFUL) and not has_fake(args):
+    if (name.startswith(STATEFUL) and not has_fake(args)) or fn.__module__ == "torch._C._functorch":
         raise UnknownCall(trace.loc(), function=f"{fn.__module__}.{name}")
     check_arguments(trace, fn, (args, kwargs))
     result = perform(trace, fn, args, kwargs)
@@ -109,6 +109,9 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         return call_torch(trace, getattr(torch.Tensor, name), args, kwargs)
     if name in REFUSED_METHODS:
         raise UnknownCall(trace.loc(), function=f"Tensor.{name}")
+    if name == "__setitem__":
+        set_item(trace, *args)
+        return None
     check_arguments(trace, name, (args, kwargs))
     result = perform(trace, getattr(args[0], name), args[1:], kwargs)
     if has_fake(result) or (result is None and not name.startswith("__")):
