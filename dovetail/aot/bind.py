@@ -29,7 +29,7 @@ import torch
 from torch.autograd import Function
 
 from dovetail.aot.cost import class_of
-from dovetail.aot.double import Eager, differentiate
+from dovetail.aot.double import Eager, differentiate, eager_results
 from dovetail.aot.joint import Joint
 from dovetail.aot.partition import Partition
 from dovetail.fake import to_torch_device, to_torch_dtype
@@ -42,6 +42,9 @@ from dovetail.util.writer import Writer
 Executable: TypeAlias = "Callable[..., Sequence[Any]]"
 
 _numbers: Final = itertools.count()
+
+MOST_CHECKED: Final = 32
+"""With more tensors than this next to a written one (buffers of a large model) overlap is not looked for."""
 
 WANTS_GRAD_MODE: Final = frozenset(("aten.mkldnn_rnn_layer.default",))
 """Kernels that keep what their backward needs only while grad mode is on."""
@@ -91,6 +94,17 @@ def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
+def shares_memory(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Some written tensor lies in the storage of another input."""
+    taken: set[int] = set()
+    for tensor in written:
+        storage = tensor.untyped_storage()._cdata
+        if storage in taken:
+            return True
+        taken.add(storage)
+    return any(tensor.untyped_storage()._cdata in taken for tensor in others)
+
+
 class _Emitter:
     """Writes call, forward and backward of one graph."""
 
@@ -106,6 +120,9 @@ class _Emitter:
             "set_grad_enabled": torch._C._set_grad_enabled,
             "is_grad_enabled": torch.is_grad_enabled,
             "restride": restride,
+            "shares_memory": shares_memory,
+            "run_eager": joint.eager,
+            "eager_results": eager_results,
             **{f"constant_{i}": value for i, value in enumerate(joint.constants)},
         }
 
@@ -168,6 +185,18 @@ class _Emitter:
             else:
                 self.w(text)
 
+    def emit_checks(self) -> None:
+        """Inputs that alias otherwise than while tracing: this call runs the captured program in eager."""
+        conditions = [f"{self.inputs[i]} is not {self.inputs[j]}" for i, j in self.joint.same]
+        written = sorted({m.input for m in self.signature.mutations})
+        others = [i for i in self.joint.loose if i not in written and (i not in {j for _, j in self.joint.same})]
+        if written and len(written) + len(others) > 1 and len(written) + len(others) <= MOST_CHECKED:
+            groups = [_tuple(self.inputs[i] for i in group) for group in (written, others)]
+            conditions.append(f"shares_memory({', '.join(groups)})")
+        if conditions:
+            with self.w.block(f"if {' or '.join(conditions)}:"):
+                self.w(f"return eager_results(run_eager({', '.join(self.inputs)}))")
+
     def emit_return(self) -> None:
         outputs = self.signature.outputs
         self.w(f"return [{', '.join(self.output(i, out) for i, out in enumerate(outputs))}]")
@@ -225,6 +254,7 @@ class _Emitter:
 
     def emit_inference(self) -> None:
         with self.w.block(f"def call({', '.join(self.inputs)}):"):
+            self.emit_checks()
             self.emit_sizes(self.output_exprs())
             target = f"{_targets(self.results)} = " if self.results else ""
             if not target and not self.partition.forward.nodes:
@@ -241,6 +271,7 @@ class _Emitter:
 
     def emit_training(self) -> None:
         with self.w.block(f"def call({', '.join(self.inputs)}):"):
+            self.emit_checks()
             self.emit_sizes(self.output_exprs())
             self.w(f"{_targets(self.values)} = apply({', '.join(self.inputs)})")
             self.emit_write_back()

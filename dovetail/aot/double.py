@@ -43,7 +43,7 @@ class Eager:
             for device, dtype in self.joint.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             results = self.joint.eager(*inputs)
-        return self.values(inputs, list(results) if isinstance(results, (list, tuple)) else [results])
+        return self.values(inputs, eager_results(results))
 
     def values(self, inputs: Sequence[Any], results: list[Any]) -> list[Any]:
         found: list[Any] = [None] * self.signature.values
@@ -55,6 +55,11 @@ class Eager:
             elif output.kind == "alias" and found[output.index] is None:
                 found[output.index] = result._base if result._base is not None else result
         return found
+
+
+def eager_results(results: Any) -> list[Any]:
+    """What a captured program returned, as a flat list."""
+    return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:

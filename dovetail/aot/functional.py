@@ -4,10 +4,14 @@
     aten.mul.out(self, other, *, out)        aten.mul.Tensor, and result 0 is the new out
     aten._native_batch_norm_legit(...)       ..._functional: three results, then the new statistics
 
-The twin is found by schema: the same arguments less `out`, no writes.
+The twin is found by schema: the same arguments less `out`, no writes. An op that has none (a user's
+custom op, most often) gets one made: it copies what the op writes, calls the op, returns the copies.
+
+    mylib.bump(Tensor(a!) x) -> Tensor       dovetail.mylib_bump_default(Tensor x) -> (Tensor, Tensor)
 """
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,10 +62,53 @@ def _find(func: Any) -> Twin:
             candidate = getattr(packet, overload)
             if _is_twin(candidate._schema, wanted, len(written)):
                 return Twin(candidate, tuple(a.name for a in written), outs, positions, defaults)
-    raise UnsupportedMutation(detail=f"{func} writes to its arguments and has no functional form")
+    if outs or any(str(a.type) not in ("Tensor", "Optional[Tensor]") for a in written):
+        raise UnsupportedMutation(detail=f"{func} writes to its arguments and has no functional form")
+    return Twin(_make(func), tuple(a.name for a in written), (), positions, defaults)
 
 
 def _is_twin(schema: Any, wanted: list[Any], writes: int) -> bool:
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return False
     return _types(schema.arguments) == _types(wanted) and len(schema.returns) >= writes
+
+
+# -- twins of custom ops -----------------------------------------------------------------------------
+
+_library: Final = torch.library.Library("dovetail", "FRAGMENT")
+
+
+def _make(func: Any) -> Any:
+    """Define the op that does on copies what func does in place."""
+    schema = func._schema
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    name = str(func).replace(".", "_").replace("::", "_")
+    takes, _, gives = str(schema).partition("(")[2].rpartition(" -> ")
+    gives = gives.strip()
+    results = [part.strip() for part in gives.strip("()").split(",") if part.strip()]
+    results += ["Tensor?" if "Optional" in str(a.type) else "Tensor" for a in written]
+    text = _ALIAS.sub("", f"{name}({takes} -> ({', '.join(results)})")
+    names = [a.name for a in schema.arguments]
+    indices = [names.index(a.name) for a in written]
+
+    def copied(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        given = list(args)
+        copies: list[Any] = []
+        for i in indices:
+            value = kwargs.get(names[i]) if i >= len(given) else given[i]
+            copies.append(None if value is None else value.clone())
+            if i < len(given):
+                given[i] = copies[-1]
+            else:
+                kwargs[names[i]] = copies[-1]
+        made = func(*given, **kwargs)
+        made = () if made is None else made if isinstance(made, tuple) else (made,)
+        return (*made, *copies)
+
+    _library.define(text)
+    _library.impl(name, copied, "CompositeExplicitAutograd")
+    return getattr(torch.ops.dovetail, name).default
+
+
+_ALIAS: Final = re.compile(r"\([a-z]+!?( -> [a-z*|]+)?\)(?=[ \[?])")
+"""The alias annotation of a type: Tensor(a!) x"""

@@ -49,6 +49,10 @@ class Joint:
     """Device types under autocast while tracing, with their dtype."""
     has_grad: tuple[bool, ...] = ()
     """Per input: it requires a gradient, and grad mode was on."""
+    same: tuple[tuple[int, int], ...] = ()
+    """Pairs of inputs that were one tensor while tracing."""
+    loose: tuple[int, ...] = ()
+    """Tensor inputs that are no parameters: a caller may pass overlapping ones."""
 
     def __str__(self) -> str:
         return f"{self.graph}\n{self.signature}"
@@ -66,6 +70,7 @@ class _Trace:
     """Per input: what the program is given."""
     histories: list[Any] = field(default_factory=list)
     """Per input: its grad_fn before the program ran."""
+    same: list[tuple[int, int]] = field(default_factory=list)
     values: list[Node] = field(default_factory=list)
     """Forward outputs so far, and for each the Fake autograd knows it by."""
     tensors: list[Any] = field(default_factory=list)
@@ -105,7 +110,12 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         recompute=repeated,
     )
     has_grad = tuple(torch.is_grad_enabled() and leaf is not None for leaf in trace.leaves)
-    return Joint(prune(graph), signature, constants, gm, autocast, has_grad)
+    loose = tuple(i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor) and not _is_parameter(x))
+    return Joint(prune(graph), signature, constants, gm, autocast, has_grad, tuple(trace.same), loose)
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_is_param", False)
 
 
 # -- inputs ------------------------------------------------------------------------------------------
@@ -122,6 +132,7 @@ def _add_inputs(trace: _Trace, names: Sequence[str]) -> None:
         node = recorder.builder.input(name, type_of(leaf))
         if id(example) in seen:  # the same tensor passed twice: one value
             first = seen[id(example)]
+            trace.same.append((first, i))
             _append(trace, None, trace.passed[first])
             continue
         seen[id(example)] = i
@@ -143,7 +154,7 @@ def _append(trace: _Trace, leaf: Any, given: Any) -> None:
 
 def _is_leaf(example: torch.Tensor) -> bool:
     """Autograd forbids writing to a leaf, so only what is surely one is traced as one."""
-    return example.is_leaf and type(example) is not Fake or getattr(example, "_is_param", False)
+    return example.is_leaf and type(example) is not Fake or _is_parameter(example)
 
 
 def _add_number(trace: _Trace, name: str, example: Any) -> None:
@@ -365,12 +376,20 @@ def _trace_backward(
         for device, _ in autocast:  # eager runs backward outside of the autocast region
             stack.enter_context(torch.autocast(device, enabled=False))
         stack.enter_context(recorder)
-        grads = torch.autograd.grad(
-            [t for _, t in heads], [leaf for _, leaf in wanted], fakes, allow_unused=True, retain_graph=True
-        )
+        grads = _gradients([t for _, t in heads], [leaf for _, leaf in wanted], fakes)
         outputs = [None if g is None else recorder.memory.read(recorder.ref(g)) for g in grads]
     kept = [(i, g) for (i, _), g in zip(wanted, outputs) if g is not None]
     return tangents, [i for i, _ in kept], [g for _, g in kept]
+
+
+def _gradients(heads: list[Any], leaves: list[Any], tangents: list[Any]) -> Sequence[Any]:
+    try:
+        return torch.autograd.grad(heads, leaves, tangents, allow_unused=True, retain_graph=True)
+    except RuntimeError as error:
+        if "use_reentrant=True" not in str(error):
+            raise
+    torch.autograd.backward(heads, tangents)  # what a reentrant checkpoint wants
+    return [leaf.grad for leaf in leaves]
 
 
 def _tangent_like(tensor: torch.Tensor) -> Fake:

@@ -244,7 +244,7 @@ def record_composite(recorder: Recorder, func: Any, args: tuple[Any, ...], kwarg
 def record_view(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not isinstance(args[0], torch.Tensor):  # the dispatcher hands over a wrapped number as a number
         with torch._C._DisableTorchDispatch():
-            return func(torch.tensor(args[0]), *args[1:], **kwargs)
+            return func(torch.tensor(args[0]), *args[1:], **kwargs).resolve_conj().resolve_neg()
     result = infer(func, args, kwargs)
     step = ViewStep(facts_of(func).name, tuple([recorder.arg(a) for a in (*args[1:], *kwargs.values())]))
     if isinstance(result, (list, tuple)):

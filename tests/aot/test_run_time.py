@@ -211,3 +211,91 @@ def test_joint_and_signature_print() -> None:
     x = torch.randn(3, requires_grad=True)
     text = str(aot.trace_joint(as_module(torch.sin, 1), [x]))
     assert "aten.cos.default(x0)" in text and "output 0 is fresh 0 grad" in text
+
+
+def test_aliasing_other_than_traced_runs_in_eager() -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return a * b
+
+    call = compiled(program, [torch.randn(4), torch.randn(4)])
+    ours, theirs = torch.ones(4), torch.ones(4)
+    torch.testing.assert_close(call(ours, ours), [program(theirs, theirs)])
+    torch.testing.assert_close(ours, theirs)
+    once = compiled(program, [ours, ours])
+    a, b = torch.ones(4), torch.full((4,), 3.0)
+    assert once(a, b)[0].tolist() == [6.0] * 4 and a.tolist() == [2.0] * 4
+
+
+def test_reentrant_checkpoint() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        block = lambda t: F.dropout(t.sin(), 0.5).exp()  # noqa: E731
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)
+
+    x = torch.randn(64, requires_grad=True)
+    call = compiled(program, [x])
+    grads = []
+    for f in (lambda x: call(x)[0], program):
+        torch.manual_seed(0)
+        x.grad = None
+        f(x).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
+@torch.library.custom_op("dovetail_aot_tests::scale", mutates_args=())
+def _scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+_scale.register_fake(lambda x, factor: torch.empty_like(x))
+_scale.register_autograd(
+    lambda ctx, grad: (grad * ctx.factor, None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]),
+)
+
+
+@torch.library.custom_op("dovetail_aot_tests::bump", mutates_args=("x",))
+def _bump(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(y)
+    return x.sum()
+
+
+_bump.register_fake(lambda x, y: x.new_empty(()))
+
+
+def test_custom_ops() -> None:
+    check(lambda x: _scale(x, 2.0).sin(), lambda: [torch.randn(3, requires_grad=True)])
+    check(lambda x, y: (_bump(x, y), _bump(x[0], y[0]), x * 2), lambda: [torch.randn(3, 2), torch.randn(3, 2)])
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_function_transforms(train: bool) -> None:
+    programs = [
+        lambda x: torch.func.grad(lambda t: (t.sin() * t).sum())(x),
+        lambda x: torch.vmap(lambda t: t.softmax(0) @ t)(x),
+        lambda x: torch.func.jacrev(lambda t: t.sin().sum(0))(x),
+        lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1],
+    ]
+    for program in programs:
+        check(program, lambda: [torch.randn(3, 4, requires_grad=train)])
+
+
+def test_gradient_inside_the_program() -> None:
+    check(
+        lambda x: torch.autograd.grad((x.sin() * x).sum(), x, create_graph=True)[0] * 2,
+        lambda: [torch.randn(3, requires_grad=True)],
+    )
+
+
+def test_small_write_is_repeated_on_the_input() -> None:
+    def program(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        cache[0, 1:3] = new * 2
+        cache.index_copy_(1, at, new[:, None].expand(2, 1, 4).transpose(0, 1).reshape(1, 2, 4).expand(8, 2, 4))
+        return cache.sum(1)
+
+    make = lambda: [torch.randn(8, 32, 4), torch.tensor([5, 7]), torch.randn(2, 4)]  # noqa: E731
+    check(program, make)
+    joint = aot.trace_joint(as_module(program, 3), make())
+    first, second = joint.signature.mutations
+    assert first.steps and second.op == "aten.index_copy_.default"
