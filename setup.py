@@ -6,8 +6,10 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-FLAGS = ["-std=c11", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unused-parameter",
-         "-Wno-missing-field-initializers", "-Wno-cast-function-type"]  # fmt: skip
+FLAGS = [
+    "-std=c11", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra",
+    "-Wno-unused-parameter", "-Wno-missing-field-initializers", "-Wno-cast-function-type",
+]  # fmt: skip
 
 setup(
     ext_modules=[

@@ -32,7 +32,8 @@ void free_expression(Expression *expression) {
 static int read_parts(Expression *made, PyObject *reads, PyObject *operations) {
     for (int i = 0; i < made->n_reads; i++) {
         Reading *reading = &made->reads[i];
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(reads, i), "iin", &reading->slot, &reading->which, &reading->dim))
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(reads, i), "iin", &reading->slot, &reading->which,
+                              &reading->dim))
             return -1;
     }
     int height = 0, highest = 0;
@@ -77,7 +78,8 @@ int visit_reads(const Expression *expression, int (*visit)(int slot, void *arg),
 
 static int read_value(const Reading *reading, PyObject *const *slots, int64_t *value) {
     PyObject *object = slots[reading->slot];
-    if (reading->which >= 0) return is_tensor(object) && tensor_extent(object, reading->which, reading->dim, value);
+    if (reading->which >= 0)
+        return is_tensor(object) && tensor_extent(object, reading->which, reading->dim, value);
     if (!PyLong_Check(object)) return 0;
     int overflow;
     *value = PyLong_AsLongLongAndOverflow(object, &overflow);

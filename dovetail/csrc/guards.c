@@ -6,7 +6,8 @@
 /* -- building */
 
 static ClassSpec *make_class_spec(PyObject *type) {
-    if (!PyType_Check(type)) return (ClassSpec *)PyErr_Format(PyExc_TypeError, "expected a class, got %.100R", type);
+    if (!PyType_Check(type))
+        return (ClassSpec *)PyErr_Format(PyExc_TypeError, "expected a class, got %.100R", type);
     PyObject *mro = ((PyTypeObject *)type)->tp_mro;
     ClassSpec *spec = PyMem_Calloc(1, sizeof *spec);
     PyObject *dicts = PyTuple_New(PyTuple_GET_SIZE(mro));
@@ -20,7 +21,8 @@ static ClassSpec *make_class_spec(PyObject *type) {
         Py_XDECREF(dicts);
         return PyErr_Occurred() ? NULL : (ClassSpec *)PyErr_NoMemory();
     }
-    *spec = (ClassSpec){(PyTypeObject *)Py_NewRef(type), class_version((PyTypeObject *)type), Py_NewRef(mro), dicts};
+    *spec = (ClassSpec){(PyTypeObject *)Py_NewRef(type), class_version((PyTypeObject *)type),
+                        Py_NewRef(mro), dicts};
     return spec;
 }
 
@@ -55,7 +57,8 @@ static int is_slot(const Guards *self, int slot) { return slot >= 0 && slot < se
 static int read_instruction(Guards *self, Instruction *at, PyObject *tuple) {
     PyObject *object, *extra;
     int operation;
-    if (!PyArg_ParseTuple(tuple, "iiiinOO", &operation, &at->guard, &at->slot, &at->source, &at->number, &object, &extra))
+    if (!PyArg_ParseTuple(tuple, "iiiinOO", &operation, &at->guard, &at->slot, &at->source, &at->number,
+                          &object, &extra))
         return -1;
     int needs_source = operation == SAME_AS || (IS_LOAD(operation) && !IS_ROOT(operation));
     int needs_slot = operation != STATE && operation != HOLDS;
@@ -71,7 +74,8 @@ static int read_instruction(Guards *self, Instruction *at, PyObject *tuple) {
 
 static int want(int slot, void *arg) {
     Guards *self = arg;
-    if (!is_slot(self, slot)) return PyErr_SetString(PyExc_ValueError, "a condition reads an unknown slot"), -1;
+    if (!is_slot(self, slot))
+        return PyErr_SetString(PyExc_ValueError, "a condition reads an unknown slot"), -1;
     self->wanted[slot] = 1;
     return 0;
 }
@@ -119,8 +123,8 @@ static int allocate(Guards *self) {
     self->position = PyMem_Calloc(n_slots, sizeof *self->position);
     self->scratch = PyMem_Calloc(n_slots, sizeof *self->scratch);
     self->scratch_touched = PyMem_Calloc(n_slots, sizeof *self->scratch_touched);
-    if (self->instructions && self->groups && self->late && self->wanted && self->group_of && self->position &&
-        self->scratch && self->scratch_touched)
+    if (self->instructions && self->groups && self->late && self->wanted && self->group_of &&
+        self->position && self->scratch && self->scratch_touched)
         return 0;
     PyErr_NoMemory();
     return -1;
@@ -203,7 +207,8 @@ int guards_check(PyObject *guards, const Inputs *inputs) {
     int done = 1;
     if (open_run(self, &run) < 0) return -1;
     for (int i = 0; done > 0 && i < self->n_groups; i++) done = run_group(&run, &self->groups[i]);
-    for (int i = 0; done > 0 && i < self->n_late; i++) done = step(&run, &self->instructions[self->late[i]]);
+    for (int i = 0; done > 0 && i < self->n_late; i++)
+        done = step(&run, &self->instructions[self->late[i]]);
     done = forgive(done, NULL);
     close_run(self, &run);
     return done;
@@ -281,10 +286,12 @@ static void guards_dealloc(Guards *self) {
 
 static int read_inputs(PyObject *args, Inputs *inputs) {
     PyObject *slots, *closure, *globals;
-    if (!PyArg_ParseTuple(args, "O!OO!", &PyTuple_Type, &slots, &closure, &PyDict_Type, &globals)) return -1;
+    if (!PyArg_ParseTuple(args, "O!OO!", &PyTuple_Type, &slots, &closure, &PyDict_Type, &globals))
+        return -1;
     if (closure != Py_None && !PyTuple_Check(closure))
         return PyErr_SetString(PyExc_TypeError, "closure must be a tuple of cells or None"), -1;
-    *inputs = (Inputs){&PyTuple_GET_ITEM(slots, 0), PyTuple_GET_SIZE(slots), closure == Py_None ? NULL : closure, globals};
+    *inputs = (Inputs){&PyTuple_GET_ITEM(slots, 0), PyTuple_GET_SIZE(slots),
+                       closure == Py_None ? NULL : closure, globals};
     return 0;
 }
 
@@ -307,14 +314,15 @@ static PyObject *stats_method(Guards *self, PyObject *Py_UNUSED(ignored)) {
             memos++;
             count_memo(self->groups[i].memos[j], &words, &residual);
         }
-    return Py_BuildValue("{s:i,s:i,s:l,s:l,s:l}", "instructions", self->count, "groups", self->n_groups, "memos", memos,
-                         "words", words, "residual", residual);
+    return Py_BuildValue("{s:i,s:i,s:l,s:l,s:l}", "instructions", self->count, "groups", self->n_groups,
+                         "memos", memos, "words", words, "residual", residual);
 }
 
 static PyMethodDef guards_methods[] = {
     {"stats", (PyCFunction)stats_method, METH_NOARGS, "how much is remembered"},
     {"check", check_method, METH_VARARGS, "check(args, closure, globals): whether all guards hold"},
-    {"why", why_method, METH_VARARGS, "why(args, closure, globals): (index, text) of the first that fails, or None"},
+    {"why", why_method, METH_VARARGS,
+     "why(args, closure, globals): (index, text) of the first that fails, or None"},
     {NULL},
 };
 

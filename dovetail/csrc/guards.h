@@ -7,10 +7,12 @@
 #include "native.h"
 
 /* The order is that of OPERATIONS in runtime/guards.py. */
+// clang-format off
 enum Operation {
     ARG, CELL, GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, DICT_KEY, TYPE_OF, CLOSURE_OF, SIZE, STRIDE, /* loads */
     IS, EQUALS, TYPE_IS, LENGTH, DICT_KEYS, LACKS, SAME_AS, TENSOR, CLASS_IS, STATE, HOLDS, PREDICATE
 };
+// clang-format on
 #define IS_LOAD(operation) ((operation) < IS)
 #define IS_ROOT(operation) ((operation) <= CONST)
 
@@ -24,11 +26,11 @@ typedef struct Expression Expression;
 
 typedef struct {
     enum Operation operation;
-    int guard;          /* which guard this belongs to, for why() */
-    int slot;           /* what a load fills or a check looks at */
-    int source;         /* the slot a load steps from; the other slot of SAME_AS; else -1 */
-    Py_ssize_t number;  /* an index, length or flag */
-    PyObject *object;   /* a name, key, expected value or callable */
+    int guard;         /* which guard this belongs to, for why() */
+    int slot;          /* what a load fills or a check looks at */
+    int source;        /* the slot a load steps from; the other slot of SAME_AS; else -1 */
+    Py_ssize_t number; /* an index, length or flag */
+    PyObject *object;  /* a name, key, expected value or callable */
     union {
         TensorSpec *tensor;
         ClassSpec *class_;
@@ -42,23 +44,22 @@ typedef struct Memo Memo;
 
 typedef struct {
     int *order, count;
-    int root;            /* the slot of the root; -1 for globals and constants, which share a group */
-    int steps;           /* loads beyond roots: only those are worth a memo */
+    int root;  /* the slot of the root; -1 for globals and constants, which share a group */
+    int steps; /* loads beyond roots: only those are worth a memo */
     Memo **memos;
     int n_memos, last;
     uint64_t made, used; /* memos made, and times one was of use */
 } Group;
 
 typedef struct {
-    PyObject_HEAD
-    Instruction *instructions;
+    PyObject_HEAD Instruction *instructions;
     int count, n_slots, n_groups;
     Group *groups;
-    int *late, n_late;   /* instructions that look at several groups or at none */
-    char *wanted;        /* slots that late instructions look at */
+    int *late, n_late;        /* instructions that look at several groups or at none */
+    char *wanted;             /* slots that late instructions look at */
     int *group_of, *position; /* slot -> the group that loads it, and where in its order */
-    PyObject *paths;     /* slot -> its path, whose str() explains */
-    PyObject **scratch;  /* slots for one run at a time, all NULL between runs */
+    PyObject *paths;          /* slot -> its path, whose str() explains */
+    PyObject **scratch;       /* slots for one run at a time, all NULL between runs */
     int *scratch_touched, busy;
 } Guards;
 
@@ -67,8 +68,8 @@ typedef struct {
     const Guards *guards;
     const Inputs *inputs;
     PyObject **slots;
-    int *touched, n_touched; /* slots that are filled */
-    PyObject **why;      /* where a failing check explains itself; NULL when nobody asks */
+    int *touched, n_touched;     /* slots that are filled */
+    PyObject **why;              /* where a failing check explains itself; NULL when nobody asks */
     struct Recording *recording; /* the memo being made; NULL otherwise */
 } Run;
 

@@ -12,8 +12,7 @@
 #include <pthread.h>
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *guards, *function, *globals, *keep;
+    PyObject_HEAD PyObject *guards, *function, *globals, *keep;
     uint64_t hits;
 } Entry;
 
@@ -31,8 +30,7 @@ typedef struct {
 } Record;
 
 typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
+    PyObject_HEAD vectorcallfunc vectorcall;
     PyObject *payload, *callback;
     Record **table; /* open addressing by the code's address; a power of two */
     Py_ssize_t capacity, used;
@@ -136,32 +134,34 @@ static void enter(void) {
 static void leave(void) {
     depth--;
     if (--active) return;
-    _PyInterpreterState_SetEvalFrameFunc(PyInterpreterState_Get(), previous);
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == evaluate) /* else another tool came after us */
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, previous);
 }
 
 static void after_fork(void) { active = depth; } /* only this thread goes on in the child */
 
 /* Runs a call with another context (or none) current on this thread. */
-#define WITH_CONTEXT(context, call)      \
-    do {                                 \
-        Context *before_ = current;      \
-        Context *during_ = (context);    \
-        current = during_;               \
-        if (during_) enter();            \
-        call;                            \
-        if (during_) leave();            \
-        current = before_;               \
+#define WITH_CONTEXT(context, call)                                                                        \
+    do {                                                                                                   \
+        Context *before_ = current;                                                                        \
+        Context *during_ = (context);                                                                      \
+        current = during_;                                                                                 \
+        if (during_) enter();                                                                              \
+        call;                                                                                              \
+        if (during_) leave();                                                                              \
+        current = before_;                                                                                 \
     } while (0)
 
 /* Runs a call with no hook on this thread; and with none at all if no other thread needs it. */
-#define WITHOUT_HOOK(call)               \
-    do {                                 \
-        Context *before_ = current;      \
-        current = NULL;                  \
-        if (before_) leave();            \
-        call;                            \
-        if (before_) enter();            \
-        current = before_;               \
+#define WITHOUT_HOOK(call)                                                                                 \
+    do {                                                                                                   \
+        Context *before_ = current;                                                                        \
+        current = NULL;                                                                                    \
+        if (before_) leave();                                                                              \
+        call;                                                                                              \
+        if (before_) enter();                                                                              \
+        current = before_;                                                                                 \
     } while (0)
 
 /* -- a frame */
@@ -208,7 +208,8 @@ static int find_entry(Record *record, const Inputs *inputs, Entry **found) {
 static PyObject *why_miss(Record *record, const Inputs *inputs) {
     if (!record->count) return Py_NewRef(Py_None);
     Entry *entry = record->entries[0];
-    if (entry->globals != inputs->globals) return PyUnicode_FromString("the function's globals are another module's");
+    if (entry->globals != inputs->globals)
+        return PyUnicode_FromString("the function's globals are another module's");
     Py_INCREF(entry);
     PyObject *pair = guards_why(entry->guards, inputs);
     Py_DECREF(entry);
@@ -226,8 +227,9 @@ static PyObject *ask_compiler(Context *self, Record *record, PyObject *function,
         for (Py_ssize_t i = 0; i < inputs->n_args; i++)
             PyTuple_SET_ITEM(args, i, Py_NewRef(inputs->args[i] ? inputs->args[i] : Py_None));
         PyObject *closure = inputs->closure ? inputs->closure : Py_None;
-        WITHOUT_HOOK(answer = PyObject_CallFunction(self->callback, "OOOOOOOn", self->payload, record->code, function,
-                                                    inputs->globals, args, closure, why, record->count));
+        WITHOUT_HOOK(answer = PyObject_CallFunction(self->callback, "OOOOOOOn", self->payload, record->code,
+                                                    function, inputs->globals, args, closure, why,
+                                                    record->count));
     }
     Py_XDECREF(args);
     Py_XDECREF(why);
@@ -243,8 +245,10 @@ static int on_miss(Context *self, Record *record, PyObject *function, const Inpu
     if (Py_TYPE(answer) == &EntryType) {
         record->state = ACTIVE;
         *found = (Entry *)answer;
-        PyObject *code = PyFunction_Check((*found)->function) ? PyFunction_GET_CODE((*found)->function) : NULL;
-        Record *own = code && code != (PyObject *)record->code ? record_for(self, (PyCodeObject *)code) : NULL;
+        PyObject *code =
+            PyFunction_Check((*found)->function) ? PyFunction_GET_CODE((*found)->function) : NULL;
+        Record *own =
+            code && code != (PyObject *)record->code ? record_for(self, (PyCodeObject *)code) : NULL;
         if (own && own->state == FRESH) own->state = SKIP;
         return put_first(record, *found) < 0 || PyErr_Occurred() ? -1 : 1;
     }
@@ -288,7 +292,8 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
     Py_DECREF(self);
     if (found == 0) {
         int skipped = record->state == SKIP || record->state == SKIP_CALLEES;
-        PyObject *result = skipped ? run_skipped(thread, frame, record) : _PyEval_EvalFrameDefault(thread, frame, 0);
+        PyObject *result =
+            skipped ? run_skipped(thread, frame, record) : _PyEval_EvalFrameDefault(thread, frame, 0);
         release(record);
         return result;
     }
@@ -306,8 +311,8 @@ static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing) {
     Record *record = find_record(self, code);
     if (record && record->state == SKIP) return _PyEval_EvalFrameDefault(thread, frame, 0);
     /* A debugger steps through the user's own frames, and its own are not compiled either. */
-    if (thread->tracing || thread->c_tracefunc || code->co_flags & NEVER || !(code->co_flags & CO_OPTIMIZED) ||
-        !PyFunction_Check(frame_function(frame)))
+    if (thread->tracing || thread->c_tracefunc || code->co_flags & NEVER ||
+        !(code->co_flags & CO_OPTIMIZED) || !PyFunction_Check(frame_function(frame)))
         return _PyEval_EvalFrameDefault(thread, frame, 0);
     self->frames++;
     if (!record) record = make_record(self, code);
@@ -386,7 +391,8 @@ PyTypeObject EntryType = {
 
 /* -- Context */
 
-static PyObject *call_in(Context *self, PyObject *function, PyObject *const *args, size_t flags, PyObject *names) {
+static PyObject *call_in(Context *self, PyObject *function, PyObject *const *args, size_t flags,
+                         PyObject *names) {
     PyObject *result;
     if (off) return PyObject_Vectorcall(function, args, flags, names);
     Py_INCREF(self);
@@ -397,13 +403,15 @@ static PyObject *call_in(Context *self, PyObject *function, PyObject *const *arg
 
 static PyObject *context_call(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
     Py_ssize_t count = PyVectorcall_NARGS(flags);
-    if (!count) return PyErr_Format(PyExc_TypeError, "a Context is called with a function and its arguments");
+    if (!count)
+        return PyErr_Format(PyExc_TypeError, "a Context is called with a function and its arguments");
     return call_in((Context *)self, args[0], args + 1, count - 1, names);
 }
 
 static PyObject *context_run(Context *self, PyObject *args) {
     PyObject *function, *positional, *keywords = NULL, *result;
-    if (!PyArg_ParseTuple(args, "OO!|O!:run", &function, &PyTuple_Type, &positional, &PyDict_Type, &keywords))
+    if (!PyArg_ParseTuple(args, "OO!|O!:run", &function, &PyTuple_Type, &positional, &PyDict_Type,
+                          &keywords))
         return NULL;
     if (off) return PyObject_Call(function, positional, keywords);
     Py_INCREF(self);
@@ -503,7 +511,8 @@ static PyObject *context_codes(Context *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyObject *context_stats(Context *self, PyObject *Py_UNUSED(ignored)) {
-    return Py_BuildValue("{s:K,s:K,s:K}", "frames", self->frames, "hits", self->hits, "misses", self->misses);
+    return Py_BuildValue("{s:K,s:K,s:K}", "frames", self->frames, "hits", self->hits, "misses",
+                         self->misses);
 }
 
 static PyMethodDef context_methods[] = {
@@ -547,7 +556,8 @@ static PyObject *set_enabled(PyObject *Py_UNUSED(module), PyObject *value) {
     return PyBool_FromLong(before);
 }
 
-static PyObject *without(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names) {
+static PyObject *without(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count,
+                         PyObject *names) {
     if (!count) return PyErr_Format(PyExc_TypeError, "without(fn, ...) takes a function");
     PyObject *result;
     WITHOUT_HOOK(result = PyObject_Vectorcall(args[0], args + 1, count - 1, names));
@@ -563,9 +573,12 @@ static PyObject *is_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(i
 }
 
 PyMethodDef hook_methods[] = {
-    {"set_enabled", set_enabled, METH_O, "turn compiled calls on this thread on or off; returns what it was"},
-    {"without", (PyCFunction)(void (*)(void))without, METH_FASTCALL | METH_KEYWORDS, "call fn with no hook"},
-    {"current_context", current_context, METH_NOARGS, "the context of the compiled call under way, or None"},
+    {"set_enabled", set_enabled, METH_O,
+     "turn compiled calls on this thread on or off; returns what it was"},
+    {"without", (PyCFunction)(void (*)(void))without, METH_FASTCALL | METH_KEYWORDS,
+     "call fn with no hook"},
+    {"current_context", current_context, METH_NOARGS,
+     "the context of the compiled call under way, or None"},
     {"is_installed", is_installed, METH_NOARGS, "whether the evaluator is ours at this moment"},
     {NULL},
 };

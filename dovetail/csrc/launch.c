@@ -12,8 +12,8 @@ typedef struct Python Python;
 /* What a host program finds at `python`. New members go at the end. */
 struct Python {
     int32_t (*call)(Python *self, int32_t index, void **in, int32_t n_in, void **out, int32_t n_out);
-    int32_t (*call_with)(Python *self, int32_t index, void **in, int32_t n_in, const int64_t *ints, int32_t n_ints,
-                         void **out, int32_t n_out);
+    int32_t (*call_with)(Python *self, int32_t index, void **in, int32_t n_in, const int64_t *ints,
+                         int32_t n_ints, void **out, int32_t n_out);
     void (*fail)(Python *self, const char *text);
     /* the rest is ours */
     PyObject *callables;
@@ -24,8 +24,7 @@ struct Python {
 typedef int32_t (*Program)(void **inputs, int64_t *ints, double *floats, void **outputs, void *python);
 
 typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
+    PyObject_HEAD vectorcallfunc vectorcall;
     Program program;
     char *kinds; /* per input: t a tensor, i an int, f a float */
     Py_ssize_t n_inputs, n_outputs;
@@ -50,10 +49,13 @@ static PyObject *make_arguments(void **in, int32_t n_in, const int64_t *ints, in
 }
 
 static int take_results(PyObject *results, void **out, int32_t n_out) {
-    PyObject *sequence = is_tensor(results) ? PyTuple_Pack(1, results) : PySequence_Fast(results, "expected tensors");
+    PyObject *sequence =
+        is_tensor(results) ? PyTuple_Pack(1, results) : PySequence_Fast(results, "expected tensors");
     if (!sequence) return -1;
     int failed = PySequence_Fast_GET_SIZE(sequence) != n_out;
-    if (failed) PyErr_Format(PyExc_RuntimeError, "expected %d results, got %zd", n_out, PySequence_Fast_GET_SIZE(sequence));
+    if (failed)
+        PyErr_Format(PyExc_RuntimeError, "expected %d results, got %zd", n_out,
+                     PySequence_Fast_GET_SIZE(sequence));
     for (int32_t i = 0; !failed && i < n_out; i++) {
         PyObject *item = PySequence_Fast_GET_ITEM(sequence, i);
         out[i] = item == Py_None ? NULL : copy_handle(item);
@@ -63,12 +65,14 @@ static int take_results(PyObject *results, void **out, int32_t n_out) {
     return failed ? -1 : 0;
 }
 
-static int32_t call_with(Python *self, int32_t index, void **in, int32_t n_in, const int64_t *ints, int32_t n_ints,
-                         void **out, int32_t n_out) {
+static int32_t call_with(Python *self, int32_t index, void **in, int32_t n_in, const int64_t *ints,
+                         int32_t n_ints, void **out, int32_t n_out) {
     PyEval_RestoreThread(self->thread);
-    PyObject *callable = index < PyTuple_GET_SIZE(self->callables) ? PyTuple_GET_ITEM(self->callables, index) : NULL;
+    PyObject *callable =
+        index < PyTuple_GET_SIZE(self->callables) ? PyTuple_GET_ITEM(self->callables, index) : NULL;
     PyObject *args = NULL, *results = NULL;
-    if (!callable) PyErr_Format(PyExc_IndexError, "the program calls Python function %d, which was not given", index);
+    if (!callable)
+        PyErr_Format(PyExc_IndexError, "the program calls Python function %d, which was not given", index);
     if (callable) args = make_arguments(in, n_in, ints, n_ints);
     if (args) results = PyObject_Call(callable, args, NULL);
     int failed = !results || take_results(results, out, n_out) < 0;
@@ -107,7 +111,8 @@ static int open_buffers(const Launch *self, Buffers *buffers) {
         buffers->more = PyMem_Malloc(4 * most * 8);
         if (!buffers->more) return PyErr_NoMemory(), -1;
         buffers->in = (void **)buffers->more, buffers->out = (void **)(buffers->more + most * 8);
-        buffers->i = (int64_t *)(buffers->more + 2 * most * 8), buffers->f = (double *)(buffers->more + 3 * most * 8);
+        buffers->i = (int64_t *)(buffers->more + 2 * most * 8),
+        buffers->f = (double *)(buffers->more + 3 * most * 8);
     }
     memset(buffers->out, 0, self->n_outputs * sizeof *buffers->out);
     return 0;
@@ -117,7 +122,10 @@ static int read_arguments(const Launch *self, PyObject *const *args, Buffers *bu
     Py_ssize_t tensors = 0, ints = 0, floats = 0;
     for (Py_ssize_t i = 0; i < self->n_inputs; i++) {
         if (self->kinds[i] == 't') {
-            if (!is_tensor(args[i])) return PyErr_Format(PyExc_TypeError, "input %zd: expected a tensor, got %.100R", i, args[i]), -1;
+            if (!is_tensor(args[i]))
+                return PyErr_Format(PyExc_TypeError, "input %zd: expected a tensor, got %.100R", i,
+                                    args[i]),
+                       -1;
             buffers->in[tensors++] = tensor_handle(args[i]);
         } else if (self->kinds[i] == 'i') {
             int64_t value = buffers->i[ints++] = PyLong_AsLongLong(args[i]);
@@ -145,7 +153,8 @@ static PyObject *launch_call(PyObject *object, PyObject *const *args, size_t fla
     Launch *self = (Launch *)object;
     Buffers buffers;
     if (PyVectorcall_NARGS(flags) != self->n_inputs || (names && PyTuple_GET_SIZE(names)))
-        return PyErr_Format(PyExc_TypeError, "expected %zd inputs, got %zd", self->n_inputs, PyVectorcall_NARGS(flags));
+        return PyErr_Format(PyExc_TypeError, "expected %zd inputs, got %zd", self->n_inputs,
+                            PyVectorcall_NARGS(flags));
     if (open_buffers(self, &buffers) < 0) return NULL;
     Python python = {call_plain, call_with, fail, self->callables, NULL, ""};
     PyObject *list = NULL;
@@ -155,7 +164,8 @@ static PyObject *launch_call(PyObject *object, PyObject *const *args, size_t fla
         int32_t failed = self->program(buffers.in, buffers.i, buffers.f, buffers.out, &python);
         PyEval_RestoreThread(python.thread);
         if (failed && !PyErr_Occurred())
-            PyErr_Format(PyExc_RuntimeError, "%s", python.text[0] ? python.text : "a compiled program failed");
+            PyErr_Format(PyExc_RuntimeError, "%s",
+                         python.text[0] ? python.text : "a compiled program failed");
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         list = take_outputs(self, buffers.out, failed);
@@ -174,8 +184,8 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     const char *kinds;
     Py_ssize_t n_outputs;
     PyObject *callables = NULL, *keep = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ksn|O!O:Launch", names, &address, &kinds, &n_outputs, &PyTuple_Type,
-                                     &callables, &keep))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ksn|O!O:Launch", names, &address, &kinds, &n_outputs,
+                                     &PyTuple_Type, &callables, &keep))
         return NULL;
     if (strspn(kinds, "tif") != strlen(kinds))
         return PyErr_Format(PyExc_ValueError, "kinds are t, i and f, got '%s'", kinds);

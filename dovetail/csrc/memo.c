@@ -18,8 +18,10 @@
 
 enum { MOST_MEMOS = 256 };
 
+/* A step that looked something up in a dict, and the words of that dict. */
 typedef struct {
-    int position, word; /* the step that looked something up in the dict of this word */
+    int position, first, count;
+    PyObject *dict; /* only compared while recording */
 } Link;
 
 struct Memo {
@@ -38,7 +40,7 @@ struct Memo {
 typedef struct Recording {
     Memo *memo;
     int position, noted, failed;
-    int *word_of;  /* slot -> the word with its dict's version; the last is for the globals */
+    Link *dict_of;               /* slot -> the dict found there; the last is for the globals */
     char *typed, *placed, *held; /* slots whose type, or dict's place, is noted; slots to be held */
 } Recording;
 
@@ -55,17 +57,12 @@ static int number_of_mask(Words *words, uint64_t mask) {
 static int set_word(Words *words, int index, const void *address, uint64_t mask) {
     int number = number_of_mask(words, mask);
     if (number < 0 || (uintptr_t)address >> ADDRESS_BITS) return -1;
-    words->items[index] = (Word){(uintptr_t)address | (uint64_t)number << ADDRESS_BITS, read_word(address) & mask};
+    words->items[index] =
+        (Word){(uintptr_t)address | (uint64_t)number << ADDRESS_BITS, read_word(address) & mask};
     return index;
 }
 
-int add_word(Words *words, const void *address, uint64_t mask) {
-    unsigned offset = (uintptr_t)address & 7;
-    address = (const char *)address - offset;
-    mask <<= 8 * offset;
-    for (int i = words->count - 1; i >= 0 && i >= words->count - 4; i--) /* fields that share a word */
-        if (word_address(&words->items[i]) == address)
-            return set_word(words, i, address, mask | words->masks[words->items[i].address >> ADDRESS_BITS]);
+static int append_word(Words *words, const void *address, uint64_t mask) {
     if (words->count == words->capacity) {
         int capacity = words->capacity ? words->capacity * 2 : 64;
         Word *items = PyMem_Realloc(words->items, capacity * sizeof(Word));
@@ -74,6 +71,20 @@ int add_word(Words *words, const void *address, uint64_t mask) {
     }
     return set_word(words, words->count, address, mask) < 0 ? -1 : words->count++;
 }
+
+int add_word(Words *words, const void *address, uint64_t mask) {
+    unsigned offset = (uintptr_t)address & 7;
+    address = (const char *)address - offset;
+    mask <<= 8 * offset;
+    for (int i = words->count - 1; i >= words->mergeable && i >= words->count - 4;
+         i--) /* they share a word */
+        if (word_address(&words->items[i]) == address)
+            return set_word(words, i, address,
+                            mask | words->masks[words->items[i].address >> ADDRESS_BITS]);
+    return append_word(words, address, mask);
+}
+
+static int append_dict_word(const void *address, void *words) { return append_word(words, address, ~0ull); }
 
 /* -- notes */
 
@@ -89,8 +100,9 @@ void note_word(Run *run, const void *address, uint64_t mask) {
 
 /* A plain value is held by the memo, and so stays what it is. */
 static int is_plain(PyObject *object) {
-    return object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) || PyFloat_CheckExact(object) ||
-           PyUnicode_CheckExact(object) || PyBytes_CheckExact(object) || PyComplex_CheckExact(object);
+    return object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) ||
+           PyFloat_CheckExact(object) || PyUnicode_CheckExact(object) || PyBytes_CheckExact(object) ||
+           PyComplex_CheckExact(object);
 }
 
 void note_held(Run *run, int slot) {
@@ -115,12 +127,17 @@ void note_dict(Run *run, int slot, PyObject *dict) {
     Recording *recording = run->recording;
     if (!recording) return;
     Memo *memo = recording->memo;
-    int *known = &recording->word_of[slot < 0 ? run->guards->n_slots : slot];
-    const uint64_t *version = dict_version(dict);
+    Words *words = &memo->words;
+    Link *known = &recording->dict_of[slot < 0 ? run->guards->n_slots : slot];
     note_pure(run);
-    if (*known < 0 || word_address(&memo->words.items[*known]) != version) *known = add_word(&memo->words, version, ~0ull);
-    if (*known < 0) recording->failed = 1;
-    memo->links[memo->n_links++] = (Link){recording->position, *known};
+    if (!known->count || known->dict != dict) {
+        *known = (Link){.first = words->count, .dict = dict};
+        if (visit_dict_words(dict, append_dict_word, words) < 0) recording->failed = 1;
+        known->count = words->count - known->first;
+        words->mergeable = words->count;
+    }
+    known->position = recording->position;
+    memo->links[memo->n_links++] = *known;
 }
 
 void note_tensor(Run *run, const TensorSpec *spec, PyObject *tensor) {
@@ -197,8 +214,8 @@ static int record_steps(Run *run, Group *group, Recording *recording, char *resi
 }
 
 /* Marks what residual and late steps look at, and takes hold of what words say nothing about. */
-static void settle(const Guards *guards, const Group *group, const Recording *recording, const char *residual,
-                   char *wanted) {
+static void settle(const Guards *guards, const Group *group, const Recording *recording,
+                   const char *residual, char *wanted) {
     Memo *memo = recording->memo;
     memcpy(wanted, guards->wanted, guards->n_slots);
     for (int i = 0; i < memo->n_residual; i++) {
@@ -243,14 +260,16 @@ static int run_plain(Run *run, Group *group) {
 static int run_recording(Run *run, Group *group, PyObject *root) {
     int n_slots = run->guards->n_slots;
     Memo *memo = make_memo(group->count);
-    int *word_of = PyMem_Malloc((n_slots + 1) * sizeof *word_of);
+    Link *dict_of = PyMem_Calloc(n_slots + 1, sizeof *dict_of);
     char *flags = PyMem_Calloc(5, n_slots + 1);
     int done;
-    if (memo && word_of && flags) {
+    if (memo && dict_of && flags) {
         char *residual = flags + 3 * n_slots, *wanted = flags + 4 * n_slots;
-        Recording recording = {.memo = memo, .word_of = word_of, .typed = flags, .placed = flags + n_slots,
+        Recording recording = {.memo = memo,
+                               .dict_of = dict_of,
+                               .typed = flags,
+                               .placed = flags + n_slots,
                                .held = flags + 2 * n_slots};
-        memset(word_of, 0xff, (n_slots + 1) * sizeof *word_of);
         run->recording = &recording;
         done = record_steps(run, group, &recording, residual);
         run->recording = NULL;
@@ -264,29 +283,40 @@ static int run_recording(Run *run, Group *group, PyObject *root) {
         done = run_plain(run, group);
     }
     release_memo(memo);
-    PyMem_Free(word_of);
+    PyMem_Free(dict_of);
     PyMem_Free(flags);
     return done;
 }
 
 /* -- replaying */
 
+/* Whether a dict whose values are watched one by one now has others: see visit_dict_words of 3.13. */
+static int is_reshaped(const Memo *memo, const Link *link) {
+    const Word *place = &memo->words.items[link->first + 1], *header = place + 1;
+    return word_now(&memo->words, place) != place->expected ||
+           word_now(&memo->words, header) != header->expected;
+}
+
 /* Looks up again what was looked up in the dict of a word. 1: all as before. */
 static int repair(Run *run, const Group *group, Memo *memo, int word) {
     const Guards *guards = run->guards;
-    int linked = 0, same = 1;
+    const Link *found = NULL;
+    int same = 1;
     for (int i = 0; same > 0 && i < memo->n_links; i++) {
-        if (memo->links[i].word != word) continue;
-        int position = memo->links[i].position;
-        const Instruction *at = &guards->instructions[group->order[position]];
+        const Link *link = &memo->links[i];
+        if (word < link->first || word >= link->first + link->count) continue;
+        const Instruction *at = &guards->instructions[group->order[link->position]];
         int subject = IS_LOAD(at->operation) ? at->source : at->slot;
         if (subject >= 0) fill_slot(run, subject, memo->values[guards->position[subject]]);
         same = step(run, at);
-        if (same > 0 && IS_LOAD(at->operation)) same = run->slots[at->slot] == memo->values[position];
-        linked = 1;
+        if (same > 0 && IS_LOAD(at->operation)) same = run->slots[at->slot] == memo->values[link->position];
+        found = link;
     }
-    if (linked && same > 0) memo->words.items[word].expected = word_now(&memo->words, &memo->words.items[word]);
-    return linked ? same : 0;
+    if (!found || same <= 0) return found ? same : 0;
+    if (found->count > 1 && is_reshaped(memo, found)) return 0;
+    for (int i = found->first; i < found->first + found->count; i++)
+        memo->words.items[i].expected = word_now(&memo->words, &memo->words.items[i]);
+    return 1;
 }
 
 /* 1: the words are as they were. 0: some are not. */
@@ -334,7 +364,8 @@ static int replay(Run *run, Group *group, Memo *memo, int *holds) {
 
 int run_group(Run *run, Group *group) {
     PyObject *root = NULL;
-    int useless = group->made > 2 * MOST_MEMOS && group->used < group->made; /* the root is always another */
+    int useless =
+        group->made > 2 * MOST_MEMOS && group->used < group->made; /* the root is always another */
     if (run->why || !group->steps || useless) return run_plain(run, group);
     if (group->root >= 0) {
         int done = step(run, &run->guards->instructions[group->order[0]]);

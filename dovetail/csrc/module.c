@@ -2,8 +2,10 @@
 #include "native.h"
 
 static PyMethodDef torch_methods[] = {
-    {"attach_torch", attach_torch, METH_VARARGS, "attach_torch(base, layout, functions): how tensors look in memory"},
-    {"tensor_numbers", tensor_numbers, METH_O, "(dtype, device kind, device index, requires_grad, dispatch keys)"},
+    {"attach_torch", attach_torch, METH_VARARGS,
+     "attach_torch(base, layout, functions): how tensors look in memory"},
+    {"tensor_numbers", tensor_numbers, METH_O,
+     "(dtype, device kind, device index, requires_grad, dispatch keys)"},
     {"tensor_extents", tensor_extents, METH_O, "(sizes, strides)"},
     {NULL},
 };
@@ -20,9 +22,10 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (!module) return NULL;
     PyTypeObject *const types[] = {&ContextType, &EntryType, &GuardsType, &LaunchType};
     int failed = 0;
-    for (size_t i = 0; i < sizeof types / sizeof *types && !failed; i++) failed = PyModule_AddType(module, types[i]) < 0;
-    if (failed || PyModule_AddFunctions(module, hook_methods) < 0 || PyModule_AddFunctions(module, torch_methods) < 0 ||
-        init_hook(module) < 0)
+    for (size_t i = 0; i < sizeof types / sizeof *types && !failed; i++)
+        failed = PyModule_AddType(module, types[i]) < 0;
+    if (failed || PyModule_AddFunctions(module, hook_methods) < 0 ||
+        PyModule_AddFunctions(module, torch_methods) < 0 || init_hook(module) < 0)
         Py_CLEAR(module);
     return module;
 }

@@ -41,6 +41,7 @@ typedef struct {
 typedef struct {
     Word *items;
     int count, capacity, n_masks;
+    int mergeable; /* words before this one are settled */
     uint64_t masks[MASKS];
 } Words;
 

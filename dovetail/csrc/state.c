@@ -45,13 +45,13 @@ State *make_state(PyObject *reads) {
         Read *read = &state->reads[i];
         PyObject *name, *value, *callable;
         long long address, argument;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(reads, i), "UOOLLiL", &name, &value, &callable, &address, &argument,
-                              &read->width, &read->expected)) {
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(reads, i), "UOOLLiL", &name, &value, &callable, &address,
+                              &argument, &read->width, &read->expected)) {
             free_state(state);
             return NULL;
         }
         read->name = Py_NewRef(name), read->value = Py_NewRef(value), read->callable = Py_NewRef(callable);
-        read->function = (intptr_t(*)(intptr_t))(intptr_t)address;
+        read->function = (intptr_t (*)(intptr_t))(intptr_t)address;
         read->argument = (intptr_t)argument;
         state->count++;
     }
@@ -76,7 +76,8 @@ int check_state(const State *state, PyObject **why) {
         const Read *read = &state->reads[i];
         int same = read->function ? ask_function(read) : ask_python(read);
         if (same > 0) continue;
-        if (same == 0 && why) *why = PyUnicode_FromFormat("global state: %U is no longer %.100R", read->name, read->value);
+        if (same == 0 && why)
+            *why = PyUnicode_FromFormat("global state: %U is no longer %.100R", read->name, read->value);
         return same;
     }
     return 1;

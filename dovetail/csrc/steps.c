@@ -3,10 +3,10 @@
 #include "guards.h"
 
 #define PATH(slot) PyTuple_GET_ITEM(run->guards->paths, slot)
-#define FAIL(...)                                                    \
-    do {                                                             \
-        if (run->why) *run->why = PyUnicode_FromFormat(__VA_ARGS__); \
-        return 0;                                                    \
+#define FAIL(...)                                                                                          \
+    do {                                                                                                   \
+        if (run->why) *run->why = PyUnicode_FromFormat(__VA_ARGS__);                                       \
+        return 0;                                                                                          \
     } while (0)
 
 static int put(Run *run, const Instruction *at, PyObject *borrowed) {
@@ -77,7 +77,8 @@ static PyObject *plain_attribute(Run *run, const Instruction *at, PyObject *obje
     PyObject **place = _PyObject_GetDictPtr(object);
     PyObject *dict = place ? *place : NULL;
     PyObject *value = dict ? PyDict_GetItemWithError(dict, at->object) : NULL;
-    if (!value && (is_module || PyErr_Occurred() || !in_class || Py_TYPE(in_class)->tp_descr_get)) return NULL;
+    if (!value && (is_module || PyErr_Occurred() || !in_class || Py_TYPE(in_class)->tp_descr_get))
+        return NULL;
     note_class(run, type);
     instance_dict(run, at->source);
     return value ? value : in_class;
@@ -86,7 +87,8 @@ static PyObject *plain_attribute(Run *run, const Instruction *at, PyObject *obje
 /* The same for an attribute of a class. */
 static PyObject *plain_class_attribute(Run *run, const Instruction *at, PyObject *object) {
     PyTypeObject *type = (PyTypeObject *)object;
-    if (Py_TYPE(type) != &PyType_Type || _PyType_Lookup(&PyType_Type, at->object) || !class_version(type)) return NULL;
+    if (Py_TYPE(type) != &PyType_Type || _PyType_Lookup(&PyType_Type, at->object) || !class_version(type))
+        return NULL;
     PyObject *value = _PyType_Lookup(type, at->object);
     if (!value || (Py_TYPE(value)->tp_descr_get && !PyFunction_Check(value))) return NULL;
     note_class(run, type);
@@ -95,7 +97,8 @@ static PyObject *plain_class_attribute(Run *run, const Instruction *at, PyObject
 
 static int load_attr(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->source];
-    PyObject *plain = PyType_Check(object) ? plain_class_attribute(run, at, object) : plain_attribute(run, at, object);
+    PyObject *plain =
+        PyType_Check(object) ? plain_class_attribute(run, at, object) : plain_attribute(run, at, object);
     if (plain) return put(run, at, plain);
     if (PyErr_Occurred()) return -1;
     return put_new(run, at, PyObject_GetAttr(object, at->object));
@@ -123,8 +126,10 @@ static int load_item(Run *run, const Instruction *at) {
         return put(run, at, PyDict_GetItemWithError(object, at->object));
     }
     int is_index = PyLong_CheckExact(at->object);
-    if (is_index && PyTuple_Check(object)) return load_element(run, at, object, &PyTuple_GET_ITEM(object, 0));
-    if (is_index && PyList_Check(object)) return load_element(run, at, object, ((PyListObject *)object)->ob_item);
+    if (is_index && PyTuple_Check(object))
+        return load_element(run, at, object, &PyTuple_GET_ITEM(object, 0));
+    if (is_index && PyList_Check(object))
+        return load_element(run, at, object, ((PyListObject *)object)->ob_item);
     return put_new(run, at, PyObject_GetItem(object, at->object));
 }
 
@@ -197,8 +202,8 @@ static int is_equal(PyObject *a, PyObject *b) {
 }
 
 static int is_mutable(PyObject *object) {
-    return Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE || PyList_Check(object) || PyDict_Check(object) ||
-           PyAnySet_Check(object) || PyByteArray_Check(object);
+    return Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE || PyList_Check(object) ||
+           PyDict_Check(object) || PyAnySet_Check(object) || PyByteArray_Check(object);
 }
 
 static int check_equals(Run *run, const Instruction *at) {
@@ -214,7 +219,8 @@ static int check_type_is(Run *run, const Instruction *at) {
     PyTypeObject *type = Py_TYPE(run->slots[at->slot]);
     note_type(run, at->slot, run->slots[at->slot]);
     if ((PyObject *)type == at->object) return 1;
-    FAIL("%S: expected a %s, got a %s", PATH(at->slot), ((PyTypeObject *)at->object)->tp_name, type->tp_name);
+    FAIL("%S: expected a %s, got a %s", PATH(at->slot), ((PyTypeObject *)at->object)->tp_name,
+         type->tp_name);
 }
 
 static int check_length(Run *run, const Instruction *at) {
@@ -263,8 +269,8 @@ static int check_same_as(Run *run, const Instruction *at) {
     int same = run->slots[at->slot] == run->slots[at->source];
     note_pure(run);
     if (same == !!at->number) return 1;
-    FAIL("%S: %s %S", PATH(at->slot), same ? "is now the same object as" : "is no longer the same object as",
-         PATH(at->source));
+    FAIL("%S: %s %S", PATH(at->slot),
+         same ? "is now the same object as" : "is no longer the same object as", PATH(at->source));
 }
 
 static int check_tensor_is(Run *run, const Instruction *at) {
@@ -280,7 +286,8 @@ static int is_same_class(ClassSpec *spec) {
     if (PyTuple_GET_SIZE(mro) != PyTuple_GET_SIZE(spec->mro)) return 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); i++) {
         if (PyTuple_GET_ITEM(mro, i) != PyTuple_GET_ITEM(spec->mro, i)) return 0;
-        PyObject *now = class_dict((PyTypeObject *)PyTuple_GET_ITEM(mro, i)), *then = PyTuple_GET_ITEM(spec->dicts, i);
+        PyObject *now = class_dict((PyTypeObject *)PyTuple_GET_ITEM(mro, i)),
+                 *then = PyTuple_GET_ITEM(spec->dicts, i);
         PyObject *key, *value;
         Py_ssize_t position = 0;
         if (PyDict_GET_SIZE(now) != PyDict_GET_SIZE(then)) return 0;
@@ -299,7 +306,8 @@ static int check_class_is(Run *run, const Instruction *at) {
     if (!version || version != spec->version) {
         int same = is_same_class(spec);
         if (same < 0) return -1;
-        if (!same) FAIL("%S: the class %s or a base of it was changed", PATH(at->slot), spec->type->tp_name);
+        if (!same)
+            FAIL("%S: the class %s or a base of it was changed", PATH(at->slot), spec->type->tp_name);
         spec->version = version;
     }
     if (version) note_class(run, spec->type);
@@ -321,12 +329,32 @@ static int check_predicate(Run *run, const Instruction *at) {
 }
 
 static int (*const STEPS[])(Run *, const Instruction *) = {
-    [ARG] = load_arg,           [CELL] = load_cell,         [GLOBAL] = load_global,     [CONST] = load_const,
-    [ATTR] = load_attr,         [DICT_ATTR] = load_dict_attr, [ITEM] = load_item,       [DICT_KEY] = load_dict_key,
-    [TYPE_OF] = load_type_of,   [CLOSURE_OF] = load_closure_of, [SIZE] = load_extent,   [STRIDE] = load_extent,
-    [IS] = check_is,            [EQUALS] = check_equals,    [TYPE_IS] = check_type_is,  [LENGTH] = check_length,
-    [DICT_KEYS] = check_dict_keys, [LACKS] = check_lacks,   [SAME_AS] = check_same_as,  [TENSOR] = check_tensor_is,
-    [CLASS_IS] = check_class_is, [STATE] = check_state_is,  [HOLDS] = check_holds,      [PREDICATE] = check_predicate,
+    [ARG] = load_arg,
+    [CELL] = load_cell,
+    [GLOBAL] = load_global,
+    [CONST] = load_const,
+    [ATTR] = load_attr,
+    [DICT_ATTR] = load_dict_attr,
+    [ITEM] = load_item,
+    [DICT_KEY] = load_dict_key,
+    [TYPE_OF] = load_type_of,
+    [CLOSURE_OF] = load_closure_of,
+    [SIZE] = load_extent,
+    [STRIDE] = load_extent,
+    [IS] = check_is,
+    [EQUALS] = check_equals,
+    [TYPE_IS] = check_type_is,
+    [LENGTH] = check_length,
+    [DICT_KEYS] = check_dict_keys,
+    [LACKS] = check_lacks,
+    [SAME_AS] = check_same_as,
+    [TENSOR] = check_tensor_is,
+    [CLASS_IS] = check_class_is,
+    [STATE] = check_state_is,
+    [HOLDS] = check_holds,
+    [PREDICATE] = check_predicate,
 };
 
-int step(Run *run, const Instruction *instruction) { return STEPS[instruction->operation](run, instruction); }
+int step(Run *run, const Instruction *instruction) {
+    return STEPS[instruction->operation](run, instruction);
+}

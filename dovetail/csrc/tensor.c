@@ -19,7 +19,8 @@ static struct {
     int (*new_handle)(void *original, void **made);
 } torch;
 
-static const char *const OFFSETS[] = {"impl", "keys", "dtype", "device", "extents", "meta", "flag", "grad_fn"};
+static const char *const OFFSETS[] = {"impl",    "keys", "dtype", "device",
+                                      "extents", "meta", "flag",  "grad_fn"};
 
 static int read_number(PyObject *dict, const char *name, long long *value) {
     PyObject *number = PyDict_GetItemString(dict, name);
@@ -30,8 +31,8 @@ static int read_number(PyObject *dict, const char *name, long long *value) {
 
 PyObject *attach_torch(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *base, *layout, *functions;
-    if (!PyArg_ParseTuple(args, "O!O!O!:attach_torch", &PyType_Type, &base, &PyDict_Type, &layout, &PyDict_Type,
-                          &functions))
+    if (!PyArg_ParseTuple(args, "O!O!O!:attach_torch", &PyType_Type, &base, &PyDict_Type, &layout,
+                          &PyDict_Type, &functions))
         return NULL;
     Py_ssize_t *const places[] = {&torch.impl,    &torch.keys, &torch.dtype, &torch.device,
                                   &torch.extents, &torch.meta, &torch.flag,  &torch.grad_fn};
@@ -55,7 +56,9 @@ PyObject *attach_torch(PyObject *Py_UNUSED(module), PyObject *args) {
 
 int is_tensor(PyObject *object) { return torch.attached && PyObject_TypeCheck(object, torch.base); }
 
-static inline const char *impl_of(PyObject *tensor) { return *(const char **)((char *)tensor + torch.impl); }
+static inline const char *impl_of(PyObject *tensor) {
+    return *(const char **)((char *)tensor + torch.impl);
+}
 static inline const void *meta_of(const char *impl) { return *(const void **)(impl + torch.meta); }
 
 void *tensor_handle(PyObject *tensor) { return (char *)tensor + torch.impl; }
@@ -124,9 +127,10 @@ TensorSpec *make_tensor_spec(PyObject *tuple) {
     PyObject *type, *shape, *stride;
     long long dtype, kind, index, grad;
     unsigned long long keys;
-    if (!torch.attached) return (TensorSpec *)PyErr_Format(PyExc_RuntimeError, "attach_torch was not called");
-    if (!PyArg_ParseTuple(tuple, "O!LLLLO!O!K", &PyType_Type, &type, &dtype, &kind, &index, &grad, &PyTuple_Type,
-                          &shape, &PyTuple_Type, &stride, &keys))
+    if (!torch.attached)
+        return (TensorSpec *)PyErr_Format(PyExc_RuntimeError, "attach_torch was not called");
+    if (!PyArg_ParseTuple(tuple, "O!LLLLO!O!K", &PyType_Type, &type, &dtype, &kind, &index, &grad,
+                          &PyTuple_Type, &shape, &PyTuple_Type, &stride, &keys))
         return NULL;
     Py_ssize_t ndim = PyTuple_GET_SIZE(shape);
     if (PyTuple_GET_SIZE(stride) != ndim)
@@ -143,13 +147,13 @@ TensorSpec *make_tensor_spec(PyObject *tuple) {
     return spec;
 }
 
-#define FAIL(...)                                                \
-    do {                                                         \
-        if (why) *why = PyUnicode_FromFormat(__VA_ARGS__);       \
-        return 0;                                                \
+#define FAIL(...)                                                                                          \
+    do {                                                                                                   \
+        if (why) *why = PyUnicode_FromFormat(__VA_ARGS__);                                                 \
+        return 0;                                                                                          \
     } while (0)
-#define EXPECT(what, expected, got)                              \
-    if ((expected) != (got))                                     \
+#define EXPECT(what, expected, got)                                                                        \
+    if ((expected) != (got))                                                                               \
     FAIL("%S: expected " what " %lld, got %lld", path, (long long)(expected), (long long)(got))
 
 int check_tensor(const TensorSpec *spec, PyObject *object, PyObject *path, PyObject **why) {
@@ -166,9 +170,11 @@ int check_tensor(const TensorSpec *spec, PyObject *object, PyObject *path, PyObj
     for (Py_ssize_t i = 0; i < spec->ndim; i++) {
         int64_t size = spec->sizes_and_strides[i], stride = spec->sizes_and_strides[spec->ndim + i];
         if (size != ANY && size != sizes[i])
-            FAIL("%S: expected size %lld at dim %zd, got %lld", path, (long long)size, i, (long long)sizes[i]);
+            FAIL("%S: expected size %lld at dim %zd, got %lld", path, (long long)size, i,
+                 (long long)sizes[i]);
         if (stride != ANY && stride != strides[i])
-            FAIL("%S: expected stride %lld at dim %zd, got %lld", path, (long long)stride, i, (long long)strides[i]);
+            FAIL("%S: expected stride %lld at dim %zd, got %lld", path, (long long)stride, i,
+                 (long long)strides[i]);
     }
     uint64_t keys = *(const uint64_t *)(impl + torch.keys);
     if (spec->dispatch && keys != spec->dispatch)
@@ -192,10 +198,12 @@ static int extent_words(const TensorSpec *spec, const char *impl, Words *words) 
 int tensor_words(const TensorSpec *spec, PyObject *tensor, Words *words) {
     const char *impl = impl_of(tensor), *meta = meta_of(impl);
     if (meta && *(const void *const *)meta != torch.leaf_vtable) return 0; /* a view: asks its base */
-    int failed = add_word(words, &tensor->ob_type, ~0ull) < 0 || add_word(words, tensor_handle(tensor), ~0ull) < 0 ||
-                 add_word(words, impl + torch.dtype, 0xffff) < 0 || add_word(words, impl + torch.device, 0xffff) < 0 ||
-                 add_word(words, impl + torch.keys, ~0ull) < 0 || add_word(words, impl + torch.extents, ~0ull) < 0 ||
-                 extent_words(spec, impl, words) < 0 || add_word(words, impl + torch.meta, ~0ull) < 0;
+    int failed =
+        add_word(words, &tensor->ob_type, ~0ull) < 0 || add_word(words, tensor_handle(tensor), ~0ull) < 0 ||
+        add_word(words, impl + torch.dtype, 0xffff) < 0 ||
+        add_word(words, impl + torch.device, 0xffff) < 0 || add_word(words, impl + torch.keys, ~0ull) < 0 ||
+        add_word(words, impl + torch.extents, ~0ull) < 0 || extent_words(spec, impl, words) < 0 ||
+        add_word(words, impl + torch.meta, ~0ull) < 0;
     if (meta && !failed)
         failed = add_word(words, meta, ~0ull) < 0 || add_word(words, meta + torch.flag, 0xff) < 0 ||
                  add_word(words, meta + torch.grad_fn, ~0ull) < 0;

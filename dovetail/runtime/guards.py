@@ -12,7 +12,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 
@@ -130,6 +131,8 @@ def _enabled(value: bool) -> int | None:
     return 0 if value else None  # False stands for two states of torch's
 
 
+AUTOCAST_ENABLED: Final = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"
+AUTOCAST_DTYPE: Final = "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE"
 NATIVE_READERS: Final[dict[str, _Native]] = {
     "grad_mode": ("_ZN3c108GradMode10is_enabledEv", _nothing, 1, int),
     "inference_mode": ("_ZN3c1013InferenceMode10is_enabledEv", _nothing, 1, int),
@@ -138,16 +141,12 @@ NATIVE_READERS: Final[dict[str, _Native]] = {
     "torch_function": ("_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv", _nothing, 1, _enabled),
     "function_modes": ("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", _nothing, 8, int),
     "dispatch_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", _nothing, 8, int),
-    "autocast_cpu": (
-        "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", lambda: device_number("cpu"), 1, int),
-    "autocast_cuda": (
-        "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", lambda: device_number("cuda"), 1, int),
-    "autocast_cpu_dtype": (
-        "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", lambda: device_number("cpu"), 1, dtype_number),
-    "autocast_cuda_dtype": (
-        "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", lambda: device_number("cuda"), 1, dtype_number),
+    "autocast_cpu": (AUTOCAST_ENABLED, partial(device_number, "cpu"), 1, int),
+    "autocast_cuda": (AUTOCAST_ENABLED, partial(device_number, "cuda"), 1, int),
+    "autocast_cpu_dtype": (AUTOCAST_DTYPE, partial(device_number, "cpu"), 1, dtype_number),
+    "autocast_cuda_dtype": (AUTOCAST_DTYPE, partial(device_number, "cuda"), 1, dtype_number),
     "autocast_cache": ("_ZN2at8autocast25is_autocast_cache_enabledEv", _nothing, 1, int),
-}  # fmt: skip
+}
 
 
 def encode_state(check: State) -> tuple[tuple[object, ...], ...]:
@@ -179,12 +178,12 @@ def emit_postfix(value: Expr, reads: dict[str, int]) -> list[tuple[int, int]]:
     if value.op == "sym":
         return [(CODE_OF["sym"], reads[value.name])]
     if value.op == "add":
-        constant, terms = value.args
-        program = [(CODE_OF["const"], constant)]
-        for term, factor in terms:  # type: ignore[attr-defined]
-            program += [*emit_postfix(term, reads), (CODE_OF["const"], factor)]
-            program += [(CODE_OF["mul"], 0), (CODE_OF["add"], 0)]
-        return program  # type: ignore[return-value]
+        constant, terms = cast("tuple[int, tuple[tuple[Expr, int], ...]]", value.args)
+        total = [(CODE_OF["const"], constant)]
+        for term, factor in terms:
+            total += [*emit_postfix(term, reads), (CODE_OF["const"], factor)]
+            total += [(CODE_OF["mul"], 0), (CODE_OF["add"], 0)]
+        return total
     first, *rest = value.operands
     program = emit_postfix(first, reads)
     if value.op == "not":
@@ -215,7 +214,7 @@ class _Program:
         return slot
 
     def step(self, source: Source, base: int, guard: int) -> int:
-        """Equal steps from one slot give one slot; 1, 1.0 and True are different keys, constants are objects."""
+        """Equal steps from one slot give one slot. 1, 1.0 and True are different keys, as are constants."""
         kind = type(source)
         number, value = LOADS[kind](source)
         key = (kind, base, number, type(value), id(value) if kind is Const else value)

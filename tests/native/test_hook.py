@@ -6,6 +6,7 @@ import asyncio
 import cProfile
 import gc
 import os
+import random
 import resource
 import sys
 import threading
@@ -481,6 +482,209 @@ def test_entry_of_another_module_misses() -> None:
     one, two = (type(add)(add.__code__, {"name": name}, "add", None, None) for name in ("one", "two"))
     assert [ctx(fn, 1, 2, k=3) for fn in (one, two, one)] == ["one", "two", "one"]
     assert whys[0] is None and "globals" in whys[1] and len(whys) == 2
+
+
+# -- guards on plain Python objects, so that memos are tried on every Python version
+
+
+GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, TYPE_OF, CLOSURE_OF = 2, 3, 4, 5, 6, 8, 9
+LENGTH, LACKS, CLASS_IS = 15, 17, 20
+
+
+def path_guards(check: int, value: object, *steps: tuple[int, Any], number: int = 0) -> Guards:
+    """A check at the end of a path that starts at argument 0."""
+    program: list[Any] = [(ARG, 0, 0, -1, 0, None, None)]
+    for slot, (operation, key) in enumerate(steps):
+        index = key if type(key) is int else 0
+        program.append((operation, 0, slot + 1, slot, index, key, None))
+    program.append((check, 0, len(steps), -1, number, value, None))
+    return Guards(tuple(program), tuple(f"path{i}" for i in range(len(steps) + 1)))
+
+
+class Layer:
+    scale = 1
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+
+class SlotLayer:
+    __slots__ = ("value",)
+
+
+def agrees(native: Guards, obj: Any, expected: bool) -> None:
+    for _ in range(3):
+        assert native.check((obj,), None, {}) == expected
+    assert (native.why((obj,), None, {}) is None) == expected
+
+
+def test_memo_notices_every_way_to_change_an_attribute() -> None:
+    native = path_guards(EQUALS, 10**6, (DICT_ATTR, "value"))
+    by_protocol = path_guards(EQUALS, 10**6, (ATTR, "value"))
+    for change in (
+        lambda o: setattr(o, "value", 2),
+        lambda o: o.__dict__.update(value=2),
+        lambda o: o.__dict__.clear(),
+        lambda o: delattr(o, "value"),
+        lambda o: setattr(o, "__dict__", {"value": 2}),
+        lambda o: vars(o).pop("value"),
+    ):
+        layer = Layer()
+        layer.value = 10**6  # type: ignore[attr-defined]
+        agrees(native, layer, True)
+        agrees(by_protocol, layer, True)
+        layer.other = 1  # type: ignore[attr-defined]
+        agrees(native, layer, True)
+        change(layer)
+        agrees(native, layer, False)
+        agrees(by_protocol, layer, False)
+        layer.value = int("1000000")  # type: ignore[attr-defined]
+        agrees(native, layer, True)
+
+
+def test_memo_with_specialised_stores() -> None:
+    """Stores in a hot loop are specialised by the interpreter; they must be noticed as well."""
+    native = path_guards(EQUALS, 7, (DICT_ATTR, "value"))
+    layer: Any = Layer(value=7)
+
+    def store(target: Any, value: int) -> None:
+        target.value = value
+
+    for i in range(3000):
+        store(layer, i % 10)
+        assert native.check((layer,), None, {}) == (i % 10 == 7)
+
+
+def test_memo_of_containers() -> None:
+    layer: Any = Layer(table={"k": [(10**6,)]})
+    native = path_guards(EQUALS, 10**6, (DICT_ATTR, "table"), (ITEM, "k"), (ITEM, 0), (ITEM, 0))
+    lengths = path_guards(LENGTH, None, (DICT_ATTR, "table"), (ITEM, "k"), number=1)
+    agrees(native, layer, True)
+    agrees(lengths, layer, True)
+    layer.table["k"].append(1)
+    agrees(native, layer, True)
+    agrees(lengths, layer, False)
+    for change in (
+        lambda: layer.table["k"].__setitem__(0, (2,)),
+        lambda: layer.table.update(k=[(2,)]),
+        lambda: layer.table.update(k=((2,),)),
+        lambda: setattr(layer, "table", {"k": [(2,)]}),
+        lambda: layer.table["k"].clear(),
+        lambda: layer.table.clear(),
+    ):
+        change()
+        agrees(native, layer, False)
+        layer.table["k"] = [(int("1000000"),)]
+        agrees(native, layer, True)
+
+
+def test_memo_of_classes_slots_and_closures() -> None:
+    unchanged = path_guards(CLASS_IS, Layer, (TYPE_OF, None))
+    by_class = path_guards(EQUALS, 1, (ATTR, "scale"))
+    layer: Any = Layer()
+    agrees(unchanged, layer, True)
+    agrees(by_class, layer, True)
+    Layer.scale = 2
+    agrees(unchanged, layer, False)
+    agrees(by_class, layer, False)
+    Layer.scale = 1
+    agrees(unchanged, layer, True)
+    for i in range(2500):
+        Layer.scale = i
+        assert unchanged.check((layer,), None, {}) == by_class.check((layer,), None, {}) == (i == 1)
+    Layer.scale = 1
+    agrees(unchanged, layer, True)
+    slots = SlotLayer()
+    slots.value = 1
+    native = path_guards(EQUALS, 1, (ATTR, "value"))
+    agrees(native, slots, True)
+    slots.value = 2
+    agrees(native, slots, False)
+    value = 1
+    layer.f = lambda: value
+    native = path_guards(EQUALS, 1, (DICT_ATTR, "f"), (CLOSURE_OF, 0))
+    agrees(native, layer, True)
+    value = 2
+    agrees(native, layer, False)
+    lacks = path_guards(LACKS, "f", number=1)
+    agrees(lacks, layer, False)
+    del layer.f
+    agrees(lacks, layer, True)
+
+
+class OtherLayer(Layer):
+    scale = 1
+
+
+def random_change(rng: random.Random, root: Any) -> None:
+    """One change somewhere in a tree of layers, dicts, lists and tuples of small and large numbers."""
+    layer = rng.choice([root, root.child]) if "child" in root.__dict__ and isinstance(root.child, Layer) else root
+    value = rng.choice([0, 1, 10**6, 10**6 + 1, "a", 1.5])
+    value = int(str(value)) if type(value) is int else value
+    name = rng.choice("abc")
+
+    def with_dict(fill: dict[str, Any]) -> None:
+        layer.__dict__ = fill
+
+    rng.choice([
+        lambda: setattr(layer, name, value),
+        lambda: setattr(layer, name, value),
+        lambda: layer.__dict__.pop(name, None),
+        lambda: layer.__dict__.update({name: value}),
+        lambda: layer.__dict__.setdefault(name, value),
+        lambda: with_dict(dict(layer.__dict__)),
+        lambda: with_dict({"a": value, "items": [value], "pair": (value, 1), "table": {"k": value}, "child": Layer()}),
+        lambda: setattr(layer, "items", [value] * rng.randint(0, 2)),
+        lambda: layer.items.append(value) if "items" in layer.__dict__ else None,
+        lambda: layer.items.__setitem__(0, value) if layer.__dict__.get("items") else None,
+        lambda: layer.items.pop() if layer.__dict__.get("items") else None,
+        lambda: setattr(layer, "pair", (value, 1)),
+        lambda: layer.table.update(k=value) if "table" in layer.__dict__ else None,
+        lambda: layer.table.update(other=value) if "table" in layer.__dict__ else None,
+        lambda: layer.table.clear() if "table" in layer.__dict__ else None,
+        lambda: setattr(root, "child", Layer(a=1, items=[1], pair=(1, 1), table={"k": 1})),
+        lambda: setattr(layer, "__class__", rng.choice([Layer, OtherLayer])),
+        lambda: setattr(Layer, "scale", rng.choice([1, 1, 2])),
+    ])()  # fmt: skip
+
+
+def test_memos_agree_with_plain_runs_under_random_changes() -> None:
+    """check() goes through memos, why() does not: they must always agree."""
+    rng = random.Random(7)
+    paths: list[tuple[Any, ...]] = [(), ((DICT_ATTR, "child"),)]
+    guarded = [
+        path_guards(check, value, *prefix, *steps, number=number)
+        for prefix in paths
+        for check, value, steps, number in (
+            (EQUALS, 1, ((DICT_ATTR, "a"),), 0),
+            (EQUALS, 10**6, ((DICT_ATTR, "b"),), 0),
+            (EQUALS, 1, ((ATTR, "a"),), 0),
+            (EQUALS, 1, ((ATTR, "scale"),), 0),
+            (LACKS, "c", (), 1),
+            (EQUALS, 10**6, ((DICT_ATTR, "items"), (ITEM, 0)), 0),
+            (LENGTH, None, ((DICT_ATTR, "items"),), 1),
+            (EQUALS, (10**6, 1), ((DICT_ATTR, "pair"),), 0),
+            (EQUALS, 10**6, ((DICT_ATTR, "pair"), (ITEM, 0)), 0),
+            (EQUALS, 1, ((DICT_ATTR, "table"), (ITEM, "k")), 0),
+            (LACKS, "other", ((DICT_ATTR, "table"),), 0),
+            (TYPE_IS, Layer, (), 0),
+            (CLASS_IS, Layer, ((TYPE_OF, None),), 0),
+        )
+    ]
+    roots = [Layer(a=1, items=[1], pair=(1, 1), table={"k": 1}, child=Layer(a=1)) for _ in range(3)]
+    held = 0
+    for _ in range(6000):
+        at = rng.randrange(3)
+        if rng.random() < 0.01:
+            roots[at] = Layer(a=1, items=[10**6], pair=(10**6, 1), table={"k": 1}, child=Layer(a=1))
+        for _ in range(rng.randint(0, 2)):
+            random_change(rng, roots[at])
+        for native in rng.sample(guarded, 6):
+            holds = native.check((roots[at],), None, {})
+            assert holds == (native.why((roots[at],), None, {}) is None)
+            held += holds
+    Layer.scale = 1
+    assert held > 3000
 
 
 if __name__ == "__main__":

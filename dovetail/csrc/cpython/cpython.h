@@ -24,8 +24,9 @@ PyObject *make_returner(PyCodeObject *code);
 /* Ends a frame that was never evaluated, with a result (stolen) or with the pending exception. */
 PyObject *finish_frame(PyThreadState *thread, Frame *frame, PyObject *returner, PyObject *result);
 
-/* The address of the counter that changes with every change of a dict. */
-const uint64_t *dict_version(PyObject *dict);
+/* Visits the words of memory of which one changes with every change of a dict, and which are never all the
+ * same for another dict that comes to lie at its address. */
+int visit_dict_words(PyObject *dict, int (*visit)(const void *address, void *arg), void *arg);
 
 /* The dict of a class, borrowed. */
 PyObject *class_dict(PyTypeObject *type);

@@ -20,7 +20,9 @@ PyObject *finish_frame(PyThreadState *thread, Frame *frame, PyObject *returner, 
     return result;
 }
 
-const uint64_t *dict_version(PyObject *dict) { return &((PyDictObject *)dict)->ma_version_tag; }
+int visit_dict_words(PyObject *dict, int (*visit)(const void *address, void *arg), void *arg) {
+    return visit(&((PyDictObject *)dict)->ma_version_tag, arg);
+}
 
 PyObject *class_dict(PyTypeObject *type) { return type->tp_dict; }
 

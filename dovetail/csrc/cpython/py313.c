@@ -24,7 +24,20 @@ PyObject *finish_frame(PyThreadState *thread, Frame *frame, PyObject *returner, 
 }
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-const uint64_t *dict_version(PyObject *dict) { return &((PyDictObject *)dict)->ma_version_tag; }
+#include <internal/pycore_dict.h>
+
+/* Attributes may lie in the instance itself, and storing one there leaves the version of its dict alone.
+ * So these values are watched one by one; how many there are is in the header before them. */
+int visit_dict_words(PyObject *dict, int (*visit)(const void *address, void *arg), void *arg) {
+    PyDictObject *object = (PyDictObject *)dict;
+    PyDictValues *values = object->ma_values;
+    if (visit(&object->ma_version_tag, arg) < 0) return -1;
+    if (!values || !values->embedded) return 0;
+    if (visit(&object->ma_values, arg) < 0 || visit(values, arg) < 0) return -1;
+    for (int i = 0; i < values->capacity; i++)
+        if (values->values[i] && visit(&values->values[i], arg) < 0) return -1;
+    return 0;
+}
 
 PyObject *class_dict(PyTypeObject *type) {
     PyObject *dict = PyType_GetDict(type);

@@ -3,8 +3,9 @@ PyObject *make_returner(PyCodeObject *code) {
     PyObject *empty = PyTuple_New(0);
     PyObject *replace = PyObject_GetAttrString((PyObject *)code, "replace");
     const char instruction[2] = {(char)RETURN_VALUE, 0};
-    PyObject *parts = Py_BuildValue("{s:y#,s:y#,s:y#}", "co_code", instruction, (Py_ssize_t)2,
-                                    "co_exceptiontable", "", (Py_ssize_t)0, "co_linetable", "", (Py_ssize_t)0);
+    PyObject *parts =
+        Py_BuildValue("{s:y#,s:y#,s:y#}", "co_code", instruction, (Py_ssize_t)2, "co_exceptiontable", "",
+                      (Py_ssize_t)0, "co_linetable", "", (Py_ssize_t)0);
     PyObject *made = empty && replace && parts ? PyObject_Call(replace, empty, parts) : NULL;
     Py_XDECREF(parts);
     Py_XDECREF(replace);
