@@ -9,6 +9,7 @@ A Storage is a piece of memory that the program can write to; a Ref is one tenso
 a view step away from another Ref. `read` gives the node that holds a Ref's value now, `write` makes a
 node the new value and carries it back to the root through the inverse of each step.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from typing import Final, TypeAlias
 
 from dovetail.errors import UnsupportedMutation
 from dovetail.ir.expr import Expr, as_expr
-from dovetail.ir.graph import Arg, GraphBuilder, Loc, Node
+from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.signature import ViewStep
 from dovetail.ir.types import TensorType
+from dovetail.util.loc import Loc
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +93,9 @@ class Memory:
         base = self.read(ref.parent)
         node = base
         if ref.step is not None:
-            node = self.builder.call(ref.step.op, (base, *ref.step.args), ref.type, name=ref.name, loc=ref.loc)
+            node = self.builder.call(
+                ref.step.op, (base, *ref.step.args), ref.type, name=ref.name, loc=ref.loc
+            )
             self.origin[node] = base
         ref.node, ref.generation = node, ref.storage.generation
         return node
@@ -120,7 +124,9 @@ class Memory:
         if inverse is None:
             raise UnsupportedMutation(loc, detail=f"writing through the view {view.step.op}")
         op, args = inverse(view, base, value)
-        return self.builder.call(op, args, view.parent.type, name=f"{view.parent.name or base.name}_new", loc=loc)
+        return self.builder.call(
+            op, args, view.parent.type, name=f"{view.parent.name or base.name}_new", loc=loc
+        )
 
     def source_of(self, node: Node) -> Node:
         """The node whose memory a chain of view nodes shows."""
@@ -153,7 +159,9 @@ def _reshape(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
 def _unexpand(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
     assert view.parent is not None
     if view.type.numel is not view.parent.type.numel:
-        raise UnsupportedMutation(view.loc, detail="writing to an expanded tensor, whose elements share memory")
+        raise UnsupportedMutation(
+            view.loc, detail="writing to an expanded tensor, whose elements share memory"
+        )
     return _reshape(view, base, value)
 
 

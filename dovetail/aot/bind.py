@@ -16,6 +16,7 @@ back, views of inputs are made as real views, gradients pass through one autogra
         ctx.mark_non_differentiable(mean_new)                  g0, g1 = run_backward(x, weight, mm, tangent_1)
         return mean_new, y                                     return g0, g1, None
 """
+
 from __future__ import annotations
 
 import itertools
@@ -34,7 +35,7 @@ from dovetail.aot.joint import Joint
 from dovetail.aot.partition import Partition
 from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, symbols
-from dovetail.ir.graph import Arg, Graph, Node
+from dovetail.ir.graph import Graph, Node
 from dovetail.ir.signature import OutputIs, ValueRef, ViewStep
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
 from dovetail.util.writer import Writer
@@ -160,7 +161,11 @@ class _Emitter:
         wanted = {s.name for expr in exprs for s in symbols(expr)}
         for name, node in zip(self.inputs, self.input_nodes):
             if isinstance(node.type, ScalarType):
-                if node.type.expr is not None and node.type.expr.op == "sym" and node.type.expr.name in wanted:
+                if (
+                    node.type.expr is not None
+                    and node.type.expr.op == "sym"
+                    and node.type.expr.name in wanted
+                ):
                     wanted.discard(node.type.expr.name)
                     self.w(f"{node.type.expr.name} = {name}")
                 continue
@@ -178,7 +183,9 @@ class _Emitter:
                 target = self.view(target, step)
             text = f"{target}.copy_({self.results[mutation.output]})"
             if mutation.output < 0:
-                text = f"{self.operator(mutation.op)}({', '.join([target, *map(self.literal, mutation.args)])})"
+                text = (
+                    f"{self.operator(mutation.op)}({', '.join([target, *map(self.literal, mutation.args)])})"
+                )
             if mutation.under_no_grad and self.joint.has_grad[mutation.input]:
                 with self.without_grad():
                     self.w(text)
@@ -189,7 +196,9 @@ class _Emitter:
         """Inputs that alias otherwise than while tracing: this call runs the captured program in eager."""
         conditions = [f"{self.inputs[i]} is not {self.inputs[j]}" for i, j in self.joint.same]
         written = sorted({m.input for m in self.signature.mutations})
-        others = [i for i in self.joint.loose if i not in written and (i not in {j for _, j in self.joint.same})]
+        others = [
+            i for i in self.joint.loose if i not in written and (i not in {j for _, j in self.joint.same})
+        ]
         if written and len(written) + len(others) > 1 and len(written) + len(others) <= MOST_CHECKED:
             groups = [_tuple(self.inputs[i] for i in group) for group in (written, others)]
             conditions.append(f"shares_memory({', '.join(groups)})")
@@ -290,10 +299,14 @@ class _Emitter:
             else:
                 self.w("ctx.random = None")
             if any(node.op in WANTS_GRAD_MODE for node in partition.forward.nodes):
-                detached = [f"{name}.detach()" if self.is_tensor(i) else name for i, name in enumerate(self.inputs)]
+                detached = [
+                    f"{name}.detach()" if self.is_tensor(i) else name for i, name in enumerate(self.inputs)
+                ]
                 with self.w.block("with torch.enable_grad():"):
                     self.emit_run(
-                        f"{_targets(self.results)} = ", "run_forward", ", ".join([*detached, *self.constants()])
+                        f"{_targets(self.results)} = ",
+                        "run_forward",
+                        ", ".join([*detached, *self.constants()]),
                     )
             else:
                 self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
@@ -330,7 +343,7 @@ class _Emitter:
             kind = node.tensor
             for expr in (*kind.shape, *kind.stride):
                 found.update(dict.fromkeys(sorted(symbols(expr), key=lambda e: e.serial)))
-        return list(found)  # type: ignore[arg-type]
+        return list(found)
 
     def tangent_nodes(self) -> tuple[Node, ...]:
         assert self.partition.backward is not None
@@ -373,7 +386,7 @@ class _Emitter:
         """Gradients that are inputs of backward pass through; each other is computed once."""
         passed = dict(zip(backward.inputs, given))
         targets = {
-            output: passed.get(output, f"g{i}")  # type: ignore[call-overload]
+            output: passed.get(output, f"g{i}")
             for i, output in enumerate(backward.outputs)
             if isinstance(output, Node)
         }

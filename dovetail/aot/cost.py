@@ -1,11 +1,12 @@
 """What recomputing a node in backward would cost, from its op's name.
 
-    class_of("prims.exp")           'cheap'      one more term in a fused loop
-    class_of("aten.view.default")   'view'       nothing
-    class_of("prims.sum")           'reduction'  reads its input again
-    class_of("aten.mm.default")     'heavy'      matmul, convolution, attention, unknown library calls
-    class_of("aten.rand.default")   'random'     must run once
+class_of("prims.exp")           'cheap'      one more term in a fused loop
+class_of("aten.view.default")   'view'       nothing
+class_of("prims.sum")           'reduction'  reads its input again
+class_of("aten.mm.default")     'heavy'      matmul, convolution, attention, unknown library calls
+class_of("aten.rand.default")   'random'     must run once
 """
+
 from __future__ import annotations
 
 from functools import cache
@@ -25,15 +26,17 @@ _BY_KIND: Final = {
 }  # fmt: skip
 
 _CHEAP: Final = frozenset((
-    "_to_copy", "clone", "copy", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "arange", "empty",
-    "empty_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "cat", "stack", "constant_pad_nd", "where",
-    "slice_scatter", "select_scatter", "new_empty", "new_empty_strided", "empty_strided", "fill", "_unsafe_view",
-    "gelu", "gelu_backward", "silu", "silu_backward", "masked_fill", "tril", "triu", "threshold_backward",
+    "_to_copy", "clone", "copy", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "arange",
+    "empty", "empty_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "cat", "stack",
+    "constant_pad_nd", "where", "slice_scatter", "select_scatter", "new_empty", "new_empty_strided",
+    "empty_strided", "fill", "_unsafe_view", "gelu", "gelu_backward", "silu", "silu_backward", "masked_fill",
+    "tril", "triu", "threshold_backward",
 ))  # fmt: skip
 _REDUCTIONS: Final = frozenset((
-    "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var", "var_mean", "std", "std_mean", "prod",
-    "any", "all", "logsumexp", "linalg_vector_norm", "_softmax", "_log_softmax", "native_layer_norm", "embedding",
-    "native_group_norm", "_native_batch_norm_legit_functional", "native_batch_norm", "index", "gather", "index_select",
+    "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var", "var_mean", "std", "std_mean",
+    "prod", "any", "all", "logsumexp", "linalg_vector_norm", "_softmax", "_log_softmax", "native_layer_norm",
+    "embedding", "native_group_norm", "_native_batch_norm_legit_functional", "native_batch_norm", "index",
+    "gather", "index_select",
 ))  # fmt: skip
 
 

@@ -7,6 +7,7 @@ The compiled backward is no part of autograd's graph, so when its result must be
 program is recomputed by PyTorch. That is eager's speed and exactly eager's meaning, custom
 autograd.Functions and no_grad regions included.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -69,11 +70,13 @@ def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any,
     for i, (value, version) in enumerate(zip(ctx.inputs, ctx.versions)):
         if isinstance(value, torch.Tensor) and value._version != version and i not in eager.mutated:
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"input {i} of a compiled region, whose backward is being differentiated"
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: input {i} of a compiled region, whose backward is being differentiated"
             )
     if any(not mutation.under_no_grad for mutation in signature.mutations):
-        raise UnsupportedMutation(detail="double backward through a region that writes to an input with a gradient")
+        raise UnsupportedMutation(
+            detail="double backward through a region that writes to an input with a gradient"
+        )
     inputs = [x.clone() if i in eager.mutated else x for i, x in enumerate(ctx.inputs)]
     values = eager.run(inputs, ctx.random)
     heads = [(values[p], t) for p, t in zip(signature.tangents, tangents) if t is not None]

@@ -9,6 +9,7 @@ custom op, most often) gets one made: it copies what the op writes, calls the op
 
     mylib.bump(Tensor(a!) x) -> Tensor       dovetail.mylib_bump_default(Tensor x) -> (Tensor, Tensor)
 """
+
 from __future__ import annotations
 
 import re
@@ -75,7 +76,7 @@ def _is_twin(schema: Any, wanted: list[Any], writes: int) -> bool:
 
 # -- twins of custom ops -----------------------------------------------------------------------------
 
-_library: Final = torch.library.Library("dovetail", "FRAGMENT")
+_library: Final = torch.library.Library("dovetail", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def _make(func: Any) -> Any:
@@ -105,8 +106,8 @@ def _make(func: Any) -> Any:
         made = () if made is None else made if isinstance(made, tuple) else (made,)
         return (*made, *copies)
 
-    _library.define(text)
-    _library.impl(name, copied, "CompositeExplicitAutograd")
+    _library.define(text)  # type: ignore[no-untyped-call]
+    _library.impl(name, copied, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     return getattr(torch.ops.dovetail, name).default
 
 

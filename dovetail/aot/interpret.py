@@ -5,6 +5,7 @@
 The meaning of a graph: backend="aot_eager" runs it like this, and tests compare with it. Views copy
 where the memory does not allow a view, since a functional graph has no memory.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,9 @@ def _as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = No
     return x.as_strided(size, stride, x.storage_offset() + (offset or 0))
 
 
-def _as_strided_scatter(x: torch.Tensor, src: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+def _as_strided_scatter(
+    x: torch.Tensor, src: torch.Tensor, size: Any, stride: Any, offset: int = 0
+) -> torch.Tensor:
     result = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device).copy_(x)
     result.as_strided(size, stride, offset or 0).copy_(src)
     return result
@@ -152,4 +155,4 @@ def _own(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]

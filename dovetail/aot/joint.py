@@ -9,6 +9,7 @@
 
 Saved tensors are plain values here; the partitioner decides what crosses from forward to backward.
 """
+
 from __future__ import annotations
 
 import copy
@@ -110,7 +111,9 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         recompute=repeated,
     )
     has_grad = tuple(torch.is_grad_enabled() and leaf is not None for leaf in trace.leaves)
-    loose = tuple(i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor) and not _is_parameter(x))
+    loose = tuple(
+        i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor) and not _is_parameter(x)
+    )
     return Joint(prune(graph), signature, constants, gm, autocast, has_grad, tuple(trace.same), loose)
 
 
@@ -128,7 +131,7 @@ def _add_inputs(trace: _Trace, names: Sequence[str]) -> None:
         if not isinstance(example, torch.Tensor):
             _add_number(trace, name, example)
             continue
-        leaf = copy.deepcopy(example) if type(example) is Fake else fake_like(example, storages)
+        leaf: Any = copy.deepcopy(example) if type(example) is Fake else fake_like(example, storages)
         node = recorder.builder.input(name, type_of(leaf))
         if id(example) in seen:  # the same tensor passed twice: one value
             first = seen[id(example)]
@@ -314,8 +317,10 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
     if storage.input is not None and _has_history_of(owner, result):
         if result is owner:
             return OutputIs("input", storage.input, ref.type, requires_grad=wants_grad)
-        return OutputIs("view", storage.input, ref.type, _replayed(owner, result, ref), requires_grad=wants_grad)
-    base = storage.owner
+        return OutputIs(
+            "view", storage.input, ref.type, _replayed(owner, result, ref), requires_grad=wants_grad
+        )
+    base: Any = storage.owner
     is_part = shared[id(storage)] > 1 or (ref.steps and not is_dense(ref.type))
     if is_part and storage.input is None and _has_history_of(base, result):
         if id(storage) not in bases:
@@ -335,7 +340,7 @@ def _replayed(base: Any, result: Any, ref: Ref) -> tuple[ViewStep, ...]:
     return cut + ref.steps or (ViewStep("aten.alias.default"),)
 
 
-def _has_history_of(base: Any, result: torch.Tensor) -> bool:
+def _has_history_of(base: Any, result: Any) -> bool:
     """Autograd too sees result as base or a view of it, and its gradient is a view's: not that of a write
     to a detached alias, nor that of a user's autograd.Function."""
     if not result.requires_grad or result is base:
@@ -403,7 +408,9 @@ def _tangent_like(tensor: torch.Tensor) -> Fake:
 
 def is_dense(kind: TensorType) -> bool:
     """Some order of the dimensions is row-major: no gaps, no overlap."""
-    dims = [(size, step) for size, step in zip(kind.shape, kind.stride) if not (size.is_const and size.value == 1)]
+    dims = [
+        (size, step) for size, step in zip(kind.shape, kind.stride) if not (size.is_const and size.value == 1)
+    ]
     dims.sort(key=lambda d: d[1].lo, reverse=True)
     return tuple(step for _, step in dims) == contiguous_stride([size for size, _ in dims])
 
@@ -495,7 +502,9 @@ def merge_repeated(graph: Graph, boundary: int, draws: dict[Node, bytes]) -> tup
 def _replaced(node: Node, merged: dict[Node, Node]) -> Node:
     swap = lambda n: merged.get(n, n)  # noqa: E731
     kwargs = tuple((name, map_arg(value, swap)) for name, value in node.kwargs)
-    return Node(node.op, tuple(map_arg(arg, swap) for arg in node.args), node.type, node.name, kwargs, node.loc)
+    return Node(
+        node.op, tuple(map_arg(arg, swap) for arg in node.args), node.type, node.name, kwargs, node.loc
+    )
 
 
 def _keyed(arg: Arg) -> object:

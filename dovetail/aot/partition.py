@@ -11,6 +11,7 @@ uses. Views are never saved (their base is), random ops never repeated. `budget`
 ops be recomputed, those first that free most bytes for the least work, until the saved bytes are
 that fraction of what they were.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -84,7 +85,9 @@ def _report(result: Partition, problem: _Problem) -> None:
     recomputed = [n.name for n in result.backward.nodes if n.name in problem.names] if result.backward else []
     total = sum(entry.bytes for entry in result.saved if entry.source == "output")
     saved = tuple(map(str, result.saved))
-    EVENTS.emit("partition", unit=result.forward.name, saved_bytes=total, saved=saved, recomputed=tuple(recomputed))
+    EVENTS.emit(
+        "partition", unit=result.forward.name, saved_bytes=total, saved=saved, recomputed=tuple(recomputed)
+    )
 
 
 def _dependents(graph: Graph, roots: Iterable[Node]) -> set[Node]:
@@ -234,7 +237,11 @@ def _make_forward(
 
 
 def _make_backward(
-    graph: Graph, saved: list[tuple[Node, Saved]], tangents: tuple[Node, ...], grads: tuple[Arg, ...], cut: set[Node]
+    graph: Graph,
+    saved: list[tuple[Node, Saved]],
+    tangents: tuple[Node, ...],
+    grads: tuple[Arg, ...],
+    cut: set[Node],
 ) -> Graph:
     """Nodes in order of first use, so that what is recomputed lives briefly."""
     replaced: dict[Node, Node] = {}
@@ -311,7 +318,9 @@ def _missing_symbols(graph: Graph) -> list[Expr]:
     return list(wanted)
 
 
-def _add_symbols(graph: Graph, saved: tuple[Saved, ...], missing: list[Expr]) -> tuple[Graph, tuple[Saved, ...]]:
+def _add_symbols(
+    graph: Graph, saved: tuple[Saved, ...], missing: list[Expr]
+) -> tuple[Graph, tuple[Saved, ...]]:
     nodes = tuple(Node(INPUT, (), ScalarType(I64, expr), expr.name) for expr in missing)
     entries = tuple(Saved("symbol", -1, expr.name, 8, expr) for expr in missing)
     at = len(saved)

@@ -7,6 +7,7 @@ A Recorder is a dispatch mode: each ATen call is inferred on Fakes and becomes a
 Views are not recorded when made but when read; writes become the functional twin of the op (see
 alias.py and functional.py). So the graph has no aliasing and no mutation.
 """
+
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -24,9 +25,10 @@ from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torc
 from dovetail.fake.record import Record
 from dovetail.fake.record import record as facts_of
 from dovetail.ir.expr import ZERO, as_expr
-from dovetail.ir.graph import Arg, GraphBuilder, Loc, Node
+from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.signature import ViewStep
 from dovetail.ir.types import I64, ScalarType, TensorType, Type
+from dovetail.util.loc import Loc
 
 _aten: Final = torch.ops.aten
 _NO_ARGS: Final[dict[str, Any]] = {}
@@ -50,11 +52,11 @@ _CONVERT: Final[dict[type, Callable[[Any], Arg]]] = {
 Route: TypeAlias = "Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]"
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`constants` are real tensors met on the way; they become inputs of the graph."""
 
     def __init__(self, builder: GraphBuilder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.builder, self.memory = builder, Memory(builder)
         self.constants: list[torch.Tensor] = []
         self.constant_nodes: list[Node] = []
@@ -117,7 +119,7 @@ class Recorder(TorchDispatchMode):
         found = getattr(tensor, "ref", None)
         if found is None:
             found = self.ref(self.constant(tensor))
-        return found  # type: ignore[no-any-return]
+        return found
 
     def constant(self, tensor: torch.Tensor) -> Fake:
         """A tensor from outside the program: an input more, or a number."""
@@ -129,7 +131,9 @@ class Recorder(TorchDispatchMode):
                 raise UnsupportedMutation(self.loc, detail="a tensor made outside the recorded program")
             fake, real = tensor, tensor.constant
         elif tensor.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedMutation(self.loc, detail="a tensor with a gradient that is no input of the graph")
+            raise UnsupportedMutation(
+                self.loc, detail="a tensor with a gradient that is no input of the graph"
+            )
         else:
             fake, real = fake_like(tensor.detach()), tensor.detach()
         self.constants.append(real)
@@ -150,7 +154,9 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, torch.SymFloat):
             node = self.numbers.get(str(value.node.expr))
             return float(value) if node is None else node  # arithmetic on it is done once, and guarded
-        raise UnsupportedMutation(self.loc, detail=f"an argument of type {type(value).__name__} in a recorded call")
+        raise UnsupportedMutation(
+            self.loc, detail=f"an argument of type {type(value).__name__} in a recorded call"
+        )
 
     # -- calls
 
@@ -319,7 +325,7 @@ def record_write(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 REPLAYED: Final = frozenset(("aten.index_copy_.default", "aten.index_put_.default", "aten.scatter_.src"))
-"""Writes to few elements of a large tensor; on an input, doing them again is cheaper than copying all of it."""
+"""Writes to few elements of a large tensor; on an input, doing them again beats copying all of it."""
 
 
 def _parts(recorder: Recorder, node: Node, computed: Any) -> list[Node]:
@@ -387,7 +393,7 @@ def record_resize(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: 
     if after == before.type:
         return fake
     if before.type.numel.hi == 0:
-        named = [("dtype", after.dtype), ("device", after.device)]
+        named: list[tuple[str, Arg]] = [("dtype", after.dtype), ("device", after.device)]
         node = recorder.builder.call(
             "aten.empty.memory_format", (after.shape,), after, named, recorder.name, recorder.loc
         )
@@ -417,9 +423,11 @@ def record_lift(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
     result = infer(func, args, kwargs)
     kind = type_of(result)
     if real.numel() == 1 and real.device.type == "cpu":
-        named = [("dtype", kind.dtype), ("device", kind.device)]
+        named: list[tuple[str, Arg]] = [("dtype", kind.dtype), ("device", kind.device)]
         value = real.detach().reshape(()).item()
-        node = recorder.builder.call("aten.full.default", (kind.shape, value), kind, named, recorder.name, recorder.loc)
+        node = recorder.builder.call(
+            "aten.full.default", (kind.shape, value), kind, named, recorder.name, recorder.loc
+        )
         recorder.own(result, node)
     else:
         result.ref = recorder.ref(recorder.constant(real.clone()))
@@ -469,7 +477,9 @@ def record_batch_norm_backward(
     return record_call(recorder, func, (*args[:3], None, None, *args[5:]), kwargs)
 
 
-def record_cudnn_backward(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_cudnn_backward(
+    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     inputs, grad, weight, _, _, mean, invstd, eps = args[:8]
     native = (grad, inputs, weight, None, None, mean, invstd, True, eps, [True, True, True])
     return record_call(recorder, _aten.native_batch_norm_backward.default, native, {})
@@ -527,5 +537,3 @@ def is_random(op: str) -> bool:
         return False
     packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
     return packet is not None and torch.Tag.nondeterministic_seeded in getattr(packet, parts[2]).tags
-
-

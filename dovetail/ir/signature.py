@@ -9,6 +9,7 @@ The forward graph computes, in this order: updated inputs, then values for the u
 backward needs. The Signature says what becomes of each at run time, so that the caller sees eager's
 behaviour. The joint graph has the same inputs plus tangents, and gradients after the values.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -80,7 +81,11 @@ class OutputIs:
     def __str__(self) -> str:
         if self.kind in ("const", "size"):
             return f"{self.kind} {self.value}"
-        return f"{self.kind} {self.index}" + "".join(map(str, self.steps)) + (" grad" if self.requires_grad else "")
+        return (
+            f"{self.kind} {self.index}"
+            + "".join(map(str, self.steps))
+            + (" grad" if self.requires_grad else "")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,8 @@ class Signature:
 
     def __str__(self) -> str:
         return "\n".join([
-            f"signature: {self.inputs} inputs, {self.constants} constants, {self.values} values, {self.saved} saved",
+            f"signature: {self.inputs} inputs, {self.constants} constants, {self.values} values, "
+                f"{self.saved} saved",
             *(f"  {mutation}" for mutation in self.mutations),
             *(f"  output {i} is {output}" for i, output in enumerate(self.outputs)),
             f"  tangents for {self.tangents}, gradients of inputs {self.grad_inputs}",

@@ -6,6 +6,7 @@
 
 Capacities are integers; INFINITE is never cut.
 """
+
 from __future__ import annotations
 
 from collections import deque

@@ -1,7 +1,8 @@
 """Run a function through trace, partition, the graph interpreter and bind, and compare with eager.
 
-    check(lambda x: x.sin(), lambda: [torch.randn(3, requires_grad=True)])
+check(lambda x: x.sin(), lambda: [torch.randn(3, requires_grad=True)])
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -71,7 +72,9 @@ def run(f: Callable[..., Any], make: Callable[[], list[Any]], wrap: bool, budget
     call = f
     if wrap:
         torch.manual_seed(0)
-        examples = [x * 1 if isinstance(x, torch.Tensor) and x.requires_grad and x.dim() else x for x in make()]
+        examples = [
+            x * 1 if isinstance(x, torch.Tensor) and x.requires_grad and x.dim() else x for x in make()
+        ]
         call = compiled(f, examples, budget)
     torch.manual_seed(1)
     results = flat(call(*inputs))

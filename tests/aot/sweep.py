@@ -1,7 +1,8 @@
 """Gradients of every op of op_db and every module of module_db through trace, partition and bind, against eager.
 
-    python -m tests.aot.sweep [ops|modules] [substring]      the full run: minutes; the tests run a slice
+python -m tests.aot.sweep [ops|modules] [substring]      the full run: minutes; the tests run a slice
 """
+
 from __future__ import annotations
 
 import sys
@@ -19,7 +20,14 @@ from dovetail.errors import Break
 from tests.aot.running import compiled, flat
 
 SAMPLES = 4
-NONDETERMINISTIC = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+NONDETERMINISTIC = (
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "empty_permuted",
+)
 
 
 def op_programs(op: Any, dtype: torch.dtype = torch.float64) -> Iterator[tuple[Any, list[torch.Tensor]]]:
@@ -42,7 +50,11 @@ def op_programs(op: Any, dtype: torch.dtype = torch.float64) -> Iterator[tuple[A
 
 def _loss(results: list[Any]) -> Any:
     heads = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
-    return sum(((r * r.conj()).real if r.is_complex() else r * r.detach().cos()).sum() for r in heads) if heads else None
+    return (
+        sum(((r * r.conj()).real if r.is_complex() else r * r.detach().cos()).sum() for r in heads)
+        if heads
+        else None
+    )
 
 
 def outcome(call: Any, tensors: list[torch.Tensor], second: bool) -> list[Any]:
@@ -99,7 +111,9 @@ def check_op(op: Any) -> str | None:
 
 def check_module(entry: Any, training: bool) -> str | None:
     dtype = torch.float64 if torch.float64 in entry.dtypes else torch.float32
-    for i, sample in enumerate(entry.module_inputs_func(entry, device="cpu", dtype=dtype, requires_grad=True, training=training)):
+    for i, sample in enumerate(
+        entry.module_inputs_func(entry, device="cpu", dtype=dtype, requires_grad=True, training=training)
+    ):
         if i >= SAMPLES or sample.forward_input is None:
             return None
         torch.manual_seed(0)
@@ -122,7 +136,8 @@ def check_module(entry: Any, training: bool) -> str | None:
             return tuple(tree_flatten(torch.func.functional_call(module, bound, args, kwargs))[0])
 
         fresh = lambda: [  # noqa: E731  buffers are written, so each run has its own
-            t.detach().clone().requires_grad_(t.requires_grad) for t in (*state.values(), *(leaves[i] for i in at))
+            t.detach().clone().requires_grad_(t.requires_grad)
+            for t in (*state.values(), *(leaves[i] for i in at))
         ]
         why = _why_module_differs(program, fresh)
         if why is not None:
@@ -163,7 +178,10 @@ def main() -> None:
                 why = check_op(op)
                 counts["same" if why is None else why.split(":")[0]] += 1
                 if why is not None:
-                    print(f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}: {why}", flush=True)
+                    print(
+                        f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}: {why}",
+                        flush=True,
+                    )
     else:
         for entry in module_db:
             for training in (True, False):

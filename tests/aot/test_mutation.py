@@ -1,4 +1,5 @@
 """Generated programs that write through views, against eager: results, inputs after, sharing, gradients."""
+
 from __future__ import annotations
 
 import itertools
@@ -147,7 +148,11 @@ def _promote(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 def _dropout(x: torch.Tensor, y: torch.Tensor) -> Any:
     z = F.dropout(x, 0.5)
-    noise = torch.empty_like(y).uniform_(-1, 1) + torch.rand(6) + torch.empty(4, 1).normal_() * torch.randn_like(y)
+    noise = (
+        torch.empty_like(y).uniform_(-1, 1)
+        + torch.rand(6)
+        + torch.empty(4, 1).normal_() * torch.randn_like(y)
+    )
     return z * noise, torch.bernoulli(torch.full((3,), 0.5)), torch.randperm(5)
 
 

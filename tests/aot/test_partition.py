@@ -1,4 +1,5 @@
 """What is saved between forward and backward."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -22,7 +23,13 @@ def _saved_bytes(parts: aot.Partition) -> int:
 
 def test_cut_is_the_cheapest() -> None:
     network = Network()
-    for start, end, capacity in [("s", "a", INFINITE), ("a", "b", 5), ("a", "c", 4), ("b", "t", 1), ("c", "t", 9)]:
+    for start, end, capacity in [
+        ("s", "a", INFINITE),
+        ("a", "b", 5),
+        ("a", "c", 4),
+        ("b", "t", 1),
+        ("c", "t", 9),
+    ]:
         network.edge(start, end, capacity)
     assert network.cut("s", "t") == {"s", "a", "b"}
 
@@ -74,6 +81,7 @@ def test_budget_keeps_results() -> None:
 
 def test_never_more_than_eager_saves() -> None:
     """Eager's saved tensors, counted by hooks, that are neither inputs nor views of one another."""
+
     def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
             x = x + F.layer_norm(F.gelu(x @ w), (16,))
@@ -81,7 +89,9 @@ def test_never_more_than_eager_saves() -> None:
 
     x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, 16, requires_grad=True)
     storages: dict[int, Any] = {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: storages.setdefault(t.data_ptr(), t), lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: storages.setdefault(t.data_ptr(), t), lambda t: t
+    ):
         program(x, w)
     eager = sum(t.nbytes for t in storages.values() if t.data_ptr() not in (x.data_ptr(), w.data_ptr()))
     assert _saved_bytes(_parts(program, x, w)) <= eager

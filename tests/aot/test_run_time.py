@@ -1,4 +1,5 @@
 """What autograd promises around a compiled region: leaves, hooks, accumulation, retain_graph, double backward."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -266,7 +267,9 @@ _bump.register_fake(lambda x, y: x.new_empty(()))
 
 def test_custom_ops() -> None:
     check(lambda x: _scale(x, 2.0).sin(), lambda: [torch.randn(3, requires_grad=True)])
-    check(lambda x, y: (_bump(x, y), _bump(x[0], y[0]), x * 2), lambda: [torch.randn(3, 2), torch.randn(3, 2)])
+    check(
+        lambda x, y: (_bump(x, y), _bump(x[0], y[0]), x * 2), lambda: [torch.randn(3, 2), torch.randn(3, 2)]
+    )
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -291,7 +294,9 @@ def test_gradient_inside_the_program() -> None:
 def test_small_write_is_repeated_on_the_input() -> None:
     def program(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         cache[0, 1:3] = new * 2
-        cache.index_copy_(1, at, new[:, None].expand(2, 1, 4).transpose(0, 1).reshape(1, 2, 4).expand(8, 2, 4))
+        cache.index_copy_(
+            1, at, new[:, None].expand(2, 1, 4).transpose(0, 1).reshape(1, 2, 4).expand(8, 2, 4)
+        )
         return cache.sum(1)
 
     make = lambda: [torch.randn(8, 32, 4), torch.tensor([5, 7]), torch.randn(2, 4)]  # noqa: E731

@@ -1,4 +1,5 @@
 """A slice of the gradient sweep; `python -m tests.aot.sweep` runs all of it."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,5 @@
 """Traced once with symbolic sizes, run at others."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -22,7 +23,9 @@ def _softmax(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
 
 def _attention(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
     q = (x @ w).view(x.shape[0], 2, 8).transpose(0, 1)
-    return F.scaled_dot_product_attention(q[None], q[None], q[None])[0].transpose(0, 1).reshape(x.shape[0], 16)
+    return (
+        F.scaled_dot_product_attention(q[None], q[None], q[None])[0].transpose(0, 1).reshape(x.shape[0], 16)
+    )
 
 
 def _mutation(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
@@ -58,7 +61,9 @@ def test_other_sizes(program: Any) -> None:
 def test_size_input() -> None:
     shapes = Shapes()
     n = make_symint(shapes, shapes.symbol(5))
-    call = compiled(lambda x, n: (x.sin() * n, torch.arange(n), n + 1), [torch.randn(3, requires_grad=True), n])
+    call = compiled(
+        lambda x, n: (x.sin() * n, torch.arange(n), n + 1), [torch.randn(3, requires_grad=True), n]
+    )
     x = torch.randn(3, requires_grad=True)
     y, counted, more = call(x, 7)
     torch.testing.assert_close(y, x.sin() * 7)
