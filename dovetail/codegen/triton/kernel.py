@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Final
 
 from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, roots_of, step_score
-from dovetail.codegen.triton.ops import COMBINE, IDENTITY, POINTER, REDUCE, TL_TYPE, TRITON
-from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, sym, symbols
+from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, TL_TYPE, TRITON
+from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, substitute, sym, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, scalar
 from dovetail.ir.program import Blocks
 from dovetail.ir.schedule import Group
@@ -142,10 +142,15 @@ class _Emitter:
     formulas: dict[str, Scalar] = field(default_factory=dict)
     """How a per-point buffer is computed, for passes that must recompute it."""
     masks: list[str] = field(default_factory=list)
+    env: dict[Expr, Expr] = field(default_factory=dict)
+    """Loop variables in terms of the axes' positions."""
     count: int = 0
     shape: Shape = field(init=False)
     axes: tuple[Axis, ...] = field(init=False)
     is_looped: bool = field(init=False)
+    blocks: tuple[Blocks, ...] = field(init=False)
+    masked: tuple[str, ...] = field(init=False)
+    """Names of the axes along which a tile may reach past the end."""
 
     def __post_init__(self) -> None:
         self.shape = analyse(self.group, self.buffers)
@@ -153,10 +158,25 @@ class _Emitter:
         row = self.axes[-1].size if self.has_rows else ONE
         longest = LONG_COLUMN if self.shape.contiguous in self.axes[0].loops else PERSISTENT
         self.is_looped = not (row.is_const and row.value <= longest)
+        self.blocks = tuple(choose_blocks(self.axes, self.shape, self.is_looped))
+        self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
+
+    @property
+    def is_rounded(self) -> bool:
+        """All results are rounded to 16 bits, so the last bits of fp32 arithmetic do not show."""
+        return all(a.buffer.type.dtype.is_low_precision for a in self.shape.args if a.is_written)
 
     @property
     def has_rows(self) -> bool:
         return bool(self.group.inner)
+
+    def _is_exact(self, axis: Axis) -> bool:
+        """Whatever the choice of blocks, they cover the axis without a rest."""
+        sizes = [blocks.constants((axis.block,))[axis.block] for blocks in self.blocks]
+        return axis.size.is_const and all(axis.size.value % size == 0 for size in sizes)
+
+    def _mask(self, axes: Iterable[str]) -> list[str]:
+        return [f"{name}mask" for name in self.masked if name in axes]
 
     def fresh(self, stem: str = "t") -> str:
         self.count += 1
@@ -189,7 +209,7 @@ class _Emitter:
             numbers,
             tuple(signature),
             tuple((axis.size, k) for k, axis in enumerate(self.axes) if axis.name != "r"),
-            tuple(choose_blocks(self.axes, self.shape, self.is_looped)),
+            self.blocks,
             constants,
             prelude=(PRELUDE,),
         )
@@ -215,19 +235,21 @@ class _Emitter:
                     self._loops_of(axis)
                 continue
             self.w(f"{axis.name}index = tl.program_id({grid}){wide} * {axis.block} + {reach}")
-            self.w(f"{axis.name}mask = {axis.name}index < {_text(axis.size)}")
             self._loops_of(axis)
             grid += 1
 
     def _loops_of(self, axis: Axis) -> None:
-        if axis.name == "r":
-            self.w(f"rmask = rindex < {_text(axis.size)}")
+        if axis.name in self.masked:
+            self.w(f"{axis.name}mask = {axis.name}index < {_text(axis.size)}")
         rest = axis.index
         for k in range(len(axis.loops) - 1, -1, -1):
             loop = axis.loops[k]
-            value = rest if k == 0 else mod(rest, loop.size)
-            self.w(f"{loop.var.name} = {_text(value)}")
+            self.env[loop.var] = rest if k == 0 else mod(rest, loop.size)
             rest = floordiv(rest, loop.size)
+
+    def _index(self, expr: Expr) -> str:
+        """In terms of the positions along the axes: a walk in memory order becomes the position itself."""
+        return _text(substitute(expr, self.env))
 
     # -- passes
 
@@ -258,14 +280,14 @@ class _Emitter:
         if write.reduce == "welford":
             count = _text(self.axes[-1].size)
             full = self._full(tile)
-            kept = f"tl.where({self._rmask()}, {full}, 0)"
+            kept = self._kept(full, "0")
             mean = self._define(f"_div(_col(tl.sum({kept}, 1)), {count})", tile.dtype, rows)
-            apart = self._define(f"tl.where({self._rmask()}, {full} - {mean.text}, 0)", tile.dtype, tile.axes | rows)
+            apart = self._define(self._kept(f"{full} - {mean.text}", "0"), tile.dtype, tile.axes | rows)
             square = self._define(f"_col(tl.sum({apart.text} * {apart.text}, 1))", tile.dtype, rows)
             return [mean, square]
         if write.reduce in ("argmax", "argmin"):
             return [self._position(write, tile, rows)]
-        return [self._folded(write, f"tl.where({self._rmask()}, {self._full(tile)}, {self._nothing(write, tile)})", tile.dtype)]
+        return [self._folded(write, self._kept(self._full(tile), IDENTITY[str(write.reduce)](tile.dtype)), tile.dtype)]
 
     def _folded(self, write: Write, text: str, dtype: DType) -> Tile:
         rows = frozenset(a.name for a in self.axes if a.name != "r")
@@ -278,8 +300,7 @@ class _Emitter:
         assert write.index_scalar is not None
         at = self._full(self._value(write.index_scalar))
         worst = IDENTITY["max" if write.reduce == "argmax" else "min"](tile.dtype)
-        value = f"tl.where({self._rmask()}, {self._full(tile)}, {worst})"
-        where = f"tl.where({self._rmask()}, {at}, {(1 << 62)})"
+        value, where = self._kept(self._full(tile), worst), self._kept(at, str(1 << 62))
         name = self.fresh("at")
         self.w(f"_, {name} = tl.reduce(({value}, {where}), 1, {best})")
         return self._define(f"_col({name})", I64, rows)
@@ -300,7 +321,7 @@ class _Emitter:
                     else:
                         kind = "sum" if write.reduce == "welford" else str(write.reduce)
                         nothing = IDENTITY[kind](tile.dtype)
-                        value = f"tl.where({self._rmask()}, {self._full(tile)}, {nothing})"
+                        value = self._kept(self._full(tile), nothing)
                         self.w(f"{accumulators[write]} = {COMBINE[kind].format(accumulators[write], value)}")
         self._end_of_walk(step)
         for write in reductions:
@@ -342,8 +363,7 @@ class _Emitter:
         assert write.index_scalar is not None
         at = self._full(self._value(write.index_scalar))
         worst = IDENTITY["max" if write.reduce == "argmax" else "min"](tile.dtype)
-        value = f"tl.where({self._rmask()}, {self._full(tile)}, {worst})"
-        where = f"tl.where({self._rmask()}, {at}, {(1 << 62)})"
+        value, where = self._kept(self._full(tile), worst), self._kept(at, str(1 << 62))
         self.w(f"{name}, {name}_at = {best}({name}, {name}_at, {value}, {where})")
 
     def _finish(self, write: Write, name: str) -> None:
@@ -365,7 +385,7 @@ class _Emitter:
         squares = self._start(write)
         with self._row_loop():
             full = self._full(self._value(write.value))
-            self.w(f"apart = tl.where({self._rmask()}, {full} - {mean.text}, 0)")
+            self.w(f"apart = {self._kept(f'{full} - {mean.text}', '0')}")
             self.w(f"{squares} += apart * apart")
         self.tiles.clear()
         self._keep(write.buffers[1], write, self._define(f"_col(tl.sum({squares}, 1))", dtype, rows))
@@ -426,7 +446,7 @@ class _Emitter:
             return Tile(_constant(node.args[0], node.dtype), node.dtype, frozenset())
         if node.op == "index":
             expr: Expr = node.args[0]  # type: ignore[assignment]
-            text = _text(expr) if node.dtype is BOOL else f"tl.cast({_text(expr)}, {TL_TYPE[node.dtype]})"
+            text = self._index(expr) if node.dtype is BOOL else f"tl.cast({self._index(expr)}, {TL_TYPE[node.dtype]})"
             return self._define(text, node.dtype, self._axes_of(expr))
         if node.op == "input":
             return Tile(_name(str(node.args[0])), node.dtype, frozenset())
@@ -436,7 +456,7 @@ class _Emitter:
             at = known[node.args[1]]  # type: ignore[index]
             return self._read(str(node.args[0]), at.text, at.axes, node.dtype)
         operands = [known[x] for x in node.operands]
-        entry = TRITON[node.op]
+        entry = (FAST.get(node.op) if self.is_rounded else None) or TRITON[node.op]
         template = entry if isinstance(entry, str) else entry(node.dtype, tuple(x.dtype for x in operands))
         axes = frozenset().union(*(x.axes for x in operands)) if operands else frozenset()
         return self._define(template.format(*(x.text for x in operands)), node.dtype, axes)
@@ -445,10 +465,10 @@ class _Emitter:
         buffer, index = str(node.args[0]), node.args[1]
         if buffer in self.values:
             return self.values[buffer]
-        return self._read(buffer, _text(index), self._axes_of(index), node.dtype)  # type: ignore[arg-type]
+        return self._read(buffer, self._index(index), self._axes_of(index), node.dtype)  # type: ignore[arg-type]
 
     def _read(self, buffer: str, index: str, axes: frozenset[str], dtype: DType) -> Tile:
-        masks = [f"{a.name}mask" for a in self.axes if a.name in axes] + self.masks
+        masks = self._mask(axes) + self.masks
         mask = f", {' & '.join(masks)}, other=0" if masks else ""
         after = ".to(tl.int1)" if dtype is BOOL else ""
         return self._define(f"tl.load({_name(buffer)} + ({index}){mask}){after}", dtype, axes | self._mask_axes())
@@ -475,18 +495,17 @@ class _Emitter:
         text = tile.text if tile.axes or tile.text.isidentifier() else f"tl.full([1, 1], {tile.text}, {TL_TYPE[tile.dtype]})"
         return f"tl.broadcast_to({text}, ({shape}))"
 
-    def _rmask(self) -> str:
-        return "rmask" if len(self.axes) == 1 else "(rmask & xmask)"
-
-    def _nothing(self, write: Write, tile: Tile) -> str:
-        return IDENTITY[str(write.reduce)](tile.dtype)
+    def _kept(self, text: str, nothing: str) -> str:
+        """A tile in which points past the end contribute nothing to a reduction."""
+        masks = self._mask(("x", "r"))
+        return f"tl.where({' & '.join(masks)}, {text}, {nothing})" if masks else f"({text})"
 
     # -- results
 
     def _keep(self, buffer: str, write: Write, tile: Tile) -> None:
         self.values[buffer] = tile
         if buffer not in self.group.internal:
-            self._write(buffer, _text(write.index), self._axes_of(write.index), tile, write)
+            self._write(buffer, self._index(write.index), self._axes_of(write.index), tile, write)
 
     def _store(self, write: Write, tile: Tile) -> None:
         buffer = write.buffers[0]
@@ -496,14 +515,14 @@ class _Emitter:
             return
         self.values[buffer] = tile
         if buffer not in self.group.internal:
-            self._write(buffer, _text(write.index), self._axes_of(write.index), tile, write)
+            self._write(buffer, self._index(write.index), self._axes_of(write.index), tile, write)
 
     def _write(self, buffer: str, index: str, axes: frozenset[str], tile: Tile, write: Write) -> None:
         missing = [a.name for a in self.axes if a.name not in axes and (a.name != "r" or "r" in tile.axes)]
         if missing:  # a pointer must have every axis the value has; only the axis' first point stores
             index += "".join(f" + 0 * {name}index" for name in missing)
             axes |= set(missing)
-        masks = [f"{a.name}mask" for a in self.axes if a.name in axes]
+        masks = self._mask(axes)
         mask = f", {' & '.join(masks)}" if masks else ""
         dtype = self.buffers[buffer].type.dtype
         value = tile.text if dtype is not BOOL else f"{tile.text}.to(tl.int1)" if tile.text.isidentifier() else tile.text

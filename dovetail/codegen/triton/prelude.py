@@ -10,12 +10,12 @@ from triton.language.extra import libdevice
 
 @triton.jit
 def maximum(a, b):
-    return tl.where((a > b) | (a != a), a, b)
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum(a, b):
-    return tl.where((a < b) | (a != a), a, b)
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -85,6 +85,16 @@ def int_pow(a, b):
 @triton.jit
 def wrap(index, size):
     return tl.where(index < 0, index + size, index)
+
+
+@triton.jit
+def erf(x):
+    """To 1.5e-7 (Abramowitz and Stegun 7.1.26): for results that are rounded to 16 bits."""
+    a = tl.abs(x)
+    t = 1.0 / (1.0 + 0.3275911 * a)
+    p = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    y = 1.0 - p * tl.exp(-a * a)
+    return tl.where(x < 0, -y, y)
 
 
 @triton.jit
