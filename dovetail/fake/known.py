@@ -181,6 +181,24 @@ def convolved(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     return contiguous(c, shape) if _is_contiguous(x) and _is_contiguous(w) else None
 
 
+def concatenated(c: Call, shape: tuple[int, ...]) -> list[int] | None:
+    """Channels-last where all parts suggest it."""
+    return _channels_last(shape) if all(_suggests_channels_last(t) for t in c.tensors) else contiguous(c, shape)
+
+
+def _suggests_channels_last(form: Form) -> bool:
+    """Eager's guess from the strides alone: the channel is innermost, then width, height, batch."""
+    size, stride = _numbers(form)
+    if len(size) not in (4, 5) or stride[1] == 0:
+        return False
+    least = 0
+    for d in (1, *range(len(size) - 1, 1, -1), 0):
+        if size[d] == 0 or stride[d] < least or (d == 0 and least == stride[1]):
+            return False
+        least = stride[d] * max(size[d], 1)
+    return True
+
+
 def viewed(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """A view in all but name: the rule's own strides."""
     said = view(c)
@@ -196,8 +214,12 @@ def attended(c: Call, shape: tuple[int, ...]) -> list[int]:
     """The output is laid out as the query; the log-sum-exp is made as (batch, sequence, head)."""
     if len(shape) == 4:
         return iterator_strides(shape, [_numbers(c["query"])])
-    batch, sequence, head = contiguous(c, (shape[0], shape[2], shape[1]))
-    return [batch, head, sequence]
+    return heads_inside(c, shape)
+
+
+def heads_inside(c: Call, shape: tuple[int, ...]) -> list[int]:
+    batch, sequence, head, *rest = contiguous(c, (shape[0], shape[2], shape[1], *shape[3:]))
+    return [batch, head, sequence, *rest]
 
 
 # -- the table -------------------------------------------------------------------------------------------
@@ -212,15 +234,17 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, contiguous, "mm bmm addmm baddbmm repeat"),
     (first, viewed, "_unsafe_view"),
     (first, convolved, "convolution"),
-    (masked(first), from_contiguous, "convolution_backward native_layer_norm_backward native_group_norm_backward"),
+    (masked(first), from_contiguous, "convolution_backward native_group_norm_backward"),
+    (masked(first), contiguous, "native_layer_norm_backward"),
     (masked(first), from_contiguous, "native_batch_norm_backward"),
     (statistics, normalised, "native_batch_norm"),
     (statistics, from_contiguous, "native_group_norm native_layer_norm"),
     (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
+    (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
     (first, from_contiguous, """
         gather index_select index scatter scatter_add index_put index_add index_copy flip roll
-        tril triu glu embedding_dense_backward slice_backward select_backward slice_scatter
-        select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd"""),
+        tril triu glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd"""),
+    (first, contiguous, "embedding_dense_backward slice_backward select_backward"),
     (first, contiguous, "masked_fill mse_loss_backward smooth_l1_loss_backward huber_loss_backward"),
     (lambda c: [first(c)] * 2, contiguous, "log_sigmoid_forward"),
     (first, contiguous, "amax amin"),
@@ -238,10 +262,12 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (ranged, contiguous, "arange"),
     (drawn, contiguous, "randint"),
     (asked, contiguous, "new_zeros new_ones new_full new_empty"),
-    (joined, from_contiguous, "cat stack"),
+    (joined, concatenated, "cat"),
+    (joined, from_contiguous, "stack"),
+    (first, from_contiguous, "_safe_softmax"),
     (lambda c: [first(c), torch.bool], preserved, "native_dropout"),
     (first, from_contiguous, "mse_loss smooth_l1_loss huber_loss"),
-    (lambda c: [first(c)] * 2, from_contiguous, "nll_loss_forward nll_loss2d_forward"),
+    (lambda c: [first(c)] * 2, contiguous, "nll_loss_forward nll_loss2d_forward"),
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices_backward
         avg_pool2d_backward _adaptive_avg_pool2d_backward channel_shuffle pixel_shuffle pixel_unshuffle

@@ -1,0 +1,186 @@
+"""Static inference against real execution, and how a Fake looks to user code."""
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from dovetail.errors import DataDependentValue, FailedFake
+from dovetail.fake import Fake, FakeMode, fake_like, type_of
+from tests.fake.crossref import Crossref, describe
+from tests.sweeps.torch_testing import OPS
+
+SLICE = [name for name in sorted(OPS)[::8] if "jiterator" not in name]
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+
+
+def _check(op: Any, dtype: torch.dtype, layout: str) -> None:
+    needs_grad = op.supports_autograd and dtype == torch.float32
+    samples = list(op.sample_inputs("cpu", dtype, requires_grad=needs_grad))
+    with Crossref() as seen:
+        for sample in samples[:: max(1, len(samples) // 2)]:
+            inputs = (sample.input, sample.args, sample.kwargs)
+            if layout == "channels_last":
+                inputs = tree_map_only(torch.Tensor, _channels_last, inputs)
+            try:
+                result = op.op(inputs[0], *inputs[1], **inputs[2])
+                outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+                leaves = [t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+                if outputs:
+                    torch.autograd.grad(outputs, leaves, [torch.ones_like(t) for t in outputs], allow_unused=True)
+            except (FailedFake, NotImplementedError) as error:
+                pytest.skip(str(error))
+    assert not seen.differences
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout != torch.strided or tensor.dim() != 4:
+        return tensor
+    return tensor.detach().contiguous(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
+
+
+@pytest.mark.parametrize("name", SLICE)
+def test_op_metadata(name: str) -> None:
+    op = OPS[name]
+    for dtype in DTYPES:
+        if dtype in op.dtypes:
+            _check(op, dtype, "as is")
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(OPS) if n.startswith(("nn.functional.conv", "nn.functional.max_pool",
+    "nn.functional.batch_norm", "nn.functional.interpolate", "cat", "nn.functional.pad", "clone"))])  # fmt: skip
+def test_op_metadata_channels_last(name: str) -> None:
+    _check(OPS[name], torch.float32, "channels_last")
+
+
+def test_fake_like_keeps_metadata() -> None:
+    base = torch.randn(6, 8, requires_grad=True)
+    for tensor in (base, base[1:, ::2], base.t(), torch.zeros(3, dtype=torch.int8)):
+        fake = fake_like(tensor)
+        assert describe(fake) == describe(tensor)
+        assert fake.requires_grad == tensor.requires_grad and fake.is_leaf
+
+
+def test_parameters_stay_parameters() -> None:
+    fake = fake_like(torch.nn.Parameter(torch.randn(3)))
+    assert isinstance(fake, torch.nn.Parameter) and fake.requires_grad
+    assert isinstance(copy.deepcopy(fake), torch.nn.Parameter)
+
+
+def test_aliases_share_a_storage() -> None:
+    memo: dict[int, Any] = {}
+    x = torch.randn(4, 4)
+    a, b, c = fake_like(x, memo), fake_like(x[1:], memo), fake_like(torch.randn(2), memo)
+    same = a.meta.untyped_storage()._cdata == b.meta.untyped_storage()._cdata
+    assert same and a.meta.untyped_storage()._cdata != c.meta.untyped_storage()._cdata
+    assert b.storage_offset() == 4 and b.meta.storage_offset() == 4
+
+
+def test_views_and_in_place() -> None:
+    with FakeMode():
+        x = torch.zeros(4, 6)
+        view = x[1:, ::2]
+        assert view._base is x and view.meta.storage_offset() == 6
+        version = x._version
+        assert view.add_(1) is view and x._version > version
+        x.t_()
+        assert x.shape == (6, 4) and x.stride() == (1, 6)
+        x.unsqueeze_(0).resize_(2, 3)
+        assert x.shape == (2, 3)
+
+
+def test_gradients_reach_leaves() -> None:
+    x = fake_like(torch.randn(8, 64, requires_grad=True))
+    weight = fake_like(torch.nn.Parameter(torch.randn(32, 64)))
+    loss = F.layer_norm(F.linear(x, weight).relu(), (32,)).sum()
+    assert loss.grad_fn is not None
+    grads = torch.autograd.grad(loss, [x, weight])
+    assert [tuple(g.shape) for g in grads] == [(8, 64), (32, 64)]
+
+
+def test_known_values() -> None:
+    with FakeMode():
+        x = torch.tensor([1, 2, 3])
+        assert (x + 1).tolist() == [2, 3, 4] and bool(x.sum() == 6)
+        part = x[1:]
+        part.add_(1)
+        assert x.tolist() == [1, 3, 4]
+        part.mul_(torch.arange(2))
+        with pytest.raises(DataDependentValue):
+            x.tolist()
+
+
+UNKNOWN = [
+    lambda x: x.sum().item(), lambda x: bool(x.sum() > 1), lambda x: x.nonzero(), lambda x: x[x > 0],
+    lambda x: torch.unique(x), lambda x: x.tolist(), lambda x: x.numpy(), lambda x: torch.equal(x, x),
+    lambda x: x.data_ptr(), lambda x: float(x[0]), lambda x: x.masked_select(x > 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("use", UNKNOWN)
+def test_values_are_refused(use: Any) -> None:
+    with FakeMode(), pytest.raises(DataDependentValue):
+        use(fake_like(torch.arange(5)))
+
+
+def test_devices() -> None:
+    cuda = Fake(torch.empty(3, device="meta"), torch.device("cuda", 0))
+    host = fake_like(torch.tensor(2.0))
+    assert cuda.is_cuda and (cuda * host).device == cuda.device
+    with pytest.raises(RuntimeError, match="same device"):
+        cuda + fake_like(torch.zeros(3))
+
+
+def test_numbers_and_tensors_promote_differently() -> None:
+    """A remembered result must not be taken for another one: 1, 1.0, True and a tensor are four cases."""
+    x = fake_like(torch.zeros(3, dtype=torch.int32))
+    tensor = fake_like(torch.zeros(20, 1, dtype=torch.int64))
+    got = [torch.add(x, other) for other in (1, 1.0, True, tensor)]
+    assert [g.dtype for g in got] == [torch.int32, torch.float32, torch.int32, torch.int64]
+    assert got[3].shape == (20, 3)
+
+
+def test_autocast_and_inference_mode() -> None:
+    x = fake_like(torch.randn(4, 4))
+    with torch.autocast("cpu"):
+        assert (x @ x).dtype == torch.bfloat16
+    with torch.inference_mode():
+        assert F.linear(x, x).reshape(2, 8).shape == (2, 8)
+
+
+def test_type_of() -> None:
+    assert str(type_of(fake_like(torch.zeros(64, 8).t()))) == "f32[8, 64]{1, 8}"
+
+
+def test_sparse_is_refused() -> None:
+    with pytest.raises(FailedFake):
+        fake_like(torch.zeros(3, 3).to_sparse())
+
+
+def test_common_ops_import_no_compiler() -> None:
+    """Python meta kernels import hundreds of modules; a model's usual ops must not need any."""
+    code = """
+import sys, torch, torch.nn.functional as F
+from dovetail.fake import FakeMode, fake_like
+before = set(sys.modules)
+x = fake_like(torch.randn(2, 8, 16, requires_grad=True))
+w = fake_like(torch.randn(16, 16, requires_grad=True))
+image = fake_like(torch.randn(2, 3, 8, 8))
+with FakeMode():
+    q = (x @ w).view(2, 8, 2, 8).transpose(1, 2)
+    h = F.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2).reshape(2, 8, 16)
+    h = F.layer_norm(F.gelu(h + x), (16,)) * torch.arange(16)
+    loss = F.cross_entropy(h.reshape(16, 16), torch.zeros(16, dtype=torch.long)) + h.softmax(-1).mean()
+    torch.autograd.grad(loss, [x, w])
+    y = F.max_pool2d(F.relu(F.conv2d(image, torch.randn(4, 3, 3, 3))), 2)
+print(sorted(m for m in set(sys.modules) - before if m.startswith(("sympy", "torch._dynamo"))))
+"""
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
