@@ -10,6 +10,7 @@ A compiled module is an instance of a subclass of the original's class, made onc
 
 from __future__ import annotations
 
+import builtins
 import copy
 import functools
 import inspect
@@ -131,13 +132,17 @@ def _has_frame(fn: Callable[..., Any]) -> bool:
     return isinstance(fn, types.FunctionType) or isinstance(type(fn).__call__, types.FunctionType)
 
 
+FRAME: Final = builtins.compile(
+    "def call(*args, **kwargs):\n    return builtin(*args, **kwargs)\n", "<dovetail call>", "exec"
+)
+"""A frame around a C function. It is no part of this file, whose frames are never compiled."""
+
+
 def _give_frame(builtin: Callable[..., Any]) -> Callable[..., Any]:
     """A Python function around one written in C, such as torch.softmax."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return builtin(*args, **kwargs)
-
-    return call
+    space: dict[str, Any] = {"builtin": builtin}
+    exec(FRAME, space)
+    return space["call"]  # type: ignore[no-any-return]
 
 
 def _find_by_name(fn: Callable[..., Any]) -> object:

@@ -8,6 +8,7 @@ Calls are interleaved and medians compared, so that a slow moment of the machine
 
 from __future__ import annotations
 
+import builtins
 import runpy
 import statistics
 import time
@@ -15,22 +16,36 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from dovetail.front import compile, reset
+
+compile_text = builtins.compile
 
 Case: TypeAlias = "tuple[str, Callable[..., Any], tuple[Any, ...]]"
 
 
-def small_cases() -> Iterator[Case]:
-    x, w = torch.randn(2048, 1024), torch.randn(1024)
-    yield "softmax 2048x1024", lambda x: torch.softmax(x, -1), (x,)
-    yield "residual + layer norm", lambda x, r, w: F.layer_norm(x + r, (1024,), w), (x, x.clone(), w)
-    yield "bias + gelu", lambda x, w: F.gelu(x + w), (x, w)
-    mlp = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256), nn.GELU(), nn.Linear(256, 10))
-    yield "three-layer MLP", mlp, (torch.randn(64, 256),)
-    yield "x + 1 on 8 elements", lambda x: x + 1, (torch.ones(8),)
+SMALL = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+x, w = torch.randn(2048, 1024), torch.randn(1024)
+mlp = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256), nn.GELU(), nn.Linear(256, 10))
+cases = [
+    ("softmax 2048x1024", lambda x: torch.softmax(x, -1), (x,)),
+    ("residual + layer norm", lambda x, r, w: F.layer_norm(x + r, (1024,), w), (x, x.clone(), w)),
+    ("bias + gelu", lambda x, w: F.gelu(x + w), (x, w)),
+    ("three-layer MLP", mlp, (torch.randn(64, 256),)),
+    ("x * 2 + 1 on 8 elements", lambda x: x * 2 + 1, (torch.ones(8),)),
+]
+"""
+"""Programs that come along, as text: functions in Dovetail's own files are never compiled."""
+
+
+def small_cases() -> list[Case]:
+    space: dict[str, Any] = {"__name__": "small_cases"}
+    exec(compile_text(SMALL, "<small cases>", "exec"), space)
+    return list(space["cases"])
 
 
 def cases_of(what: str | None) -> Iterator[Case]:

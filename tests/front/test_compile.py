@@ -75,7 +75,9 @@ X = torch.randn(5, 7)
     ],
 )
 def test_callables_of_every_kind(fn: Any) -> None:
+    dovetail.reset()
     torch.testing.assert_close(dovetail.compile(fn)(X), fn(X))
+    assert dovetail.stats()["graphs"] == 1, dovetail.report()
 
 
 def test_keywords_and_defaults() -> None:
