@@ -88,11 +88,19 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     graph: Any = run_stages(unit, stages, joint.graph)
     budget = options.activation_memory_budget
     parts: Any = run_stage(unit, "40.partition", lambda: aot.partition(graph, joint.signature, budget))
-    forward = build(replace(parts.forward, name=f"{unit}_forward"), options)
+    forward = record(build(replace(parts.forward, name=f"{unit}_forward"), options), options, parts.signature.saved)
     if parts.backward is None:
         return aot.bind(forward, None, parts, joint)
-    backward = _Later(lambda: build(replace(parts.backward, name=f"{unit}_backward"), options))
+    backward = _Later(lambda: record(build(replace(parts.backward, name=f"{unit}_backward"), options), options))
     return aot.bind(forward, backward, parts, joint)
+
+
+def record(executable: runtime.Executable, options: Options, kept: int = 0) -> Callable[..., Any]:
+    """With CUDA graphs if asked for and possible. The last `kept` results go to backward, not to the user."""
+    program = executable.program
+    if not options.cuda_graphs or program.device == "cpu":
+        return executable
+    return runtime.Recorded(executable, program.name, kept)
 
 
 class _Later:

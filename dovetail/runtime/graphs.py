@@ -1,0 +1,140 @@
+"""Record a program's GPU work once and replay it: CUDA graphs.
+
+    record(executable, kept) -> Recorded: called like the executable
+
+The first calls run as they are and show which inputs stay where they are (parameters, caches); the
+third is recorded. From then on inputs that move are copied into the recording's own buffers, the
+recording is replayed, and results are copied out, so they are the caller's to keep. The last `kept`
+results (tensors saved for backward) are not copied: they are dead before the next call, or, where
+they are not, that call runs without the recording.
+
+Whatever a recording cannot do (a result still alive, an address that changed too often, a library call
+that synchronises) is run as it is, counted, and reported with its reason.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from dovetail.events import EVENTS
+
+WARM_UPS: Final = 2
+MOST_RECORDINGS: Final = 3
+"""Recordings of one program before addresses that keep changing make it give up."""
+
+
+@dataclass(slots=True)
+class Recording:
+    graph: torch.cuda.CUDAGraph
+    addresses: list[int | None]
+    """Per input: where it must be, or None for one that is copied."""
+    buffers: list[torch.Tensor | None]
+    results: list[Any]
+
+
+@dataclass(slots=True)
+class Recorded:
+    executable: Callable[..., list[Any]]
+    unit: str
+    kept: int = 0
+    recording: Recording | None = None
+    recordings: int = 0
+    seen: list[list[int]] = field(default_factory=list)
+    gave_up: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        if self.gave_up or torch.cuda.is_current_stream_capturing() or not self.lock.acquire(blocking=False):
+            return self.executable(*inputs)
+        try:
+            return self._call(inputs)
+        finally:
+            self.lock.release()
+
+    def _call(self, inputs: tuple[Any, ...]) -> list[Any]:
+        recording = self.recording
+        if recording is None:
+            if len(self.seen) < WARM_UPS:
+                self.seen.append([_address(x) for x in inputs])
+                return self.executable(*inputs)
+            recording = self._record(inputs)
+        elif not _is_at(inputs, recording.addresses):
+            self.recording = None
+            self.seen = self.seen[-1:]
+            return self._call(inputs) if self.recordings < MOST_RECORDINGS else self._give_up("addresses change", inputs)
+        elif any(_is_used(x) for x in self._saved(recording)):
+            EVENTS.emit("cudagraph", unit=self.unit, used=False, reason="results of the last call are still in use")
+            return self.executable(*inputs)
+        if recording is None:
+            return self.executable(*inputs)
+        for x, buffer in zip(inputs, recording.buffers):
+            if buffer is not None:
+                buffer.copy_(x)
+        recording.graph.replay()
+        return self._out(recording)
+
+    def _saved(self, recording: Recording) -> Sequence[Any]:
+        return recording.results[len(recording.results) - self.kept :]
+
+    def _out(self, recording: Recording) -> list[Any]:
+        """User results are copied; saved ones are new tensors on the recording's memory."""
+        end = len(recording.results) - self.kept
+        out = [x.clone() if isinstance(x, torch.Tensor) else x for x in recording.results[:end]]
+        return [*out, *(x.view_as(x) if isinstance(x, torch.Tensor) else x for x in recording.results[end:])]
+
+    def _record(self, inputs: tuple[Any, ...]) -> Recording | None:
+        now = [_address(x) for x in inputs]
+        stays = [all(at[k] == now[k] for at in self.seen) for k in range(len(inputs))]
+        buffers = [
+            None if fixed or not isinstance(x, torch.Tensor) or x.device.type == "cpu" else _like(x)
+            for x, fixed in zip(inputs, stays)
+        ]
+        if any(isinstance(x, torch.Tensor) and x.device.type == "cpu" for x in inputs):
+            self._give_up("an input is on the CPU", inputs, run=False)
+            return None
+        for x, buffer in zip(inputs, buffers):
+            if buffer is not None:
+                buffer.copy_(x)
+        given = [x if buffer is None else buffer for x, buffer in zip(inputs, buffers)]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                results = self.executable(*given)
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            self._give_up(str(error).splitlines()[0], inputs, run=False)
+            return None
+        addresses = [a if buffer is None else None for a, buffer in zip(now, buffers)]
+        self.recording = Recording(graph, addresses, buffers, results)
+        self.recordings += 1
+        EVENTS.emit("cudagraph", unit=self.unit, used=True, reason="", copied=sum(b is not None for b in buffers))
+        return self.recording
+
+    def _give_up(self, reason: str, inputs: tuple[Any, ...], run: bool = True) -> list[Any]:
+        self.gave_up, self.recording = reason, None
+        EVENTS.emit("cudagraph", unit=self.unit, used=False, reason=reason)
+        return self.executable(*inputs) if run else []
+
+
+def _address(value: Any) -> int:
+    """Numbers count as their value: another number needs another recording."""
+    return value.data_ptr() if isinstance(value, torch.Tensor) else hash(value)
+
+
+def _is_at(inputs: tuple[Any, ...], addresses: list[int | None]) -> bool:
+    return all(at is None or _address(x) == at for x, at in zip(inputs, addresses))
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
+
+
+def _is_used(x: Any) -> bool:
+    """Someone besides the recording holds the tensor's memory."""
+    if not isinstance(x, torch.Tensor):
+        return False
+    return int(torch._C._storage_Use_Count(x.untyped_storage()._cdata)) > 2
