@@ -151,6 +151,52 @@ def step_score(index: Expr, var: Expr) -> float:
     return UNIT if parts[0] is ONE else SAME if parts[0].is_const and parts[0].value == 0 else FAR
 
 
+def step_of(node: Scalar, var: Expr) -> int | None:
+    """How much an integer scalar grows when `var` grows by one; None if that is not always the same."""
+    if node.op in ("const", "input"):
+        return 0
+    if node.op in ("index", "load"):
+        parts = linear_in(node.args[-1], var)  # type: ignore[arg-type]
+        if parts is None or not parts[0].is_const:
+            return None
+        return parts[0].value if node.op == "index" or parts[0].value == 0 else None
+    steps = [step_of(operand, var) for operand in node.operands]
+    if all(step == 0 for step in steps):
+        return 0
+    if any(step is None for step in steps) or not node.dtype.is_integer:
+        return None
+    if node.op in ("add", "sub"):
+        return steps[0] + steps[1] if node.op == "add" else steps[0] - steps[1]  # type: ignore[operator]
+    if node.op == "cast":
+        return steps[0] if node.operands[0].dtype.is_integer else None
+    if node.op == "mul" and steps[1] == 0 and (factor := _number(node.operands[1])) is not None:
+        return steps[0] * factor  # type: ignore[operator]
+    return None
+
+
+def _number(node: Scalar) -> int | None:
+    if node.op == "const":
+        return int(node.args[0])  # type: ignore[call-overload, no-any-return]
+    if node.op == "index" and node.args[0].is_const:  # type: ignore[attr-defined]
+        return node.args[0].value  # type: ignore[attr-defined, no-any-return]
+    return None
+
+
+def crossing_loads(group: Group, var: Expr, other: Expr) -> list[tuple[str, Expr]]:
+    """Loads that are far apart along `var` and one apart along `other`: what a transpose reads."""
+    found: dict[tuple[str, Expr], None] = {}
+    for nest in group.nests:
+        for buffer, index in loads_of(nest):
+            if index is None or buffer in group.internal:
+                continue
+            along, across = linear_in(index, other), linear_in(index, var)
+            if along is None or across is None or along[0] is not ONE:
+                continue
+            if not across[0].is_const or across[0].value > 1:
+                found[buffer, index] = None
+    return list(found)
+
+
 def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
     internal = set(group.internal)
     seen: set[tuple[str, Expr]] = set()

@@ -37,7 +37,7 @@ LONG_ROW: Final = 32768
 FEW_ROWS: Final = 16
 SMALL: Final = 4096
 """Elements below which the cost of a kernel is its launch."""
-MOST_BUFFERS: Final = 40
+MOST_BUFFERS: Final = 100
 LOOP_NAMES: Final = "ijkmn"
 HORIZON: Final = 256
 """How far apart two siblings may be: joining them keeps their results alive in between."""

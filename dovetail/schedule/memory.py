@@ -78,7 +78,8 @@ def plan(schedule: Schedule) -> Plan:
             if step.aliases:  # the result may be a view: its arguments live on their own
                 shared = [name for name in extern_reads(step) if name not in places]
                 places |= {name: Place("output") for name in shared}
-    elsewhere = [b.name for b in loops.buffers if b.type.device != loops.device and b.name not in places]
+    home = loops.device
+    elsewhere = [b.name for b in loops.buffers if b.type.device != home and b.name not in places]
     places |= {name: Place("output") for name in elsewhere}  # the arena is on one device
     arena = Arena()
     _place_temporaries(schedule, buffers, places, last, arena)

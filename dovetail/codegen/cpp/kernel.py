@@ -20,13 +20,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from dovetail.codegen.analysis import Shape, analyse, roots_of
+from dovetail.codegen.analysis import Shape, analyse, roots_of, step_of, varies
 from dovetail.codegen.cpp.exprs import fits_int32
 from dovetail.codegen.cpp.loops import Body
 from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.values import KernelWriter
-from dovetail.ir.expr import Expr, symbols
+from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Buffer, Scalar, iter_scalars
 from dovetail.ir.schedule import Group
 
@@ -82,15 +82,26 @@ def _all_scalars(group: Group) -> Iterable[Scalar]:
 
 
 def _widest(group: Group, shape: Shape) -> int:
-    """Bytes of the widest element computed in vectors."""
-    widest = 4
-    for node in _all_scalars(group):
-        widest = max(widest, node.dtype.bytes)
-        if node.op == "index" and shape.contiguous and shape.contiguous.var in symbols(node.args[0]):  # type: ignore[arg-type]
-            widest = max(widest, 4 if fits_int32(node.args[0]) else 8)  # type: ignore[arg-type]
-    if any(w.reduce in ("argmax", "argmin") for n in group.nests for w in n.writes):
-        widest = 8
-    return widest
+    """Bytes of the widest element computed in vectors. Addresses of whole vectors are not."""
+    var = shape.contiguous.var if shape.contiguous else None
+    roots = [root for n in group.nests for w in n.writes for root in roots_of(w)]
+    changing = varies(roots, {var} if var is not None else set(), set())
+    widest = 8 if any(w.reduce in ("argmax", "argmin") for n in group.nests for w in n.writes) else 4
+    seen: set[Scalar] = set()
+    while roots:
+        node = roots.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in changing or node.dtype.is_float:
+            widest = max(widest, node.dtype.bytes)
+        if node.op == "index" and node in changing and not fits_int32(node.args[0]):  # type: ignore[arg-type]
+            widest = 8
+        if node.op == "load_at" and var is not None and step_of(node.args[1], var) == 1:  # type: ignore[arg-type]
+            continue
+        roots += node.operands
+    values = [w.value for n in group.nests for w in n.writes if w.reduce]
+    return max([widest, *(value.dtype.bytes for value in values)])
 
 
 # -- names -----------------------------------------------------------------------------------------

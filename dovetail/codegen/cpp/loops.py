@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from dovetail.codegen.analysis import Pass, Shape, work
+from dovetail.codegen.analysis import Pass, Shape, crossing_loads, work
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, combine, functions_of
 from dovetail.codegen.cpp.reduce import Accumulator
@@ -33,6 +33,8 @@ TILE: Final = 1024
 """Columns whose accumulators stay in the first-level cache."""
 BLOCK: Final = 16
 """Rows added up in a register before the accumulator in memory is touched."""
+BLOCKS: Final = 64
+"""Blocks before the accumulators in memory are flushed into others: rounding errors stay small."""
 PIECES: Final = 64
 """Most pieces a walk is split into."""
 
@@ -83,6 +85,8 @@ class Body:
         root = Scope(0, None)
         if self.streams:
             self._columns(root)
+        elif self.writer.column and (crossed := self._crossed()):
+            self._tiles(root, *crossed)
         elif self.writer.column:
             self._points(root)
         elif self.group.inner and self.splits:
@@ -116,12 +120,13 @@ class Body:
             root(pragma)
         root.block(f"for (int64_t p = 0; p < {c_expr(total)}; ++p) {{", scope)
 
-    def _unpack(self, rest: str, scope: Scope) -> None:
+    def _unpack(self, rest: str, scope: Scope, loops: tuple[Range, ...] | None = None) -> None:
         """Declare the outer variables from a position."""
-        for item in self.loops:
+        loops = self.loops if loops is None else loops
+        for item in loops:
             self.writer.depths[item.var] = scope.depth
-        for k in range(len(self.loops) - 1, -1, -1):
-            item, size = self.loops[k], c_expr(self.loops[k].size)
+        for k in range(len(loops) - 1, -1, -1):
+            item, size = loops[k], c_expr(loops[k].size)
             scope(f"const int64_t {item.var.name} = {rest if k == 0 else f'{rest} % {size}'};")
             rest = f"({rest} / {size})"
 
@@ -145,6 +150,78 @@ class Body:
         exact = _divides(vector.size, self.writer.lanes)
         self.vector_loop(vector, "from", "to", scope, None, self.row, exact)
         self._over(root, scope, mul(count, chunks), True)
+
+    # -- transposes
+
+    def _crossed(self) -> tuple[Range, list[tuple[str, Expr]]] | None:
+        """The outer loop along which loads are contiguous that are far apart in a vector, and those loads."""
+        vector = self.vector
+        if vector is None or self.group.inner or not self.group.outer or self.is_serial:
+            return None
+        best: tuple[Range, list[tuple[str, Expr]]] | None = None
+        for item in self.loops:
+            loads = [
+                (buffer, index)
+                for buffer, index in crossing_loads(self.group, vector.var, item.var)
+                if self.writer.buffers[buffer].type.dtype.bytes == self.writer.widest
+                and self.writer.buffers[buffer].type.dtype is not BOOL
+            ]
+            if _at_most(item.size, self.writer.lanes // 2) or _at_most(vector.size, self.writer.lanes // 2):
+                continue
+            if len(loads) > (len(best[1]) if best else 0):
+                best = item, loads
+        return best
+
+    def _tiles(self, root: Scope, other: Range, loads: list[tuple[str, Expr]]) -> None:
+        """Squares of L by L elements; those loads come in along `other` and are turned in registers."""
+        vector, lanes = self.vector, self.writer.lanes
+        assert vector is not None
+        rest = tuple(r for r in self.loops if r is not other)
+        blocks = ceildiv(other.size, lanes)
+        scope = Scope(1, root)
+        start = f"{other.var.name}_"
+        self._unpack(f"(p / {c_expr(blocks)})", scope, rest)
+        scope(f"const int64_t {start} = p % {c_expr(blocks)} * {lanes};")
+        square = Scope(2, scope)
+        self.writer.depths[vector.var] = 2
+        exact = _divides(other.size, lanes) and _divides(vector.size, lanes)
+        full = Scope(3, square)
+        self._tile(full, other, loads, None)
+        if exact:
+            square.lines += full.lines
+        else:
+            size, count = c_expr(vector.size), c_expr(other.size)
+            square(f"const int64_t left = min_i({lanes}, {size} - {vector.var.name}), rows = min_i({lanes}, {count} - {start});")
+            square.block(f"if (left == {lanes} && rows == {lanes}) {{", full)
+            part = Scope(3, square)
+            self.writer.tail = "left"
+            self._tile(part, other, loads, "rows")
+            self.writer.tail = None
+            square.block("else {", part)
+        name = vector.var.name
+        scope.block(f"for (int64_t {name} = 0; {name} < {c_expr(vector.size)}; {name} += {lanes}) {{", square)
+        self._over(root, scope, mul(product(r.size for r in rest), blocks), True)
+
+    def _tile(self, scope: Scope, other: Range, loads: list[tuple[str, Expr]], rows: str | None) -> None:
+        vector, lanes, start = self.vector, self.writer.lanes, f"{other.var.name}_"
+        assert vector is not None
+        self.writer.tiles = {}
+        for buffer, index in loads:
+            tile = self.writer.fresh("tile")
+            kind = VECTOR_TYPE[self.writer.buffers[buffer].type.dtype]
+            names = {vector.var: f"({vector.var.name} + line)", other.var: start}
+            scope(f"{kind} {tile}[{lanes}]{' = {}' if rows else ''};")
+            count = f", {rows}" if rows else ""
+            source = f"load({self.writer.name(buffer)} + {c_expr(index, names)}{count})"
+            scope(f"for (int line = 0; line < {self.writer.tail or lanes}; ++line) {tile}[line] = {source};")
+            scope(f"transpose({tile});")
+            self.writer.tiles[buffer, index] = f"{tile}[{other.var.name} - {start}]"
+        inside = Scope(scope.depth + 1, scope)
+        self.writer.depths[other.var] = inside.depth
+        self.row(inside)
+        self.writer.tiles = {}
+        name = other.var.name
+        scope.block(f"for (int64_t {name} = {start}; {name} < {start} + {rows or lanes}; ++{name}) {{", inside)
 
     def vector_loop(
         self,
@@ -478,10 +555,20 @@ class Body:
                 inside(self._slot(item, f"({vector.var.name} - from)", whole))
 
         self.vector_loop(vector, "from", "to", block, None, column)
+        long = [item for item in items if item.kind == "sum" and item.dtype.is_float and not _at_most(last.size, BLOCK * BLOCKS)]
+        each = f"for (int64_t k = 0; k < to - from; k += {self.writer.lanes})"
+        for item in long:
+            n = item.name
+            scope(f"alignas(64) {C_TYPE[item.dtype]} {n}_top[{TILE + 64}] = {{}};")
+            block(f"if (({row} / {BLOCK}) % {BLOCKS} == {BLOCKS - 1})")
+            block(f"    {each} {{ store({n}_top + k, load({n}_top + k) + load({n} + k)); store({n} + k, {item.start}); }}")
         at.block(f"for (int64_t {row} = {start}; {row} < {stop}; {row} += {BLOCK}) {{", block)
+        after = [f"{each} store({item.name} + k, load({item.name} + k) + load({item.name}_top + k));" for item in long]
         for head, inside in reversed(opened):
             assert inside.parent is not None
             inside.parent.block(head, inside)
+        for line in after:
+            scope(line)
 
     def _visit_plain(self, items: list[Accumulator], inside: Scope) -> None:
         """As _visit, with NaN-preferring comparisons: one accumulator only."""
@@ -553,6 +640,10 @@ class Body:
         self.vector_loop(vector, "0", size, scope, vector.size, lambda s: self._column_results(items, s))
         for item in items:
             scope(f"free({item.name}_all);")
+
+
+def _at_most(size: Expr, limit: int) -> bool:
+    return size.is_const and size.value <= limit
 
 
 def _divides(size: Expr, lanes: int) -> bool:

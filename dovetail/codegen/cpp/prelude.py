@@ -44,6 +44,34 @@ INLINE int64_t check_index(int64_t i, int64_t n, int32_t* bad) {
 }
 """
 
+_PART: Final = """\
+// The first n lanes of a vector of B bytes with elements of E bytes, the others zero.
+template <int E> struct unit; template <> struct unit<1> { typedef char type; }; template <> struct unit<2> { typedef short type; };
+template <> struct unit<4> { typedef int type; }; template <> struct unit<8> { typedef long long type; };
+template <int B, int E> struct part {
+    typedef typename unit<E>::type T;
+    typedef T V __attribute__((vector_size(B)));
+    static inline __attribute__((always_inline)) V load(const void* p, int64_t n) { V v = {}; for (int64_t l = 0; l < n; ++l) v[l] = ((const T*)p)[l]; return v; }
+    template <class W> static inline __attribute__((always_inline)) void store(void* p, W w, int64_t n) {
+        V v = (V)w; for (int64_t l = 0; l < n; ++l) ((T*)p)[l] = v[l];
+    }
+};
+#if defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__GNUC__) && !defined(__clang__)
+#define MASKED(B, E, BITS, LOAD, STORE) \\
+template <> struct part<B, E> { \\
+    typedef unit<E>::type T; typedef T V __attribute__((vector_size(B))); \\
+    static inline __attribute__((always_inline)) V load(const void* p, int64_t n) { return LOAD((const T*)p, V{}, (BITS)((1u << n) - 1)); } \\
+    template <class W> static inline __attribute__((always_inline)) void store(void* p, W w, int64_t n) { STORE((T*)p, (V)w, (BITS)((1u << n) - 1)); } \\
+};
+MASKED(64, 4, unsigned short, __builtin_ia32_loaddqusi512_mask, __builtin_ia32_storedqusi512_mask)
+MASKED(64, 8, unsigned char, __builtin_ia32_loaddqudi512_mask, __builtin_ia32_storedqudi512_mask)
+MASKED(32, 4, unsigned char, __builtin_ia32_loaddqusi256_mask, __builtin_ia32_storedqusi256_mask)
+MASKED(32, 2, unsigned short, __builtin_ia32_loaddquhi256_mask, __builtin_ia32_storedquhi256_mask)
+MASKED(16, 2, unsigned char, __builtin_ia32_loaddquhi128_mask, __builtin_ia32_storedquhi128_mask)
+MASKED(16, 1, unsigned short, __builtin_ia32_loaddquqi128_mask, __builtin_ia32_storedquqi128_mask)
+#endif
+"""
+
 VECTORS: Final = """\
 namespace v%(L)s {
 enum { L = %(L)s };
@@ -64,12 +92,11 @@ INLINE i32v iota() { return %(iota)s; }
 template <class V, class T> INLINE V splat(T x) { return %(splat)s; }
 template <class T> INLINE typename vec_of<T>::type load(const T* p) { return *(const typename mem_of<T>::type*)p; }
 template <class T> INLINE typename vec_of<T>::type load(const T* p, int64_t n) {
-    typename vec_of<T>::type v = {};
-    for (int64_t l = 0; l < n; ++l) v[l] = p[l];
-    return v;
+    typedef typename vec_of<T>::type V;
+    return (V)part<sizeof(V), sizeof(T)>::load(p, n);
 }
 template <class T, class V> INLINE void store(T* p, V v) { *(typename mem_of<T>::type*)p = v; }
-template <class T, class V> INLINE void store(T* p, V v, int64_t n) { for (int64_t l = 0; l < n; ++l) p[l] = v[l]; }
+template <class T, class V> INLINE void store(T* p, V v, int64_t n) { part<sizeof(V), sizeof(T)>::store(p, v, n); }
 INLINE bf16v load(const bf16* p) { return {load((const uint16_t*)p)}; }
 INLINE bf16v load(const bf16* p, int64_t n) { return {load((const uint16_t*)p, n)}; }
 INLINE void store(bf16* p, bf16v v) { store((uint16_t*)p, v.bits); }
@@ -104,6 +131,22 @@ INLINE i64v check_index(i64v i, i64v n, int64_t count, int32_t* bad) {
     i64v z = {};
     for (int64_t l = 0; l < count; ++l) z[l] = ::check_index((int64_t)i[l], (int64_t)n[l], bad);
     return z;
+}
+template <int h, class V> INLINE void swap_blocks(V& a, V& b) {
+    const V x = a, y = b;
+    switch (h) {
+%(swaps)s    }
+}
+template <int h, class V> INLINE void transpose_by(V* rows) {
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) if (!(i & h)) swap_blocks<h>(rows[i], rows[i + h]);
+}
+// L rows of L elements each, turned around the diagonal in registers.
+template <class V> INLINE void transpose(V* rows) {
+    if (L > 1) transpose_by<1>(rows);
+    if (L > 2) transpose_by<2>(rows);
+    if (L > 4) transpose_by<4>(rows);
+    if (L > 8) transpose_by<8>(rows);
 }
 template <int h, class V> INLINE V turned(V v) {
     switch (h) {
@@ -222,7 +265,9 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
     """Overloads of `name`_ for the float vectors and scalars."""
     out: list[str] = []
     for vector, c_type, suffix, c in _vector_types(lanes, widest):
-        if name in _SLEEF:
+        if lanes == 1 and (name in _SLEEF or name in _SLEEF2):
+            out += _emit_libm(name, c_type, c)
+        elif name in _SLEEF:
             call = "Sleef_" + _SLEEF[name].format(p=suffix)
             out.append(f'extern "C" {vector} {call}({vector});')
             out.append(f"INLINE {vector} {name}_({vector} x) {{ return {call}(x); }}")
@@ -238,6 +283,16 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
         else:
             out += _emit_plain(name, vector, c_type, c)
     return "\n".join(out) + "\n"
+
+
+def _emit_libm(name: str, c_type: str, c: str) -> list[str]:
+    """Without vectors, the C library's function."""
+    kinds, names = (c_type, "x") if name in _SLEEF else (f"{c_type}, {c_type}", "x, y")
+    params = ", ".join(f"{c_type} {x}" for x in names.split(", "))
+    return [
+        f'extern "C" {c_type} {name}{c}({kinds});',
+        f"INLINE {c_type} {name}_({params}) {{ return {name}{c}({names}); }}",
+    ]
 
 
 def _emit_plain(name: str, vector: str, c_type: str, c: str) -> list[str]:
@@ -327,13 +382,17 @@ def emit_prelude(lanes: int, widest: int, functions: Iterable[str]) -> tuple[str
 
     for name in sorted(functions):
         want(name)
-    pieces = [HEAD, _vectors(lanes, widest)]
+    pieces = [HEAD, _PART, _vectors(lanes, widest)]
     for name in wanted:
         own = _emit_integer(name[4:]) if name.startswith("int:") else emit_function(name, lanes, widest)
         if name in _OWN:
             pieces.append(_OWN[name])
         pieces.append(f"namespace v{lanes} {{\n{own}}}\n")
     return tuple(pieces)
+
+
+def _ints(values: Iterable[int]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _vectors(lanes: int, widest: int) -> str:
@@ -343,7 +402,14 @@ def _vectors(lanes: int, widest: int) -> str:
         for h in (1, 2, 4, 8)
         if h < lanes
     )
+    swaps = "".join(
+        f"    case {h}: a = __builtin_shufflevector(x, y, {_ints((lanes + k - h) if k & h else k for k in range(lanes))}); "
+        f"b = __builtin_shufflevector(x, y, {_ints((lanes + k) if k & h else k + h for k in range(lanes))}); break;\n"
+        for h in (1, 2, 4, 8)
+        if h < lanes
+    )
     holes = {
+        "swaps": swaps,
         "L": str(lanes), "M": str(widest), "iota": f"i32v{{{numbers}}}", "turns": turns,
         "splat": "V{" + ", ".join(["x"] * lanes) + "}",
     }  # fmt: skip

@@ -17,7 +17,7 @@ from dovetail.ir.expr import product
 from dovetail.ir.loop import Nest, Write
 from dovetail.ir.types import BOOL, I64, DType
 
-CASCADE: Final = 256
+CASCADE: Final = 64
 """Additions into one accumulator before it is flushed into the next."""
 
 
@@ -64,7 +64,7 @@ class Accumulator:
     def cascades(self) -> bool:
         count = product(r.size for r in self.nest.reduce)
         lanes = 1 if self.writer.column else self.writer.lanes
-        chain = lanes * self.copies * CASCADE * 2
+        chain = lanes * self.copies * CASCADE * 4
         return self.kind == "sum" and self.dtype.is_float and not (count.is_const and count.value <= chain)
 
     def type(self, dtype: DType) -> str:
@@ -95,8 +95,8 @@ class Accumulator:
         if self.tracks_nan:
             self._declare(scope, self.dtype, f"{self.name}_nan{array}", f"{self.type(self.dtype)}{{}}")
         if self.cascades:
-            scope(f"{self.type(self.dtype)} {self.name}_sum = {self.start};")
-            scope(f"int32_t {self.name}_count = 0;")
+            scope(f"{self.type(self.dtype)} {self.name}_mid = {self.start}, {self.name}_sum = {self.start};")
+            scope(f"uint32_t {self.name}_count = 0;")
 
     def _declare(self, scope: Scope, dtype: DType, name: str, start: str) -> None:
         if self.copies > 1:
@@ -126,8 +126,14 @@ class Accumulator:
         """At the end of each step of the walk."""
         if not self.cascades:
             return
-        moves = " ".join(f"{self.name}_sum += {self.name}{at}; {self.name}{at} = {self.start};" for at in self._slots())
-        scope(f"if (++{self.name}_count == {CASCADE}) {{ {moves} {self.name}_count = 0; }}")
+        n = self.name
+        slots = [n + slot for slot in self._slots()]
+        both = " + ".join(f"({a} + {b})" for a, b in zip(slots[::2], slots[1::2])) if len(slots) > 1 else n
+        clear = " ".join(f"{slot} = {self.start};" for slot in slots)
+        scope(f"if (++{n}_count % {CASCADE} == 0) {{")
+        scope(f"    {n}_mid += {both}; {clear}")
+        scope(f"    if ({n}_count % {CASCADE * CASCADE} == 0) {{ {n}_sum += {n}_mid; {n}_mid = {self.start}; }}")
+        scope("}")
 
     def _slots(self) -> list[str]:
         return [""] if self.copies == 1 else [f"[{k}]" for k in range(self.copies)]
@@ -197,7 +203,7 @@ class Accumulator:
                 scope(f"{left} = {pattern.format(left, right)};")
             step //= 2
         if self.cascades:
-            scope(f"{first} = {first} + {self.name}_sum;")
+            scope(f"{first} = {first} + {self.name}_mid + {self.name}_sum;")
         if self.copies > 1:
             merged = self.writer.fresh("acc")
             scope(f"{self.type(self.dtype)} {merged} = {first};")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from dovetail.codegen.analysis import Shape
+from dovetail.codegen.analysis import Shape, step_of
 from dovetail.codegen.cpp.exprs import c_expr, fits_int32, vector_expr
 from dovetail.codegen.cpp.ops import (
     C_TYPE,
@@ -82,6 +82,10 @@ class KernelWriter:
     mask: Value | None = None
     depths: dict[Expr, int] = field(default_factory=dict)
     """Loop variable -> depth of the scope it is known in."""
+    tiles: dict[tuple[str, Expr], str] = field(default_factory=dict)
+    """Loads across the vectors: (buffer, index) -> text of the vector in a transposed tile."""
+    is_single: bool = False
+    """Compute for the first lane only: the address of a whole vector."""
     recompute: dict[str, Scalar] = field(default_factory=dict)
     """Buffers of the pass at hand that a second walk computes again."""
 
@@ -96,7 +100,9 @@ class KernelWriter:
 
     @property
     def vector_var(self) -> Expr | None:
-        return self.shape.contiguous.var if self.lanes > 1 and self.shape.contiguous else None
+        if self.lanes == 1 or self.is_single or self.shape.contiguous is None:
+            return None
+        return self.shape.contiguous.var
 
     # -- values
 
@@ -104,8 +110,10 @@ class KernelWriter:
         """Text for a scalar, computed as far out as possible."""
         chain = scope.chain()
         for at in chain:
-            if node in at.known:
+            if node in at.known and not (self.is_single and at.known[node].is_vector):
                 return at.known[node]
+        if node.op == "load_at" and self._is_whole_vector(node):
+            return self._load_vector_at(node, scope)
         args = [self.value(x, scope) for x in node.operands] if node.op != "masked" else []
         home = self._home(node, args, chain)
         made = self._make(node, args, home)
@@ -119,7 +127,7 @@ class KernelWriter:
 
     def _home(self, node: Scalar, args: list[Value], chain: list[Scope]) -> Scope:
         """The outermost scope where the node's variables and operands exist."""
-        if self.mask is not None or node.op == "masked":
+        if self.mask is not None or self.is_single or node.op == "masked":
             return chain[0]
         if node.op in ("load", "load_at") and self._written(node.args[0]):
             return chain[0]
@@ -190,6 +198,8 @@ class KernelWriter:
     def _load_memory(self, buffer: str, index: Expr, dtype: DType, scope: Scope) -> Value:
         pointer = self.name(buffer)
         var = self.vector_var
+        if (buffer, index) in self.tiles and self.mask is None:
+            return Value(self.tiles[buffer, index], dtype, True)
         parts = (ZERO, index) if var is None else linear_in(index, var)
         if parts is not None and parts[0] is ZERO:
             text = f"{pointer}[{c_expr(index)}]"
@@ -224,6 +234,26 @@ class KernelWriter:
                 text = f"({condition} ? {text} : {C_TYPE[node.dtype]}{{}})"
             return Value(text, node.dtype, False)
         return self._load_lanes(f"{buffer}[{position.text}[l]]", node.dtype, scope)
+
+    def _is_whole_vector(self, node: Scalar) -> bool:
+        """The lanes' positions follow one another."""
+        var = self.vector_var
+        return var is not None and self.mask is None and step_of(node.args[1], var) == 1  # type: ignore[arg-type]
+
+    def _load_vector_at(self, node: Scalar, scope: Scope) -> Value:
+        """One load from where the first lane points."""
+        inside = Scope(scope.depth, scope)
+        self.is_single = True
+        first = self.value(node.args[1], inside)  # type: ignore[arg-type]
+        self.is_single = False
+        scope.lines += inside.lines
+        name = self.fresh()
+        call = "load_mask" if node.dtype is BOOL else "load"
+        count = f", {self.tail}" if self.tail else ""
+        scope(f"const {VECTOR_TYPE[node.dtype]} {name} = {call}({self.name(str(node.args[0]))} + {first.text}{count});")
+        made = Value(name, node.dtype, True, scope.depth)
+        scope.known[node] = made
+        return made
 
     def store(self, buffer: str, index: Expr, value: Value, scope: Scope) -> None:
         pointer = self.name(buffer)
