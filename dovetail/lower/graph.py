@@ -135,9 +135,10 @@ class _Lowering:
         self, node: Node, name: str, ranges: list[Range], reduce: list[Range], writes: list[Write],
         origins: tuple[str, ...],
     ) -> None:  # fmt: skip
-        """Append a nest with its loops merged; a nest over nothing is left out."""
+        """Append a nest with its loops merged. A nest over nothing reads nothing."""
         if any(each.size is ZERO for each in ranges):
-            return
+            writes = [Write(w.buffers, w.index, lazy.as_constant(0, w.value.dtype)) for w in writes]
+            reduce = []
         roots = [root for write in writes for root in (write.value, write.index_scalar) if root is not None]
         exprs = index_exprs(roots)
         outer, env = merge_ranges(ranges, [*exprs, *(write.index for write in writes)], "i")

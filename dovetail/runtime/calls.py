@@ -21,7 +21,8 @@ def find_op(name: str) -> Callable[..., Any]:
 
 
 def make_call(call: PythonCall) -> Callable[..., list[Any]]:
-    """Takes the tensors, then the numbers; returns the tensors among the results, in order."""
+    """Takes the tensors, then the numbers; returns the tensors among the results, in order. A result that
+    the call left undefined is an empty tensor."""
     op = find_op(call.op)
     text_arguments = {arg.name for arg in getattr(op, "_schema").arguments if "str" in str(arg.type)}
     names = [arg.name for arg in getattr(op, "_schema").arguments]
@@ -32,7 +33,9 @@ def make_call(call: PythonCall) -> Callable[..., list[Any]]:
     def run(*given: Any) -> list[Any]:
         filled = [_fill(arg, given, count) for arg in args]
         named = {key: _fill(arg, given, count) for key, arg in kwargs.items()}
-        return list(_tensors(op(*filled, **named)))
+        result = op(*filled, **named)
+        found = _tensors(result)
+        return found if len(found) == call.outputs else [torch.empty(0) if x is None else x for x in result]
 
     return run
 
