@@ -53,7 +53,10 @@ def main() -> None:
         print(f"\n# --- {name}: {record['reason']}\n{record.get('program', '')}")
     for kind in kinds:
         counts = Counter(record["status"] for name, record in records.items() if name.startswith(kind))
-        print(f"{kind}: {counts['pass']} equal to eager, {counts['fail']} different, of {sum(counts.values())} programs")
+        mine = [record for name, record in records.items() if name.startswith(kind)]
+        compiled = sum(record.get("graphs", 0) > 0 for record in mine)
+        print(f"{kind}: {counts['pass']} equal to eager, {counts['fail']} different, of {len(mine)} programs; "
+              f"{compiled} had at least one graph, {sum(record.get('graphs', 0) for record in mine)} graphs in all")
     raise SystemExit(1 if failures else 0)
 
 

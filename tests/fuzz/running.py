@@ -174,12 +174,13 @@ def run_task(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     program = importlib.import_module(KINDS[kind]).make_program(int(seed))
     chosen = {"dynamic": [None, True][int(seed) % 4 == 3], "backend": settings["backend"]} if settings["peer"].startswith("dovetail") else {}
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    why = why_different(program, peer, chosen)
+    seen = peer.observe(lambda: why_different(program, peer, chosen))
+    why, work = seen.result, {"graphs": seen.graphs, "breaks": seen.breaks}
     if why is None:
-        return {"status": "pass"}
+        return {"status": "pass", **work}
     if settings.get("shrink", True):
         program, why = shrunk(program, why, lambda p: why_different(p, peer, chosen))
-    return {"status": "fail", "reason": why, "program": show_program(program), "settings": chosen}
+    return {"status": "fail", "reason": why, "program": show_program(program), "settings": chosen, **work}
 
 
 def shrunk(program: Program, why: str, differ: Callable[[Program], str | None]) -> tuple[Program, str]:
