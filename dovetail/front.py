@@ -133,7 +133,7 @@ def _has_frame(fn: Callable[..., Any]) -> bool:
 
 
 FRAME: Final = builtins.compile(
-    "def call(*args, **kwargs):\n    return builtin(*args, **kwargs)\n", "<dovetail call>", "exec"
+    "def call(*args, **kwargs):\n    return builtin(*args, **kwargs)\n", "<c function>", "exec"
 )
 """A frame around a C function. It is no part of this file, whose frames are never compiled."""
 

@@ -15,7 +15,7 @@ from dovetail.capture.trace import is_library_file
 from dovetail.errors import Reason
 
 OWN_FOLDER: Final = __file__.rsplit("/", 2)[0] + "/"
-GENERATED: Final = ("<dovetail", "<eval_with_key>")
+GENERATED: Final = ("<dovetail",)
 MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/", "/torch/distributions/")
 """Parts of torch that are models and training code rather than machinery: worth a graph of their own."""
 MACHINERY: Final = ("/torch/nn/modules/module.py", "/torch/optim/optimizer.py")

@@ -210,7 +210,9 @@ def test_new_instances_of_its_class_are_plain(net: Net) -> None:
 def test_graph_modules_and_callables(net: Net) -> None:
     traced = torch.fx.symbolic_trace(net.eval(), concrete_args={"twice": False})
     compiled = dovetail.compile(traced)
+    dovetail.reset()
     torch.testing.assert_close(compiled(X), net(X))
+    assert dovetail.stats()["graphs"] == 1
     torch.testing.assert_close(copy.deepcopy(compiled)(X), net(X))
 
 
