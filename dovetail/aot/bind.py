@@ -181,7 +181,11 @@ class _Emitter:
             target = self.inputs[mutation.input]
             for step in mutation.steps:
                 target = self.view(target, step)
-            text = f"{target}.copy_({self.results[mutation.output]})"
+            value = self.results[mutation.output]
+            test = (
+                "" if mutation.steps else f"if {value} is not {target}: "
+            )  # an executable may write in place
+            text = f"{test}{target}.copy_({value})"
             if mutation.output < 0:
                 text = (
                     f"{self.operator(mutation.op)}({', '.join([target, *map(self.literal, mutation.args)])})"

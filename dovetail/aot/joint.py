@@ -26,7 +26,7 @@ from torch.fx.node import map_arg as map_fx
 from dovetail.aot.alias import Ref, Write
 from dovetail.aot.cost import bytes_of
 from dovetail.aot.record import Recorder, is_random
-from dovetail.errors import UnsupportedMutation
+from dovetail.errors import Break, UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
 from dovetail.ir.expr import Expr
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
@@ -227,6 +227,11 @@ def _derive_mutations(trace: _Trace) -> list[Mutation]:
         if value is trace.recorder.builder.inputs[i]:
             continue
         _check_overlap(trace, i)
+        if any(
+            step.is_const and step.value == 0 and size.lo > 1
+            for size, step in zip(ref.type.shape, ref.type.stride)
+        ):
+            raise UnsupportedMutation(detail="an input whose elements share memory (expanded) is written")
         silent = not fake.requires_grad or fake.grad_fn is trace.histories[i]
         if silent and _is_small(ref.storage.log, ref.type):
             found += [_partial(trace, i, write) for write in ref.storage.log]
@@ -388,12 +393,16 @@ def _trace_backward(
 
 
 def _gradients(heads: list[Any], leaves: list[Any], tangents: list[Any]) -> Sequence[Any]:
+    """torch.autograd.grad, less its checks of the tangents, which import SymPy."""
+    run = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
     try:
-        return torch.autograd.grad(heads, leaves, tangents, allow_unused=True, retain_graph=True)
+        return run(tuple(heads), tuple(tangents), True, False, tuple(leaves), True, False)  # type: ignore[no-any-return]
+    except Break:
+        raise
     except RuntimeError as error:
         if "use_reentrant=True" not in str(error):
-            raise
-    torch.autograd.backward(heads, tangents)  # what a reentrant checkpoint wants
+            raise UnsupportedMutation(detail=f"backward cannot be traced: {error}") from error
+    run(tuple(heads), tuple(tangents), False, False, (), True, True)  # what a reentrant checkpoint wants
     return [leaf.grad for leaf in leaves]
 
 

@@ -135,7 +135,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.loc, detail="a tensor with a gradient that is no input of the graph"
             )
         else:
-            fake, real = fake_like(tensor.detach()), tensor.detach()
+            with torch._C._DisableTorchDispatch():
+                real = tensor.detach()
+            fake = fake_like(real)
         self.constants.append(real)
         self.constant_fakes[id(tensor)] = fake
         node = self.builder.input(f"constant_{len(self.constants) - 1}", type_of(fake))
@@ -485,6 +487,22 @@ def record_cudnn_backward(
     return record_call(recorder, _aten.native_batch_norm_backward.default, native, {})
 
 
+def record_rnn(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Its workspace has a size that only the library knows: ask it, with zeros."""
+    output, hidden, cell, workspace = infer(func, args, kwargs)
+    if any(isinstance(a, Fake) and a.form is not None for a in args):
+        raise UnsupportedMutation(recorder.loc, detail="an RNN layer with symbolic sizes")
+    with torch._C._DisableTorchDispatch(), torch.enable_grad():
+        zeros = [torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+        real = func(*zeros, **kwargs)[3]
+    if real is not None:
+        workspace = infer(_aten.new_empty.default, (workspace, list(real.shape)), {})
+    result = (output, hidden, cell, workspace)
+    nodes = tuple([recorder.arg(a) for a in args])
+    recorder.results(recorder.call(facts_of(func).name, nodes, result_type(result), kwargs), result)
+    return result
+
+
 _routes: Final[dict[Any, Route]] = {}
 
 ROUTES: Final[dict[str, Route]] = {
@@ -504,6 +522,7 @@ ROUTES: Final[dict[str, Route]] = {
     "aten.lift_fresh_copy.default": record_lift,
     "aten.resize_.default": record_resize,
     "aten.set_.source_Tensor": record_set,
+    "aten.mkldnn_rnn_layer.default": record_rnn,
     "aten.native_batch_norm.default": record_batch_norm,
     "aten.cudnn_batch_norm.default": record_batch_norm,
     "aten.native_batch_norm_backward.default": record_batch_norm_backward,

@@ -304,3 +304,23 @@ def test_small_write_is_repeated_on_the_input() -> None:
     joint = aot.trace_joint(as_module(program, 3), make())
     first, second = joint.signature.mutations
     assert first.steps and second.op == "aten.index_copy_.default"
+
+
+def test_constant_attribute() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.add, (x, graph.get_attr("table"))),))
+    root = torch.nn.Module()
+    root.register_buffer("table", torch.arange(4.0))
+    joint = aot.trace_joint(torch.fx.GraphModule(root, graph), [torch.randn(2, 4)])
+    assert len(joint.constants) == 1 and type(joint.constants[0]) is torch.Tensor
+
+
+def test_backward_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnsupportedMutation, match="backward cannot be traced"):
+        compiled(lambda x: x // 2, [torch.randn(3, requires_grad=True)])
+
+
+def test_writing_to_an_expanded_input_is_refused() -> None:
+    with pytest.raises(UnsupportedMutation, match="share memory"):
+        compiled(lambda x: x.masked_fill_(x > 1, 0), [torch.randn(1, 3).expand(4, 3)])
