@@ -16,7 +16,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +35,15 @@ PLAIN: Final = {"complex", "frozenset", "set", "slice", "range"}
 
 
 # -- keys ------------------------------------------------------------------------------------------
+
+
+KNOWN_OF_NODE: Final = ("op", "args", "type", "name", "kwargs", "loc")
+KNOWN_OF_GRAPH: Final = ("name", "inputs", "nodes", "outputs")
+
+
+def rest_of(noun: Node | Graph, known: tuple[str, ...]) -> str:
+    """Fields beyond those written by hand below: whatever a noun gains is part of its content."""
+    return repr([getattr(noun, item.name) for item in fields(noun) if item.name not in known])
 
 
 class _Content:
@@ -72,7 +81,7 @@ class _Content:
         self.numbers[node] = len(self.numbers)
         args = ",".join(map(self.arg, node.args))
         kwargs = ",".join(f"{name}={self.arg(value)}" for name, value in node.kwargs)
-        self.parts.append(f"{node.op}({args};{kwargs}){self.type(node.type)}")
+        self.parts.append(f"{node.op}({args};{kwargs}){self.type(node.type)}{rest_of(node, KNOWN_OF_NODE)}")
 
 
 def content_of(graph: Graph) -> str:
@@ -80,7 +89,7 @@ def content_of(graph: Graph) -> str:
     content = _Content()
     for node in (*graph.inputs, *graph.nodes):
         content.node(node)
-    content.parts.append(content.arg(graph.outputs))
+    content.parts += [content.arg(graph.outputs), rest_of(graph, KNOWN_OF_GRAPH)]
     ranges = [f"{symbol.name}:{symbol.lo}..{symbol.hi}" for symbol in content.symbols]
     return "\n".join([*content.parts, *ranges])
 

@@ -51,6 +51,12 @@ def test_names_and_lines_do_not_matter_but_contents_do() -> None:
     assert len(texts) == 6
 
 
+def test_fields_added_to_a_graph_matter() -> None:
+    graph = make_graph()
+    assert content_of(replace(graph, updates=((0, 0),))) != content_of(graph)
+    assert content_of(replace(graph, name="other")) == content_of(graph)
+
+
 def test_ranges_of_symbols_matter() -> None:
     assert content_of(make_graph(size=sym("s", 2, 64))) != content_of(make_graph(size=sym("t", 2, 64)))
     assert "s:2..64" in content_of(make_graph(size=sym("s", 2, 64)))
