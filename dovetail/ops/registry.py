@@ -22,7 +22,13 @@ SINGLE_PRIM: Final[set[str]] = set()
 
 TEMPLATES: Final[frozenset[str]] = frozenset((
     "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default",
-    "aten.convolution.default", "aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "aten.convolution.default", "aten.convolution_backward.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+    "aten._scaled_dot_product_flash_attention_backward.default",
+    "aten._scaled_dot_product_efficient_attention_backward.default",
+    "aten._scaled_dot_product_cudnn_attention.default",
+    "aten._scaled_dot_product_cudnn_attention_backward.default",
     "aten._scaled_dot_product_flash_attention.default",
     "aten._scaled_dot_product_efficient_attention.default",
     "aten._scaled_dot_product_attention_math.default", "aten.scaled_dot_product_attention.default",
