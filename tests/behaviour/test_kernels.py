@@ -1,0 +1,66 @@
+"""Kernel counts of named functions: what fuses into what is part of the product."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.sweeps.peers import find_peer
+
+
+def count(f: Callable[..., Any], *args: Any, grad: bool = False) -> int:
+    """Kernels of the compiled function, whose result is also compared with eager's."""
+    peer = find_peer("dovetail")
+    peer.reset()
+    compiled = peer.compile(f, fullgraph=True)
+    with torch.set_grad_enabled(grad):
+        seen = peer.observe(lambda: compiled(*args))
+        torch.testing.assert_close(seen.result, f(*args))
+    return seen.kernels
+
+
+X = torch.randn(32, 64)
+W, B = torch.randn(64, 64) / 8, torch.randn(64)
+
+
+@pytest.mark.parametrize(
+    ("most", "f"),
+    [
+        (1, lambda: torch.softmax(X, -1)),
+        (1, lambda: torch.log_softmax(X * 2, 0)),
+        (1, lambda: F.layer_norm(X, (64,), B, B)),
+        (1, lambda: F.gelu(X @ W + B)),
+        (1, lambda: X * torch.rsqrt(X.pow(2).mean(-1, keepdim=True) + 1e-6) * B),
+        (1, lambda: F.silu(X) * (X + 1)),
+        (1, lambda: torch.where(X > 0, X, X * 2).sum(1)),
+        (1, lambda: (X.t() + W[:, :32]).relu()),
+        (1, lambda: torch.cat([-X[:, 32:], X[:, :32]], -1) * X),
+        (2, lambda: F.cross_entropy(X, torch.arange(32))),
+        (2, lambda: F.linear(F.gelu(F.linear(F.layer_norm(X, (64,)), W, B)), W, B)),
+    ],
+    ids=["softmax", "log_softmax_columns", "layer_norm", "bias_gelu", "rms_norm", "swiglu", "where_sum", "transpose_add", "rotary", "cross_entropy", "mlp_block"],
+)
+def test_kernel_count(most: int, f: Callable[[], Any]) -> None:
+    assert 1 <= count(f) <= most
+
+
+def test_adam_update_of_ten_parameters_is_fused() -> None:
+    ps, gs = [torch.randn(64) for _ in range(10)], [torch.randn(64) for _ in range(10)]
+
+    def update(ps: list[torch.Tensor], gs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [p - 0.1 * (g * 0.1) / ((g * g * 0.001).sqrt() + 1e-8) for p, g in zip(ps, gs, strict=True)]
+
+    assert 1 <= count(update, ps, gs) <= 2
+
+
+def test_attention_makes_no_extra_copies() -> None:
+    q = torch.randn(2, 8, 4, 16)
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        heads = q.transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2)
+
+    assert count(attend, q) == 0

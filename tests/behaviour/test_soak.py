@@ -1,0 +1,175 @@
+"""Issue: soak and faults. Threads, processes, forks, interrupts, full or read-only cache folders, many recompiles."""
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+
+import dovetail
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+SCRIPT: Final = """
+import torch, dovetail
+f = dovetail.compile(lambda x, w: torch.softmax(x @ w, -1) * 2 + 1)
+x, w = torch.ones(5, 4, requires_grad=True), torch.eye(4)
+y = f(x, w)
+y.sum().backward()
+assert torch.allclose(y, torch.softmax(x @ w, -1) * 2 + 1) and x.grad is not None
+print("right", dovetail.stats()["graphs"])
+"""
+
+
+def start(script: str, cache: Path, **environment: str) -> subprocess.Popen[str]:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "DOVETAIL_CACHE": str(cache), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err[-2000:]
+    return out
+
+
+def test_processes_share_one_cache_folder(tmp_path: Path) -> None:
+    for process in [start(SCRIPT, tmp_path) for _ in range(3)]:
+        assert "right 1" in finish(process)
+
+
+def test_read_only_cache_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert "right 1" in finish(start(SCRIPT, tmp_path))
+        assert "right 1" in finish(start(SCRIPT, Path("/proc/no/such/place")))
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_damaged_cache_entries_are_misses(tmp_path: Path) -> None:
+    finish(start(SCRIPT, tmp_path))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        path.chmod(0o600)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert "right 1" in finish(start(SCRIPT, tmp_path))
+
+
+def test_killed_while_compiling_then_again(tmp_path: Path) -> None:
+    process = start("import time\n" + SCRIPT, tmp_path)
+    try:
+        process.wait(timeout=2.5)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert "right 1" in finish(start(SCRIPT, tmp_path))
+
+
+def test_fork_after_compile(tmp_path: Path) -> None:
+    script = SCRIPT + """
+import os
+child = os.fork()
+if child == 0:
+    g = dovetail.compile(lambda t: t.sin() + 3)
+    ok = torch.allclose(f(x.detach() * 2, w), torch.softmax(x.detach() * 2 @ w, -1) * 2 + 1) and torch.allclose(g(x.detach()), x.detach().sin() + 3)
+    os._exit(0 if ok else 1)
+print("child", os.waitpid(child, 0)[1])
+"""
+    assert "child 0" in finish(start(script, tmp_path))
+
+
+def test_interrupt_during_compile_leaves_things_usable(tmp_path: Path) -> None:
+    script = """
+import signal, torch, dovetail
+def backend(graph, inputs):
+    if not hasattr(backend, "done"):
+        backend.done = True
+        raise KeyboardInterrupt
+    return graph.forward
+f = dovetail.compile(lambda x: x * 2 + 1, backend=backend)
+try:
+    f(torch.ones(2)); print("no interrupt")
+except KeyboardInterrupt:
+    print("interrupted")
+print(f(torch.ones(2)).tolist(), (torch.ones(2) * 3).tolist())
+"""
+    out = finish(start(script, tmp_path))
+    assert "interrupted" in out and "[3.0, 3.0] [3.0, 3.0]" in out
+
+
+def test_threads_with_different_functions() -> None:
+    wrong: list[object] = []
+
+    def work(n: int) -> None:
+        f = dovetail.compile(lambda x: (x * n).cos() + n)
+        for size in (3, 4, 5, 3):
+            x = torch.randn(size, requires_grad=True)
+            y = f(x)
+            if not torch.allclose(y, (x * n).cos() + n):
+                wrong.append((n, size))
+            y.sum().backward()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+def test_memory_does_not_grow_with_calls_or_recompiles() -> None:
+    f = dovetail.compile(lambda x, k: x * len(k) + 1, backend="eager")
+    x = torch.ones(64)
+
+    def churn(count: int) -> None:
+        for n in range(count):
+            f(x, "a" * (n % 6))
+            if n % 40 == 39:
+                dovetail.reset()
+
+    churn(200)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    churn(600)
+    gc.collect()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert grown < 30, f"{grown:.0f} MiB more after 600 calls with 90 recompiles"
+
+
+def test_tensors_are_released() -> None:
+    f = dovetail.compile(lambda x: x * 2 + 1)
+    x = torch.ones(1000, requires_grad=True)
+    for _ in range(3):
+        f(x).sum().backward()
+    gc.collect()
+    before = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+    for _ in range(50):
+        f(x).sum().backward()
+    gc.collect()
+    assert sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()) <= before + 2
+
+
+@pytest.mark.parametrize("kind", ["settrace", "setprofile"])
+def test_debuggers_and_profilers_keep_working(kind: str) -> None:
+    seen: list[str] = []
+    f = dovetail.compile(lambda x: x.sin() + 1)
+    f(torch.ones(2))
+    install = getattr(sys, kind)
+    previous = getattr(sys, "gettrace" if kind == "settrace" else "getprofile")()
+    install(lambda frame, event, arg: seen.append(event))
+    try:
+        y = f(torch.ones(2))
+    finally:
+        install(previous)
+    assert seen and torch.allclose(y, torch.ones(2).sin() + 1)
