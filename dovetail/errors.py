@@ -162,6 +162,18 @@ class UnsupportedGenerator(Break):
     message = "{detail}"
 
 
+class UnfinishedGenerator(UnsupportedGenerator):
+    """A generator that the frame made is needed outside of the graph while it is still at work. `step` is
+    the instruction, counted from the frame's start, that made it."""
+
+    code = "B14"
+    message = "a generator in the middle of its work ({name})"
+
+    @property
+    def step(self) -> int:
+        return int(str(self.fields["step"]))
+
+
 class FailedFake(Break):
     code = "B10"
     message = "{function} cannot run on tensors without data: {detail}"

@@ -24,6 +24,7 @@ import sys
 import types
 import typing
 import warnings
+import weakref
 from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any, Final
@@ -41,13 +42,14 @@ from dovetail.capture.attributes import (
     store_attr,
     store_plain,
 )
-from dovetail.capture.interpreter import format_value
+from dovetail.capture.interpreter import GlobalsView, format_value
 from dovetail.capture.operations import iterate, native, truth
-from dovetail.capture.origins import IDENTITY, PLAIN
+from dovetail.capture.origins import IDENTITY, PLAIN, wrap
 from dovetail.capture.torch_calls import type_of_value
-from dovetail.capture.trace import Raised, Trace
-from dovetail.errors import DataDependentValue, OutputCall, UnknownCall
+from dovetail.capture.trace import NULL, Raised, Trace
+from dovetail.errors import DataDependentValue, OutputCall, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import Is
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -146,7 +148,7 @@ def _delattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 @on(vars)
 def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if not args:
-        raise UnknownCall(trace.loc(), function="vars()")
+        return _locals(trace, args, kwargs)
     return load_attr(trace, args[0], "__dict__")
 
 
@@ -403,8 +405,36 @@ def _unknown(name: str) -> Special:
     return rule
 
 
-for _name in ("open", "input", "exec", "eval", "compile", "globals", "locals", "breakpoint", "dir", "__import__"):
+for _name in ("open", "input", "compile", "breakpoint", "__import__"):
     on(getattr(builtins, _name))(_unknown(_name))
+
+
+def _frame_bound(name: str) -> Special:
+    """Looks at the frame that calls it, so it cannot be called from anywhere else."""
+
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        raise SkippedFrame(trace.loc(), detail=f"call to {name}(), which looks at its caller's variables")
+
+    return rule
+
+
+for _name in ("exec", "eval", "dir"):
+    on(getattr(builtins, _name))(_frame_bound(_name))
+
+
+@on(globals)
+def _globals(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    return GlobalsView(trace.places[-1])
+
+
+@on(locals)
+def _locals(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    place = trace.places[-1]
+    found = {}
+    for i, (name, value) in enumerate(zip(place.code.slot_names, place.slots)):
+        if value is not NULL:
+            found[name] = place.read_cell(value, i) if isinstance(value, types.CellType) else value
+    return found
 
 
 # -- classes -----------------------------------------------------------------------------------------
@@ -531,7 +561,7 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
 NATIVE_CLASSES: Final = frozenset(
     {object, complex, bytes, bytearray, memoryview, property, classmethod, staticmethod, itertools.count,
      itertools.repeat, types.SimpleNamespace, types.MethodType, types.MappingProxyType, operator.itemgetter,
-     operator.attrgetter, operator.methodcaller, torch.device, torch.finfo, torch.iinfo}
+     operator.attrgetter, operator.methodcaller, weakref.ref, torch.device, torch.finfo, torch.iinfo}
 )  # fmt: skip
 
 
@@ -738,6 +768,25 @@ def _call_getter(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
+def _call_methodcaller(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    maker, rest = fn.__reduce__()
+    if isinstance(maker, functools.partial):
+        (name, *_), named = maker.args, maker.keywords
+    else:
+        (name, *rest), named = rest, {}
+    return trace.call(load_attr(trace, args[0], name), list(rest), named)
+
+
+def _call_reference(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A weak reference: what it refers to now, as long as it is the same reference."""
+    target = fn()
+    origin = trace.origins.get(id(fn))
+    if origin is None or target is None or isinstance(target, Fake):
+        return target
+    trace.guard(origin.source, Is(fn))
+    return wrap(trace, target, trace.const(target, "referent"))
+
+
 def _call_own(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(fn, *args, **kwargs)
 
@@ -745,6 +794,8 @@ def _call_own(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     operator.itemgetter: _call_getter,
     operator.attrgetter: _call_getter,
+    operator.methodcaller: _call_methodcaller,
+    weakref.ref: _call_reference,
     Callback: _call_own,
 }
 

@@ -36,7 +36,7 @@ def _autocast_enter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     how = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
     entered = native(_enter_autocast, *how)
     trace.record("call_function", _enter_autocast, how, {}, entered)
-    trace.entered[id(context)] = entered
+    trace.entered[id(context)] = trace.held[id(entered)] = entered
     return context
 
 
@@ -52,7 +52,7 @@ def _autocast_exit(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 def _inference_enter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     entered = native(_enter_inference_mode, args[0].mode)
     trace.record("call_function", _enter_inference_mode, (args[0].mode,), {}, entered)
-    trace.entered[id(args[0])] = entered
+    trace.entered[id(args[0])] = trace.held[id(entered)] = entered
 
 
 @on(inference_mode.__exit__)

@@ -26,13 +26,14 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.attributes import InstanceDict, find_in_mro
-from dovetail.capture.builtins import Callback
-from dovetail.capture.interpreter import Activation
+from dovetail.capture.attributes import InstanceDict
+from dovetail.capture.builtins import Callback, is_plain_owner
+from dovetail.capture.generators import Generator
+from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.operations import SYMBOLIC
 from dovetail.capture.origins import IDENTITY, PLAIN
 from dovetail.capture.trace import DELETED, NULL, Trace, Write
-from dovetail.errors import UnsupportedValue
+from dovetail.errors import UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Arg, Const, Global, Source
 
@@ -232,7 +233,8 @@ def _method(emit: Emitter, value: MethodType) -> str:
 def _builtin_method(emit: Emitter, value: Any) -> str:
     """A C function, or a C method bound to a value of the trace."""
     owner = value.__self__
-    if owner is None or isinstance(owner, (types.ModuleType, type)):
+    known = owner is None or isinstance(owner, (types.ModuleType, type))
+    if known or not (is_plain_owner(owner) or isinstance(owner, Fake) or id(owner) in emit.trace.origins):
         return emit.const(value, value.__name__)
     return f"{emit.value(owner)}.{value.__name__}"
 
@@ -283,6 +285,17 @@ def _cell(emit: Emitter, value: CellType) -> str:
 
 def _instance_dict(emit: Emitter, value: InstanceDict) -> str:
     return f"{emit.value(value.owner)}.__dict__"
+
+
+def _globals_view(emit: Emitter, value: GlobalsView) -> str:
+    if value.real is emit.trace.frame.globals:
+        return "user_globals"
+    return emit.const(value.real, "globals")
+
+
+def _unfinished(emit: Emitter, value: Generator) -> str:
+    name = value.activation.code.code.co_qualname
+    raise UnfinishedGenerator(emit.trace.frame.loc, name=name, step=value.made_at)
 
 
 def _callback(emit: Emitter, value: Callback) -> str:
@@ -360,6 +373,7 @@ REBUILD: Final[dict[type, Rule]] = {
     FunctionType: _function,
     CellType: _cell,
     InstanceDict: _instance_dict,
+    GlobalsView: _globals_view,
     Callback: _callback,
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): _null,
@@ -391,16 +405,22 @@ def rebuild_by_base(value: Any) -> Rule:
         return _constant
     if kind.__module__ == "itertools" and hasattr(value, "__reduce__"):
         return _reduced
-    if kind.__module__.startswith("dovetail.capture"):
-        return lambda emit, item: str(emit.refuse(item, "a generator in the middle of its work"))
+    if kind is Generator:
+        return _unfinished
     if isinstance(value, types.CodeType | property | classmethod | staticmethod):
         return _constant
-    maker, owner = find_in_mro(kind, "__new__")
+    solid = next(base for base in kind.__mro__ if not base.__flags__ & 512)
+    if solid not in REBUILT_BASES and not isinstance(value, BaseException):
+        return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
     if kind.__flags__ & 512 and (hasattr(value, "__dict__") or hasattr(kind, "__slots__") or isinstance(value, (tuple, int))):
         return _instance
     if isinstance(value, BaseException):
         return _instance
     return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
+
+
+REBUILT_BASES: Final = frozenset({object, dict, list, set, tuple, int, float, str, collections.OrderedDict})
+"""C classes whose Python subclasses can be made again from their contents and attributes."""
 
 
 def entry_parameters(root: Activation, count: int) -> list[str]:

@@ -16,6 +16,8 @@ from dovetail.capture.trace import Raised
 class Generator:
     def __init__(self, activation: Activation) -> None:
         self.activation = activation
+        places = activation.trace.places
+        self.made_at = places[0].steps - 1 if places else -1
         self.started = self.finished = self.running = False
 
     def __iter__(self) -> Generator:

@@ -57,6 +57,8 @@ class GraphBuilder:
         node = self.graph.create_node(call.kind, call.target, args, kwargs)
         node.meta["loc"] = call.loc
         node.meta["stack_trace"] = show_stack(call.stack)
+        if call.is_checkpointed:
+            node.meta["checkpointed"] = True
         self.assign(call.result, node, ())
 
     def assign(self, value: Any, node: torch.fx.Node, path: tuple[Any, ...]) -> None:

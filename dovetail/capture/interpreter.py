@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
@@ -706,6 +706,31 @@ class Activation:
             if isinstance(raised.value, AttributeError):
                 return None
             raise
+
+
+class GlobalsView(MutableMapping[str, Any]):
+    """globals() of an interpreted frame: reads are guarded, writes wait."""
+
+    def __init__(self, frame: Activation) -> None:
+        self.frame, self.real = frame, frame.globals
+
+    def __getitem__(self, name: str) -> Any:
+        pending = self.frame.trace.writes.get((id(self.real), name))
+        if pending is None and name not in self.real:
+            raise KeyError(name)
+        return self.frame.load_global(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        store_global(self.frame.trace, self.real, name, value, self.frame.global_source(name))
+
+    def __delitem__(self, name: str) -> None:
+        raise UnsupportedOpcode(self.frame.trace.loc(), opcode="del globals()[...]")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.real)
+
+    def __len__(self) -> int:
+        return len(self.real)
 
 
 def format_value(value: Any, convert: int, spec: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture import contexts
+from dovetail.capture import contexts, regions
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call
 from dovetail.capture.dynamic import History
@@ -29,7 +29,7 @@ from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace
-from dovetail.errors import Break, FrameRaises, ResumedLoop, SkippedFrame
+from dovetail.errors import Break, FrameRaises, ResumedLoop, SkippedFrame, UnfinishedGenerator
 from dovetail.fake.tensor import FakeMode
 from dovetail.ir.capture import BreakPoint, Capture
 from dovetail.ir.source import Arg
@@ -37,6 +37,8 @@ from dovetail.options import Options
 from dovetail.util.writer import Writer
 
 RECURSION_LIMIT = 12_000
+MAX_ATTEMPTS = 4
+REGIONS = regions
 
 
 class Stop(Exception):
@@ -94,10 +96,15 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
         found = attempt.run()
         if isinstance(found, Capture):
             return found
-        again = Attempt(frame, options, dynamic, attempt.steps, found)
-        result = again.run()
-        if isinstance(result, Capture):
-            return result
+        steps = attempt.steps
+        for _ in range(MAX_ATTEMPTS):
+            again = Attempt(frame, options, dynamic, steps, found)
+            result = again.run()
+            if isinstance(result, Capture):
+                return result
+            if not isinstance(result, UnfinishedGenerator) or result.step >= steps:
+                break
+            steps = result.step  # break where the generator is made instead: then it is a real one
         raise SkippedFrame(frame.loc, detail=f"{found.text}; and the frame cannot be resumed there: {result.text}")
     finally:
         sys.setrecursionlimit(limit)

@@ -24,6 +24,10 @@ from dovetail.ir.source import Attr, DictAttr
 
 MARKS: Final = frozenset({"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"})
 
+OP_MODULES: Final = frozenset({"torch", "torch.functional", "torch.nn.functional", "torch._tensor", "torch._lowrank",
+                               "torch._lobpcg", "torch._linalg_utils"})  # fmt: skip
+"""Where torch keeps ops that are written in Python."""
+
 TENSOR_FUNCTIONS: Final[dict[int, str]] = {
     id(value): name
     for owner in (torch.Tensor, torch._C.TensorBase, Fake)
@@ -50,8 +54,7 @@ def is_torch_call(fn: Any) -> bool:
         code = fn.__code__
         found = _marked.get(code)
         if found is None:
-            module = fn.__module__ or ""
-            found = _marked[code] = module.split(".")[0] == "torch" and not MARKS.isdisjoint(code.co_names)
+            found = _marked[code] = fn.__module__ in OP_MODULES and not MARKS.isdisjoint(code.co_names)
         return found
     if kind is BuiltinFunctionType:
         module = fn.__module__ or ""

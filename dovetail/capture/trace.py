@@ -66,6 +66,7 @@ class Call:
     result: Any
     loc: Loc | None
     stack: tuple[Loc, ...] = ()
+    is_checkpointed: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +118,7 @@ class Trace:
         self.made: dict[int, Any] = {}
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []
         self.entered: dict[int, Any] = {}
+        self.held: dict[int, Any] = {}
         self.steps = 0
         self.resumes: dict[CodeType, Any] = {}
         self.storages: dict[Any, Any] = {}
@@ -164,23 +166,37 @@ class Trace:
 
 
 def freeze(trace: Trace, arg: Any) -> Any:
-    """A copy of an argument that later mutation of lists cannot change; checks that tensors are ours."""
+    """A copy of an argument that later mutation of lists cannot change; checks that the graph can hold it."""
     kind = type(arg)
     if kind is Fake:
         if id(arg) not in trace.owned:
             raise UnsupportedValue(trace.loc(), type="Tensor", detail="a tensor made outside of the graph")
         return arg
+    if kind in HELD:
+        return arg
     if kind is list:
         return [freeze(trace, item) for item in arg]
-    if kind is tuple:
+    if kind is tuple or isinstance(arg, torch.Size):
         return tuple([freeze(trace, item) for item in arg])
-    if kind is dict:
+    if isinstance(arg, (list, tuple)):
+        return [freeze(trace, item) for item in arg] if isinstance(arg, list) else tuple(freeze(trace, i) for i in arg)
+    if isinstance(arg, dict):
         return {key: freeze(trace, item) for key, item in arg.items()}
     if kind is slice:
         return slice(freeze(trace, arg.start), freeze(trace, arg.stop), freeze(trace, arg.step))
-    if isinstance(arg, torch.Size):
-        return tuple([freeze(trace, item) for item in arg])
-    return arg
+    if kind.__module__ == "numpy" and hasattr(arg, "item") and not hasattr(arg, "__len__"):
+        return arg.item()
+    if isinstance(arg, (int, float, str)):
+        return next(plain for plain in (int, float, str) if isinstance(arg, plain))(arg)
+    if id(arg) in trace.held:
+        return arg
+    raise UnsupportedValue(trace.loc(), type=kind.__name__, detail="a graph cannot hold it as an argument")
+
+
+HELD: Final = frozenset(
+    {int, float, bool, str, type(None), complex, type(...), torch.dtype, torch.device, torch.layout,
+     torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool}
+)  # fmt: skip
 
 
 def own(trace: Trace, value: Any) -> None:
