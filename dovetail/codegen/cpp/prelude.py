@@ -88,6 +88,8 @@ typedef vec_of<uint32_t>::type u32v; typedef vec_of<uint64_t>::type u64v;
 typedef vec_of<int_of<%(M)s>::type>::type mask;   // a bool per lane: 0 or -1
 struct bf16v { u16v bits; };
 struct f16v { u16v bits; };
+template <> struct vec_of<bf16> { typedef bf16v type; };
+template <> struct vec_of<f16> { typedef f16v type; };
 INLINE i32v iota() { return %(iota)s; }
 template <class V, class T> INLINE V splat(T x) { return %(splat)s; }
 template <class T> INLINE typename vec_of<T>::type load(const T* p) { return *(const typename mem_of<T>::type*)p; }
