@@ -38,6 +38,7 @@ from dovetail.ir.capture import Capture
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import TensorType
 from dovetail.options import Options
+from dovetail.race import Race, is_repeatable
 from dovetail.reproduce import write_reproducer
 from dovetail.runtime.guards import make_guards
 from dovetail.stages import is_watched, run_stage, run_stages
@@ -88,7 +89,8 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     graph: Any = run_stages(unit, stages, joint.graph)
     budget = options.activation_memory_budget
     parts: Any = run_stage(unit, "40.partition", lambda: aot.partition(graph, joint.signature, budget))
-    forward = record(build(replace(parts.forward, name=f"{unit}_forward"), options), options, parts.signature.saved)
+    updates = () if parts.backward else joint.signature.updates
+    forward = record(build(replace(parts.forward, name=f"{unit}_forward", updates=updates), options), options, parts.signature.saved)
     if parts.backward is None:
         return aot.bind(forward, None, parts, joint)
     backward = _Later(lambda: record(build(replace(parts.backward, name=f"{unit}_backward"), options), options))
@@ -237,8 +239,19 @@ class Compiler:
             examples = [item.traced if self.is_own else item.example for item in captured.inputs]
             graph = self.backend(captured.graph, examples)  # type: ignore[arg-type]
             namespace[captured.graph_name] = functools.partial(_native.without, graph)
+            if self.options.notice_slow and getattr(graph, "is_pure", False):
+                self._race(captured)
         function = capture.make_entry(captured, frame)
-        return _native.Entry(make_guards(capture.all_guards(captured)), function, frame.globals)
+        return _native.Entry(make_guards(capture.all_guards(captured), captured.fetched), function, frame.globals)
+
+
+    def _race(self, captured: Capture) -> None:
+        """Let the graph be timed against eager once."""
+        module: Any = captured.graph
+        if is_repeatable(module):
+            eager = functools.partial(_native.without, module.forward)
+            keep_faster = self.options.keep_faster
+            Race(captured.namespace, captured.graph_name, eager, captured.name, captured.loc, keep_faster)
 
 
 def _report(captured: Capture) -> None:

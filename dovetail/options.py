@@ -40,6 +40,10 @@ class Options:
     """Time several configurations of a kernel and keep the best."""
     cuda_graphs: bool = False
     """Record and replay CUDA graphs."""
+    notice_slow: bool = True
+    """Time each inference graph against eager once, at its third call, and say when it loses."""
+    keep_faster: bool = False
+    """Use eager for a graph that lost; results may then differ in the last bits from run to run."""
     # -- caches
     cache: bool = True
     """Keep compiled code on disk."""

@@ -11,11 +11,11 @@ pay nothing. Graphs that train or change their inputs do not race: eager would d
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from dovetail.events import EVENTS
 from dovetail.util.loc import Loc
@@ -24,11 +24,19 @@ ROUNDS = 5
 LONGEST = 0.2
 """Seconds of one call above which a single round must do."""
 MARGIN = 1.03
-"""How much slower than eager is called slow."""
+LEAST = 5e-6
+"""Slow is slower than eager by this factor, and by this many seconds."""
+PLAIN = ("torch", "_operator", "builtins", "math")
 
 
-class SlowWarning(UserWarning):
-    """Compiled code lost against eager."""
+def is_repeatable(module: GraphModule) -> bool:
+    """Only torch's own functions: a custom op may do more than compute, and must not run twice."""
+    return all(
+        getattr(node.target, "namespace", "aten") in ("aten", "prims")
+        and str(getattr(node.target, "__module__", None) or "torch").partition(".")[0] in PLAIN
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    )
 
 
 def versions_of(inputs: tuple[Any, ...]) -> list[int] | None:
@@ -90,7 +98,7 @@ class Race:
             for _ in range(1 if eager > LONGEST else ROUNDS):
                 eager = min(eager, seconds_of(self.eager, inputs))
                 ours = min(ours, seconds_of(self.compiled, inputs))
-        is_slow = ours > eager * MARGIN
+        is_slow = ours > eager * MARGIN and ours - eager > LEAST
         if is_slow:
             self.say(ours, eager)
         self.end(self.eager if is_slow and self.keep_faster else self.compiled)
@@ -98,13 +106,8 @@ class Race:
     def say(self, ours: float, eager: float) -> None:
         kept = "eager is used for it from now on" if self.keep_faster else "it is used all the same"
         text = f"compiled {ours * 1e6:.1f} µs, eager {eager * 1e6:.1f} µs; {kept}"
-        EVENTS.emit(
-            "slow", function=self.function, loc=self.loc, text=text, compiled_seconds=ours, eager_seconds=eager,
-        )  # fmt: skip
-        if not self.keep_faster:
-            warnings.warn(
-                f"{self.function} ({self.loc}) is slower compiled: {text}", SlowWarning, stacklevel=3
-            )
+        times = {"compiled_seconds": ours, "eager_seconds": eager}
+        EVENTS.emit("slow", function=self.function, loc=self.loc, text=text, **times)
 
     def end(self, winner: Callable[..., Any]) -> None:
         self.namespace[self.name] = winner

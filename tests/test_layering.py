@@ -34,6 +34,7 @@ SEES: dict[str, set[str]] = {
     "runtime": BASE | {"ir", "cache", "_native"},
     "cache": BASE | {"ir"},
     "explain": BASE | {"ir"},
+    "race": BASE,
     "stages": BASE | {"ir"},
     "reproduce": BASE | {"ir"},
 }
@@ -48,7 +49,6 @@ SEES_ALL = {
     "torch_backend",
     "differences",
     "reporting",
-    "race",
     "measure",
     "doctor",
 }

@@ -47,9 +47,6 @@ _numbers: Final = itertools.count()
 MOST_CHECKED: Final = 32
 """With more tensors than this next to a written one (buffers of a large model) overlap is not looked for."""
 
-WANTS_GRAD_MODE: Final = frozenset(("aten.mkldnn_rnn_layer.default",))
-"""Kernels that keep what their backward needs only while grad mode is on."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
@@ -57,6 +54,8 @@ class Bound:
 
     call: Callable[..., list[Any]]
     text: str
+    is_pure: bool = False
+    """No input changes and nothing is differentiated: running it twice shows nowhere."""
 
     def __call__(self, *inputs: Any) -> list[Any]:
         return self.call(*inputs)
@@ -76,7 +75,8 @@ def bind(forward: Executable, backward: Executable | None, partition: Partition,
     exec(compile(text, filename, "exec"), emitter.scope)
     if backward is not None:
         emitter.scope["apply"] = _make_function(emitter.scope)
-    return Bound(emitter.scope["call"], text)
+    is_pure = backward is None and not partition.signature.mutations
+    return Bound(emitter.scope["call"], text, is_pure)
 
 
 def _make_function(scope: dict[str, Any]) -> Callable[..., Any]:
@@ -302,18 +302,7 @@ class _Emitter:
                 self.w("ctx.random = eager.random_state()")
             else:
                 self.w("ctx.random = None")
-            if any(node.op in WANTS_GRAD_MODE for node in partition.forward.nodes):
-                detached = [
-                    f"{name}.detach()" if self.is_tensor(i) else name for i, name in enumerate(self.inputs)
-                ]
-                with self.w.block("with torch.enable_grad():"):
-                    self.emit_run(
-                        f"{_targets(self.results)} = ",
-                        "run_forward",
-                        ", ".join([*detached, *self.constants()]),
-                    )
-            else:
-                self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
+            self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
             kept = [self.saved_name(s.source, s.index) for s in partition.saved if s.source != "symbol"]
             self.w(f"ctx.save_for_backward({', '.join(kept)})")
             sizes = self.symbols_of_backward()

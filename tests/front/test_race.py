@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+import dovetail
 from dovetail.events import EVENTS
-from dovetail.race import Race, SlowWarning
+from dovetail.race import Race, is_repeatable
 
 X = torch.ones(4)
 
@@ -31,7 +32,6 @@ def race(compiled: Any, eager: Any, keep_faster: bool = False) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("keep_faster", [False, True])
-@pytest.mark.filterwarnings("ignore::dovetail.race.SlowWarning")
 def test_a_slow_graph_is_noticed(keep_faster: bool) -> None:
     space = race(slow, fast, keep_faster)
     for _ in range(3):
@@ -41,11 +41,12 @@ def test_a_slow_graph_is_noticed(keep_faster: bool) -> None:
     assert event["compiled_seconds"] > event["eager_seconds"]  # type: ignore[operator]
 
 
-def test_the_user_is_told() -> None:
-    space = race(slow, fast)
-    with pytest.warns(SlowWarning, match="f .* is slower compiled"):
-        for _ in range(3):
-            space["graph"](X)
+def test_only_torchs_own_functions_are_run_twice() -> None:
+    assert is_repeatable(torch.fx.symbolic_trace(lambda x: torch.relu(x + 1).sin()))
+    assert is_repeatable(torch.fx.symbolic_trace(lambda x: torch.ops.aten.relu.default(x)))
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(slow, (graph.placeholder("x"),)))
+    assert not is_repeatable(torch.fx.GraphModule({}, graph))
 
 
 def test_a_fast_graph_stays_and_races_once() -> None:
@@ -89,3 +90,13 @@ def test_random_numbers_are_not_used_up() -> None:
     torch.manual_seed(0)
     space = race(draw, draw, keep_faster=True)
     assert all(torch.equal(space["graph"](torch.zeros(1))[0], value) for value in expected)
+
+
+def test_compiled_functions_race_and_then_call_the_graph_directly() -> None:
+    compiled = dovetail.compile(lambda x: x.sin() + 1)
+    x = torch.randn(100)
+    for _ in range(6):
+        torch.testing.assert_close(compiled(x), x.sin() + 1)
+    (code,) = [code for code, state in compiled._dovetail_compiler.context.codes().items() if state == "active"]
+    (entry,) = compiled._dovetail_compiler.context.entries(code)
+    assert not any(isinstance(value, Race) for value in entry.function.__globals__.values())
