@@ -179,6 +179,8 @@ class Compiler:
         if (reason := capture.why_not_capture(code)) is not None:
             return False
         frame = capture.Frame(code, function, globals, args, closure or ())
+        if entries and stance() == "eager_on_recompile":
+            return None
         if entries and (verdict := self._recompile(frame, why or "", entries)) is not None:
             return verdict
         start = time.perf_counter()

@@ -202,8 +202,13 @@ def test_fail_on_recompile() -> None:
         compiled(X)
         with pytest.raises(errors.RecompileError):
             compiled(X[:2])
+    dovetail.reset()
+    compiled(X)
     with dovetail.set_stance("eager_on_recompile"):
         torch.testing.assert_close(compiled(X[:2]), scale(X[:2]))
+    assert dovetail.stats()["graphs"] == 1
+    compiled(X[:2])
+    assert dovetail.stats()["graphs"] == 2
 
 
 def test_disable_runs_plain_python() -> None:
