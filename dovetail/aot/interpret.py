@@ -38,12 +38,21 @@ def _as_strided_scatter(
     return result
 
 
+def _rnn_layer(*args: Any) -> Any:
+    """Keeps what its backward needs only while grad mode is on."""
+    with torch.enable_grad():
+        return torch.ops.aten.mkldnn_rnn_layer.default(
+            *(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
+        )
+
+
 CALLS: Final[dict[str, Callable[..., Any]]] = {
     GET: lambda value, index: value[index],
     "aten.view.default": _view,
     "aten._unsafe_view.default": _view,
     "aten.as_strided.default": _as_strided,
     "aten.as_strided_scatter.default": _as_strided_scatter,
+    "aten.mkldnn_rnn_layer.default": _rnn_layer,
     "aten._conj.default": lambda x: x.conj().resolve_conj(),
     "aten._neg_view.default": torch.neg,
 }

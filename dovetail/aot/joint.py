@@ -13,6 +13,7 @@ Saved tensors are plain values here; the partitioner decides what crosses from f
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -217,6 +218,7 @@ _RUN: dict[str, Callable[..., Any]] = {
 def _derive_mutations(trace: _Trace) -> list[Mutation]:
     found: list[Mutation] = []
     memory = trace.recorder.memory
+    reads = Counter(node for call in trace.recorder.builder.nodes for node in dict.fromkeys(call.operands))
     for i, fake in enumerate(trace.passed):
         if not isinstance(fake, torch.Tensor) or fake.ref.storage.input != i:  # type: ignore[attr-defined]
             continue
@@ -233,7 +235,10 @@ def _derive_mutations(trace: _Trace) -> list[Mutation]:
         ):
             raise UnsupportedMutation(detail="an input whose elements share memory (expanded) is written")
         silent = not fake.requires_grad or fake.grad_fn is trace.histories[i]
-        if silent and _is_small(ref.storage.log, ref.type):
+        log = ref.storage.log
+        is_scatter = len(log) == 1 and bool(log[0].op) and not log[0].ref.steps
+        in_place = is_scatter and reads[trace.recorder.builder.inputs[i]] == 1  # see lower: no copy is made
+        if silent and not in_place and _is_small(log, ref.type):
             found += [_partial(trace, i, write) for write in ref.storage.log]
         else:
             found.append(Mutation(i, len(trace.values), under_no_grad=silent))

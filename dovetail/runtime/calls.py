@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -18,6 +18,15 @@ def find_op(name: str) -> Callable[..., Any]:
     """The operator that prints as `name`."""
     namespace, op, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), op), overload)  # type: ignore[no-any-return]
+
+
+WANTS_GRAD_MODE: Final = frozenset(("aten.mkldnn_rnn_layer.default",))
+"""Kernels that keep what their backward needs only while grad mode is on."""
+
+
+def _with_grad_mode(op: Callable[..., Any], args: list[Any]) -> Any:
+    with torch.enable_grad():
+        return op(*(arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args))
 
 
 def make_call(call: PythonCall) -> Callable[..., list[Any]]:
@@ -33,7 +42,7 @@ def make_call(call: PythonCall) -> Callable[..., list[Any]]:
     def run(*given: Any) -> list[Any]:
         filled = [_fill(arg, given, count) for arg in args]
         named = {key: _fill(arg, given, count) for key, arg in kwargs.items()}
-        result = op(*filled, **named)
+        result = op(*filled, **named) if call.op not in WANTS_GRAD_MODE else _with_grad_mode(op, filled)
         found = _tensors(result)
         return found if len(found) == call.outputs else [torch.empty(0) if x is None else x for x in result]
 
