@@ -13,7 +13,9 @@ SKIP_CALLEES: Literal["skip_callees"]
 class Guards:
     """A program of loads and checks; build it with dovetail.runtime.guards.make_guards."""
 
-    def __new__(cls, program: tuple[tuple[Any, ...], ...], paths: tuple[object, ...]) -> Guards: ...
+    def __new__(
+        cls, program: tuple[tuple[Any, ...], ...], paths: tuple[object, ...], fetch: tuple[int, ...]
+    ) -> Guards: ...
     def check(
         self, args: tuple[Any, ...], closure: tuple[CellType, ...] | None, globals: dict[str, Any]
     ) -> bool:
@@ -30,7 +32,8 @@ class Guards:
 class Entry:
     """Compiled code for one code object, and when it may be used.
 
-    function is called with the frame's argument slots followed by the function's closure cells."""
+    function is called with the frame's argument slots, the function's closure cells, and the values that
+    the guards were built to fetch."""
 
     def __new__(cls, guards: Guards, function: Callable[..., Any], globals: dict[str, Any], keep: Any = None) -> Entry: ...
     guards: Guards

@@ -130,9 +130,22 @@ static int allocate(Guards *self) {
     return -1;
 }
 
+static int read_fetch(Guards *self, PyObject *fetch) {
+    self->n_fetch = (int)PyTuple_GET_SIZE(fetch);
+    self->fetch = PyMem_Calloc(self->n_fetch + 1, sizeof *self->fetch);
+    if (!self->fetch) return PyErr_NoMemory(), -1;
+    for (int i = 0; i < self->n_fetch; i++) {
+        self->fetch[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(fetch, i));
+        if (PyErr_Occurred() || want(self->fetch[i], self) < 0) return -1;
+    }
+    return 0;
+}
+
 static PyObject *guards_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *program, *paths;
-    if (!PyArg_ParseTuple(args, "O!O!:Guards", &PyTuple_Type, &program, &PyTuple_Type, &paths)) return NULL;
+    PyObject *program, *paths, *fetch;
+    if (!PyArg_ParseTuple(args, "O!O!O!:Guards", &PyTuple_Type, &program, &PyTuple_Type, &paths,
+                          &PyTuple_Type, &fetch))
+        return NULL;
     Guards *self = (Guards *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     int count = (int)PyTuple_GET_SIZE(program);
@@ -147,7 +160,7 @@ static PyObject *guards_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
         failed = read_instruction(self, &self->instructions[i], PyTuple_GET_ITEM(program, i)) < 0 ||
                  add_to_group(self, i) < 0;
     }
-    if (!failed) return (PyObject *)self;
+    if (!failed && read_fetch(self, fetch) == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
@@ -201,7 +214,12 @@ static int forgive(int done, PyObject **why) {
     return 0;
 }
 
-int guards_check(PyObject *guards, const Inputs *inputs) {
+static void hand_out(const Run *run, PyObject **fetched) {
+    for (int i = 0; i < run->guards->n_fetch; i++)
+        fetched[i] = Py_NewRef(run->slots[run->guards->fetch[i]]);
+}
+
+int guards_check(PyObject *guards, const Inputs *inputs, PyObject **fetched) {
     Guards *self = (Guards *)guards;
     Run run = {.guards = self, .inputs = inputs};
     int done = 1;
@@ -209,9 +227,25 @@ int guards_check(PyObject *guards, const Inputs *inputs) {
     for (int i = 0; done > 0 && i < self->n_groups; i++) done = run_group(&run, &self->groups[i]);
     for (int i = 0; done > 0 && i < self->n_late; i++)
         done = step(&run, &self->instructions[self->late[i]]);
+    if (done > 0 && fetched) hand_out(&run, fetched);
     done = forgive(done, NULL);
     close_run(self, &run);
     return done;
+}
+
+Py_ssize_t guards_fetch_count(PyObject *guards) { return ((Guards *)guards)->n_fetch; }
+
+int guards_fetch(PyObject *guards, const Inputs *inputs, PyObject **fetched) {
+    Guards *self = (Guards *)guards;
+    Run run = {.guards = self, .inputs = inputs};
+    int done = 1;
+    if (open_run(self, &run) < 0) return -1;
+    for (int i = 0; done > 0 && i < self->count; i++)
+        if (IS_LOAD(self->instructions[i].operation)) done = step(&run, &self->instructions[i]);
+    if (done > 0) hand_out(&run, fetched);
+    if (done == 0) PyErr_SetString(PyExc_RuntimeError, "a path that was just read is no longer there");
+    close_run(self, &run);
+    return done > 0 ? 0 : -1;
 }
 
 PyObject *guards_why(PyObject *guards, const Inputs *inputs) {
@@ -277,6 +311,7 @@ static void guards_dealloc(Guards *self) {
     PyMem_Free(self->groups);
     PyMem_Free(self->late);
     PyMem_Free(self->wanted);
+    PyMem_Free(self->fetch);
     PyMem_Free(self->group_of);
     PyMem_Free(self->position);
     PyMem_Free(self->scratch);
@@ -298,7 +333,7 @@ static int read_inputs(PyObject *args, Inputs *inputs) {
 static PyObject *check_method(PyObject *self, PyObject *args) {
     Inputs inputs;
     if (read_inputs(args, &inputs) < 0) return NULL;
-    int holds = guards_check(self, &inputs);
+    int holds = guards_check(self, &inputs, NULL);
     return holds < 0 ? NULL : PyBool_FromLong(holds);
 }
 

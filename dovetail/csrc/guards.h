@@ -56,6 +56,7 @@ typedef struct {
     int count, n_slots, n_groups;
     Group *groups;
     int *late, n_late;        /* instructions that look at several groups or at none */
+    int *fetch, n_fetch;      /* slots whose values a hit hands out */
     char *wanted;             /* slots that late instructions look at */
     int *group_of, *position; /* slot -> the group that loads it, and where in its order */
     PyObject *paths;          /* slot -> its path, whose str() explains */

@@ -171,37 +171,77 @@ static Py_ssize_t count_args(PyCodeObject *code) {
            !!(code->co_flags & CO_VARKEYWORDS);
 }
 
-enum { LOCAL_SLOTS = 40 };
+/* The call of an entry: the frame's arguments, the function's cells, then what the guards fetched. */
+enum { FEW_SLOTS = 24 };
 
-static PyObject *call_entry(Entry *entry, const Inputs *inputs) {
-    entry->hits++;
+typedef struct {
+    Entry *entry; /* a reference */
+    PyObject **slots, *few[FEW_SLOTS];
+    Py_ssize_t fixed, fetched; /* only what was fetched is held */
+} Call;
+
+static int open_call(Call *call, Entry *entry, const Inputs *inputs) {
     Py_ssize_t cells = inputs->closure ? PyTuple_GET_SIZE(inputs->closure) : 0;
-    if (!cells) return PyObject_Vectorcall(entry->function, inputs->args, inputs->n_args, NULL);
-    PyObject *local[LOCAL_SLOTS], **slots = local;
-    Py_ssize_t total = inputs->n_args + cells;
-    if (total > LOCAL_SLOTS && !(slots = PyMem_Malloc(total * sizeof *slots))) return PyErr_NoMemory();
-    memcpy(slots, inputs->args, inputs->n_args * sizeof *slots);
-    memcpy(slots + inputs->n_args, &PyTuple_GET_ITEM(inputs->closure, 0), cells * sizeof *slots);
-    PyObject *result = PyObject_Vectorcall(entry->function, slots, total, NULL);
-    if (slots != local) PyMem_Free(slots);
+    Py_ssize_t room = guards_fetch_count(entry->guards);
+    call->entry = (Entry *)Py_NewRef(entry);
+    call->fixed = inputs->n_args + cells, call->fetched = 0;
+    call->slots = inputs->args;
+    if (!cells && !room) return 0;
+    call->slots = call->few;
+    if (call->fixed + room > FEW_SLOTS)
+        call->slots = PyMem_Malloc((call->fixed + room) * sizeof *call->slots);
+    if (!call->slots) {
+        Py_CLEAR(call->entry);
+        return PyErr_NoMemory(), -1;
+    }
+    memcpy(call->slots, inputs->args, inputs->n_args * sizeof *call->slots);
+    if (cells)
+        memcpy(call->slots + inputs->n_args, &PyTuple_GET_ITEM(inputs->closure, 0),
+               cells * sizeof *call->slots);
+    return 0;
+}
+
+static void close_call(Call *call, const Inputs *inputs) {
+    for (Py_ssize_t i = 0; i < call->fetched; i++) Py_DECREF(call->slots[call->fixed + i]);
+    if (call->slots != call->few && call->slots != inputs->args) PyMem_Free(call->slots);
+    Py_CLEAR(call->entry);
+}
+
+static PyObject *make_call(Call *call, const Inputs *inputs) {
+    call->entry->hits++;
+    PyObject *result =
+        PyObject_Vectorcall(call->entry->function, call->slots, call->fixed + call->fetched, NULL);
+    close_call(call, inputs);
     return result;
 }
 
-/* 1: *found (a new reference) fits; 0: none does; -1: an exception. */
-static int find_entry(Record *record, const Inputs *inputs, Entry **found) {
+/* 1: *call is ready; 0: no entry fits; -1: an exception. */
+static int find_entry(Record *record, const Inputs *inputs, Call *call) {
     for (Py_ssize_t i = 0; i < record->count; i++) {
         Entry *entry = record->entries[i];
         if (entry->globals != inputs->globals) continue;
-        Py_INCREF(entry);
-        int fits = guards_check(entry->guards, inputs);
-        if (fits > 0) {
-            *found = entry;
-            return i == 0 ? 1 : put_first(record, entry) < 0 ? -1 : 1;
-        }
-        Py_DECREF(entry);
+        if (open_call(call, entry, inputs) < 0) return -1;
+        int fits = guards_check(entry->guards, inputs, call->slots + call->fixed);
+        if (fits > 0) call->fetched = guards_fetch_count(entry->guards);
+        if (fits > 0 && i > 0 && put_first(record, entry) < 0) fits = -1;
+        if (fits > 0) return 1;
+        close_call(call, inputs);
         if (fits < 0) return -1;
     }
     return 0;
+}
+
+/* A new entry is run without asking its guards. */
+static int prepare_new(Record *record, Entry *entry, const Inputs *inputs, Call *call) {
+    if (open_call(call, entry, inputs) < 0) return -1;
+    Py_ssize_t count = guards_fetch_count(entry->guards);
+    if (put_first(record, entry) < 0 ||
+        (count && guards_fetch(entry->guards, inputs, call->slots + call->fixed) < 0)) {
+        close_call(call, inputs);
+        return -1;
+    }
+    call->fetched = count;
+    return 1;
 }
 
 /* Why the entry used last does not fit: a string, or None where there is no entry. */
@@ -236,21 +276,27 @@ static PyObject *ask_compiler(Context *self, Record *record, PyObject *function,
     return answer;
 }
 
-/* What the compiler says about a miss: 1 an entry (a new reference) to run, 0 run the frame as it is,
- * 2 look again, -1 an exception. */
-static int on_miss(Context *self, Record *record, PyObject *function, const Inputs *inputs, Entry **found) {
+/* The entry's own frame is not intercepted; what it calls is. */
+static int skip_own_code(Context *self, Record *record, Entry *entry) {
+    PyObject *code = PyFunction_Check(entry->function) ? PyFunction_GET_CODE(entry->function) : NULL;
+    if (!code || code == (PyObject *)record->code) return 0;
+    Record *own = record_for(self, (PyCodeObject *)code);
+    if (own && own->state == FRESH) own->state = SKIP;
+    return own ? 0 : -1;
+}
+
+/* What the compiler says about a miss: 1 *call is ready, 0 run the frame as it is, 2 look again,
+ * -1 an exception. */
+static int on_miss(Context *self, Record *record, PyObject *function, const Inputs *inputs, Call *call) {
     self->misses++;
     PyObject *answer = ask_compiler(self, record, function, inputs);
     if (!answer) return -1;
     if (Py_TYPE(answer) == &EntryType) {
         record->state = ACTIVE;
-        *found = (Entry *)answer;
-        PyObject *code =
-            PyFunction_Check((*found)->function) ? PyFunction_GET_CODE((*found)->function) : NULL;
-        Record *own =
-            code && code != (PyObject *)record->code ? record_for(self, (PyCodeObject *)code) : NULL;
-        if (own && own->state == FRESH) own->state = SKIP;
-        return put_first(record, *found) < 0 || PyErr_Occurred() ? -1 : 1;
+        Entry *entry = (Entry *)answer;
+        int done = skip_own_code(self, record, entry) < 0 ? -1 : prepare_new(record, entry, inputs, call);
+        Py_DECREF(entry);
+        return done;
     }
     int next = answer == Py_True ? 2 : 0;
     int known = next || answer == Py_None || answer == Py_False || answer == skip_callees;
@@ -280,14 +326,14 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
     PyObject *function = frame_function(frame);
     PyObject *closure = PyFunction_GET_CLOSURE(function);
     Inputs inputs = {frame_slots(frame), count_args(record->code), closure, frame_globals(frame)};
-    Entry *entry = NULL;
+    Call call;
     int found = 2;
     record->references++;
     Py_INCREF(self);
     while (found == 2) {
-        found = find_entry(record, &inputs, &entry);
+        found = find_entry(record, &inputs, &call);
         if (found > 0) self->hits++;
-        if (found == 0 && record->state != FULL) found = on_miss(self, record, function, &inputs, &entry);
+        if (found == 0 && record->state != FULL) found = on_miss(self, record, function, &inputs, &call);
     }
     Py_DECREF(self);
     if (found == 0) {
@@ -297,8 +343,7 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
         release(record);
         return result;
     }
-    PyObject *result = found > 0 ? call_entry(entry, &inputs) : NULL;
-    Py_XDECREF(entry);
+    PyObject *result = found > 0 ? make_call(&call, &inputs) : NULL;
     return finish(thread, frame, record, result);
 }
 

@@ -24,8 +24,13 @@ typedef struct {
 /* -- guards.c */
 extern PyTypeObject GuardsType;
 
-/* 1: all hold; 0: one does not; -1: an exception that is not an Exception (KeyboardInterrupt). */
-int guards_check(PyObject *guards, const Inputs *inputs);
+/* 1: all hold; 0: one does not; -1: an exception that is not an Exception (KeyboardInterrupt). Where all
+ * hold, `fetched` (unless NULL) gets a new reference to each value that the guards were built to fetch. */
+int guards_check(PyObject *guards, const Inputs *inputs, PyObject **fetched);
+
+/* The same values without any check: 0, or -1 with an exception. */
+int guards_fetch(PyObject *guards, const Inputs *inputs, PyObject **fetched);
+Py_ssize_t guards_fetch_count(PyObject *guards);
 
 /* (index of the first guard that fails, text), or None; the same run, with explanations on. */
 PyObject *guards_why(PyObject *guards, const Inputs *inputs);

@@ -55,7 +55,9 @@ class Capture:
     (the cell itself, named cell_<name>). `namespace` holds every name the text needs, except
     `graph_name`, which compile.py binds to what the backend returned. Shape symbols: `symbols` maps
     each symbol's name to where it is read; `shapes` (a sym.Shapes) has what is assumed about them, and
-    becomes guards when everything that may assume more has run (capture.all_guards)."""
+    becomes guards when everything that may assume more has run (capture.all_guards). `fetched`, unless
+    empty, are the sources of all graph inputs: the guards pass their values after the cells, and an
+    entry called without them loads them itself."""
 
     name: str
     graph: object | None
@@ -68,3 +70,4 @@ class Capture:
     symbols: tuple[tuple[str, Source], ...] = ()
     loc: Loc | None = None
     shapes: object = None
+    fetched: tuple[Source, ...] = ()

@@ -250,10 +250,14 @@ class _Program:
         return tuple(reads), tuple(emit_postfix(check.condition, numbers))
 
 
-def make_guards(guards: Iterable[Guard]) -> _native.Guards:
-    """The native form. `why()` answers with the position of a guard in `guards`."""
+def make_guards(guards: Iterable[Guard], fetch: Iterable[Source] = ()) -> _native.Guards:
+    """The native form. `why()` answers with the position of a guard in `guards`. A frame that fits also gets
+    the values at the paths `fetch`, which are passed to the entry after the closure cells: the guards have
+    found most of them already."""
     attach()
     program = _Program()
+    index = -1
     for index, guard in enumerate(guards):
         program.add(guard, index)
-    return _native.Guards(tuple(program.instructions), tuple(program.paths))
+    fetched = tuple(program.slot_of(source, index) for source in fetch)
+    return _native.Guards(tuple(program.instructions), tuple(program.paths), fetched)

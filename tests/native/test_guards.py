@@ -16,9 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dovetail
 from dovetail._native import Guards
-from dovetail.ir import expr
+from dovetail.ir import expr, guard, source
 from dovetail.ir.guard import (
+    Check,
     ClassIs,
     DictKeys,
     Equals,
@@ -44,10 +46,11 @@ from dovetail.ir.source import (
     Global,
     Item,
     Size,
+    Source,
     Stride,
     TypeOf,
 )
-from dovetail.runtime.guards import emit_postfix, make_guards
+from dovetail.runtime.guards import LOADS, NUMBER_OF, emit_postfix, make_guards
 from dovetail.util.torch_state import read_state
 
 X, Y = Arg(0, "x"), Arg(1, "y")
@@ -637,3 +640,20 @@ def test_guards_do_not_leak() -> None:
     del native, box
     gc.collect()
     assert sys.getrefcount(token) == 2
+
+
+def test_every_source_and_check_has_a_native_form() -> None:
+    for module, base, table in ((source, Source, LOADS), (guard, Check, NUMBER_OF)):
+        kinds = {k for k in vars(module).values() if isinstance(k, type) and issubclass(k, base)}
+        assert kinds - {Source, source.Step, Check} <= set(table)
+
+
+def test_fetched_inputs_of_a_compiled_module() -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(4)])
+    compiled = dovetail.compile(model, backend="eager")
+    x = torch.randn(2, 3)
+    for step in range(4):
+        torch.testing.assert_close(compiled(x), model(x))
+        model[step] = torch.nn.Linear(3, 3)  # another parameter at the same path
+        with torch.no_grad():
+            model[0].weight.mul_(2)

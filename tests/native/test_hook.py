@@ -28,6 +28,7 @@ def guards(*checks: tuple[int, int, object], names: str = "abcdefgh") -> Guards:
     return Guards(
         loads + tuple((op, n, used.index(slot), -1, 0, value, None) for n, (slot, op, value) in enumerate(checks)),
         tuple(names[slot] for slot in used),
+        (),
     )
 
 
@@ -491,14 +492,14 @@ GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, TYPE_OF, CLOSURE_OF = 2, 3, 4, 5, 6, 8, 9
 LENGTH, LACKS, CLASS_IS = 15, 17, 20
 
 
-def path_guards(check: int, value: object, *steps: tuple[int, Any], number: int = 0) -> Guards:
+def path_guards(check: int, value: object, *steps: tuple[int, Any], number: int = 0, fetch: Any = ()) -> Guards:
     """A check at the end of a path that starts at argument 0."""
     program: list[Any] = [(ARG, 0, 0, -1, 0, None, None)]
     for slot, (operation, key) in enumerate(steps):
         index = key if type(key) is int else 0
         program.append((operation, 0, slot + 1, slot, index, key, None))
     program.append((check, 0, len(steps), -1, number, value, None))
-    return Guards(tuple(program), tuple(f"path{i}" for i in range(len(steps) + 1)))
+    return Guards(tuple(program), tuple(f"path{i}" for i in range(len(steps) + 1)), fetch)
 
 
 class Layer:
@@ -610,6 +611,31 @@ def test_memo_of_classes_slots_and_closures() -> None:
     agrees(lacks, layer, False)
     del layer.f
     agrees(lacks, layer, True)
+
+
+def test_fetched_values_follow_the_arguments() -> None:
+    def f(layer: Any) -> Any:
+        return "eager", cell
+
+    cell = 5
+    guards = path_guards(TYPE_IS, list, (DICT_ATTR, "items"), fetch=(1, 0, 1))
+
+    def callback(payload: Any, code: Any, function: Any, scope: Any, *rest: Any) -> Any:
+        return Entry(guards, lambda *slots: slots, scope) if code is f.__code__ else False
+
+    ctx = Context(None, callback)
+    layer = Layer(items=[1])
+    count = sys.getrefcount(layer.items)
+    for n in range(5):
+        layer.counter = n
+        slots = ctx(f, layer)
+        assert [id(x) for x in slots[2:]] == [id(layer.items), id(layer), id(layer.items)]
+        assert slots[0] is layer and slots[1].cell_contents == 5
+        del slots
+    now = sys.getrefcount(layer.items)  # pytest would hold on to it inside an assert
+    assert now == count
+    layer.items = (1,)
+    assert ctx(f, layer)[2] == (1,)  # a new entry, whose guards are not asked
 
 
 class OtherLayer(Layer):
