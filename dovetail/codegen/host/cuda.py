@@ -96,7 +96,8 @@ def _grid(kernel: TritonKernel, sizes: dict[str, str]) -> tuple[str, str]:
 def _device_pointer(writer: HostWriter, name: str) -> str:
     """A pointer that the kernel may read; inputs are checked once per program."""
     buffer = writer.buffers[name]
-    if buffer.kind != "input" or f"checked {name}" in writer.pointers:
+    is_written = name in writer.written
+    if buffer.kind != "input" or is_written or f"checked {name}" in writer.pointers:
         return writer.pointer(name)
     writer.pointers[f"checked {name}"] = ""
     type = buffer.type

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from dovetail.codegen.cpp.exprs import c_expr
+from dovetail.codegen.host.dispatch import call_dispatcher
 from dovetail.ir.expr import Expr
 from dovetail.ir.loop import BufferRef, Extern, ExternArg, Scalar
 from dovetail.ir.program import PythonCall, Slot
@@ -32,8 +33,8 @@ def extern_refs(extern: Extern) -> Iterator[BufferRef]:
 def emit_extern(writer: HostWriter, extern: Extern) -> None:
     where = f"    // {extern.loc}" if extern.loc else ""
     writer(f"// {extern}{where}")
-    rule = DIRECT.get(extern.op)
-    if rule is None or not rule(writer, extern):
+    rule = DIRECT.get(extern.op, call_dispatcher)
+    if not rule(writer, extern):
         call_python(writer, extern)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from dovetail.codegen.analysis import loads_of
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE
+from dovetail.codegen.host.dispatch import DISPATCH_HEAD
 from dovetail.codegen.host.externs import emit_extern, extern_refs
 from dovetail.codegen.host.cuda import CUDA_HEAD, launch_cuda
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
@@ -30,6 +31,14 @@ from dovetail.ir.loop import Buffer, BufferRef, Extern
 from dovetail.ir.program import PythonCall, Result
 from dovetail.ir.schedule import Group, Place, Plan
 from dovetail.ir.types import Device, DType, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    lines: int
+    pointers: dict[str, str]
+    handles: dict[str, str]
+    views: dict[BufferRef, str]
 
 
 @dataclass(slots=True)
@@ -47,6 +56,8 @@ class HostWriter:
     python_calls: list[PythonCall] = field(default_factory=list)
     views: dict[BufferRef, str] = field(default_factory=dict)
     counter: int = 0
+    written: frozenset[str] = frozenset()
+    """Inputs that the program writes in place."""
 
     def __call__(self, text: str) -> None:
         self.lines += text.split("\n")
@@ -54,6 +65,14 @@ class HostWriter:
     def fresh(self, stem: str) -> str:
         self.counter += 1
         return f"{stem}{self.counter}"
+
+    def mark(self) -> Mark:
+        """Where we are, for a rule that may yet decline."""
+        return Mark(len(self.lines), dict(self.pointers), dict(self.handles), dict(self.views))
+
+    def back_to(self, mark: Mark) -> None:
+        del self.lines[mark.lines :]
+        self.pointers, self.handles, self.views = mark.pointers, mark.handles, mark.views
 
     def sizes(self, values: Sequence[Expr | int]) -> str:
         """An array of these numbers; constant ones are shared."""
@@ -167,6 +186,7 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     """`launches` by group; `kernel_index` is the position of each kernel's key in dv_kernels."""
     loops = plan.schedule.loops
     writer = HostWriter(plan, {b.name: b for b in loops.buffers}, dict(plan.places))
+    writer.written = frozenset(b for step in plan.schedule.steps for b in _written_inputs(step, writer.buffers))
     kinds = _bind_inputs(writer)
     _bind_symbols(writer)
     if plan.arena_bytes is not ZERO:
@@ -181,12 +201,19 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
             emit_extern(writer, step)
         _free(writer, k, last)
     results, count = _return(writer)
-    head = (HEAD if loops.device.kind == "cpu" else HEAD + CUDA_HEAD).replace("%(kernels)s", str(max(len(kernel_index), 1)))
+    head = HEAD + DISPATCH_HEAD + ("" if loops.device.kind == "cpu" else CUDA_HEAD)
+    head = head.replace("%(kernels)s", str(max(len(kernel_index), 1)))
     constants = [f"static const int64_t {name}[] = {{{', '.join(map(str, key))}}};" for key, name in writer.constants.items()]
     body = ["    " + line for line in writer.lines]
     start = 'extern "C" int32_t run(void** inputs, int64_t* ints, double* floats, void** outputs, Python* python) {'
     text = "\n".join([head, *constants, start, "    NoGrad no_grad;", *body, "    return 0;", "}", ""])
     return HostText(text, tuple(writer.python_calls), results, count, kinds)
+
+
+def _written_inputs(step: Group | Extern, buffers: dict[str, Buffer]) -> list[str]:
+    if isinstance(step, Extern):
+        return []
+    return [b for nest in step.nests for w in nest.writes for b in w.buffers if buffers[b].kind == "input"]
 
 
 def _bind_inputs(writer: HostWriter) -> str:

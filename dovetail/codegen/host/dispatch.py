@@ -1,0 +1,159 @@
+"""Library calls through the dispatcher's C entry: any op whose arguments libtorch's shim can carry.
+
+    aten.topk.default(x, 5)  ->  Stack s1[5] = {own(x), 5, ...};  aoti_torch_call_dispatcher("aten::topk", "", s1)
+
+A value travels as 64 bits: an owned tensor handle, a number, or a pointer to a list, a string or a
+present optional. An argument of another type (a Scalar, a dtype) sends the call through Python.
+"""
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from dovetail.codegen.cpp.exprs import c_expr
+from dovetail.ir.expr import Expr
+from dovetail.ir.loop import BufferRef, Extern, ExternArg, Scalar
+
+if TYPE_CHECKING:
+    from dovetail.codegen.host.program import HostWriter
+
+DISPATCH_HEAD: Final = """\
+extern "C" {
+int32_t torch_new_list_reserve_size(uint64_t, void**);
+int32_t torch_list_push_back(void*, uint64_t);
+int32_t torch_new_string_handle(const char*, uint64_t, void**);
+__attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+}
+static inline uint64_t own(Handle h) { Handle copy = nullptr; aoti_torch_new_tensor_handle(h, &copy); return (uint64_t)copy; }
+static inline uint64_t some(uint64_t value) { uint64_t* p = (uint64_t*)malloc(8); *p = value; return (uint64_t)p; }
+static uint64_t list(uint64_t n, const uint64_t* items) {
+    void* made = nullptr;
+    torch_new_list_reserve_size(n, &made);
+    for (uint64_t k = 0; k < n; ++k) torch_list_push_back(made, items[k]);
+    return (uint64_t)made;
+}
+static inline uint64_t text(const char* s, uint64_t n) { void* made = nullptr; torch_new_string_handle(s, n, &made); return (uint64_t)made; }
+static int32_t dispatch(Python* python, const char* op, const char* overload, uint64_t* stack) {
+    if (!aoti_torch_call_dispatcher(op, overload, stack)) return 0;
+    python->fail(python, torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : op);
+    return 1;
+}
+"""
+
+
+class NotCarried(Exception):
+    """The shim has no form for this value."""
+
+
+@cache
+def find_schema(op: str) -> Any:
+    """The schema of an op by its printed name, or None."""
+    namespace, name, overload = op.split(".")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    return getattr(getattr(packet, overload, None), "_schema", None)
+
+
+@dataclass(slots=True)
+class Encoder:
+    """Texts of 64-bit values; statements that must come first go to the writer."""
+
+    writer: HostWriter
+
+    def encode(self, arg: ExternArg, kind: str) -> str:
+        if kind.startswith("Optional["):
+            return "0" if arg is None else f"some({self.encode(arg, kind[9:-1])})"
+        if kind.startswith("List[") and isinstance(arg, tuple):
+            items = [self.encode(item, kind[5:-1]) for item in arg]
+            name = self.writer.fresh("items")
+            self.writer(f"const uint64_t {name}[] = {{{', '.join(items) or '0'}}};")
+            return f"list({len(items)}, {name})"
+        rule = _PLAIN.get(kind)
+        if rule is None:
+            raise NotCarried(kind)
+        return rule(self.writer, arg)
+
+
+def _tensor(writer: HostWriter, arg: ExternArg) -> str:
+    if not isinstance(arg, BufferRef):
+        raise NotCarried("Tensor")
+    return f"own({writer.view(arg)})"
+
+
+def _int(writer: HostWriter, arg: ExternArg) -> str:
+    if isinstance(arg, Expr):
+        return f"(uint64_t)({c_expr(arg)})"
+    if type(arg) is not int:
+        raise NotCarried("int")
+    return f"(uint64_t){arg}l"
+
+
+def _float(writer: HostWriter, arg: ExternArg) -> str:
+    if isinstance(arg, Scalar):
+        return f"(uint64_t)bits_of({arg.args[0]})"
+    if type(arg) not in (int, float):
+        raise NotCarried("float")
+    bits = struct.unpack("Q", struct.pack("d", float(arg)))[0]  # type: ignore[arg-type]
+    return f"{bits}ul /* {arg} */"
+
+
+def _bool(writer: HostWriter, arg: ExternArg) -> str:
+    if type(arg) is not bool:
+        raise NotCarried("bool")
+    return str(int(arg))
+
+
+def _str(writer: HostWriter, arg: ExternArg) -> str:
+    if not isinstance(arg, str) or arg.startswith("torch."):
+        raise NotCarried("str")
+    return f"text({json.dumps(arg)}, {len(arg.encode())})"
+
+
+_PLAIN: Final[dict[str, Callable[[HostWriter, ExternArg], str]]] = {
+    "Tensor": _tensor, "int": _int, "float": _float, "bool": _bool, "str": _str,
+}  # fmt: skip
+
+
+def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
+    """Emit the call if all its values can be carried; False leaves the writer as it was."""
+    schema = find_schema(extern.op)
+    if schema is None or extern.into or len(schema.returns) != len(extern.outputs):
+        return False
+    if any(str(result.type) != "Tensor" for result in schema.returns):
+        return False
+    given = dict(extern.kwargs)
+    before = writer.mark()
+    encoder = Encoder(writer)
+    try:
+        values = []
+        for k, argument in enumerate(schema.arguments):
+            arg = extern.args[k] if k < len(extern.args) else given.get(argument.name, _default(argument))
+            values.append(encoder.encode(arg, str(argument.type)))
+    except NotCarried:
+        writer.back_to(before)
+        return False
+    _emit(writer, extern, values)
+    return True
+
+
+def _default(argument: Any) -> Any:
+    value = argument.default_value
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _emit(writer: HostWriter, extern: Extern, values: list[str]) -> None:
+    stack = writer.fresh("stack")
+    namespace, name, overload = extern.op.split(".")
+    room = max(len(values), len(extern.outputs))
+    writer(f"uint64_t {stack}[{room}] = {{{', '.join(values)}}};")
+    overload = "" if overload == "default" else overload
+    writer(f'if (dispatch(python, "{namespace}::{name}", "{overload}", {stack})) return 1;')
+    for k, output in enumerate(extern.outputs):
+        writer(f"Tensor h_{output}{{(Handle){stack}[{k}]}};")
+    for output in extern.outputs:
+        writer.settle(output, f"h_{output}")
