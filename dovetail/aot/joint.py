@@ -257,6 +257,15 @@ def _is_small(log: list[Write], whole: TensorType) -> bool:
     return touched * 2 <= bytes_of(whole)
 
 
+def _is_better_in_place(trace: _Trace, log: list[Write]) -> bool:
+    """A scatter whose result the program goes on to read: without a backward, lowering writes it into the
+    input itself, and there is nothing to repeat."""
+    scattered = {write.value for write in log if write.op}
+    if not scattered or any(leaf is not None for leaf in trace.leaves) and torch.is_grad_enabled():
+        return False
+    return any(operand in scattered for node in trace.recorder.builder.nodes for operand in node.operands)
+
+
 def _partial(trace: _Trace, i: int, write: Write) -> Mutation:
     steps = write.ref.steps
     if not write.op:

@@ -68,6 +68,7 @@ def _kernel(group: Group, made: Launchable, target: Target, plan: Plan) -> Kerne
     return replace(
         kernel,
         signature=made.signature,
+        unaligned=made.unaligned,
         constants=made.constants,
         blocks=made.blocks,
         sizes=tuple(sizes[name].value if sizes[name].is_const else 0 for name in made.params),

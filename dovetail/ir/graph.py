@@ -83,6 +83,8 @@ class Graph:
     inputs: tuple[Node, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Arg, ...]
+    updates: tuple[tuple[int, int], ...] = ()
+    """(output, input) positions where the output is the input's new value: it may be written in place."""
 
     def users(self) -> dict[Node, list[Node]]:
         found: dict[Node, list[Node]] = {node: [] for node in (*self.inputs, *self.nodes)}
@@ -161,6 +163,7 @@ def show_type(type: Type) -> str:
 def show_graph(graph: Graph) -> str:
     params = ", ".join(f"{node.name}: {show_type(node.type)}" for node in graph.inputs)
     lines = [f"def {graph.name}({params}):"]
+    lines += [f"    # output {out} replaces {graph.inputs[given].name}" for out, given in graph.updates]
     for node in graph.nodes:
         shown = [show_arg(arg) for arg in node.args]
         shown += [f"{key}={show_arg(value)}" for key, value in node.kwargs]

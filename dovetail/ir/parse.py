@@ -13,6 +13,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from dovetail.ir.expr import Expr, as_expr, eq, le, lt, maximum, minimum, sym, symbols
@@ -118,7 +119,7 @@ def parse_graph(text: str, original: Graph | None = None) -> Graph:
     """The graph that `text` prints. With `original`, symbols and user locations are taken from it."""
     reader = _Reader(graph_symbols(original) if original else {})
     locations = {n.name: n.loc for n in (*original.inputs, *original.nodes)} if original else {}
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    lines = [line for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
     head = re.match(r"def (\w+)\((.*)\):$", lines[0])
     if head is None:
         raise ValueError(f"not a graph: {lines[0]}")
@@ -142,6 +143,7 @@ def parse_graph(text: str, original: Graph | None = None) -> Graph:
             locations.get(name),
         )
     outputs = reader.arg(ast.parse(lines[-1].strip().removeprefix("return "), mode="eval").body)
-    graph = builder.finish(outputs if isinstance(outputs, tuple) else (outputs,))
+    made = builder.finish(outputs if isinstance(outputs, tuple) else (outputs,))
+    graph = replace(made, updates=original.updates) if original else made
     assert all(node in reader.nodes.values() for node in nodes_in(graph.outputs))
     return graph

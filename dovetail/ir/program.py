@@ -41,6 +41,8 @@ class Kernel:
     """Pieces of text that must come before, in order; kernels compiled together share equal ones."""
     signature: tuple[str, ...] = ()
     """Triton only: the type of each parameter,"""
+    unaligned: tuple[int, ...] = ()
+    """the positions of pointers that may have any address,"""
     constants: tuple[str, ...] = ()
     """the names of its block sizes,"""
     blocks: tuple[Blocks, ...] = ()

@@ -106,6 +106,14 @@ class Signature:
     recompute: tuple[str, ...] = ()
     """Names of forward nodes that the program itself recomputes in backward (checkpoints)."""
 
+    @property
+    def updates(self) -> tuple[tuple[int, int], ...]:
+        """(forward output, input) where the output is the whole new value of the input and nothing else,
+        so that writing it in place shows nowhere."""
+        returned = {out.index for out in self.outputs if out.kind in ("fresh", "alias")}
+        whole = [m for m in self.mutations if not m.steps and m.output >= 0 and m.op == "aten.copy_.default"]
+        return tuple((m.output, m.input) for m in whole if m.output not in returned)
+
     def __str__(self) -> str:
         return "\n".join([
             f"signature: {self.inputs} inputs, {self.constants} constants, {self.values} values, "

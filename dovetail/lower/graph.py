@@ -54,6 +54,8 @@ class _Lowering:
         self.stored = find_stored(graph)
         self.writers: dict[str, int] = {}
         self.returned: set[str] = set()
+        self.updated: set[str] = set()
+        """Inputs written in place."""
         self.taken: set[str] = {node.name for node in (*graph.inputs, *graph.nodes)}
 
     def run(self) -> Loops:
@@ -202,8 +204,13 @@ class _Lowering:
     def put(self, node: Node) -> None:
         """put(x, indices, dims, values, accumulate): a copy of x, then the values written into it."""
         x, values = self.value(node.args[0]), self.value(node.args[3])
-        ref = self.add_buffer(node.name, storable(node.tensor))
-        self.write_all(node, ref, x)
+        base = cast(Node, node.args[0])
+        if self.is_update(node, base):  # nobody sees the old value again: write into it
+            ref = BufferRef(base.name, base.tensor, ZERO)
+            self.updated.add(base.name)
+        else:
+            ref = self.add_buffer(node.name, storable(node.tensor))
+            self.write_all(node, ref, x)
         indices = [self.value(arg) for arg in cast("tuple[Node, ...]", node.args[1])]
         dims = cast("tuple[int, ...]", node.args[2])
         type = values.type
@@ -218,6 +225,13 @@ class _Lowering:
         write = Write((ref.buffer,), ZERO, values.at(index), None, mode, where)
         self.add_nest(node, self.fresh(f"{node.name}_put"), list(loops.values()), [], [write], (node.name,))
         self.env[node] = window(ref)
+
+    def is_update(self, node: Node, base: Node) -> bool:
+        """The node is the new value of the input it starts from, and the only one to read that input."""
+        pairs = {(self.graph.outputs[out], self.graph.inputs[given]) for out, given in self.graph.updates}
+        if (node, base) not in pairs or base in self.graph.outputs:
+            return False
+        return [n for n in self.graph.nodes if base in n.operands] == [node]
 
     # -- library calls -----------------------------------------------------------------------------
 
@@ -265,7 +279,8 @@ class _Lowering:
         if isinstance(out.type, ScalarType):
             return out.type.expr
         ref = self.in_memory(out)
-        if ref.buffer in self.returned or self.buffers[ref.buffer].kind == "input":
+        shared = self.buffers[ref.buffer].kind == "input" and ref.buffer not in self.updated
+        if ref.buffer in self.returned or shared:
             copied = self.store(out, window(ref), self.fresh(f"{out.name}_copy"))
             ref = cast(BufferRef, copied.ref)
         self.returned.add(ref.buffer)

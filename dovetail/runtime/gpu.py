@@ -119,7 +119,8 @@ def compile_kernel(module: ModuleType, kernel: Kernel, blocks: Blocks, target: A
     names = function.arg_names
     signature = dict(zip(names, kernel.signature)) | dict.fromkeys(kernel.constants, "constexpr")
     constants = blocks.constants(kernel.constants)
-    attrs = {(i,): ALIGNED for i, kind in enumerate(kernel.signature) if kind.startswith("*")}
+    pointers = [i for i, kind in enumerate(kernel.signature) if kind.startswith("*")]
+    attrs = {(i,): ALIGNED for i in pointers if i not in kernel.unaligned}
     places = {(names.index(name),): value for name, value in constants.items()}
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": False}
     try:

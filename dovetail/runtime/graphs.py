@@ -75,15 +75,20 @@ class Recorded:
             if buffer is not None:
                 buffer.copy_(x)
         recording.graph.replay()
-        return self._out(recording)
+        return self._out(recording, inputs)
 
     def _saved(self, recording: Recording) -> Sequence[Any]:
         return recording.results[len(recording.results) - self.kept :]
 
-    def _out(self, recording: Recording) -> list[Any]:
-        """User results are copied; saved ones are new tensors on the recording's memory."""
+    def _out(self, recording: Recording, inputs: tuple[Any, ...]) -> list[Any]:
+        """User results are copied, unless they are an input written in place; saved ones are new tensors
+        on the recording's memory."""
         end = len(recording.results) - self.kept
-        out = [x.clone() if isinstance(x, torch.Tensor) else x for x in recording.results[:end]]
+        written = {id(x): x for x, buffer in zip(inputs, recording.buffers) if buffer is None}
+        out = [
+            written[id(x)] if id(x) in written else x.clone() if isinstance(x, torch.Tensor) else x
+            for x in recording.results[:end]
+        ]
         return [*out, *(x.view_as(x) if isinstance(x, torch.Tensor) else x for x in recording.results[end:])]
 
     def _record(self, inputs: tuple[Any, ...]) -> Recording | None:

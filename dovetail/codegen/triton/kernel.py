@@ -56,6 +56,8 @@ class TritonKernel:
     """For each grid axis, how many points it has and how many of them a program takes."""
     blocks: tuple[Blocks, ...]
     constants: tuple[str, ...]
+    unaligned: tuple[int, ...] = ()
+    """Positions of the inputs that are written in place: they cannot be copied to a better address."""
     may_fail: bool = False
     prelude: tuple[str, ...] = ()
 
@@ -199,7 +201,7 @@ class _Emitter:
         comment = "".join(f"# {line}\n" for line in str(self.group).splitlines())
         signature = [POINTER[a.buffer.type.dtype] for a in self.shape.args]
         signature += [wide] * len(self.shape.symbols) + ["fp64"] * len(numbers)
-        key = hashlib.sha256((plain + str(signature)).encode()).hexdigest()[:16]
+        key = hashlib.sha256(f"{plain}{signature}{self._unaligned()}".encode()).hexdigest()[:16]
         return TritonKernel(
             self.group.name,
             comment + plain.replace("KERNEL", f"{_name(self.group.name)}_{key}", 1),
@@ -211,8 +213,12 @@ class _Emitter:
             tuple((axis.size, k) for k, axis in enumerate(self.axes) if axis.name != "r"),
             self.blocks,
             constants,
+            self._unaligned(),
             prelude=(PRELUDE,),
         )
+
+    def _unaligned(self) -> tuple[int, ...]:
+        return tuple(k for k, a in enumerate(self.shape.args) if a.is_written and a.buffer.kind == "input")
 
     def _scalars(self) -> Iterable[Scalar]:
         return iter_scalars(*(root for n in self.group.nests for w in n.writes for root in roots_of(w)))
