@@ -13,7 +13,6 @@ Saved tensors are plain values here; the partitioner decides what crosses from f
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -218,7 +217,6 @@ _RUN: dict[str, Callable[..., Any]] = {
 def _derive_mutations(trace: _Trace) -> list[Mutation]:
     found: list[Mutation] = []
     memory = trace.recorder.memory
-    reads = Counter(node for call in trace.recorder.builder.nodes for node in dict.fromkeys(call.operands))
     for i, fake in enumerate(trace.passed):
         if not isinstance(fake, torch.Tensor) or fake.ref.storage.input != i:  # type: ignore[attr-defined]
             continue
@@ -237,13 +235,19 @@ def _derive_mutations(trace: _Trace) -> list[Mutation]:
         silent = not fake.requires_grad or fake.grad_fn is trace.histories[i]
         log = ref.storage.log
         is_scatter = len(log) == 1 and bool(log[0].op) and not log[0].ref.steps
-        in_place = is_scatter and reads[trace.recorder.builder.inputs[i]] == 1  # see lower: no copy is made
+        in_place = is_scatter and _reads(trace, i) == 1  # see lower: no copy is made
         if silent and not in_place and _is_small(log, ref.type):
             found += [_partial(trace, i, write) for write in ref.storage.log]
         else:
             found.append(Mutation(i, len(trace.values), under_no_grad=silent))
             _add_value(trace, value, None if silent else fake)
     return found
+
+
+def _reads(trace: _Trace, i: int) -> int:
+    """How many nodes read input i as it came."""
+    node = trace.recorder.builder.inputs[i]
+    return sum(node in call.operands for call in trace.recorder.builder.nodes)
 
 
 def _is_small(log: list[Write], whole: TensorType) -> bool:
@@ -255,15 +259,6 @@ def _is_small(log: list[Write], whole: TensorType) -> bool:
         operands = list(nodes_in(write.args)) if write.op else [write.value]
         touched += sum(bytes_of(node.type) for node in operands)
     return touched * 2 <= bytes_of(whole)
-
-
-def _is_better_in_place(trace: _Trace, log: list[Write]) -> bool:
-    """A scatter whose result the program goes on to read: without a backward, lowering writes it into the
-    input itself, and there is nothing to repeat."""
-    scattered = {write.value for write in log if write.op}
-    if not scattered or any(leaf is not None for leaf in trace.leaves) and torch.is_grad_enabled():
-        return False
-    return any(operand in scattered for node in trace.recorder.builder.nodes for operand in node.operands)
 
 
 def _partial(trace: _Trace, i: int, write: Write) -> Mutation:
