@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import CodeType, FunctionType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch.fx import GraphModule
@@ -27,6 +27,7 @@ from dovetail.cache.store import default_folder
 from dovetail.control import stance
 from dovetail.errors import (
     Break,
+    CompilerMissing,
     DovetailError,
     FrameRaises,
     GraphBreakError,
@@ -44,7 +45,7 @@ from dovetail.runtime.guards import make_guards
 from dovetail.stages import is_watched, run_stage, run_stages
 
 Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]"
-Verdict: TypeAlias = "_native.Entry | bool | None"
+Verdict: TypeAlias = "_native.Entry | bool | None | Literal['skip_callees']"
 """For the hook: an entry to run, None to run this call in eager, False never to ask again."""
 
 _numbers: Final = itertools.count()
@@ -90,10 +91,12 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     budget = options.activation_memory_budget
     parts: Any = run_stage(unit, "40.partition", lambda: aot.partition(graph, joint.signature, budget))
     updates = () if parts.backward else joint.signature.updates
-    forward = record(build(replace(parts.forward, name=f"{unit}_forward", updates=updates), options), options, parts.signature.saved)
+    first = replace(parts.forward, name=f"{unit}_forward", updates=updates)
+    forward = record(build(first, options), options, parts.signature.saved)
     if parts.backward is None:
         return aot.bind(forward, None, parts, joint)
-    backward = _Later(lambda: record(build(replace(parts.backward, name=f"{unit}_backward"), options), options))
+    second = replace(parts.backward, name=f"{unit}_backward")
+    backward = _Later(lambda: record(build(second, options), options))
     return aot.bind(forward, backward, parts, joint)
 
 
@@ -160,6 +163,7 @@ class Compiler:
         self.fullgraph, self.is_dynamic = fullgraph, dynamic
         self.history = capture.History(dynamic)
         self.context = _native.Context(self, Compiler.on_frame)
+        self.has_failed = False
 
     def forget(self) -> None:
         self.context.clear()
@@ -176,7 +180,7 @@ class Compiler:
         entries: int,
     ) -> Verdict:
         """The hook has no entry for this call."""
-        if (reason := capture.why_not_capture(code)) is not None:
+        if capture.why_not_capture(code) is not None:
             return False
         frame = capture.Frame(code, function, globals, args, closure or ())
         if entries and stance() == "eager_on_recompile":
@@ -193,8 +197,9 @@ class Compiler:
             if self.fullgraph:
                 raise GraphBreakError(reason.loc or frame.loc, reason=str(reason), fix=reason.hint) from None
             EVENTS.emit(
-                "skip", function=code.co_qualname, code=reason.code, text=reason.text, loc=reason.loc or frame.loc
-            )
+                "skip", function=code.co_qualname, code=reason.code, text=reason.text,
+                loc=reason.loc or frame.loc,
+            )  # fmt: skip
             return False
         finally:
             torch.set_rng_state(random_state)  # compiling draws no numbers that the program would draw
@@ -232,8 +237,9 @@ class Compiler:
         except Exception as error:
             if not self.options.fallback_to_eager:
                 raise
-            _report_failure(name, frame, captured, error)
-            return False
+            _report_failure(name, frame, captured, error, is_first=not self.has_failed)
+            self.has_failed = True
+            return "skip_callees" if isinstance(error, CompilerMissing) else False
 
     def _install(self, frame: capture.Frame, captured: Capture) -> Verdict:
         namespace = captured.namespace
@@ -244,8 +250,8 @@ class Compiler:
             if self.options.notice_slow and getattr(graph, "is_pure", False):
                 self._race(captured)
         function = capture.make_entry(captured, frame)
-        return _native.Entry(make_guards(capture.all_guards(captured), captured.fetched), function, frame.globals)
-
+        guards = make_guards(capture.all_guards(captured), captured.fetched)
+        return _native.Entry(guards, function, frame.globals)
 
     def _race(self, captured: Capture) -> None:
         """Let the graph be timed against eager once."""
@@ -260,8 +266,9 @@ def _report(captured: Capture) -> None:
     module: Any = captured.graph
     for point in captured.breaks:
         EVENTS.emit(
-            "graph_break", function=captured.name, code=point.code, text=point.text, hint=point.hint, loc=point.loc
-        )
+            "graph_break", function=captured.name, code=point.code, text=point.text, hint=point.hint,
+            loc=point.loc,
+        )  # fmt: skip
     EVENTS.emit("guards", function=captured.name, guards=tuple(captured.guards))
     EVENTS.emit("entry", function=captured.name, loc=captured.loc, value=captured.text)
     if module is None:
@@ -273,13 +280,18 @@ def _report(captured: Capture) -> None:
     )  # fmt: skip
 
 
-def _report_failure(name: str, frame: capture.Frame, captured: Capture | None, error: Exception) -> None:
+def _report_failure(
+    name: str, frame: capture.Frame, captured: Capture | None, error: Exception, is_first: bool
+) -> None:
+    """Every failure is an event; only the first is a warning, because what the frame calls may fail too."""
     path = None
     if captured is not None and captured.graph is not None:
         path = write_reproducer(captured.graph, [item.example for item in captured.inputs], error)  # type: ignore[arg-type]
     shown = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
     EVENTS.emit("fallback_to_eager", function=name, error=shown, repro=path and str(path), loc=frame.loc)
     where = f"; {path} reproduces it" if path else ""
+    if not is_first:
+        return
     warnings.warn(
         f"Dovetail failed to compile {name} ({frame.loc}) and runs it in eager{where}:\n{shown}",
         InternalWarning,

@@ -97,6 +97,8 @@ def test_compiled_functions_race_and_then_call_the_graph_directly() -> None:
     x = torch.randn(100)
     for _ in range(6):
         torch.testing.assert_close(compiled(x), x.sin() + 1)
-    (code,) = [code for code, state in compiled._dovetail_compiler.context.codes().items() if state == "active"]
+    (code,) = [
+        code for code, state in compiled._dovetail_compiler.context.codes().items() if state == "active"
+    ]
     (entry,) = compiled._dovetail_compiler.context.entries(code)
     assert not any(isinstance(value, Race) for value in entry.function.__globals__.values())

@@ -1,0 +1,100 @@
+"""An error inside any stage gives one warning, eager's result, an event and a file that reproduces it."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.errors import InternalWarning
+
+ROOT = Path(__file__).resolve().parents[2]
+compiler: Any = importlib.import_module("dovetail.compile")
+compiler = sys.modules["dovetail.compile"]
+
+STAGES = [
+    ("capture", "capture_frame"), ("aot", "trace_joint"), ("ops", "decompose"), ("passes", "optimize"),
+    ("aot", "partition"), ("lower", "lower"), ("schedule", "schedule"), ("schedule", "plan"),
+    ("codegen", "emit"), ("runtime", "load"), ("aot", "bind"),
+]  # fmt: skip
+
+
+class Broken(Exception):
+    pass
+
+
+def fail(*args: object, **kwargs: object) -> object:
+    raise Broken("on purpose")
+
+
+def f(x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+    return torch.softmax(x * scale, -1)
+
+
+@pytest.mark.parametrize(("folder", "function"), STAGES, ids=[f"{a}.{b}" for a, b in STAGES])
+def test_one_warning_and_eagers_result(
+    folder: str, function: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOVETAIL_DUMP", str(tmp_path))
+    monkeypatch.setattr(getattr(compiler, folder), function, fail)
+    dovetail.reset()
+    x = torch.randn(3, 5)
+    compiled = dovetail.compile(f)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), f(x))
+    ours = [item for item in caught if issubclass(item.category, InternalWarning)]
+    assert (
+        len(ours) == 1 and "on purpose" in str(ours[0].message) and "test_failures.py" in str(ours[0].message)
+    )
+    assert dovetail.stats()["fallbacks_to_eager"] == 1
+    (failure,) = dovetail.report().failures
+    assert "on purpose" in failure.text
+    if folder != "capture":  # without a captured graph there is nothing to write down
+        assert list((tmp_path / "dovetail_repro").glob("repro_*.py"))
+    with pytest.raises(Broken):
+        dovetail.compile(f, options={"fallback_to_eager": False})(x)
+
+
+def test_the_reproducer_runs_on_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the injected error it compiles and prints the result: the file is whole."""
+    monkeypatch.setenv("DOVETAIL_DUMP", str(tmp_path))
+    monkeypatch.setattr(compiler.lower, "lower", fail)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with pytest.warns(InternalWarning):
+        dovetail.compile(model)(torch.randn(2, 4))
+    assert dovetail.report().failures
+    path, *_ = (tmp_path / "dovetail_repro").glob("repro_*.py")
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "tensor(" in done.stdout and "on purpose" in path.read_text()
+
+
+def test_a_broken_compiler_on_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No C++ compiler at all: eager, one warning that says what to install."""
+    build = importlib.import_module("dovetail.runtime.build")
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    build.find_compiler.cache_clear()
+    build.compiler_identity.cache_clear()
+    try:
+        x = torch.randn(3, 7)
+        with pytest.warns(InternalWarning, match="install g\\+\\+ or clang"):
+            torch.testing.assert_close(dovetail.compile(lambda x: x.sin() * 31 + 17)(x), x.sin() * 31 + 17)
+    finally:
+        build.find_compiler.cache_clear()
+        build.compiler_identity.cache_clear()
