@@ -24,7 +24,7 @@ test: $(VENV)/test
 
 lint: $(VENV)/test
 	$(BIN) -m ruff check dovetail tests benchmarks
-	$(BIN) -m mypy --strict dovetail/ir
+	$(BIN) -m mypy --strict --follow-imports=silent dovetail/ir
 	$(BIN) -m mypy dovetail
 
 bench: $(VENV)/models

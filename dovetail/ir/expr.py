@@ -97,8 +97,6 @@ class Expr:
             return ()
         if self.op == "add":
             return tuple(term for term, _ in self.args[1])  # type: ignore[attr-defined]
-        if self.op == "mul":
-            return self.args
         return self.args  # type: ignore[return-value]
 
 
@@ -245,7 +243,7 @@ def mul(left: IntLike, right: IntLike) -> Expr:
         for term, n in terms.items():
             total = add(total, mul(mul(term, b), n))
         return total
-    (ca, ta), (cb, tb) = _split(a), _split(b)
+    (_, ta), (_, tb) = _split(a), _split(b)
     (fa, na), (fb, nb) = next(iter(ta.items())), next(iter(tb.items()))
     factors = [f for x in (fa, fb) for f in (x.args if x.op == "mul" else (x,))]
     product = _make_product(factors)  # type: ignore[arg-type]
@@ -283,12 +281,12 @@ def _divide_exactly(value: Expr, divisor: Expr) -> Expr | None:
                 return None
             total = add(total, part)
         return total
-    factors = list(value.args) if value.op == "mul" else [value]
-    for needed in divisor.args if divisor.op == "mul" else (divisor,):
+    factors = list(value.operands) if value.op == "mul" else [value]
+    for needed in divisor.operands if divisor.op == "mul" else (divisor,):
         if needed in factors:
             factors.remove(needed)
-        elif needed.op == "const" and factors[0].op == "const":  # type: ignore[attr-defined]
-            if factors[0].value % needed.value:  # type: ignore[attr-defined]
+        elif needed.op == "const" and factors[0].op == "const":
+            if factors[0].value % needed.value:
                 return None
             factors[0] = const(factors[0].value // needed.value)  # type: ignore[attr-defined]
         else:
@@ -507,7 +505,7 @@ def rebuild(value: Expr, operands: tuple[Expr, ...]) -> Expr:
         return product(operands)
     if not operands:
         return value
-    return _BUILD[value.op](*operands)  # type: ignore[operator]
+    return _BUILD[value.op](*operands)  # type: ignore[operator, no-any-return]
 
 
 def substitute(value: Expr, env: Mapping[Expr, IntLike]) -> Expr:

@@ -1,6 +1,6 @@
 """Where a value of the user's program comes from: a path from the frame.
 
-    self.layers[0].weight   Item(Attr(Arg("self"), "layers"), 0) ... 
+    self.layers[0].weight   Item(Attr(Arg("self"), "layers"), 0) ...
 
 A Source can do two things: print the Python text that reloads it (`text`), and be the path of a
 guard. Both the generated entry and the native guard tree are built from it.
