@@ -36,11 +36,12 @@ from dovetail.capture.interpreter import Activation
 from dovetail.capture.operations import native
 from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
-from dovetail.capture.trace import Raised, Trace
+from dovetail.capture.trace import Raised, Trace, is_library_file
 from dovetail.errors import DisabledCall, UnknownCall, UnsupportedGenerator, UserBreak
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Length
-from dovetail.ir.source import Attr, Const, DictAttr, Item, Source
+from dovetail.ir.guard import Is, Length
+from dovetail.ir.source import Arg as RootArg
+from dovetail.ir.source import Attr, Cell, Const, DictAttr, Item, Source, root_of
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -104,24 +105,48 @@ def function_source(trace: Trace, fn: FunctionType) -> Source | None:
 
 def defaults_of(trace: Trace, fn: FunctionType) -> tuple[Any, ...]:
     values = fn.__defaults__ or ()
-    if all(type(value) in PLAIN for value in values):
-        return values
-    source = function_source(trace, fn)
+    source = default_source(trace, fn, values)
     if source is None:
         return values
-    where = Attr(source, "__defaults__")
-    return tuple(wrap(trace, value, Item(where, i), stable=True) for i, value in enumerate(values))
+    where, stable = Attr(source, "__defaults__"), not is_passed_in(source)
+    return tuple(wrap(trace, value, Item(where, i), stable) for i, value in enumerate(values))
 
 
 def kwdefaults_of(trace: Trace, fn: FunctionType) -> dict[str, Any]:
     values = fn.__kwdefaults__ or {}
-    if all(type(value) in PLAIN for value in values.values()):
-        return values
-    source = function_source(trace, fn)
+    source = default_source(trace, fn, tuple(values.values()))
     if source is None:
         return values
-    where = Attr(source, "__kwdefaults__")
-    return {key: wrap(trace, value, Item(where, key), stable=True) for key, value in values.items()}
+    where, stable = Attr(source, "__kwdefaults__"), not is_passed_in(source)
+    return {key: wrap(trace, value, Item(where, key), stable) for key, value in values.items()}
+
+
+def default_source(trace: Trace, fn: FunctionType, values: tuple[Any, ...]) -> Source | None:
+    """Where defaults must be read; None when they are the values themselves."""
+    if not values:
+        return None
+    source = function_source(trace, fn)
+    if source is None or (all(type(value) in PLAIN for value in values) and not is_passed_in(source)):
+        return None
+    return source
+
+
+def is_passed_in(source: Source) -> bool:
+    """A function that an argument brings is often made anew for each call, with defaults of its own."""
+    return isinstance(root_of(source), (RootArg, Cell))
+
+
+def guard_defaults(trace: Trace, fn: FunctionType) -> None:
+    """Once per function of the user's: its defaults have not been replaced."""
+    key = (id(fn), "defaults")
+    source = None if key in trace.reads else function_source(trace, fn)
+    if source is None or is_passed_in(source):
+        return
+    trace.reads[key] = True
+    trace.keep.append(fn)
+    for name in ("__defaults__", "__kwdefaults__"):
+        if getattr(fn, name):
+            trace.guard(Attr(source, name), Is(getattr(fn, name)))
 
 
 def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
@@ -129,6 +154,8 @@ def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
     code: CodeType = fn.__code__
     if len(trace.places) > MAX_DEPTH:
         raise Raised(RecursionError("maximum recursion depth exceeded"))
+    if (fn.__defaults__ or fn.__kwdefaults__) and not is_library_file(code.co_filename):
+        guard_defaults(trace, fn)
     slots = native(bind, fn, args, kwargs, defaults_of(trace, fn), kwdefaults_of(trace, fn))
     activation = Activation(trace, fn, slots)
     if code.co_flags & CO_GENERATOR:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import linecache
 import sys
+from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
@@ -31,7 +32,7 @@ from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace
 from dovetail.errors import Break, FrameRaises, ResumedLoop, SkippedFrame, UnfinishedGenerator
 from dovetail.fake.tensor import FakeMode
-from dovetail.ir.capture import BreakPoint, Capture
+from dovetail.ir.capture import BreakPoint, Capture, GraphInput
 from dovetail.ir.source import Arg
 from dovetail.options import Options
 from dovetail.util.writer import Writer
@@ -98,8 +99,10 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
             return found
         steps = attempt.steps
         for _ in range(MAX_ATTEMPTS):
-            again = Attempt(frame, options, dynamic, steps, found)
-            result = again.run()
+            try:
+                result = Attempt(frame, options, dynamic, steps, found).run()
+            except SkippedFrame as skip:
+                result = skip
             if isinstance(result, Capture):
                 return result
             if not isinstance(result, UnfinishedGenerator) or result.step >= steps:
@@ -182,18 +185,26 @@ class Attempt:
         breaks = () if not is_own else (BreakPoint(why.code, why.text, why.hint, why.loc or trace.loc()),)
         return Capture(
             frame.code.co_qualname, graph, tuple(inputs), tuple(trace.guards), text, namespace, graph_name, breaks,
-            symbols, frame.loc, trace.shapes,
+            symbols, frame.loc, trace.shapes, tuple(i.source for i in inputs) if is_worth_fetching(inputs) else (),
         )  # fmt: skip
 
     def text(self, emit: Emitter, root: Root, inputs: Any, tail: list[str], why: Break | None) -> str:
-        args = [emit.load(graph_input.source) for graph_input in inputs or ()]
+        own = list(emit.loads)
+        args = ", ".join(emit.load(graph_input.source) for graph_input in inputs or ())
         parameters = ", ".join(entry_parameters(root, slot_count(self.frame.code)))
         w = Writer()
-        with w.block(f"def entry({parameters}):"):
-            for line in emit.loads:
+        if fetches := is_worth_fetching(inputs or ()):
+            with w.block(f"def load_inputs({parameters}):"):
+                for line in emit.loads:
+                    w(line)
+                w(f"return ({args},)")
+            w("")
+        with w.block(f"def entry({', '.join(filter(None, (parameters, '*fetched_inputs' * fetches)))}):"):
+            for line in own if fetches else emit.loads:
                 w(line)
             if inputs is not None:
-                w(f"out = {emit.graph_name}({', '.join(args)})")
+                given = f"*(fetched_inputs or load_inputs({parameters}))" if fetches else args
+                w(f"out = {emit.graph_name}({given})")
             for line in emit.body:
                 w(line)
             if why is not None:
@@ -201,6 +212,11 @@ class Attempt:
             for line in tail:
                 w(line)
         return w.text
+
+
+def is_worth_fetching(inputs: Sequence[GraphInput]) -> bool:
+    """Many inputs that lie deep in the arguments: the guards have found them already and pass them on."""
+    return sum(graph_input.source.base is not None for graph_input in inputs) > 3
 
 
 def has_effects(trace: Trace) -> bool:
