@@ -59,6 +59,7 @@ def find_stored(graph: Graph) -> set[Node]:
     stored: set[Node] = set()
     wanted: set[Node] = {base_of(node) for node in nodes_in(graph.outputs)}
     shared: set[Node] = set()
+    aligned: dict[Node, bool] = {}
     readers: dict[Node, frozenset[Node]] = {}
     for node in reversed(graph.nodes):
         if node.op == GET:
@@ -69,7 +70,10 @@ def find_stored(graph: Graph) -> set[Node]:
                 wanted.update(base_of(operand) for operand in node.operands)
         wanted.update(base_of(operand) for operand in needs_memory(node))
         readers[node] = _readers(users[node], stored, readers)
-        if node in wanted and node.op not in VIEWS or node.op == "prims.cat":
+        aligned[node] = _is_aligned(users[node], stored, aligned)
+        if node in wanted and node.op not in VIEWS:
+            stored.add(node)
+        elif node.op == "prims.cat" and not (aligned[node] and len(readers[node]) == 1):
             stored.add(node)
         elif is_inlinable(node) and kind_of(node.op) != "view" and len(readers[node]) > 1 and not _is_cheap(node):
             stored.add(node)
@@ -78,6 +82,11 @@ def find_stored(graph: Graph) -> set[Node]:
     _store_repeated(graph, users, stored)
     _store_large(graph, stored)
     return stored
+
+
+def _is_aligned(users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:
+    """Only read element by element at the same index, so that a loop over it can be split at will."""
+    return all(kind_of(user.op) == "pointwise" and (user in stored or aligned[user]) for user in users)
 
 
 def _readers(users: list[Node], stored: set[Node], readers: dict[Node, frozenset[Node]]) -> frozenset[Node]:

@@ -33,7 +33,14 @@ from dovetail.lower import lazy
 from dovetail.lower.decide import find_stored
 from dovetail.lower.index import Index, element_of, same_layout
 from dovetail.lower.lazy import Lazy, window
-from dovetail.lower.nests import index_exprs, make_range, memory_order, merge_ranges, rewrite_scalar
+from dovetail.lower.nests import (
+    index_exprs,
+    make_range,
+    memory_order,
+    merge_ranges,
+    regions,
+    rewrite_scalar,
+)
 from dovetail.ops.build import is_dense
 from dovetail.ops.prims import kind_of
 from dovetail.ops.registry import STRIDE_FREE, is_view_call
@@ -90,8 +97,6 @@ class _Lowering:
             self.extern(node)
         elif kind == "scatter":
             self.put(node)
-        elif node.op == "prims.cat" and node in self.stored:
-            self.cat(node)
         else:
             value = RULES.get(node.op, _pointwise)(self, node)
             self.env[node] = self.store(node, value) if node in self.stored else value
@@ -126,6 +131,13 @@ class _Lowering:
         return window(ref)
 
     def write_all(self, node: Node, ref: BufferRef, value: Lazy) -> None:
+        """One nest, or one for each region between the value's cuts."""
+        for start, shape in regions(ref.type, value.cuts):
+            type = TensorType(shape, ref.type.stride, ref.type.dtype, ref.type.device)
+            place = BufferRef(ref.buffer, type, element_of(ref, start))
+            self.write_region(node, place, lazy.shifted(value, start))
+
+    def write_region(self, node: Node, ref: BufferRef, value: Lazy) -> None:
         order = memory_order(ref.type.shape, ref.type.stride)
         loops = {d: make_range(f"i{n}", ref.type.shape[d]) for n, d in enumerate(order)}
         index = _index(ref.type, loops)
@@ -156,17 +168,6 @@ class _Lowering:
             for write in writes
         )  # fmt: skip
         self.steps.append(Nest(name, tuple(outer), tuple(inner), final, node.loc, origins))
-
-    def cat(self, node: Node) -> None:
-        """Every part is written straight to its place."""
-        parts = tuple(self.value(arg) for arg in cast("tuple[Node, ...]", node.args[0]))
-        dim = cast(int, node.args[1])
-        ref = self.add_buffer(node.name, storable(node.tensor))
-        for part, (start, _) in zip(parts, lazy.spans(parts, dim)):
-            type = TensorType(part.type.shape, ref.type.stride, ref.type.dtype, ref.type.device)
-            place = BufferRef(ref.buffer, type, ref.type.stride[dim] * start)
-            self.write_all(node, place, part)
-        self.env[node] = window(ref)
 
     # -- reductions --------------------------------------------------------------------------------
 
@@ -348,7 +349,11 @@ def _pointwise(low: _Lowering, node: Node) -> Lazy:
         )
         return lazy.apply(op, operands, type.dtype)
 
-    return Lazy(type, at, None, _origins(node, values))
+    return Lazy(type, at, None, _origins(node, values), _cuts(values))
+
+
+def _cuts(values: list[Lazy | Arg]) -> tuple[tuple[int, Expr], ...]:
+    return tuple(dict.fromkeys(cut for v in values if isinstance(v, Lazy) for cut in v.cuts))
 
 
 def _origins(node: Node, values: list[Lazy | Arg]) -> tuple[str, ...]:
@@ -358,7 +363,7 @@ def _origins(node: Node, values: list[Lazy | Arg]) -> tuple[str, ...]:
 
 def _convert(low: _Lowering, node: Node) -> Lazy:
     x, dtype = low.value(node.args[0]), node.tensor.dtype
-    return Lazy(node.tensor, lambda index: lazy.cast_to(x.at(index), dtype), None, _origins(node, [x]))
+    return Lazy(node.tensor, lambda index: lazy.cast_to(x.at(index), dtype), None, _origins(node, [x]), x.cuts)
 
 
 def _bitcast(low: _Lowering, node: Node) -> Lazy:
@@ -370,7 +375,7 @@ def _bitcast(low: _Lowering, node: Node) -> Lazy:
 
 def _copy(low: _Lowering, node: Node) -> Lazy:
     x = low.value(node.args[0])
-    return Lazy(node.tensor, x.at, None, _origins(node, [x]))
+    return Lazy(node.tensor, x.at, None, _origins(node, [x]), x.cuts)
 
 
 def _full(low: _Lowering, node: Node) -> Lazy:

@@ -31,12 +31,14 @@ from dovetail.lower.index import Index, element_of, reshape_index, reshape_strid
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lazy:
-    """`origins` are the graph nodes that an inlined read computes."""
+    """`origins` are the graph nodes that an inlined read computes. `cuts` are positions (dimension, index)
+    where what it computes changes: a loop split there needs no conditions."""
 
     type: TensorType
     at: Callable[[Index], Scalar]
     ref: BufferRef | None = None
     origins: tuple[str, ...] = ()
+    cuts: tuple[tuple[int, Expr], ...] = ()
 
 
 def window(ref: BufferRef) -> Lazy:
@@ -106,6 +108,13 @@ def as_constant(value: object, dtype: DType) -> Scalar:
     if dtype.is_float:
         return constant(float(plain), dtype)
     return constant(bool(plain) if dtype is BOOL else int(plain), dtype)
+
+
+def shifted(x: Lazy, start: Index) -> Lazy:
+    """The same value counted from another first element."""
+    if all(place is ZERO for place in start):
+        return x
+    return Lazy(x.type, lambda index: x.at(tuple(map(add, index, start))), None, x.origins)
 
 
 # -- views -----------------------------------------------------------------------------------------
@@ -179,6 +188,7 @@ def flip(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
 
 def pad(x: Lazy, type: TensorType, before: tuple[Expr, ...], value: object) -> Lazy:
     shape, fill = x.type.shape, as_constant(value, type.dtype)
+    before = tuple(map(as_expr, before))
 
     def at(index: Index) -> Scalar:
         inner = tuple(add(i, mul(low, -1)) for i, low in zip(index, before))
@@ -188,7 +198,9 @@ def pad(x: Lazy, type: TensorType, before: tuple[Expr, ...], value: object) -> L
         got = x.at(inner)
         return got if inside.op == "true" else choose(inside, got, fill)
 
-    return Lazy(type, at, None, x.origins)
+    edges = [(d, low, add(low, size)) for d, (low, size) in enumerate(zip(before, shape)) if size is not type.shape[d]]
+    cuts = tuple((d, place) for d, *places in edges for place in places)
+    return Lazy(type, at, None, x.origins, cuts)
 
 
 def holds_within(index: Index, shape: tuple[Expr, ...]) -> Expr:
@@ -209,11 +221,14 @@ def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
             moved = list(index)
             moved[dim] = add(index[dim], mul(start, -1))
             inside = and_(ge(index[dim], start), lt(index[dim], stop))
+            if inside.op == "true":
+                return part.at(tuple(moved))
             if inside.op != "false":
                 result = choose(inside, part.at(tuple(moved)), result)
         return result
 
-    return Lazy(type, at, None, tuple(dict.fromkeys(name for part in parts for name in part.origins)))
+    origins = tuple(dict.fromkeys(name for part in parts for name in part.origins))
+    return Lazy(type, at, None, origins, tuple((dim, start) for start, _ in spans(parts, dim)[1:]))
 
 
 def spans(parts: tuple[Lazy, ...], dim: int) -> list[tuple[Expr, Expr]]:

@@ -6,10 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import INF, ONE, ZERO, Expr, const, linear_in, mul, substitute, sym, symbols
 from dovetail.ir.loop import Range, Scalar, iter_scalars, scalar
+from dovetail.ir.types import TensorType
+from dovetail.lower.index import Index
+
+FEW_CUTS: Final = 8
+MOST_REGIONS: Final = 9
+"""Blocks that one value is split into along several dimensions (padding of two)."""
 
 
 def make_range(name: str, size: Expr) -> Range:
@@ -112,3 +118,33 @@ def rewrite_scalar(value: Scalar, env: dict[Expr, Expr], memo: dict[Scalar, Scal
         )
         memo[node] = node if args == node.args else scalar(node.op, args, node.dtype)
     return memo[value]
+
+
+def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]]) -> list[tuple[Index, tuple[Expr, ...]]]:
+    """(first position, shape) of each block between the cuts; the whole if splitting does not pay.
+
+    A GPU launches a kernel per nest and masks for free, so there only many cuts are worth it."""
+    whole = [((ZERO,) * type.ndim, type.shape)]
+    several = len({dim for dim, _ in cuts}) > 1
+    if not cuts or (type.device.kind != "cpu" and (several or len(cuts) < FEW_CUTS)):
+        return whole
+    if not all(place.is_const for _, place in cuts) and several:
+        return whole
+    found = whole
+    for dim in dict.fromkeys(dim for dim, _ in cuts):
+        places = [place for d, place in cuts if d == dim]
+        if all(place.is_const for place in places):
+            places.sort(key=lambda place: place.value)
+        found = [part for block in found for part in _split_block(block, dim, places)]
+    return found if not several or len(found) <= MOST_REGIONS else whole
+
+
+def _split_block(block: tuple[Index, tuple[Expr, ...]], dim: int, places: Sequence[Expr]) -> list[tuple[Index, tuple[Expr, ...]]]:
+    start, shape = block
+    edges = [*dict.fromkeys((ZERO, *places, shape[dim]))]
+    parts = []
+    for low, high in zip(edges, edges[1:]):
+        size = high - low
+        if size is not ZERO:
+            parts.append(((*start[:dim], low, *start[dim + 1 :]), (*shape[:dim], size, *shape[dim + 1 :])))
+    return parts
