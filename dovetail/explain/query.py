@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dovetail.events import Event
@@ -211,6 +211,17 @@ def _graph(event: Event) -> GraphSeen:
     )  # fmt: skip
 
 
+def _graphs(events: list[Event]) -> tuple[GraphSeen, ...]:
+    """A graph is captured before it gets its number: that of the joint graph traced next."""
+    found: list[GraphSeen] = []
+    for event in events:
+        if event.kind == "graph":
+            found.append(_graph(event))
+        elif found and not found[-1].unit and "joint" in _text(event, "stage"):
+            found[-1] = replace(found[-1], unit=_text(event, "unit"))
+    return tuple(found)
+
+
 def _breaks(events: Iterable[Event]) -> tuple[BreakSeen, ...]:
     """One line per place, code and text, with how often it was met."""
     found: Counter[BreakSeen] = Counter()
@@ -310,7 +321,7 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         view for unit, stage, value in results if "schedule" in stage and (view := view_fusion(unit, value))
     )
     return Explanation(
-        graphs=tuple(map(_graph, of("graph"))),
+        graphs=_graphs(of("graph", "stage")),
         breaks=_breaks(of("graph_break", "skip")),
         recompiles=tuple(map(_recompile, of("recompile", "limit"))),
         fallbacks=dict(Counter(_text(event, "op") for event in of("fallback"))),

@@ -8,10 +8,12 @@ import inspect
 import io
 import pickle
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -234,3 +236,20 @@ def test_nothing_is_kept_alive(net: Net) -> None:
     del compiled
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_data_parallel_training(is_inside: bool, net: Net, tmp_path: Path) -> None:
+    twin = copy.deepcopy(net)
+    twin(X).square().mean().backward()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        dovetail.reset()
+        parallel = nn.parallel.DistributedDataParallel(dovetail.compile(net) if is_inside else net)
+        model = parallel if is_inside else dovetail.compile(parallel)
+        model(X).square().mean().backward()
+    finally:
+        dist.destroy_process_group()
+    assert dovetail.stats()["graphs"] >= 1
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
