@@ -74,9 +74,26 @@ def _is_twin(schema: Any, wanted: list[Any], writes: int) -> bool:
     return _types(schema.arguments) == _types(wanted) and len(schema.returns) >= writes
 
 
-# -- twins of custom ops -----------------------------------------------------------------------------
+# -- random numbers in an uncommon layout --------------------------------------------------------------
 
 _library: Final = torch.library.Library("dovetail", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def _draw(like: torch.Tensor, op: str, stride: list[int], args: list[Any]) -> torch.Tensor:
+    made = torch.empty_strided(like.shape, stride, dtype=like.dtype, device=like.device)
+    return getattr(made, op)(*args)  # type: ignore[no-any-return]
+
+
+_library.define(  # type: ignore[no-untyped-call]
+    "draw(Tensor like, str op, SymInt[] stride, Scalar[] args) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+_library.impl("draw", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+DRAW: Final = torch.ops.dovetail.draw.default
+"""Fill new memory of the given strides: kernels draw in memory order, so the layout decides who gets what."""
+
+
+# -- twins of custom ops -----------------------------------------------------------------------------
 
 
 def _make(func: Any) -> Any:

@@ -304,6 +304,8 @@ def record_unbind(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: 
 
 def record_write(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An op that writes: record its functional twin, then write the results back."""
+    if facts_of(func).is_random and not kwargs and not recorder.ref(args[0]).type.is_contiguous:
+        return record_draw(recorder, func, args)
     twin = twin_of(func)
     taken = {name: value for name, value in kwargs.items() if name not in twin.outs}
     args = (*args, *twin.defaults[len(args) :])
@@ -335,6 +337,16 @@ def _parts(recorder: Recorder, node: Node, computed: Any) -> list[Node]:
     if isinstance(computed, tuple):
         return [recorder.builder.get(node, i) for i in range(len(computed))]
     return [node]
+
+
+def record_draw(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> Any:
+    """x.uniform_() and its kind on memory that is not row-major."""
+    fake, ref = args[0], recorder.ref(args[0])
+    numbers = tuple([recorder.arg(a) for a in args[1:] if a is not None])
+    given = (recorder.memory.read(ref), facts_of(func).name.split(".")[1], ref.type.stride, numbers)
+    infer(func, args, {})
+    recorder.write(fake, recorder.call("dovetail.draw.default", given, ref.type))
+    return fake
 
 
 def _check_lists(recorder: Recorder, targets: list[Any], args: tuple[Any, ...]) -> None:

@@ -156,6 +156,14 @@ def _dropout(x: torch.Tensor, y: torch.Tensor) -> Any:
     return z * noise, torch.bernoulli(torch.full((3,), 0.5)), torch.randperm(5)
 
 
+def _dropout_of_permuted(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = F.dropout(x.view(2, 2, 6).permute(2, 0, 1) * 1, 0.5)
+    w = (y.t() * 2).detach()
+    w.normal_()
+    w[:, ::2].uniform_(1, 2)
+    return z, z * 2, w, torch.rand_like(w), w.bernoulli_(0.25)
+
+
 def _foreach(x: torch.Tensor, y: torch.Tensor) -> Any:
     a, b = x.clone(), y.clone()
     torch._foreach_add_([a, b], 1.0)
@@ -179,7 +187,7 @@ def _data(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 PROGRAMS = [
     _no_grad_write, _kv_cache, _index_copy, _aliases, _hidden_base, _swap, _same_twice, _reshaped, _resized, _ints,
-    _promote, _dropout, _foreach, _written_then_read, _data,
+    _promote, _dropout, _dropout_of_permuted, _foreach, _written_then_read, _data,
 ]  # fmt: skip
 
 
