@@ -104,6 +104,17 @@ def statistics(c: Call) -> list[torch.dtype | None]:
     return [plain_float(c)] * 3
 
 
+def on_cpu(dtypes: DTypes) -> DTypes:
+    """Only for the CPU; other devices return something else."""
+
+    def rule(c: Call) -> Any:
+        if c.device != "cpu":
+            raise Unruled
+        return dtypes(c)
+
+    return rule
+
+
 def masked(dtype: Callable[[Call], torch.dtype]) -> DTypes:
     """None where the argument output_mask has False."""
     return lambda c: [dtype(c) if wanted else None for wanted in c["output_mask"]]
@@ -246,7 +257,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
         tril triu glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd"""),
     (first, contiguous, "embedding_dense_backward slice_backward select_backward"),
     (first, contiguous, "masked_fill mse_loss_backward smooth_l1_loss_backward huber_loss_backward"),
-    (lambda c: [first(c)] * 2, contiguous, "log_sigmoid_forward"),
+    (on_cpu(lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
     (first, contiguous, "amax amin"),
     (summed, contiguous, "sum prod"),
     (floating, contiguous, "mean var std logsumexp linalg_vector_norm"),
@@ -270,8 +281,9 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (lambda c: [first(c)] * 2, contiguous, "nll_loss_forward nll_loss2d_forward"),
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices_backward
-        avg_pool2d_backward _adaptive_avg_pool2d_backward channel_shuffle pixel_shuffle pixel_unshuffle
-        reflection_pad2d replication_pad2d reflection_pad3d replication_pad3d reflection_pad2d_backward
+        avg_pool2d_backward _adaptive_avg_pool2d_backward"""),
+    (on_cpu(first), as_image, """
+        channel_shuffle pixel_shuffle pixel_unshuffle reflection_pad2d replication_pad2d reflection_pad3d replication_pad3d reflection_pad2d_backward
         replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward"""),
 )  # fmt: skip
 """Op -> the dtype of its results, and their strides."""

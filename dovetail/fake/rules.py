@@ -123,13 +123,15 @@ def loss(c: Call) -> Result:
 def mm(c: Call) -> Result:
     a, b = c.get("mat1", c.get("self")), c["mat2"]
     same_size(c.shapes, a.shape[-1], b.shape[-2])
-    return (a.shape[0], b.shape[1])
+    shape = (a.shape[0], b.shape[1])
+    return broadcast(c.shapes, shape, c["self"].shape) if "mat1" in c.values else shape
 
 
 def bmm(c: Call) -> Result:
     a, b = c.get("batch1", c.get("self")), c.get("batch2", c.get("mat2"))
     same_size(c.shapes, a.shape[2], b.shape[1])
-    return (same_size(c.shapes, a.shape[0], b.shape[0]), a.shape[1], b.shape[2])
+    shape = (same_size(c.shapes, a.shape[0], b.shape[0]), a.shape[1], b.shape[2])
+    return broadcast(c.shapes, shape, c["self"].shape) if "batch1" in c.values else shape
 
 
 def mv(c: Call) -> Result:
@@ -351,6 +353,8 @@ def convolution(c: Call) -> Result:
         ]
         return (x.shape[0], mul(w.shape[1], c["groups"]), *sizes)
     same_size(c.shapes, x.shape[1], mul(w.shape[1], c["groups"]))
+    if isinstance(c.values.get("bias"), Form):
+        same_size(c.shapes, c["bias"].shape[0], w.shape[0])
     sizes = [_window(x.shape[i + 2], w.shape[i + 2], strides[i], pads[i], gaps[i]) for i in range(n)]
     return (x.shape[0], w.shape[0], *sizes)
 
@@ -428,27 +432,60 @@ def pixel_unshuffle(c: Call) -> Result:
 
 
 def layer_norm(c: Call) -> Result:
-    x = c["input"]
-    n = len(c["normalized_shape"])
+    x, inner = c["input"], c.size("normalized_shape")
+    n = len(inner)
+    _agree(c, x.shape[x.ndim - n :], inner)
+    for name in ("weight", "bias"):
+        if isinstance(c.values.get(name), Form):
+            _agree(c, c[name].shape, inner)
     stats = x.shape[: x.ndim - n] + (ONE,) * n
     return [x.shape, stats, stats]
+
+
+def _agree(c: Call, sizes: Shape, others: Shape) -> None:
+    for a, b in zip(sizes, others, strict=True):
+        same_size(c.shapes, a, b)
+
+
+def _channels_agree(c: Call, size: Expr) -> None:
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        if isinstance(c.values.get(name), Form):
+            _agree(c, c[name].shape, (size,))
 
 
 def batch_norm(c: Call) -> Result:
     """The CPU returns no statistics where it uses the running ones."""
     x = c["input"]
+    _channels_agree(c, x.shape[1])
     stats = x.shape[1:2] if c.get("training", True) or c.device != "cpu" else (ZERO,)
     return [x.shape, stats, stats]
 
 
 def group_norm(c: Call) -> Result:
-    stats = (as_expr(c["N"]), as_expr(c["group"]))
+    x, count = c["input"], as_expr(c["N"])
+    _agree(c, x.shape[:2], (count, as_expr(c["C"])))
+    _channels_agree(c, x.shape[1])
+    stats = (count, as_expr(c["group"]))
     return [c["input"].shape, stats, stats]
+
+
+def _attention_agrees(c: Call) -> None:
+    q, k, v = c["query"].shape, c["key"].shape, c["value"].shape
+    _agree(c, (q[0], k[0], q[3], k[2]), (k[0], v[0], k[3], v[2]))
+
+
+def efficient_attention(c: Call) -> Result:
+    """Its log-sum-exp is padded to whole blocks of 32 rows."""
+    q, v = c["query"], c["value"]
+    _attention_agrees(c)
+    rows = mul(ceildiv(q.shape[2], 32), 32) if c["compute_log_sumexp"] else ZERO
+    return [(*q.shape[:-1], v.shape[-1]), (*q.shape[:2], rows), (), ()]
 
 
 def attention(c: Call) -> Result:
     """Output and log-sum-exp; further results (seeds, bounds) have fixed sizes."""
     q, v = c["query"], c["value"]
+    _attention_agrees(c)
     return [(*q.shape[:-1], v.shape[-1]), q.shape[:-1]]
 
 
@@ -680,8 +717,8 @@ RULES: Final[dict[str, Rule]] = _table(
     (group_norm, "native_group_norm"),
     (attention, """
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
-        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-        _scaled_dot_product_fused_attention_overrideable"""),
+        _scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable"""),
+    (efficient_attention, "_scaled_dot_product_efficient_attention"),
     (likes("query", "key", "value", "attn_bias"), """
         _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
         _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward

@@ -431,24 +431,21 @@ def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, 
     new_args = [swap(a) for a in args]
     new_kwargs = {k: swap(v) for k, v in kwargs.items()} if kwargs else {}
     device = _result_device(facts, inputs, args, new_args, new_kwargs)
-    try:
-        with torch._C._DisableTorchDispatch():
-            if facts.fate == "probe" and device.type == "cpu":
-                result = _probe(func, new_args, new_kwargs)
-            else:
-                result = func(*new_args, **new_kwargs)
-    except NotImplementedError as error:
-        raise FailedFake(function=facts.name, detail=str(error).splitlines()[0]) from error
+    result = _run_kernel(func, facts, device, new_args, new_kwargs)
     corrected = CORRECTIONS.get(facts.name)
-    if corrected is not None and device.type == "cpu":
-        result = corrected(new_args, result)
+    if corrected is not None:
+        result = corrected(device, new_args, result)
     elif facts.is_pointwise and not facts.mutates and is_ambiguous(inputs.metas) and type(result) is torch.Tensor:
         strides = iterator_strides(result.size(), [(m.size(), m.stride()) for m in inputs.metas])
         result = _empty_meta(result.size(), strides, result.dtype)
     if facts.mutates:
         return _written(func, facts, inputs, args, kwargs, result, device)
     constant = _constant(func, facts, inputs, args, kwargs)
-    return _wrap_result(result, device, inputs, constant)
+    wrapped = _wrap_result(result, device, inputs, constant)
+    if facts.name in _ON_HOST and device.type != "cpu":
+        on_host = _ON_HOST[facts.name]
+        return tuple(Fake(r.meta, _CPU) if i in on_host else r for i, r in enumerate(wrapped))
+    return wrapped
 
 
 _NO_SHAPES: Final = Shapes()
@@ -476,6 +473,20 @@ def _by_table(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str,
     return (made[0] if facts.returns_one else tuple(made),)
 
 
+def _run_kernel(
+    func: Any, facts: Record, device: torch.device, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    with torch._C._DisableTorchDispatch():
+        if facts.fate == "probe" and device.type == "cpu":
+            return _probe(func, args, kwargs)
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError as error:
+            if facts.fate == "probe":
+                return _probe(func, args, kwargs)
+            raise FailedFake(function=facts.name, detail=str(error).splitlines()[0]) from error
+
+
 PROBE_LIMIT: Final = 1 << 22
 """Elements that a probe may touch."""
 
@@ -498,8 +509,10 @@ def _statistics_dtype(x: torch.Tensor, parameters: list[Any]) -> torch.dtype:
     return torch.float32 if is_wider else x.dtype
 
 
-def _batch_norm_on_cpu(args: list[Any], result: Any) -> Any:
+def _batch_norm_on_cpu(device: torch.device, args: list[Any], result: Any) -> Any:
     """No batch statistics come out where the running ones are used."""
+    if device.type != "cpu":
+        return result
     dtype = _statistics_dtype(args[0], args[1:5])
     stats = [x.to(dtype) if args[5] else x.new_empty(0, dtype=dtype) for x in result[1:3]]
     output = result[0]
@@ -508,7 +521,14 @@ def _batch_norm_on_cpu(args: list[Any], result: Any) -> Any:
     return (output, *stats, *result[3:])
 
 
-def _layer_norm_on_cpu(args: list[Any], result: Any) -> Any:
+def _log_sigmoid(device: torch.device, args: list[Any], result: Any) -> Any:
+    """Only the CPU fills the buffer that backward reads."""
+    return result if device.type == "cpu" else (result[0], result[1].new_empty(0))
+
+
+def _layer_norm_on_cpu(device: torch.device, args: list[Any], result: Any) -> Any:
+    if device.type != "cpu":
+        return result
     dtype = _statistics_dtype(args[0], args[2:4])
     return (result[0], *(x.to(dtype) for x in result[1:]))
 
@@ -516,12 +536,13 @@ def _layer_norm_on_cpu(args: list[Any], result: Any) -> Any:
 CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
     "aten.native_batch_norm.default": _batch_norm_on_cpu,
     "aten._native_batch_norm_legit.default": _batch_norm_on_cpu,
-    "aten._batch_norm_with_update.default": lambda args, r: (
-        _batch_norm_on_cpu([*args[:5], True, *args[5:]], r)
+    "aten._batch_norm_with_update.default": lambda device, args, r: (
+        _batch_norm_on_cpu(device, [*args[:5], True, *args[5:]], r)
     ),
+    "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.native_layer_norm.default": _layer_norm_on_cpu,
 }
-"""Where the meta kernel describes another device than the CPU."""
+"""Where the meta kernel describes another device than the one that is faked."""
 
 
 def _wrap_result(result: Any, device: torch.device, inputs: _Inputs, constant: Any = None) -> Any:
@@ -534,6 +555,13 @@ def _wrap_result(result: Any, device: torch.device, inputs: _Inputs, constant: A
         known = constant if isinstance(constant, (list, tuple)) else (None,) * len(result)
         return type(result)(_wrap_result(r, device, inputs, k) for r, k in zip(result, known))
     return result
+
+
+_ON_HOST: Final = {
+    "aten._scaled_dot_product_efficient_attention.default": (2, 3),
+    "aten._efficient_attention_forward.default": (2, 3),
+}
+"""Results that are on the CPU wherever the operands are: seed and offset of the random generator."""
 
 
 def _result_device(
