@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import dovetail
-from tests.behaviour.running import Program, Suite, check_program
+from tests.behaviour.running import ANY, Program, Suite, check_program
 
 Step = Callable[[torch.Tensor], torch.Tensor]
 
@@ -86,9 +86,10 @@ def make_training_program(view: str, change: str) -> Callable[[], Any]:
     return make
 
 
+# Not "split": eager refuses to change one of several views that one call made, and differentiate it.
 TRAINING: Final = [
     Program("A2", f"{view}-{change}", make_training_program(view, change))
-    for view, change in itertools.product(VIEWS, ("mul_", "copy_", "setitem")) if view != "detach"
+    for view, change in itertools.product(VIEWS, ("mul_", "copy_", "setitem")) if view not in ("detach", "split")
 ]
 
 
@@ -125,7 +126,7 @@ def same_tensor_twice() -> Any:
     return f, [(t, t), (torch.ones(3), torch.ones(3))]
 
 
-@case("A2")
+@case("A2", breaks=ANY)
 def overlapping_inputs() -> Any:
     def f(a: torch.Tensor, b: torch.Tensor) -> Any:
         a.mul_(2)
