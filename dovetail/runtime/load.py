@@ -9,6 +9,7 @@ read more often than needed.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from dovetail.events import EVENTS
 from dovetail.ir.expr import evaluate
 from dovetail.ir.program import Kernel, Program, PythonCall
 from dovetail.options import Options
-from dovetail.runtime import gpu
 from dovetail.runtime.arena import TEXT as ARENA
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
 from dovetail.runtime.calls import make_call
@@ -137,6 +137,7 @@ def _connect(host: ctypes.CDLL, program: Program) -> None:
 def _connect_gpu(host: ctypes.CDLL, program: Program, options: Options) -> None:
     """Kernels of the GPU: their functions, and how each is launched."""
     kernels = [kernel for kernel in program.kernels if kernel.language == "triton"]
+    gpu = importlib.import_module("dovetail.runtime.gpu")  # it needs Triton, which takes long to import
     functions = gpu.load_kernels(kernels, torch.device(program.device), options)
     count = max(len(program.kernels), 1)
     table = (ctypes.c_void_p * count).in_dll(host, "dv_kernels")
