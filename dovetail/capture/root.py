@@ -10,6 +10,7 @@ twice is what makes undoing unnecessary: the trace's objects are its own.
 from __future__ import annotations
 
 import functools
+import gc
 import linecache
 import sys
 from collections.abc import Sequence
@@ -90,8 +91,9 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
         raise SkippedFrame(frame.loc, detail="generators and coroutines run in eager")
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise SkippedFrame(frame.loc, detail="a function under torch.func runs in eager")
-    limit = sys.getrecursionlimit()
+    limit, collects = sys.getrecursionlimit(), gc.isenabled()
     sys.setrecursionlimit(max(limit, RECURSION_LIMIT))
+    gc.disable()  # a capture makes many small objects and almost no garbage
     try:
         attempt = Attempt(frame, options, dynamic, None, None)
         found = attempt.run()
@@ -111,6 +113,8 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
         raise SkippedFrame(frame.loc, detail=f"{found.text}; and the frame cannot be resumed there: {result.text}")
     finally:
         sys.setrecursionlimit(limit)
+        if collects:
+            gc.enable()
 
 
 class Attempt:

@@ -15,6 +15,12 @@ from dovetail.capture.trace import is_library_file
 from dovetail.errors import Reason
 
 OWN_FOLDER: Final = __file__.rsplit("/", 2)[0] + "/"
+PLUMBING: Final = frozenset(
+    {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__repr__", "__str__", "__format__", "__hash__",
+     "__del__", "__instancecheck__", "__subclasscheck__", "__init_subclass__", "__set_name__", "__reduce_ex__",
+     "__getstate__", "__setstate__", "__deepcopy__", "__copy__"}
+)  # fmt: skip
+"""Capturing these alone gains nothing, and an entry's own reads would run them."""
 GENERATED: Final = ("<dovetail",)
 MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/", "/torch/distributions/")
 """Parts of torch that are models and training code rather than machinery: worth a graph of their own."""
@@ -30,6 +36,8 @@ def why_not_capture(code: CodeType) -> Reason | None:
     is_model = any(part in file for part in MODELS) and not file.endswith(MACHINERY)
     if is_library_file(file) and not is_model:
         return Reason("S02", "part of torch or of Python")
+    if code.co_name in PLUMBING:
+        return Reason("S05", "a method that other code's attribute reads, prints or comparisons run")
     if code.co_name == "<module>":
         return Reason("S04", "code of a module, which runs once")
     return None
