@@ -89,6 +89,7 @@ def _convolution(writer: HostWriter, extern: Extern) -> bool:
 
 
 DIRECT: Final[dict[str, Callable[[HostWriter, Extern], bool]]] = {
+    "aten.mkldnn_rnn_layer.default": lambda writer, extern: False,  # needs grad mode: see runtime/calls.py
     "aten.mm.default": _into("mm"),
     "aten.bmm.default": _into("bmm"),
     "aten.addmm.default": _into("addmm"),
