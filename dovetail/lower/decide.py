@@ -25,6 +25,9 @@ CHEAP_OPS: Final = 3
 """A value made of at most this many cheap operations is recomputed rather than stored."""
 LARGEST_BODY: Final = 192
 """Operations in one nest's body, counting repeats; beyond it a value is stored."""
+LARGEST_PICK: Final = 24
+"""Operations that a gather repeats for each element it reads rather than have the source stored."""
+GATHERS: Final = ("prims.take", "prims.gather")
 MANY: Final = 8
 """Past this many readers the exact set no longer matters."""
 
@@ -41,9 +44,25 @@ def is_inlinable(node: Node) -> bool:
 
 def needs_memory(node: Node) -> tuple[Node, ...]:
     """The operands that must be in memory for this node, apart from library calls."""
-    if node.op in ("prims.take", "prims.gather", "prims.as_strided"):
-        return (cast(Node, node.args[0]),)
+    source = cast(Node, node.args[0]) if node.args else None
+    if node.op == "prims.as_strided" or (node.op in GATHERS and not _is_pickable(cast(Node, source), node)):
+        return (cast(Node, source),)
     return ()
+
+
+def _is_pickable(source: Node, gather: Node) -> bool:
+    """A gather that reads few elements of a short computation works them out where it reads."""
+    if gather.tensor.numel.hi > source.tensor.numel.lo:
+        return False
+    left, stack = LARGEST_PICK, [source]
+    while stack and left > 0:
+        node = stack.pop()
+        if node.op == "prims.cat" or kind_of(node.op) in ("gather", "join", "scatter"):
+            return False
+        if is_inlinable(node):
+            left -= 1
+            stack.extend(node.operands)
+    return left > 0
 
 
 def base_of(node: Node) -> Node:
@@ -75,13 +94,17 @@ def find_stored(graph: Graph) -> set[Node]:
             stored.add(node)
         elif node.op == "prims.cat" and not (aligned[node] and len(readers[node]) == 1):
             stored.add(node)
-        elif is_inlinable(node) and kind_of(node.op) != "view" and len(readers[node]) > 1 and not _is_cheap(node):
+        elif len(readers[node]) > 1 and is_inlinable(node) and _is_worth_storing(node):
             stored.add(node)
             shared.add(node)
     _recompute_cheap(graph, stored, shared)
     _store_repeated(graph, users, stored)
     _store_large(graph, stored)
     return stored
+
+
+def _is_worth_storing(node: Node) -> bool:
+    return kind_of(node.op) != "view" and not _is_cheap(node)
 
 
 def _is_aligned(users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:

@@ -320,8 +320,8 @@ def storable(type: TensorType) -> TensorType:
 
 def _reduce_order(type: TensorType, dims: tuple[int, ...], keep_order: bool) -> list[int]:
     """Reduced dimensions as memory has them; positions (argmax) count in the tensor's own order."""
-    order = sorted(memory_order(type.shape, type.stride)) if keep_order else memory_order(type.shape, type.stride)
-    return [d for d in order if d in dims]
+    order = [d for d in memory_order(type.shape, type.stride) if d in dims]
+    return sorted(order) if keep_order else order
 
 
 def _index(type: TensorType, loops: dict[int, Range]) -> Index:
@@ -363,7 +363,8 @@ def _origins(node: Node, values: list[Lazy | Arg]) -> tuple[str, ...]:
 
 def _convert(low: _Lowering, node: Node) -> Lazy:
     x, dtype = low.value(node.args[0]), node.tensor.dtype
-    return Lazy(node.tensor, lambda index: lazy.cast_to(x.at(index), dtype), None, _origins(node, [x]), x.cuts)
+    origins = _origins(node, [x])
+    return Lazy(node.tensor, lambda index: lazy.cast_to(x.at(index), dtype), None, origins, x.cuts)
 
 
 def _bitcast(low: _Lowering, node: Node) -> Lazy:
@@ -391,14 +392,13 @@ def _as_strided(low: _Lowering, node: Node) -> Lazy:
 
 
 def _take(low: _Lowering, node: Node) -> Lazy:
-    base = low.in_memory(cast(Node, node.args[0]), exact=False)
+    base = low.value(node.args[0])
     indices = tuple(low.value(arg) for arg in cast("tuple[Node, ...]", node.args[1]))
     return lazy.take(base, node.tensor, indices, cast("tuple[int, ...]", node.args[2]))
 
 
 def _gather(low: _Lowering, node: Node) -> Lazy:
-    base = low.in_memory(cast(Node, node.args[0]), exact=False)
-    return lazy.gather(base, node.tensor, cast(int, node.args[1]), low.value(node.args[2]))
+    return lazy.gather(low.value(node.args[0]), node.tensor, cast(int, node.args[1]), low.value(node.args[2]))
 
 
 def _view(rule: Callable[..., Lazy], *places: int) -> Callable[[_Lowering, Node], Lazy]:

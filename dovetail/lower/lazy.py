@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
-from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ge, lt, mul
+from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ge, lt, mul, sym, symbols
 from dovetail.ir.graph import Node
 from dovetail.ir.loop import (
     BufferRef,
@@ -20,6 +20,7 @@ from dovetail.ir.loop import (
     holds,
     index_value,
     input_value,
+    iter_scalars,
     load,
     load_at,
     masked,
@@ -198,8 +199,8 @@ def pad(x: Lazy, type: TensorType, before: tuple[Expr, ...], value: object) -> L
         got = x.at(inner)
         return got if inside.op == "true" else choose(inside, got, fill)
 
-    edges = [(d, low, add(low, size)) for d, (low, size) in enumerate(zip(before, shape)) if size is not type.shape[d]]
-    cuts = tuple((d, place) for d, *places in edges for place in places)
+    padded = [d for d, size in enumerate(shape) if size is not type.shape[d]]
+    cuts = tuple((d, edge) for d in padded for edge in (before[d], add(before[d], shape[d])))
     return Lazy(type, at, None, x.origins, cuts)
 
 
@@ -212,8 +213,7 @@ def holds_within(index: Index, shape: tuple[Expr, ...]) -> Expr:
 
 
 def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
-    """Each element picks its part; for a value that is read in place. Stored ones are written part by
-    part."""
+    """Each element picks its part."""
 
     def at(index: Index) -> Scalar:
         result = as_constant(0, type.dtype)
@@ -263,6 +263,8 @@ def gathered(base: BufferRef, parts: list[Scalar | Expr]) -> Scalar:
     plain = base.offset
     flat: Scalar | None = None
     for part, size, stride in zip(parts, base.type.shape, base.type.stride):
+        if isinstance(part, Scalar) and part.op == "index" and part.dtype is I64:
+            part = cast(Expr, part.args[0])
         if isinstance(part, Expr):
             plain = add(plain, mul(part, stride))
             continue
@@ -276,19 +278,82 @@ def gathered(base: BufferRef, parts: list[Scalar | Expr]) -> Scalar:
     return load_at(base.buffer, flat, base.type.dtype)
 
 
-def take(base: BufferRef, type: TensorType, indices: tuple[Lazy, ...], dims: tuple[int, ...]) -> Lazy:
+def computed(x: Lazy, parts: list[Scalar | Expr]) -> Scalar:
+    """The element of `x` at computed positions. A value in memory is loaded; any other is worked out
+    there: symbols stand for the computed positions until the loads below are known."""
+    if x.ref is not None:
+        return gathered(x.ref, parts)
+    index: list[Expr] = []
+    env: dict[Expr, Scalar] = {}
+    for part, size in zip(parts, x.type.shape):
+        if isinstance(part, Scalar):
+            symbol = sym(f"at{part.serial}", 0, max(size.hi - 1, 0), None if size.is_const else size)
+            env[symbol] = scalar("check_index", (cast_to(part, I64), index_value(size)), I64)
+            part = symbol
+        index.append(part)
+    return _resolve(x.at(tuple(index)), env)
+
+
+def _resolve(value: Scalar, env: dict[Expr, Scalar]) -> Scalar:
+    """Replace the symbols in index expressions by the scalars they stand for."""
+    memo: dict[Scalar, Scalar] = {}
+    for node in iter_scalars(value):
+        args = tuple(memo[arg] if isinstance(arg, Scalar) else arg for arg in node.args)
+        where = next((arg for arg in args if isinstance(arg, Expr)), None)
+        if where is None or symbols(where).isdisjoint(env):
+            memo[node] = node if args == node.args else scalar(node.op, args, node.dtype)
+        elif node.op == "load":
+            memo[node] = load_at(cast(str, node.args[0]), scalar_of(where, env), node.dtype)
+        else:
+            memo[node] = cast_to(scalar_of(where, env), node.dtype)
+    return memo[value]
+
+
+_AS_SCALAR: Final = {
+    "add": "add", "mul": "mul", "floordiv": "floordiv", "mod": "remainder", "min": "minimum",
+    "max": "maximum", "eq": "eq", "lt": "lt", "le": "le", "and": "logical_and", "not": "logical_not",
+}  # fmt: skip
+
+
+def scalar_of(expr: Expr, env: dict[Expr, Scalar]) -> Scalar:
+    """An index expression as a computation, with some of its symbols computed."""
+    if expr in env:
+        return env[expr]
+    if symbols(expr).isdisjoint(env):
+        return index_value(expr) if expr.op not in ("true", "false") else holds(expr)
+    dtype = BOOL if expr.op in ("eq", "lt", "le", "and", "not") else I64
+    if expr.op != "add":
+        operands = [scalar_of(x, env) for x in expr.operands]
+        result = operands[0] if len(operands) > 1 else scalar(_AS_SCALAR[expr.op], (operands[0],), dtype)
+        for operand in operands[1:]:
+            result = scalar(_AS_SCALAR[expr.op], (result, operand), dtype)
+        return result
+    start, terms = cast("tuple[int, tuple[tuple[Expr, int], ...]]", expr.args)
+    plain, total = as_expr(start), cast("Scalar | None", None)
+    for term, n in terms:
+        if symbols(term).isdisjoint(env):
+            plain = add(plain, mul(term, n))
+            continue
+        step = scalar_of(term, env)
+        step = step if n == 1 else scalar("mul", (step, constant(n, I64)), I64)
+        total = step if total is None else scalar("add", (total, step), I64)
+    assert total is not None
+    return total if plain is ZERO else scalar("add", (total, index_value(plain)), I64)
+
+
+def take(base: Lazy, type: TensorType, indices: tuple[Lazy, ...], dims: tuple[int, ...]) -> Lazy:
     rank = indices[0].type.ndim
 
     def at(index: Index) -> Scalar:
         head, rest = index[:rank], iter(index[rank:])
         found = {d: i.at(head) for d, i in zip(dims, indices)}
-        return gathered(base, [found[d] if d in found else next(rest) for d in range(base.type.ndim)])
+        return computed(base, [found[d] if d in found else next(rest) for d in range(base.type.ndim)])
 
-    return Lazy(type, at)
+    return Lazy(type, at, None, base.origins)
 
 
-def gather(base: BufferRef, type: TensorType, dim: int, where: Lazy) -> Lazy:
+def gather(base: Lazy, type: TensorType, dim: int, where: Lazy) -> Lazy:
     def at(index: Index) -> Scalar:
-        return gathered(base, [where.at(index) if d == dim else i for d, i in enumerate(index)])
+        return computed(base, [where.at(index) if d == dim else i for d, i in enumerate(index)])
 
-    return Lazy(type, at)
+    return Lazy(type, at, None, base.origins)

@@ -120,8 +120,12 @@ def rewrite_scalar(value: Scalar, env: dict[Expr, Expr], memo: dict[Scalar, Scal
     return memo[value]
 
 
-def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]]) -> list[tuple[Index, tuple[Expr, ...]]]:
-    """(first position, shape) of each block between the cuts; the whole if splitting does not pay.
+Block: TypeAlias = "tuple[Index, tuple[Expr, ...]]"
+"""First position and shape."""
+
+
+def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]]) -> list[Block]:
+    """Each block between the cuts; the whole if splitting does not pay.
 
     A GPU launches a kernel per nest and masks for free, so there only many cuts are worth it."""
     whole = [((ZERO,) * type.ndim, type.shape)]
@@ -139,7 +143,7 @@ def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]]) -> list[tuple[In
     return found if not several or len(found) <= MOST_REGIONS else whole
 
 
-def _split_block(block: tuple[Index, tuple[Expr, ...]], dim: int, places: Sequence[Expr]) -> list[tuple[Index, tuple[Expr, ...]]]:
+def _split_block(block: Block, dim: int, places: Sequence[Expr]) -> list[Block]:
     start, shape = block
     edges = [*dict.fromkeys((ZERO, *places, shape[dim]))]
     parts = []

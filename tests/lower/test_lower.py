@@ -93,3 +93,32 @@ def test_long_chains_stay_bounded():
 
     sizes = [len(nest.origins) for nest in nests(loops_of(chain, torch.randn(8)))]
     assert 5 < len(sizes) < 200
+
+
+def test_a_join_read_in_place_splits_the_loop():
+    def rotate(q, c, s):
+        return q * c + torch.cat([-q[..., 4:], q[..., :4]], -1) * s
+
+    args = torch.randn(2, 3, 8), torch.randn(3, 8), torch.randn(3, 8)
+    loops = loops_of(rotate, *args)
+    assert len(nests(loops)) == 2 and "masked" not in str(loops)
+    check_call(rotate, *args)
+
+
+def test_padding_splits_the_loop():
+    x = torch.randn(2, 3, 4, 5)
+    loops = loops_of(lambda x: F.pad(x, (1, 2, 0, 1)) + 1, x)
+    assert len(nests(loops)) == 6 and "masked" not in str(loops)
+    check_call(lambda x: F.pad(x, (1, 2, 0, 1)) + 1, x)
+
+
+def test_cross_entropy_does_not_store_log_probabilities():
+    x, target = torch.randn(16, 32), torch.randint(0, 32, (16,))
+    loops = loops_of(F.cross_entropy, x, target)
+    assert max(b.type.numel.value for b in loops.buffers if b.kind != "input") == 16
+    check_call(F.cross_entropy, x, target)
+
+
+def test_empty_tensors_read_nothing():
+    check_call(lambda x: (x * 2 + 1).sum(-1), torch.randn(0, 4))
+    check_call(lambda x: x.sum(-1) * 3, torch.randn(4, 0))

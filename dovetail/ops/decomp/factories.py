@@ -21,7 +21,8 @@ def _filled(value: Number) -> Callable[..., Value]:
     return rule
 
 
-decomposes("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten._efficientzerotensor", prim=True)(_filled(0))
+decomposes("aten.zeros", "aten.zeros_like", "aten.new_zeros", prim=True)(_filled(0))
+decomposes("aten._efficientzerotensor")(_filled(0))
 decomposes("aten.ones", "aten.ones_like", "aten.new_ones", prim=True)(_filled(1))
 decomposes("aten.empty.memory_format", "aten.empty_like", "aten.new_empty", "aten.empty_strided",
            "aten.new_empty_strided", "aten.empty_permuted")(_filled(0))  # fmt: skip

@@ -1,6 +1,6 @@
 """Matrix products: library calls, with what surrounds them opened up for fusion.
 
-    aten.addmm(bias, a, b) whose result feeds pointwise ops   ->  aten.mm + prims.add (fuses with what follows)
+    aten.addmm(bias, a, b) whose result feeds pointwise ops   ->  aten.mm + prims.add, which fuse
     aten.addmm(bias, a, b) otherwise                          ->  stays: the library adds the bias itself
 """
 from __future__ import annotations

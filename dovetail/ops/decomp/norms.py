@@ -186,7 +186,8 @@ def batch_norm_training(
 @decomposes("aten.native_batch_norm_backward")
 def batch_norm_backward(
     b: Build, grad: Value, x: Value, weight: Value | None, running_mean: Value | None,
-    running_var: Value | None, save_mean: Value | None, save_invstd: Value | None, train: bool, eps: float, output_mask: Sequence[bool],
+    running_var: Value | None, save_mean: Value | None, save_invstd: Value | None, train: bool, eps: float,
+    output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
     g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
     dims = _others(x)

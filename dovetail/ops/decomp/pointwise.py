@@ -275,7 +275,8 @@ def div_rounded(b: Build, x: Operand, y: Operand, mode: str | None) -> Value:
         return finish(b, b.call("div", x, y))
     if mode == "trunc" and b.out.dtype.is_float:
         quotient = b.call("div", x, y)
-        return finish(b, b.call("trunc", quotient.to(b.out.dtype).to(quotient.dtype)))  # eager rounds in between
+        rounded = quotient.to(b.out.dtype).to(quotient.dtype)  # as eager does in between
+        return finish(b, b.call("trunc", rounded))
     return finish(b, b.call("truncdiv" if mode == "trunc" else "floordiv", x, y))
 
 

@@ -121,7 +121,8 @@ def unbind(b: Build, x: Value, dim: int = 0) -> list[Value]:
 
 
 @decomposes("aten.split.Tensor", "aten.split_with_sizes", "aten.chunk", "aten.split.sizes",
-            "aten.tensor_split.sections", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes", "aten.unsafe_chunk")  # fmt: skip
+            "aten.tensor_split.sections", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes",
+            "aten.unsafe_chunk")  # fmt: skip
 def split(b: Build, x: Value, sections: object, dim: int = 0) -> list[Value]:
     """The parts' types say where to cut."""
     return pieces(b, x, dim)
