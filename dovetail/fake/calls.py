@@ -72,7 +72,8 @@ def interpolate(
         return getattr(_aten, name).default(input, target, *scales)  # type: ignore[no-any-return]
     base = mode if mode == "bicubic" else _LINEAR[rank]
     name = f"_upsample_{base}{rank}d_aa" if antialias else f"upsample_{base}{rank}d"
-    return getattr(_aten, name).default(input, target, bool(align_corners), *scales)  # type: ignore[no-any-return]
+    corners = bool(align_corners)
+    return getattr(_aten, name).default(input, target, corners, *scales)  # type: ignore[no-any-return]
 
 
 def _per_axis(value: Any, rank: int) -> list[Any]:
@@ -85,5 +86,7 @@ def _target(x: torch.Tensor, rank: int, size: Any, factor: Any) -> list[Any]:
     return [math.floor(x.shape[i + 2] * float(f)) for i, f in enumerate(_per_axis(factor, rank))]
 
 
-_AREA: Final = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
+_AREA: Final[dict[int, Callable[..., torch.Tensor]]] = {
+    1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d,
+}  # fmt: skip
 STAND_INS: Final[dict[Any, Callable[..., Any]]] = {F.interpolate: interpolate}

@@ -16,7 +16,7 @@ from dovetail.ir.types import BY_TORCH_NAME, Device, DType, TensorType
 _FROM_TORCH: Final[dict[torch.dtype, DType]] = {
     getattr(torch, name): dtype for name, dtype in BY_TORCH_NAME.items() if hasattr(torch, name)
 }
-_TO_TORCH: Final[dict[DType, torch.dtype]] = {dtype: torch_dtype for torch_dtype, dtype in _FROM_TORCH.items()}
+_TO_TORCH: Final[dict[DType, torch.dtype]] = {ours: torchs for torchs, ours in _FROM_TORCH.items()}
 
 
 def from_torch_dtype(dtype: torch.dtype) -> DType:

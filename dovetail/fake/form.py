@@ -12,14 +12,14 @@ from typing import TypeAlias
 
 import torch
 
-from dovetail.ir.expr import FALSE, ONE, ZERO, Expr, add, const, eq, floordiv, mul, product
+from dovetail.ir.expr import FALSE, ONE, ZERO, Expr, add, as_expr, const, eq, floordiv, mul, product
 from dovetail.sym import Shapes
 
 Shape: TypeAlias = "tuple[Expr, ...]"
 
 
 class Unruled(Exception):
-    """No rule applies: the symbols of the inputs must be fixed, or sizes do not fit and the kernel says how."""
+    """No rule applies: symbols must be fixed, or sizes do not fit and the kernel says how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,8 @@ class Form:
     def map(self, shapes: Shapes) -> Form:
         """With every equality known by now applied."""
         simplify = shapes.simplify
-        return Form(
-            tuple(map(simplify, self.shape)), tuple(map(simplify, self.stride)), simplify(self.offset), self.dtype
-        )
+        shape, stride = tuple(map(simplify, self.shape)), tuple(map(simplify, self.stride))
+        return Form(shape, stride, simplify(self.offset), self.dtype)
 
     @property
     def is_static(self) -> bool:
@@ -51,9 +50,9 @@ class Form:
 
 def static_form(tensor: torch.Tensor) -> Form:
     return Form(
-        tuple(map(const, tensor.size())),
-        tuple(map(const, tensor.stride())),
-        const(tensor.storage_offset()),
+        tuple(const(int(n)) for n in tensor.size()),
+        tuple(const(int(n)) for n in tensor.stride()),
+        const(int(tensor.storage_offset())),
         tensor.dtype,
     )
 
@@ -128,7 +127,7 @@ def contiguous(shape: Shape) -> tuple[Expr, ...]:
 
 def complete_shape(shapes: Shapes, shape: Sequence[Expr | int], numel: Expr) -> Shape:
     """Replace a -1 by what is left of numel."""
-    known = [None if isinstance(s, int) and s == -1 else s if isinstance(s, Expr) else const(s) for s in shape]
+    known = [None if isinstance(s, int) and s == -1 else as_expr(s) for s in shape]
     if None not in known:
         full = tuple(s for s in known if s is not None)
         shapes.assume(eq(product(full), numel), "a view keeps the number of elements")

@@ -69,6 +69,10 @@ def softmax_of(c: Call) -> torch.dtype:
     return torch.float32 if c["half_to_float"] else first(c)
 
 
+def softmax_input(c: Call) -> torch.dtype:
+    return c.get("input_dtype", first(c))  # type: ignore[no-any-return]
+
+
 def joined(c: Call) -> torch.dtype:
     kinds = {t.dtype for t in c["tensors"]}
     if len(kinds) > 1:
@@ -194,7 +198,8 @@ def convolved(c: Call, shape: tuple[int, ...]) -> list[int] | None:
 
 def concatenated(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """Channels-last where all parts suggest it."""
-    return _channels_last(shape) if all(_suggests_channels_last(t) for t in c.tensors) else contiguous(c, shape)
+    is_last = all(map(_suggests_channels_last, c.tensors))
+    return _channels_last(shape) if is_last else contiguous(c, shape)
 
 
 def _suggests_channels_last(form: Form) -> bool:
@@ -265,7 +270,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (always(torch.int64), contiguous, "argmax argmin"),
     (summed, from_contiguous, "cumsum cumprod"),
     (softmax_of, from_contiguous, "_softmax _log_softmax"),
-    (lambda c: c.get("input_dtype", first(c)), from_contiguous, "_softmax_backward_data _log_softmax_backward_data"),
+    (softmax_input, from_contiguous, "_softmax_backward_data _log_softmax_backward_data"),
     (with_index, from_contiguous, "topk sort cummax cummin max_pool2d_with_indices max min median"),
     (asked, preserved, "clone _to_copy zeros_like ones_like full_like empty_like rand_like randn_like"),
     (made, contiguous, "zeros ones rand randn"),
@@ -280,10 +285,11 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, from_contiguous, "mse_loss smooth_l1_loss huber_loss"),
     (lambda c: [first(c)] * 2, contiguous, "nll_loss_forward nll_loss2d_forward"),
     (first, as_image, """
-        avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices_backward
-        avg_pool2d_backward _adaptive_avg_pool2d_backward"""),
+        avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
+        max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward"""),
     (on_cpu(first), as_image, """
-        channel_shuffle pixel_shuffle pixel_unshuffle reflection_pad2d replication_pad2d reflection_pad3d replication_pad3d reflection_pad2d_backward
+        channel_shuffle pixel_shuffle pixel_unshuffle reflection_pad2d replication_pad2d
+        reflection_pad3d replication_pad3d reflection_pad2d_backward
         replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward"""),
 )  # fmt: skip
 """Op -> the dtype of its results, and their strides."""
@@ -297,8 +303,10 @@ FILLS: Final = frozenset(
 """Ops that write to their first argument and return it."""
 
 
-UNUSUAL: Final = frozenset({"aten.pow.Scalar", "aten.ldexp.Tensor", "aten.mvlgamma.default", "aten.max.other",
-                              "aten.min.other", "aten.max.default", "aten.min.default", "aten.median.default"})  # fmt: skip
+UNUSUAL: Final = frozenset({
+    "aten.pow.Scalar", "aten.ldexp.Tensor", "aten.mvlgamma.default", "aten.max.other", "aten.min.other",
+    "aten.max.default", "aten.min.default", "aten.median.default",
+})  # fmt: skip
 """Overloads that the rows above do not describe."""
 
 
@@ -307,7 +315,7 @@ def is_listed(base: str, is_pointwise: bool) -> bool:
 
 
 def derive_known(func: Any, facts: Any, call: Call) -> list[Any] | None:
-    """One (size, stride, dtype) per result, for an op that writes any list; None where the kernel must say."""
+    """One (size, stride, dtype) per result; any list for an op that writes; None: ask the kernel."""
     if facts.base in FILLS:
         return []
     if facts.name in UNUSUAL:

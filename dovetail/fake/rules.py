@@ -80,7 +80,7 @@ def _with(shape: Shape, axis: int, size: Expr | int) -> Shape:
     return (*shape[:axis], as_expr(size), *shape[axis + 1 :]) if shape else shape
 
 
-# -- elementwise, reductions, products -----------------------------------------------------------------
+# -- elementwise, reductions, products -------------------------------------------------------------
 
 
 def pointwise(c: Call) -> Result:
@@ -140,7 +140,7 @@ def mv(c: Call) -> Result:
     return (a.shape[0],)
 
 
-# -- views -----------------------------------------------------------------------------------------------
+# -- views -----------------------------------------------------------------------------------------
 
 
 def view(c: Call) -> Result:
@@ -296,7 +296,7 @@ def whole(c: Call) -> Result:
     return Form(x.shape, x.stride, x.offset)
 
 
-# -- joining, padding, repeating ---------------------------------------------------------------------------
+# -- joining, padding, repeating -------------------------------------------------------------------
 
 
 def cat(c: Call) -> Result:
@@ -331,7 +331,7 @@ def repeat(c: Call) -> Result:
     return tuple(mul(a, b) for a, b in zip(shape, times))
 
 
-# -- convolution, pooling, resizing --------------------------------------------------------------------------
+# -- convolution, pooling, resizing ----------------------------------------------------------------
 
 
 def _per_axis(value: Any, count: int) -> tuple[Any, ...]:
@@ -428,7 +428,7 @@ def pixel_unshuffle(c: Call) -> Result:
     return (*lead, mul(channels, r * r), floordiv(height, r), floordiv(width, r))
 
 
-# -- norms, attention, losses ----------------------------------------------------------------------------------
+# -- norms, attention, losses ----------------------------------------------------------------------
 
 
 def layer_norm(c: Call) -> Result:
@@ -495,7 +495,7 @@ def nll_loss(c: Call) -> Result:
     return [spread if c["reduction"] == 0 else (), ()]
 
 
-# -- indexing ------------------------------------------------------------------------------------------------
+# -- indexing --------------------------------------------------------------------------------------
 
 
 def embedding(c: Call) -> Result:
@@ -545,7 +545,7 @@ def cdist(c: Call) -> Result:
     return (*broadcast(c.shapes, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
 
 
-# -- factories -------------------------------------------------------------------------------------------------
+# -- factories -------------------------------------------------------------------------------------
 
 
 def arange(c: Call) -> Result:
@@ -572,7 +572,7 @@ def each_of_list(c: Call) -> Result:
     return [t.shape for t in c["self"]]
 
 
-# -- the table -------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 Rule: TypeAlias = Callable[[Call], Result]
 
@@ -622,8 +622,8 @@ def _table(*rows: tuple[Rule, str]) -> dict[str, Rule]:
 
 RULES: Final[dict[str, Rule]] = _table(
     (like_first, """
-        _softmax _log_softmax softmax log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin clone
-        _to_copy flip roll native_dropout zeros_like ones_like full_like empty_like rand_like randn_like
+        _softmax _log_softmax softmax log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin
+        clone _to_copy flip roll native_dropout zeros_like ones_like full_like empty_like rand_like randn_like
         randint_like bernoulli dropout triu tril sort argsort scatter scatter_add scatter_reduce index_put
         _unsafe_index_put index_add index_copy index_fill index_reduce slice_scatter
         select_scatter diagonal_scatter as_strided_scatter _softmax_backward_data _log_softmax_backward_data
@@ -655,13 +655,18 @@ RULES: Final[dict[str, Rule]] = _table(
     (view_as_complex, "view_as_complex"),
     (like("self"), "linalg_matrix_exp"),
     (lambda c: (c["vec1"].shape[0], c["vec2"].shape[0]), "addr"),
-    (loss, "binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss"),
+    (loss, """
+        binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss binary_cross_entropy
+        soft_margin_loss"""),
     (like("self"), """
         mse_loss_backward smooth_l1_loss_backward huber_loss_backward nll_loss_backward nll_loss2d_backward
-        max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward
-        adaptive_max_pool2d_backward reflection_pad1d_backward reflection_pad2d_backward multilabel_margin_loss_backward
-        reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
-        binary_cross_entropy_backward glu_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward elu_backward gelu_backward"""),
+        max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward
+        avg_pool3d_backward adaptive_max_pool2d_backward reflection_pad1d_backward
+        reflection_pad2d_backward multilabel_margin_loss_backward reflection_pad3d_backward
+        replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
+        binary_cross_entropy_backward glu_backward _adaptive_avg_pool2d_backward
+        _adaptive_avg_pool3d_backward elu_backward
+        gelu_backward"""),
     (view, "view _unsafe_view _reshape_alias reshape _reshape_copy"),
     (expand, "expand"),
     (permute, "permute"),
@@ -701,7 +706,8 @@ RULES: Final[dict[str, Rule]] = _table(
     (sized("input_size"), """
         upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
         upsample_bilinear2d_backward upsample_bicubic2d_backward upsample_linear1d_backward
-        _upsample_nearest_exact2d_backward _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa_backward"""),
+        _upsample_nearest_exact2d_backward _upsample_bicubic2d_aa_backward
+        _upsample_bilinear2d_aa_backward"""),
     (sized("input_sizes"), "slice_backward select_backward diagonal_backward unfold_backward trace_backward"),
     (sized("self_sizes"), "index_select_backward"),
     (sized("sizes"), "value_selecting_reduction_backward"),

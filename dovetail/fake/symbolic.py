@@ -40,7 +40,8 @@ def find_shapes(values: Any) -> Shapes | None:
 def hinted(value: Any) -> Any:
     """The argument with numbers for symbolic numbers."""
     if isinstance(value, (list, tuple)):
-        return type(value)(map(hinted, value)) if type(value) is not torch.Size else [hinted(x) for x in value]
+        kind = list if type(value) is torch.Size else type(value)
+        return kind(map(hinted, value))
     return hint_of(value)
 
 
@@ -54,8 +55,8 @@ def _hint_form(tensor: torch.Tensor) -> Form:
     form, shapes = getattr(tensor, "form", None), getattr(tensor, "shapes", None)
     if form is None or shapes is None:
         return static_form(tensor)
-    numbers = [tuple(const(shapes.hint(x)) for x in part) for part in (form.shape, form.stride)]
-    return Form(*numbers, const(shapes.hint(form.offset)), tensor.dtype)
+    shape, stride = (tuple(const(shapes.hint(x)) for x in part) for part in (form.shape, form.stride))
+    return Form(shape, stride, const(shapes.hint(form.offset)), tensor.dtype)
 
 
 def _as_argument(value: Any, shapes: Shapes, on_hints: bool = False) -> Any:
@@ -112,7 +113,8 @@ def _fit(facts: Record, call: Call, said: Any, result: torch.Tensor) -> Form:
     if hints != tuple(result.size()):
         if 0 in result.size() and len(hints) == result.dim():
             return static_form(result)
-        EVENTS.emit("warning", text=f"{facts.name}: rule {shape}, hints {hints}, kernel {tuple(result.size())}")
+        sizes = f"rule {shape}, hints {hints}, kernel {tuple(result.size())}"
+        EVENTS.emit("warning", text=f"{facts.name}: {sizes}")
         raise Unruled
     stride: Any
     if isinstance(said, Form) and (facts.is_view or facts.changes_shape or "strided" in facts.name):

@@ -77,13 +77,13 @@ class Fake(torch.Tensor):
             self._meta = _empty_meta(*_hint_geometry(self), self.dtype)
         return self._meta
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Fake({self.dtype}, {tuple(self.shape)}, {self.device})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Callable[..., Any],
         types: object,
@@ -193,9 +193,9 @@ def fake_like(
         return tensor
     fake = Fake(_meta_like(tensor, memo), tensor.device, tensor.requires_grad)
     if shapes is not None and dims:
-        sizes = tuple(dims.get(d, const(n)) for d, n in enumerate(tensor.shape))
+        sizes = tuple(dims[d] if d in dims else const(int(n)) for d, n in enumerate(tensor.shape))
         strides = derive_strides(shapes, sizes, tensor.stride(), is_exact=False) or ()
-        form = Form(sizes, strides, const(tensor.storage_offset()), tensor.dtype)
+        form = Form(sizes, strides, const(int(tensor.storage_offset())), tensor.dtype)
         fake = _symbolic(fake, form, shapes, tensor.requires_grad)
     if getattr(tensor, "_is_param", False) or isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True  # type: ignore[attr-defined]
@@ -205,9 +205,11 @@ def fake_like(
 def _meta_like(tensor: torch.Tensor, memo: Memo | None = None) -> torch.Tensor:
     """A tensor on the meta device with the same sizes, strides, offset and dtype."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise FailedFake(function=f"a tensor of layout {tensor.layout}", detail="only strided tensors are captured")
+        detail = "only strided tensors are captured"
+        raise FailedFake(function=f"a tensor of layout {tensor.layout}", detail=detail)
     if tensor.is_conj() or tensor.is_neg():
-        raise FailedFake(function="a lazily conjugated tensor", detail="call resolve_conj() or resolve_neg() first")
+        detail = "call resolve_conj() or resolve_neg() first"
+        raise FailedFake(function="a lazily conjugated tensor", detail=detail)
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         if memo is None and not offset:
@@ -243,7 +245,12 @@ def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _remembered(
-    func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], key: tuple[Any, ...], fakes: list[Fake]
+    func: Any,
+    facts: Record,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: tuple[Any, ...],
+    fakes: list[Fake],
 ) -> Any:
     made = _memo.get(key)
     if made is None:
@@ -306,7 +313,9 @@ def _reshape_in_place(fake: Fake, form: Form | None, shapes: Shapes) -> None:
 _keys: Final[dict[tuple[Any, ...], Geometry]] = {}
 _memo: Final[dict[tuple[Any, ...], Any]] = {}
 MEMO_LIMIT: Final = 100_000
-_PLAIN: Final = frozenset({int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_PLAIN: Final = frozenset({
+    int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+})  # fmt: skip
 _SCALARS: Final = frozenset({float, bool, complex})
 
 
@@ -355,7 +364,7 @@ def _extend_key(key: list[Any], values: Any, fakes: list[Fake], is_hinted: bool)
 
 
 def _template(result: Any, fakes: list[Fake]) -> Any:
-    """What to build again: an int is an input, a 5-tuple a new tensor, a list of templates a tuple or list."""
+    """What to build again: an int is an input, a 5-tuple a new tensor, a list [type, templates]."""
     if type(result) is Fake:
         for i, fake in enumerate(fakes):
             if fake is result:
@@ -435,7 +444,7 @@ def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, 
     corrected = CORRECTIONS.get(facts.name)
     if corrected is not None:
         result = corrected(device, new_args, result)
-    elif facts.is_pointwise and not facts.mutates and is_ambiguous(inputs.metas) and type(result) is torch.Tensor:
+    elif facts.is_pointwise and facts.returns_one and not facts.mutates and is_ambiguous(inputs.metas):
         strides = iterator_strides(result.size(), [(m.size(), m.stride()) for m in inputs.metas])
         result = _empty_meta(result.size(), strides, result.dtype)
     if facts.mutates:
@@ -468,7 +477,7 @@ def _by_table(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str,
     known = constant if isinstance(constant, (list, tuple)) else [constant] * len(results)
     made = [r if r is None else _from_template((*r, device, None), []) for r in results]
     for fake, value in zip(made, known):
-        if value is not None:
+        if value is not None and fake is not None:
             fake.constant = value
     return (made[0] if facts.returns_one else tuple(made),)
 
@@ -516,7 +525,8 @@ def _batch_norm_on_cpu(device: torch.device, args: list[Any], result: Any) -> An
     dtype = _statistics_dtype(args[0], args[1:5])
     stats = [x.to(dtype) if args[5] else x.new_empty(0, dtype=dtype) for x in result[1:3]]
     output = result[0]
-    if not output.is_contiguous(memory_format=torch.channels_last if output.dim() == 4 else torch.contiguous_format):
+    kept = torch.channels_last if output.dim() == 4 else torch.contiguous_format
+    if not output.is_contiguous(memory_format=kept):
         output = output.contiguous()
     return (output, *stats, *result[3:])
 
@@ -607,7 +617,7 @@ def _mixed_device(facts: Record, inputs: _Inputs) -> torch.device:
     devices = {f.device for f in inputs.fakes if f.dim() or f.device.type != "cpu"}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices: {names}")
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found {names}")
     return devices.pop() if devices else first
 
 
@@ -658,7 +668,9 @@ def _real(value: Any) -> Any:
     return value
 
 
-def _constant(func: Any, facts: Record, inputs: _Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _constant(
+    func: Any, facts: Record, inputs: _Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """The value of the result where all inputs are known and small; None otherwise."""
     fakes = inputs.fakes
     if not fakes or facts.is_random or type(fakes[0]) is not Fake or fakes[0].constant is None:

@@ -35,7 +35,18 @@ from dovetail.ir.expr import (
     not_,
     or_,
 )
-from dovetail.sym.real import BINARY, UNARY, Number, Real, binary, compare, iter_leaves, ratio, to_integer, unary
+from dovetail.sym.real import (
+    BINARY,
+    UNARY,
+    Number,
+    Real,
+    binary,
+    compare,
+    iter_leaves,
+    ratio,
+    to_integer,
+    unary,
+)
 from dovetail.sym.shapes import Shapes
 
 

@@ -35,7 +35,8 @@ class Real:
 
 UNARY: Final[dict[str, Callable[[float], float]]] = {
     "neg": operator.neg, "abs": abs, "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "log2": math.log2,
-    "sin": math.sin, "cos": math.cos, "tan": math.tan, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh,
+    "sin": math.sin, "cos": math.cos, "tan": math.tan, "sinh": math.sinh, "cosh": math.cosh,
+    "tanh": math.tanh,
     "asin": math.asin, "acos": math.acos, "atan": math.atan,
 }  # fmt: skip
 BINARY: Final[dict[str, Callable[[float, float], float]]] = {

@@ -168,7 +168,9 @@ class Shapes:
         lo, _ = range_in(terms, env)
         if lo > 0 or terms.op != "add" or not found:
             return lo
-        shift = {s: add(sym(f"{s.name}_over", 0, high - low), low) for s, (low, high) in env.items() if low > -INF}
+        shift = {
+            s: add(sym(f"{s.name}_over", 0, high - low), low) for s, (low, high) in env.items() if low > -INF
+        }
         return max(lo, substitute(terms, shift).lo)
 
     # -- assuming

@@ -6,7 +6,21 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.ir.expr import Expr, add, const, eq, evaluate, floordiv, le, lt, maximum, minimum, mod, mul, not_
+from dovetail.ir.expr import (
+    Expr,
+    add,
+    const,
+    eq,
+    evaluate,
+    floordiv,
+    le,
+    lt,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    not_,
+)
 from dovetail.ir.source import Arg, Size
 from dovetail.sym import Shapes
 from dovetail.util.loc import Loc
