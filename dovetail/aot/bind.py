@@ -32,7 +32,7 @@ from torch.autograd import Function
 from dovetail.aot.cost import class_of
 from dovetail.aot.double import Eager, differentiate, eager_results
 from dovetail.aot.joint import Joint
-from dovetail.aot.partition import Partition
+from dovetail.aot.partition import Partition, Saved
 from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import Graph, Node
@@ -303,8 +303,11 @@ class _Emitter:
             else:
                 self.w("ctx.random = None")
             self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
-            kept = [self.saved_name(s.source, s.index) for s in partition.saved if s.source != "symbol"]
+            kept = [self.saved_name(s.source, s.index) for _, s in self.kept_tensors()]
             self.w(f"ctx.save_for_backward({', '.join(kept)})")
+            numbers = [self.saved_name(s.source, s.index) for _, s in self.kept_numbers()]
+            if numbers:
+                self.w(f"ctx.numbers = {_tuple(numbers)}")
             sizes = self.symbols_of_backward()
             self.emit_sizes(sizes)
             if sizes:
@@ -323,6 +326,17 @@ class _Emitter:
 
     def is_tensor(self, position: int) -> bool:
         return isinstance(self.input_nodes[position].type, TensorType)
+
+    def kept_tensors(self) -> list[tuple[int, Saved]]:
+        return [(i, s) for i, s in enumerate(self.partition.saved) if self.is_kept(i, s, TensorType)]
+
+    def kept_numbers(self) -> list[tuple[int, Saved]]:
+        """Run-time numbers among the inputs; autograd keeps tensors only."""
+        return [(i, s) for i, s in enumerate(self.partition.saved) if self.is_kept(i, s, ScalarType)]
+
+    def is_kept(self, position: int, saved: Saved, kind: type) -> bool:
+        assert self.partition.backward is not None
+        return saved.source != "symbol" and isinstance(self.partition.backward.inputs[position].type, kind)
 
     def saved_name(self, source: str, index: int) -> str:
         if source == "output":
@@ -352,9 +366,10 @@ class _Emitter:
         with self.w.block(f"def backward(ctx, {', '.join(params)}):"):
             with self.w.block("if is_grad_enabled():"):
                 self.w(f"return differentiate(eager, ctx, {_tuple(tangents.values())})")
-            kept = [f"saved_{i}" for i, s in enumerate(partition.saved) if s.source != "symbol"]
-            if kept:
+            if kept := [f"saved_{i}" for i, _ in self.kept_tensors()]:
                 self.w(f"{_targets(kept)} = ctx.saved_tensors")
+            if numbers := [f"saved_{i}" for i, _ in self.kept_numbers()]:
+                self.w(f"{_targets(numbers)} = ctx.numbers")
             sizes = self.symbols_of_backward()
             if sizes:
                 self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")

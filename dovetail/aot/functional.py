@@ -109,7 +109,7 @@ def _make(func: Any) -> Any:
     names = [a.name for a in schema.arguments]
     indices = [names.index(a.name) for a in written]
 
-    def copied(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def copied(*args: Any, **kwargs: Any) -> Any:
         given = list(args)
         copies: list[Any] = []
         for i in indices:
@@ -121,7 +121,8 @@ def _make(func: Any) -> Any:
                 kwargs[names[i]] = copies[-1]
         made = func(*given, **kwargs)
         made = () if made is None else made if isinstance(made, tuple) else (made,)
-        return (*made, *copies)
+        results = (*made, *copies)
+        return results[0] if len(results) == 1 else results
 
     _library.define(text)  # type: ignore[no-untyped-call]
     _library.impl(name, copied, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

@@ -265,6 +265,11 @@ def _bump(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 _bump.register_fake(lambda x, y: x.new_empty(()))
 
 
+@torch.library.custom_op("dovetail_aot_tests::bump_only", mutates_args=("x",))
+def _bump_only(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
 def test_custom_ops() -> None:
     check(lambda x: _scale(x, 2.0).sin(), lambda: [torch.randn(3, requires_grad=True)])
     check(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from dovetail.fake import fake_like
-from dovetail.sym import Shapes, make_symint
+from dovetail.sym import Shapes, make_symfloat, make_symint
 from tests.aot.running import compiled
 
 
@@ -70,3 +70,14 @@ def test_size_input() -> None:
     assert counted.tolist() == list(range(7)) and more == 8
     (grad,) = torch.autograd.grad(y.sum(), [x])
     torch.testing.assert_close(grad, x.cos() * 7)
+
+
+def test_float_input() -> None:
+    shapes = Shapes()
+    rate = make_symfloat(shapes, shapes.float_symbol(0.5))
+    call = compiled(lambda x, rate: x.sin() * rate, [torch.randn(3, requires_grad=True), rate])
+    x = torch.randn(3, requires_grad=True)
+    (y,) = call(x, 0.25)
+    torch.testing.assert_close(y, x.sin() * 0.25)
+    (grad,) = torch.autograd.grad(y.sum(), [x])
+    torch.testing.assert_close(grad, x.cos() * 0.25)
