@@ -83,7 +83,7 @@ def gradients(args: Any, result: Any) -> list[Any]:
     loss = sum((t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).reshape(t.shape)).sum() for t in outs)
     try:
         return list(torch.autograd.grad(loss, leaves, allow_unused=True))  # type: ignore[arg-type]
-    except RuntimeError as error:  # eager may refuse (a saved tensor was changed in place); compiled must refuse or be right
+    except Exception as error:  # eager may refuse (a saved tensor was changed in place); compiled must refuse or be right
         return [f"refused {type(error).__name__}"]
 
 
@@ -122,7 +122,7 @@ def tensor_difference(got: Any, want: torch.Tensor, path: str) -> str | None:
         return None
     if not b.is_floating_point():
         return f"{path}: values {show(a)} instead of {show(b)}"
-    bound = 64 * EPS[b.dtype] if b.dtype in EPS else 1e-2
+    bound = 64 * max(EPS[b.dtype], EPS[torch.float32])  # a double may come from float32 arithmetic
     a, b = a.double(), b.double()
     scale = float(b[torch.isfinite(b)].abs().max()) if bool(torch.isfinite(b).any()) else 1.0
     close = torch.isclose(a, b, rtol=bound, atol=bound * max(scale, 1.0), equal_nan=True)
