@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dovetail.cache.key import key_of, short_parts
-from dovetail.cache.store import Store
+from dovetail.cache.store import Store, store_in
 from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import Arg, Graph, Node
@@ -130,7 +130,7 @@ class _Nouns(pickle.Unpickler):
 @functools.cache
 def programs_in(folder: Path) -> Programs:
     """One memory per folder and process."""
-    return Programs(Store(folder / "programs"))
+    return Programs(store_in(folder))
 
 
 class Programs:

@@ -5,14 +5,15 @@
     store.get(key)                 -> the content, or None
     store.path(key)                -> the file holding just the content (to dlopen it), or None
 
-An entry is two files: `ab/abcd….bin` with the content as it is and `ab/abcd….sum` with its checksum, size and
-parts of its key. Both are written under another name and renamed, content first, so a reader sees a
+An entry is two files: `ab/cpp-abcd….bin` with the content as it is and `ab/cpp-abcd….sum` with its checksum,
+size and parts of its key. Both are written under another name and renamed, content first, so a reader sees a
 whole entry or none. Whatever goes wrong (a full disk, a read-only folder, damage) is a miss, with an
 event that says so.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -28,6 +29,9 @@ from typing import Final
 
 from dovetail.events import EVENTS
 
+TRIM_EVERY: Final = 200
+"""Entries written by one process between two looks at the size of the whole."""
+
 _KEY: Final = re.compile(r"[0-9a-z][0-9a-z_.-]{7,127}")
 
 
@@ -36,6 +40,12 @@ def default_folder() -> Path:
     if chosen := os.environ.get("DOVETAIL_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail"
+
+
+@functools.cache
+def store_in(folder: Path) -> Store:
+    """The one store of this process for a folder."""
+    return Store(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +60,14 @@ class Stored:
 
 class Store:
     def __init__(self, folder: Path | str, limit: int = 4 << 30) -> None:
-        self.folder, self.limit = Path(folder), limit
+        self.folder, self.limit, self.puts = Path(folder), limit, 0
 
     # -- one entry
 
     def _file(self, key: str, suffix: str = ".bin") -> Path:
         if not _KEY.fullmatch(key):
             raise ValueError(f"a key is 8 to 128 of 0-9 a-z _ . -, got {key!r}")
-        return self.folder / key[:2] / f"{key}{suffix}"
+        return self.folder / key.rpartition("-")[2][:2] / f"{key}{suffix}"
 
     def path(self, key: str) -> Path | None:
         """The verified file of an entry. Its time of last use is set, which trim() goes by."""
@@ -103,6 +113,9 @@ class Store:
         except OSError as error:
             EVENTS.emit("cache", what="unwritable", key=key, text=str(error))
             return None
+        self.puts += 1
+        if self.puts % TRIM_EVERY == 0:
+            self.trim()
         return file
 
     def remove(self, key: str) -> None:
@@ -171,6 +184,7 @@ def _write_whole(file: Path, content: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(content)
+        os.chmod(loose, 0o644)  # a folder may be shared
         os.replace(loose, file)
     except BaseException:
         Path(loose).unlink(missing_ok=True)

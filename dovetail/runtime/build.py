@@ -2,9 +2,9 @@
 
     build_units([text, ...], options) -> [path, ...]
 
-The content of a text and the compiler's identity name the result on disk. A file that is not there,
-cannot be read or cannot be written is a miss and nothing worse: the result then lives in a folder
-that goes away with the process. Files appear by rename, so that a reader never sees half of one.
+The content of a text and the compiler's identity name the result in the store on disk. What is not
+there, is damaged or cannot be written is a miss and nothing worse: the result then lives in a folder
+that goes away with the process.
 """
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from dovetail.cache.store import default_folder, store_in
 from dovetail.errors import BuildFailed, CompilerMissing
-from dovetail.events import EVENTS
 from dovetail.options import Options
 
 FLAGS: Final = (
@@ -70,13 +70,13 @@ def scratch() -> Path:
 
 
 def cache_folder() -> Path:
-    root = os.environ.get("DOVETAIL_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "dovetail")
-    return Path(root) / "cpp"
+    """For what is no entry of the store: the stubs below."""
+    return default_folder() / "cpp"
 
 
 def text_key(text: str, flags: tuple[str, ...]) -> str:
     content = "\0".join((text, *FLAGS, *flags, *LINK_FLAGS, compiler_identity(), machine_identity()))
-    return hashlib.sha256(content.encode()).hexdigest()[:24]
+    return "cpp-" + hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
 def build_units(units: list[tuple[str, tuple[str, ...]]], options: Options) -> list[Path]:
@@ -91,20 +91,15 @@ def build_units(units: list[tuple[str, tuple[str, ...]]], options: Options) -> l
 
 def build(text: str, flags: tuple[str, ...], options: Options) -> Path:
     key = text_key(text, flags)
-    kept = cache_folder() / f"{key}.so"
-    if options.cache and is_whole(kept):
-        EVENTS.emit("cache", what="hit", key=key, language="c++")
-        return kept
-    EVENTS.emit("cache", what="miss", key=key, language="c++")
-    made = compile_text(text, flags, key)
     if not options.cache:
-        return made
-    try:
-        keep(made, kept)
-    except OSError as error:
-        EVENTS.emit("cache", what="unwritable", key=key, language="c++", error=str(error))
-        return made
-    return kept
+        return compile_text(text, flags, key)
+    store = store_in(default_folder())
+    kept = store.path(key)
+    if kept is not None:
+        return kept
+    made = compile_text(text, flags, key)
+    parts = {"kind": "cpp", "compiler": compiler_identity(), "flags": " ".join(flags)}
+    return store.put(key, made.read_bytes(), parts) or made
 
 
 def keep(made: Path, kept: Path) -> None:
@@ -112,21 +107,6 @@ def keep(made: Path, kept: Path) -> None:
     partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
     shutil.copyfile(made, partial)
     os.replace(partial, kept)
-
-
-def is_whole(path: Path) -> bool:
-    """An ELF file whose section headers, which come last, are inside it."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(64)
-            size = os.fstat(file.fileno()).st_size
-    except OSError:
-        return False
-    if len(head) < 64 or head[:4] != b"\x7fELF":
-        return False
-    offset = int.from_bytes(head[40:48], "little")
-    count, each = int.from_bytes(head[60:62], "little"), int.from_bytes(head[58:60], "little")
-    return size >= offset + count * each
 
 
 def compile_text(text: str, flags: tuple[str, ...], key: str) -> Path:
