@@ -35,6 +35,7 @@ from dovetail.capture.generators import Generator
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.operations import native
 from dovetail.capture.origins import PLAIN, wrap
+from dovetail.capture.regions import BY_NAME
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import Raised, Trace, is_library_file
 from dovetail.errors import DisabledCall, UnknownCall, UnsupportedGenerator, UserBreak
@@ -82,8 +83,11 @@ def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) ->
             return native(fn, *args, **kwargs)
         if fn.__dict__.get("_dovetail_allow_in_graph"):
             return call_torch(trace, fn, args, kwargs)
-    if (fn.__module__ or "").startswith("dovetail.capture"):
+    module = fn.__module__ or ""
+    if module.startswith("dovetail.capture"):
         return native(fn, *args, **kwargs)
+    if module.startswith("torch._higher_order_ops") and (module, fn.__name__) in BY_NAME:
+        return BY_NAME[(module, fn.__name__)](trace, args, kwargs)
     return inline(trace, fn, args, kwargs)
 
 
@@ -314,12 +318,21 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     method, _ = find_in_mro(kind, "__call__")
     if isinstance(method, FunctionType):
         return call(trace, method, [fn, *args], kwargs)
+    if isinstance(fn, torch.jit.ScriptFunction) and hasattr(fn, "_torchdynamo_inline"):
+        return call(trace, fn._torchdynamo_inline, args, kwargs)
+    if kind.__module__ == "numpy" and kind.__name__ == "ufunc" and all(is_number(arg) for arg in args):
+        return native(fn, *args, **kwargs)
     if not callable(fn):
         raise Raised(TypeError(f"'{kind.__name__}' object is not callable"))
     wrapped = getattr(fn, "__wrapped__", None)
     if kind is LRU_CACHE:
         return call_cached(trace, fn, wrapped, args, kwargs)
     raise UnknownCall(trace.loc(), function=getattr(fn, "__qualname__", kind.__qualname__))
+
+
+def is_number(value: Any) -> bool:
+    """A Python or NumPy scalar, which no tensor operation hides behind."""
+    return type(value) in (int, float, bool) or (type(value).__module__ == "numpy" and not hasattr(value, "__len__"))
 
 
 def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -31,7 +31,7 @@ from dovetail.capture.builtins import Callback, is_plain_owner
 from dovetail.capture.generators import Generator
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.operations import SYMBOLIC
-from dovetail.capture.origins import IDENTITY, PLAIN
+from dovetail.capture.origins import IDENTITY, PLAIN, raw_items
 from dovetail.capture.trace import DELETED, NULL, Trace, Write
 from dovetail.errors import UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -161,7 +161,7 @@ class Emitter:
         if before is None:
             return []
         if isinstance(shadow, dict):
-            items = list(dict.items(shadow))
+            items = raw_items(shadow)
             old = list(before.items())
             if len(items) == len(old) and all(a[0] is b[0] and a[1] is b[1] for a, b in zip(items, old)):
                 return []
@@ -183,14 +183,15 @@ class Emitter:
         return [f"list.__setitem__({target}, slice(None), [{self.items(shadow)}])"]
 
     def changed_dict(self, target: str, before: dict[Any, Any], shadow: dict[Any, Any]) -> list[str]:
-        kept = [key for key in before if key in shadow]
-        if list(shadow)[: len(kept)] != kept:
-            pairs = ", ".join(f"({self.value(k)}, {self.value(v)})" for k, v in dict.items(shadow))
-            return [f"{target}.clear()", f"{target}.update([{pairs}])"]
-        base = "OrderedDict" if isinstance(shadow, collections.OrderedDict) else "dict"
-        owner = self.const(getattr(collections, "OrderedDict") if base == "OrderedDict" else dict, base)
-        lines = [f"{owner}.__delitem__({target}, {self.value(key)})" for key in before if key not in shadow]
-        for key, value in dict.items(shadow):
+        now = dict(raw_items(shadow))
+        kept = [key for key in before if key in now]
+        base = collections.OrderedDict if isinstance(shadow, collections.OrderedDict) else dict
+        owner = self.const(base, base.__name__)
+        if list(now)[: len(kept)] != kept:
+            pairs = ", ".join(f"({self.value(k)}, {self.value(v)})" for k, v in now.items())
+            return [f"{owner}.clear({target})", f"{owner}.update({target}, [{pairs}])"]
+        lines = [f"{owner}.__delitem__({target}, {self.value(key)})" for key in before if key not in now]
+        for key, value in now.items():
             if key not in before or before[key] is not value:
                 lines.append(f"{owner}.__setitem__({target}, {self.value(key)}, {self.value(value)})")
         return lines

@@ -185,15 +185,20 @@ def _shadow(trace: Trace, value: Any, shadow: Any, source: Source, guard: bool =
 def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
     shadow = defaultdict(value.default_factory) if type(value) is defaultdict else type(value).__new__(type(value))
     origin = _shadow(trace, value, shadow, source)
-    keys = tuple(value)
-    trace.guard(source, DictKeys(keys))
-    for key, item in list(dict.items(value)):
+    items = raw_items(value)
+    trace.guard(source, DictKeys(tuple(key for key, _ in items)))
+    for key, item in items:
         if not is_held(key):
             raise UnsupportedValue(trace.loc(), type="dict", detail=f"{source} has keys of type {type(key).__name__}")
         step = Item(source, key) if is_constant(key) else KeyItem(source, trace.const(key, "key").name, key)
         dict_set(shadow, key, wrap(trace, item, step))
-    origin.before = dict(shadow)
+    origin.before = dict(raw_items(shadow))
     return shadow
+
+
+def raw_items(value: Any) -> list[tuple[Any, Any]]:
+    """The items of a dict without running methods of its subclass."""
+    return list(OrderedDict.items(value) if isinstance(value, OrderedDict) else dict.items(value))
 
 
 def is_held(key: Any) -> bool:

@@ -12,10 +12,12 @@ from typing import Any, Final
 import torch
 import torch.utils.checkpoint
 
-from dovetail.capture.builtins import Args, Kwargs, on
+from dovetail.capture.builtins import Args, Kwargs, Special, on
 from dovetail.capture.operations import has_fake
 from dovetail.capture.torch_calls import perform
 from dovetail.capture.trace import Trace
+from dovetail.errors import UnknownCall
+from dovetail.fake.tensor import Fake
 
 
 class Apply:
@@ -42,6 +44,36 @@ def _apply(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         trace.record("call_function", target, tuple(rest), kwargs, result)
     return result
 
+
+def _associative_scan(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """associative_scan(combine, xs, dim): log2(n) rounds, each combining everything with what lies 2**k before."""
+    names = ("combine_fn", "xs", "dim", "reverse", "combine_mode")
+    given = {**dict(zip(names, args)), **kwargs}
+    xs, dim = given["xs"], given["dim"]
+    parts = list(xs) if isinstance(xs, (tuple, list)) else [xs]
+    if given.get("reverse") or not all(isinstance(part, Fake) for part in parts):
+        raise UnknownCall(trace.loc(), function="associative_scan")
+    step, length = 1, parts[0].shape[dim]
+    while step < length:
+        early = [_narrow(trace, part, dim, 0, length - step) for part in parts]
+        late = [_narrow(trace, part, dim, step, length - step) for part in parts]
+        pair = (tuple(early), tuple(late)) if isinstance(xs, (tuple, list)) else (early[0], late[0])
+        combined = trace.call(given["combine_fn"], list(pair), {})
+        made = list(combined) if isinstance(xs, (tuple, list)) else [combined]
+        heads = [_narrow(trace, part, dim, 0, step) for part in parts]
+        parts = [trace.call(torch.cat, [[head, tail]], {"dim": dim}) for head, tail in zip(heads, made)]
+        step *= 2
+    return type(xs)(parts) if isinstance(xs, (tuple, list)) else parts[0]
+
+
+def _narrow(trace: Trace, part: Any, dim: int, start: int, length: Any) -> Any:
+    return trace.call(torch.narrow, [part, dim, start, length], {})
+
+
+BY_NAME: Final[dict[tuple[str, str], Special]] = {
+    ("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan,
+}
+"""Functions of modules that must not be imported here; known by name when somebody else has."""
 
 CHECKPOINT_OPTIONS: Final = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture import contexts, regions
+from dovetail.capture import contexts
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call
 from dovetail.capture.dynamic import History
@@ -40,7 +40,6 @@ from dovetail.util.writer import Writer
 
 RECURSION_LIMIT = 12_000
 MAX_ATTEMPTS = 4
-REGIONS = regions
 
 
 class Stop(Exception):
