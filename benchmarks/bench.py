@@ -11,6 +11,7 @@ process, the peers taking turns, medians. Results are kept after each step, so a
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import math
 import os
@@ -50,6 +51,7 @@ class Runner:
         folder = self.caches / cache
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"), "TRITON_CACHE_DIR": str(folder / "triton"),
                        "DOVETAIL_CACHE": str(folder / "dovetail"), "PYTHONPATH": str(ROOT)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode on disk
         if self.threads:
             environment["OMP_NUM_THREADS"] = str(self.threads)
         started = time.monotonic()
@@ -135,6 +137,7 @@ def main() -> None:
     groups = {"models": MODEL_NAMES, "micro": MICRO_NAMES}
     wanted = chosen.only.split(",") if chosen.only else ["machinery", "micro", "models"]
     runner = Runner(chosen.results, chosen.timeout, chosen.threads)
+    compileall.compile_dir(ROOT / "dovetail", quiet=1)
     try:
         if "machinery" in wanted:
             measure_machinery(runner, chosen)

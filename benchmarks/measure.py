@@ -126,7 +126,7 @@ def largest_difference(out: Any, reference: Any) -> float:
 def take_turns(steps: dict[str, Step], seconds: float, least: int = 7) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {peer: [] for peer in steps}
     for step in steps.values():
-        for _ in range(2):
+        for _ in range(5):
             step()
     ends = time.perf_counter() + seconds * len(steps)
     while time.perf_counter() < ends or min(map(len, times.values())) < least:
