@@ -121,12 +121,12 @@ template <class V> INLINE V select(mask m, V a, V b) {
 INLINE mask select(mask m, mask a, mask b) { return (m & a) | (~m & b); }
 INLINE bool any_lane(mask m) { bool r = false; for (int l = 0; l < L; ++l) r |= m[l] != 0; return r; }
 INLINE f32v to_f32v(bf16v x) { return (f32v)(convert<u32v>(x.bits) << 16); }
-INLINE f32v to_f32v(f16v x) { f32v y; for (int l = 0; l < L; ++l) y[l] = to_f32(f16{x.bits[l]}); return y; }
+INLINE f32v to_f32v(f16v x) { %(from_half)s }
 INLINE bf16v to_bf16v(f32v x) {
     u32v b = (u32v)x, r = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
     return {convert<u16v>(x != x ? splat<u32v>(0x7fc0u) : r)};
 }
-INLINE f16v to_f16v(f32v x) { f16v y; for (int l = 0; l < L; ++l) y.bits[l] = to_f16(x[l]).bits; return y; }
+INLINE f16v to_f16v(f32v x) { %(to_half)s }
 template <class V> INLINE V vfloordiv_i(V a, V b) { V z; for (int l = 0; l < L; ++l) z[l] = floordiv_i(a[l], b[l]); return z; }
 template <class V> INLINE V vmod_i(V a, V b) { V z; for (int l = 0; l < L; ++l) z[l] = mod_i(a[l], b[l]); return z; }
 INLINE i64v check_index(i64v i, i64v n, int64_t count, int32_t* bad) {
@@ -134,6 +134,7 @@ INLINE i64v check_index(i64v i, i64v n, int64_t count, int32_t* bad) {
     for (int64_t l = 0; l < count; ++l) z[l] = ::check_index((int64_t)i[l], (int64_t)n[l], bad);
     return z;
 }
+INLINE f32v scaled(f32v x, f32v n) { %(scale)s }   // x * 2**n, rounded once
 template <int h, class V> INLINE void swap_blocks(V& a, V& b) {
     const V x = a, y = b;
     switch (h) {
@@ -247,6 +248,67 @@ INLINE double i01(double x) { return bessel_i(x, 0, false); }
 }
 NEEDS.update({"i0e": ("i0",), "i1": ("i0",), "i1e": ("i0",)})
 
+_SINGLE: Final = {
+    "exp": """\
+INLINE f32v exp_(f32v x) {
+    f32v t = x > 89.0f ? splat<f32v>(89.0f) : x;
+    t = t < -104.5f ? splat<f32v>(-104.5f) : t;
+    const f32v n = round_(t * 1.44269504f);
+    const f32v r = fma_(n, splat<f32v>(-1.428606765330187e-06f), fma_(n, splat<f32v>(-0.693145751953125f), t));
+    f32v q = splat<f32v>(0.00019790357328020036f);
+    q = fma_(q, r, splat<f32v>(0.001394465914927423f));
+    q = fma_(q, r, splat<f32v>(0.008333496749401093f));
+    q = fma_(q, r, splat<f32v>(0.04166629537940025f));
+    q = fma_(q, r, splat<f32v>(0.1666666567325592f));
+    q = fma_(q, r, splat<f32v>(0.5f));
+    q = 1 + fma_(q, r * r, r);
+    return scaled(q, n);
+}
+""",
+    # Faster than SLEEF's and within one unit in the last place; the polynomials are least-squares fits.
+    "erf": """\
+INLINE f32v erf_(f32v x) {
+    const f32v a = abs_(x), t = a > 4 ? splat<f32v>(4.0f) : a, s = t * t;
+    f32v far = splat<f32v>(-2.113087930410984e-06f);
+    far = fma_(far, t, splat<f32v>(3.393791848793626e-05f));
+    far = fma_(far, t, splat<f32v>(-0.0002155449183192104f));
+    far = fma_(far, t, splat<f32v>(0.0005061763804405928f));
+    far = fma_(far, t, splat<f32v>(0.0018208149122074246f));
+    far = fma_(far, t, splat<f32v>(-0.021289324387907982f));
+    far = fma_(far, t, splat<f32v>(0.10420630872249603f));
+    far = fma_(far, t, splat<f32v>(0.6360758543014526f));
+    far = fma_(far, t, splat<f32v>(1.128469467163086f));
+    far = 1 - exp_(-(far * t));
+    f32v near = splat<f32v>(8.185085607692599e-05f);
+    near = fma_(near, s, splat<f32v>(-0.0008097701356746256f));
+    near = fma_(near, s, splat<f32v>(0.005196951795369387f));
+    near = fma_(near, s, splat<f32v>(-0.026857705786824226f));
+    near = fma_(near, s, splat<f32v>(0.11283663660287857f));
+    near = fma_(near, s, splat<f32v>(-0.37612631916999817f));
+    near = fma_(near, s, splat<f32v>(0.12837916612625122f));
+    near = fma_(near, t, t);
+    return copysign_(t > 0.95f ? far : near, x);
+}
+""",
+    "tanh": """\
+INLINE f32v tanh_(f32v x) {
+    const f32v t = abs_(x), s = t * t;
+    const f32v far = 1 - 2 / (exp_(2 * t) + 1);
+    f32v near = splat<f32v>(0.00012146899825893342f);
+    near = fma_(near, s, splat<f32v>(-0.0008411302696913481f));
+    near = fma_(near, s, splat<f32v>(0.0030785829294472933f));
+    near = fma_(near, s, splat<f32v>(-0.00859510526061058f));
+    near = fma_(near, s, splat<f32v>(0.021784726530313492f));
+    near = fma_(near, s, splat<f32v>(-0.05395309627056122f));
+    near = fma_(near, s, splat<f32v>(0.1333319991827011f));
+    near = fma_(near, s, splat<f32v>(-0.333333283662796f));
+    near = fma_(near * s, t, t);
+    return copysign_(t > 1.0f ? far : near, x);
+}
+""",
+}
+NEEDS.update({"exp": ("round", "fma"), "erf": ("exp", "abs", "fma", "copysign"), "tanh": ("exp", "abs", "fma", "copysign")})
+
 _BINARY: Final = {
     # for vectors and scalars alike, where `?:` picks per lane; V is the type, x and y the arguments
     "maximum": "x != x ? x : (y != y ? y : (x > y ? x : y))",
@@ -269,6 +331,9 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
     for vector, c_type, suffix, c in _vector_types(lanes, widest):
         if lanes == 1 and (name in _SLEEF or name in _SLEEF2):
             out += _emit_libm(name, c_type, c)
+        elif name in _SINGLE and c_type == "float":
+            out.append(_SINGLE[name])
+            out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
         elif name in _SLEEF:
             call = "Sleef_" + _SLEEF[name].format(p=suffix)
             out.append(f'extern "C" {vector} {call}({vector});')
@@ -393,6 +458,29 @@ def emit_prelude(lanes: int, widest: int, functions: Iterable[str]) -> tuple[str
     return tuple(pieces)
 
 
+_SCALE: Final = {
+    64: "return (f32v)__builtin_ia32_scalefps512_mask(x, n, f32v{}, -1, 4);",
+    0: "const i32v k = convert<i32v>(n), h = k >> 1; return x * (f32v)((h + 127) << 23) * (f32v)((k - h + 127) << 23);",
+}
+"""Bytes of a float vector -> how to scale by a power of two: one instruction, or two exact factors."""
+
+_HALF: Final = {
+    16: (
+        "return (f32v)__builtin_ia32_vcvtph2ps512_mask((i16v)x.bits, f32v{}, -1, 4);",
+        "return {(u16v)__builtin_ia32_vcvtps2ph512_mask(x, 0, i16v{}, -1)};",
+    ),
+    8: (
+        "return (f32v)__builtin_ia32_vcvtph2ps256((i16v)x.bits);",
+        "return {(u16v)__builtin_ia32_vcvtps2ph256(x, 0)};",
+    ),
+    0: (
+        "f32v y; for (int l = 0; l < L; ++l) y[l] = to_f32(f16{x.bits[l]}); return y;",
+        "f16v y; for (int l = 0; l < L; ++l) y.bits[l] = to_f16(x[l]).bits; return y;",
+    ),
+}
+"""Lanes -> conversions from and to half precision by one instruction; 0 is for any number of lanes."""
+
+
 def _ints(values: Iterable[int]) -> str:
     return ", ".join(map(str, values))
 
@@ -410,8 +498,12 @@ def _vectors(lanes: int, widest: int) -> str:
         for h in (1, 2, 4, 8)
         if h < lanes
     )
+    from_half, to_half = _HALF.get(lanes, _HALF[0])
     holes = {
         "swaps": swaps,
+        "scale": _SCALE.get(lanes * 4, _SCALE[0]),
+        "from_half": from_half,
+        "to_half": to_half,
         "L": str(lanes), "M": str(widest), "iota": f"i32v{{{numbers}}}", "turns": turns,
         "splat": "V{" + ", ".join(["x"] * lanes) + "}",
     }  # fmt: skip
