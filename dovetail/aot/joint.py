@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from dovetail.aot.alias import Ref, Write
 from dovetail.aot.cost import bytes_of
 from dovetail.aot.record import Recorder, is_random
 from dovetail.errors import Break, UnsupportedMutation
-from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
+from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
 from dovetail.ir.expr import Expr
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
@@ -85,7 +85,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     autocast = _autocast_now()
     random_state = torch.get_rng_state()
     try:
-        with recorder:
+        with recorder, SymbolicCalls() if _shapes_of(example_inputs) else nullcontext():
             _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
             results = run_fx(gm, trace.passed, recorder)
         mutations = _derive_mutations(trace)

@@ -14,6 +14,7 @@ import gc
 import linecache
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -32,7 +33,7 @@ from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace
 from dovetail.errors import Break, FrameRaises, ResumedLoop, SkippedFrame, UnfinishedGenerator
-from dovetail.fake.tensor import FakeMode
+from dovetail.fake import FakeMode, SymbolicCalls
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
 from dovetail.ir.source import Arg
 from dovetail.options import Options
@@ -132,7 +133,7 @@ class Attempt:
         grad_enabled = torch.is_grad_enabled()
         root: Root | None = None
         try:
-            with FakeMode():
+            with FakeMode(), SymbolicCalls() if trace.dynamic is not None else nullcontext():
                 slots = self.wrap_arguments()
                 root = Root(trace, self.frame, slots, self.stop)
                 try:
