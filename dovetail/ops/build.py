@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
 from dovetail.errors import VerifyError
-from dovetail.ir.expr import ONE, Expr, as_expr, product
+from dovetail.ir.expr import ONE, Expr, as_expr, mul
 from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.types import BOOL, CPU, Device, DType, ScalarType, TensorType, Type, contiguous_stride
 from dovetail.ops.prims import PRIMS, Result
@@ -347,12 +347,11 @@ def is_dense(type: TensorType) -> bool:
     """Non-overlapping and without gaps: the strides are those of some order of the dimensions."""
     if type.is_contiguous:
         return True
-    dims = [(stride, size) for size, stride in zip(type.shape, type.stride) if size is not ONE]
-    if not all(stride.is_const for stride, _ in dims):
-        return {s for s, _ in dims} <= set(contiguous_stride([z for _, z in dims]))
+    left = [(stride, size) for size, stride in zip(type.shape, type.stride) if size is not ONE]
     expected = ONE
-    for stride, size in sorted(dims, key=lambda d: d[0].value):
-        if stride is not expected:
+    while left:
+        place = next((i for i, (stride, _) in enumerate(left) if stride is expected), None)
+        if place is None:
             return False
-        expected = product((expected, size))
+        expected = mul(expected, left.pop(place)[1])
     return True

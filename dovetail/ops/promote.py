@@ -62,6 +62,12 @@ def _wrapped(number: DType, tensor: DType | None) -> DType:
     return number
 
 
+@cache
+def rounded(value: float, dtype: DType) -> float:
+    """The nearest number of that type."""
+    return float(torch.tensor(value, dtype=getattr(torch, dtype.torch_name)).item())
+
+
 def compute_dtype(dtype: DType) -> DType:
     """Where eager does the arithmetic: fp16 and bf16 compute in fp32."""
     return F32 if dtype.is_low_precision else dtype

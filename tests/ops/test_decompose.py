@@ -9,9 +9,12 @@ from torch.testing._internal.common_methods_invocations import op_db
 from dovetail.events import EVENTS
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.types import F32, tensor_type
+from dovetail.lower import lower
 from dovetail.ops import decompose, fates
 from dovetail.ops.prims import PRIMS
 from dovetail.ops.registry import DECOMPOSITIONS
+from dovetail.passes import optimize
+from tests.lower.interpret import run_loops
 from tests.ops.tracing import check_call, traced
 
 UNDEFINED = {
@@ -103,3 +106,26 @@ def test_every_fate_is_one_of_four():
     assert set(table.values()) == {"prim", "decomposition", "template", "fallback"}
     assert table["aten.add.Tensor"] == "prim" and table["aten.mm.default"] == "template"
     assert all(name in table for name in DECOMPOSITIONS)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x + 0.1,
+        lambda x: 0.1 - x,
+        lambda x: x * 0.1,
+        lambda x: x / 0.1,
+        lambda x: x % 0.1,
+        lambda x: x.abs() ** 0.1,
+        lambda x: torch.add(x, x.flip(0), alpha=0.1),
+        lambda x: x + torch.tensor(0.1),
+        lambda x: F.leaky_relu(x, 0.1),
+        lambda x: x == 0.1,
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_meet_half_types_as_in_eager(fn, dtype):
+    x = torch.linspace(-2, 2, 1001).to(dtype)
+    graph, inputs, _ = traced(fn, x)
+    (got,) = run_loops(lower(optimize(decompose(graph))), inputs)
+    assert torch.equal(got, fn(x))

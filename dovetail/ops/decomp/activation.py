@@ -9,7 +9,7 @@ import math
 from typing import Final
 
 from dovetail.ops.build import Build, Value, plain
-from dovetail.ops.decomp.pointwise import clamp_values, finish, pointwise
+from dovetail.ops.decomp.pointwise import clamp_values, finish, pointwise, ready_rounded
 from dovetail.ops.registry import decomposes
 
 SQRT_HALF: Final = math.sqrt(0.5)
@@ -248,8 +248,8 @@ def softshrink_backward(b: Build, grad: Value, x: Value, lambd: float) -> Value:
 
 @decomposes("aten.hardshrink")
 def hardshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
-    v = b.value(x)
-    return finish(b, b.where((v >= -plain(lambd)) & (v <= plain(lambd)), 0.0, v))
+    v, edge = ready_rounded(b, (x, plain(lambd)))
+    return finish(b, b.where((v >= -edge) & (v <= edge), 0.0, v))
 
 
 @decomposes("aten.hardshrink_backward")

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from dovetail.ir.types import BOOL, F64
+from dovetail.ir.types import BOOL, F64, DType
 from dovetail.ops.build import Build, Number, Operand, Value, plain
-from dovetail.ops.promote import compute_dtype
+from dovetail.ops.promote import compute_dtype, promoted, rounded
 from dovetail.ops.registry import Declined, decomposes
 
 
@@ -35,6 +35,23 @@ def ready(b: Build, args: tuple[Operand, ...]) -> tuple[Operand, ...]:
     if not any(isinstance(x, Value) for x in got):
         return (b.value(args[0]), *got[1:])
     return got
+
+
+def ready_rounded(b: Build, args: tuple[Operand, ...]) -> tuple[Any, ...]:
+    """As `ready`, where eager's CPU kernel rounds numbers and 0-d tensors to the half type it works on.
+    (Multiplication and division do not; nor do the GPU's kernels.)"""
+    dtype = b.out.dtype
+    if dtype is BOOL:
+        dtype = promoted([x.type if isinstance(x, Value) else x for x in args])
+    if not dtype.is_low_precision or b.out.device.kind != "cpu":
+        return ready(b, args)
+    return ready(b, tuple(_rounded(x, dtype) for x in args))
+
+
+def _rounded(x: Operand, dtype: DType) -> Operand:
+    if isinstance(x, Value):
+        return x.to(dtype) if not x.ndim else x
+    return rounded(float(x), dtype) if isinstance(x, (int, float)) else x
 
 
 # -- unary -----------------------------------------------------------------------------------------
@@ -222,7 +239,7 @@ def truth(b: Build, x: Operand) -> Value:
 
 @decomposes("aten.add.Tensor", "aten.add.Scalar", prim=True)
 def add(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    x, y = ready(b, (x, y))
+    x, y = ready_rounded(b, (x, y))
     if b.out.dtype is BOOL:
         return finish(b, b.call("logical_or", x, y if alpha else False))
     return finish(b, b.call("add", x, _times(b, y, alpha)))
@@ -230,20 +247,20 @@ def add(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
 
 @decomposes("aten.sub.Tensor", "aten.sub.Scalar", prim=True)
 def sub(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    x, y = ready(b, (x, y))
+    x, y = ready_rounded(b, (x, y))
     return finish(b, b.call("sub", x, _times(b, y, alpha)))
 
 
 @decomposes("aten.rsub.Tensor", "aten.rsub.Scalar")
 def rsub(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    x, y = ready(b, (x, y))
+    x, y = ready_rounded(b, (x, y))
     return finish(b, b.call("sub", y, _times(b, x, alpha)))
 
 
 def _times(b: Build, x: Operand, alpha: Number) -> Operand:
     if isinstance(alpha, (int, float)) and alpha == 1:
         return x
-    scale: Operand = b.operands(alpha)[0]
+    scale: Operand = ready_rounded(b, (x, alpha))[1]
     return b.value(x) * scale
 
 
@@ -281,17 +298,16 @@ def div_rounded(b: Build, x: Operand, y: Operand, mode: str | None) -> Value:
 
 
 @decomposes("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor", prim=True)
-@pointwise
 def remainder(b: Build, x: Operand, y: Operand) -> Value:
-    return b.call("remainder", x, y)
+    return finish(b, b.call("remainder", *ready_rounded(b, (x, y))))
 
 
 @decomposes("aten.fmod.Tensor", "aten.fmod.Scalar", prim=True)
-@pointwise
 def fmod(b: Build, x: Operand, y: Operand) -> Value:
+    x, y = ready_rounded(b, (x, y))
     if b.out.dtype.is_float:
-        return b.call("fmod", x, y)
-    return b.call("sub", x, b.call("mul", b.call("truncdiv", x, y), y))
+        return finish(b, b.call("fmod", x, y))
+    return finish(b, b.call("sub", x, b.call("mul", b.call("truncdiv", x, y), y)))
 
 
 def _binary(prim: str) -> Callable[..., Value]:
@@ -314,7 +330,7 @@ decomposes("aten.minimum", prim=True)(_extreme("minimum", "logical_and"))
 
 
 def _compare(prim: str) -> Callable[..., Value]:
-    return pointwise(lambda b, x, y: b.call(prim, x, y))
+    return lambda b, x, y: finish(b, b.call(prim, *ready_rounded(b, (x, y))))
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -364,7 +380,7 @@ for _op, _prim in (("lshift", "shl"), ("rshift", "shr")):
 @decomposes("aten.pow.Tensor_Scalar")
 def pow_scalar(b: Build, x: Value, exponent: Number) -> Value:
     """Small exponents are products, as in eager's kernel."""
-    v, e = b.operands(x, exponent)
+    v, e = ready_rounded(b, (x, exponent))
     if not isinstance(v, Value):
         raise Declined
     if not b.out.dtype.is_float:
@@ -399,7 +415,7 @@ def _integer_pow(b: Build, v: Value, exponent: Number) -> Value:
 def pow_tensor(b: Build, x: Operand, y: Operand) -> Value:
     if not b.out.dtype.is_float:
         raise Declined
-    x, y = ready(b, (x, y))
+    x, y = ready_rounded(b, (x, y))
     return finish(b, b.call("pow", x, y))
 
 

@@ -26,7 +26,8 @@ def _repeats(small: Sequence[Expr], large: Sequence[Expr]) -> list[int]:
 
 @decomposes("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",
             "aten.upsample_nearest1d.vec", "aten.upsample_nearest2d.vec", "aten.upsample_nearest3d.vec",
-            "aten._upsample_nearest_exact1d", "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d")  # fmt: skip
+            "aten._upsample_nearest_exact1d", "aten._upsample_nearest_exact2d",
+            "aten._upsample_nearest_exact3d")  # fmt: skip
 def upsample_nearest(b: Build, x: Value, *args: Any, **kwargs: Any) -> Value:
     times = _repeats(x.shape[2:], b.out.shape[2:])
     if not all(_is_scale(scale, times) for scale in (*args[1:], *kwargs.values())):
