@@ -40,3 +40,14 @@ def test_links_and_files_exist(page: str) -> None:
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
         assert (path.parent / target).exists(), f"{page} links to {target}"
+
+
+def test_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each block in order, with line numbers of the page, so that a failure points into it."""
+    page = ROOT / "docs" / "guide.md"
+    text = page.read_text()
+    space: dict[str, object] = {"__name__": "guide"}
+    for block in re.finditer(r"```python\n(.*?)```", text, re.S):
+        before = text[: block.start(1)].count("\n")
+        exec(compile("\n" * before + block[1], str(page), "exec"), space)
+    assert "half way" in capsys.readouterr().out
