@@ -226,7 +226,7 @@ int guards_check(PyObject *guards, const Inputs *inputs, PyObject **fetched) {
     if (open_run(self, &run) < 0) return -1;
     for (int i = 0; done > 0 && i < self->n_groups; i++) done = run_group(&run, &self->groups[i]);
     for (int i = 0; done > 0 && i < self->n_late; i++)
-        done = step(&run, &self->instructions[self->late[i]]);
+        done = take_step(&run, &self->instructions[self->late[i]]);
     if (done > 0 && fetched) hand_out(&run, fetched);
     done = forgive(done, NULL);
     close_run(self, &run);
@@ -241,7 +241,7 @@ int guards_fetch(PyObject *guards, const Inputs *inputs, PyObject **fetched) {
     int done = 1;
     if (open_run(self, &run) < 0) return -1;
     for (int i = 0; done > 0 && i < self->count; i++)
-        if (IS_LOAD(self->instructions[i].operation)) done = step(&run, &self->instructions[i]);
+        if (IS_LOAD(self->instructions[i].operation)) done = take_step(&run, &self->instructions[i]);
     if (done > 0) hand_out(&run, fetched);
     if (done == 0) PyErr_SetString(PyExc_RuntimeError, "a path that was just read is no longer there");
     close_run(self, &run);
@@ -254,7 +254,7 @@ PyObject *guards_why(PyObject *guards, const Inputs *inputs) {
     Run run = {.guards = self, .inputs = inputs, .why = &text};
     int done = 1, at = 0;
     if (open_run(self, &run) < 0) return NULL;
-    while (at < self->count && done > 0) done = step(&run, &self->instructions[at++]);
+    while (at < self->count && done > 0) done = take_step(&run, &self->instructions[at++]);
     done = forgive(done, &text);
     close_run(self, &run);
     if (done > 0) Py_RETURN_NONE;

@@ -77,7 +77,7 @@ typedef struct {
 void fill_slot(Run *run, int slot, PyObject *borrowed);
 
 /* 1 done or holds, 0 fails, -1 exception. */
-int step(Run *run, const Instruction *instruction);
+int take_step(Run *run, const Instruction *instruction);
 
 /* -- memo.c: 1 the group holds, 0 it does not, -1 exception */
 int run_group(Run *run, Group *group);

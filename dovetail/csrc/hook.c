@@ -10,6 +10,7 @@
 #include "native.h"
 
 #include <pthread.h>
+#include <structmember.h>
 
 typedef struct {
     PyObject_HEAD PyObject *guards, *function, *globals, *keep;
@@ -331,7 +332,9 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
     record->references++;
     Py_INCREF(self);
     while (found == 2) {
+        current = NULL; /* a property or predicate that guards run is none of ours */
         found = find_entry(record, &inputs, &call);
+        current = self;
         if (found > 0) self->hits++;
         if (found == 0 && record->state != FULL) found = on_miss(self, record, function, &inputs, &call);
     }
@@ -410,8 +413,6 @@ static void entry_dealloc(Entry *self) {
 }
 
 #define READ_ONLY_OBJECT(type, name, doc) {#name, T_OBJECT_EX, offsetof(type, name), READONLY, doc}
-
-#include <structmember.h>
 
 static PyMemberDef entry_members[] = {
     READ_ONLY_OBJECT(Entry, guards, "when this entry may be used"),

@@ -198,7 +198,7 @@ static int record_steps(Run *run, Group *group, Recording *recording, char *resi
         const Instruction *at = &guards->instructions[group->order[position]];
         recording->position = position, recording->noted = 0;
         int links = memo->n_links;
-        int done = step(run, at);
+        int done = take_step(run, at);
         if (done <= 0) return done;
         int subject = IS_LOAD(at->operation) ? at->source : at->slot;
         int depends = (subject >= 0 && residual[subject]) || (at->source >= 0 && residual[at->source]);
@@ -253,7 +253,7 @@ static void keep_memo(Group *group, Memo *memo) {
 static int run_plain(Run *run, Group *group) {
     int done = 1;
     for (int i = 0; done > 0 && i < group->count; i++)
-        done = step(run, &run->guards->instructions[group->order[i]]);
+        done = take_step(run, &run->guards->instructions[group->order[i]]);
     return done;
 }
 
@@ -308,7 +308,7 @@ static int repair(Run *run, const Group *group, Memo *memo, int word) {
         const Instruction *at = &guards->instructions[group->order[link->position]];
         int subject = IS_LOAD(at->operation) ? at->source : at->slot;
         if (subject >= 0) fill_slot(run, subject, memo->values[guards->position[subject]]);
-        same = step(run, at);
+        same = take_step(run, at);
         if (same > 0 && IS_LOAD(at->operation)) same = run->slots[at->slot] == memo->values[link->position];
         found = link;
     }
@@ -337,7 +337,7 @@ static int run_residual(Run *run, const Group *group, const Memo *memo) {
     }
     int done = 1;
     for (int i = 0; done > 0 && i < memo->n_residual; i++)
-        done = step(run, &run->guards->instructions[group->order[memo->residual[i]]]);
+        done = take_step(run, &run->guards->instructions[group->order[memo->residual[i]]]);
     return done;
 }
 
@@ -368,7 +368,7 @@ int run_group(Run *run, Group *group) {
         group->made > 2 * MOST_MEMOS && group->used < group->made; /* the root is always another */
     if (run->why || !group->steps || useless) return run_plain(run, group);
     if (group->root >= 0) {
-        int done = step(run, &run->guards->instructions[group->order[0]]);
+        int done = take_step(run, &run->guards->instructions[group->order[0]]);
         if (done <= 0) return done;
         root = run->slots[group->root];
         if (PyTuple_Check(root) || PyDict_Check(root) || PyList_Check(root)) /* made anew for each call */

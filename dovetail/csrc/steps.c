@@ -2,6 +2,8 @@
  * fills run->why if somebody asks. */
 #include "guards.h"
 
+#include <structmember.h>
+
 #define PATH(slot) PyTuple_GET_ITEM(run->guards->paths, slot)
 #define FAIL(...)                                                                                          \
     do {                                                                                                   \
@@ -66,6 +68,17 @@ static int load_dict_attr(Run *run, const Instruction *at) {
 
 static void note_class(Run *run, PyTypeObject *type) { note_word(run, &type->tp_version_tag, 0xffffffff); }
 
+/* The value in a slot made by __slots__. */
+static PyObject *slot_value(Run *run, const Instruction *at, PyObject *object, PyObject *descriptor) {
+    PyMemberDef *member = ((PyMemberDescrObject *)descriptor)->d_member;
+    PyObject **place = (PyObject **)((char *)object + member->offset);
+    if (member->type != T_OBJECT_EX || member->flags || !*place) return NULL;
+    note_type(run, at->source, object);
+    note_class(run, Py_TYPE(object));
+    note_word(run, place, ~0ull);
+    return *place;
+}
+
 /* An attribute that is found without running any code: in the instance dict with no data descriptor in the
  * way, or in the class without a descriptor. NULL without an exception: not such a case. */
 static PyObject *plain_attribute(Run *run, const Instruction *at, PyObject *object) {
@@ -73,6 +86,7 @@ static PyObject *plain_attribute(Run *run, const Instruction *at, PyObject *obje
     int is_module = PyModule_CheckExact(object);
     if ((type->tp_getattro != PyObject_GenericGetAttr && !is_module) || !class_version(type)) return NULL;
     PyObject *in_class = _PyType_Lookup(type, at->object);
+    if (in_class && Py_TYPE(in_class) == &PyMemberDescr_Type) return slot_value(run, at, object, in_class);
     if (in_class && Py_TYPE(in_class)->tp_descr_set) return NULL;
     PyObject **place = _PyObject_GetDictPtr(object);
     PyObject *dict = place ? *place : NULL;
@@ -86,19 +100,45 @@ static PyObject *plain_attribute(Run *run, const Instruction *at, PyObject *obje
 
 /* The same for an attribute of a class. */
 static PyObject *plain_class_attribute(Run *run, const Instruction *at, PyObject *object) {
-    PyTypeObject *type = (PyTypeObject *)object;
-    if (Py_TYPE(type) != &PyType_Type || _PyType_Lookup(&PyType_Type, at->object) || !class_version(type))
+    PyTypeObject *type = (PyTypeObject *)object, *meta = Py_TYPE(object);
+    if (meta->tp_getattro != PyType_Type.tp_getattro || !class_version(type) || !class_version(meta))
         return NULL;
-    PyObject *value = _PyType_Lookup(type, at->object);
+    PyObject *in_meta = _PyType_Lookup(meta, at->object), *value = _PyType_Lookup(type, at->object);
+    if (in_meta && Py_TYPE(in_meta)->tp_descr_set) return NULL;
     if (!value || (Py_TYPE(value)->tp_descr_get && !PyFunction_Check(value))) return NULL;
+    note_type(run, at->source, object);
+    note_class(run, meta);
     note_class(run, type);
     return value;
 }
 
+/* The parts of a function that calls depend on are fields of it. */
+static const struct {
+    const char *name;
+    size_t offset;
+} FUNCTION_PARTS[] = {
+    {"__defaults__", offsetof(PyFunctionObject, func_defaults)},
+    {"__kwdefaults__", offsetof(PyFunctionObject, func_kwdefaults)},
+    {"__code__", offsetof(PyFunctionObject, func_code)},
+    {"__closure__", offsetof(PyFunctionObject, func_closure)},
+};
+
+static PyObject *function_part(Run *run, const Instruction *at, PyObject *object) {
+    for (size_t i = 0; i < sizeof FUNCTION_PARTS / sizeof *FUNCTION_PARTS; i++) {
+        if (PyUnicode_CompareWithASCIIString(at->object, FUNCTION_PARTS[i].name)) continue;
+        PyObject **part = (PyObject **)((char *)object + FUNCTION_PARTS[i].offset);
+        note_type(run, at->source, object);
+        note_word(run, part, ~0ull);
+        return *part ? *part : Py_None;
+    }
+    return plain_attribute(run, at, object);
+}
+
 static int load_attr(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->source];
-    PyObject *plain =
-        PyType_Check(object) ? plain_class_attribute(run, at, object) : plain_attribute(run, at, object);
+    PyObject *plain = PyType_Check(object)       ? plain_class_attribute(run, at, object)
+                      : PyFunction_Check(object) ? function_part(run, at, object)
+                                                 : plain_attribute(run, at, object);
     if (plain) return put(run, at, plain);
     if (PyErr_Occurred()) return -1;
     return put_new(run, at, PyObject_GetAttr(object, at->object));
@@ -355,6 +395,6 @@ static int (*const STEPS[])(Run *, const Instruction *) = {
     [PREDICATE] = check_predicate,
 };
 
-int step(Run *run, const Instruction *instruction) {
+int take_step(Run *run, const Instruction *instruction) {
     return STEPS[instruction->operation](run, instruction);
 }

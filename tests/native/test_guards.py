@@ -196,6 +196,45 @@ def test_type_and_closure() -> None:
     assert not frame(box) and "Other" in frame.why(box)
 
 
+def test_parts_of_functions() -> None:
+    def f(a: int = 1, *, b: int = 2) -> int:
+        return a + b
+
+    box = Box(f=f)
+    path = DictAttr(X, "f")
+    frame = Frame(
+        Guard(Item(Attr(path, "__defaults__"), 0), Equals(1)), Guard(Attr(path, "__code__"), Is(f.__code__)),
+        Guard(Item(Attr(path, "__kwdefaults__"), "b"), Equals(2)), Guard(Attr(path, "__closure__"), Is(None)),
+    )  # fmt: skip
+    assert frame(box) and frame.native.stats()["residual"] == 0
+    for name, value in (("__defaults__", (3,)), ("__kwdefaults__", {"b": 4}), ("__code__", (lambda a, b: a).__code__)):
+        before = getattr(f, name)
+        setattr(f, name, value)
+        assert not frame(box), name
+        setattr(f, name, before)
+        assert frame(box), name
+    assert f.__kwdefaults__ is not None
+    f.__kwdefaults__["b"] = 5
+    assert not frame(box)
+
+
+def test_class_attributes_with_a_metaclass() -> None:
+    class Meta(type):
+        pass
+
+    class Model(metaclass=Meta):
+        fields = {"a": 1}
+
+    frame = Frame(Guard(Item(Attr(Const("Model", Model), "fields"), "a"), Equals(1)))
+    assert frame() and frame.native.stats()["residual"] == 0
+    Model.fields = {"a": 2}
+    assert not frame()
+    Model.fields = {"a": 1}
+    assert frame()
+    Meta.fields = property(lambda cls: {"a": 3})  # type: ignore[attr-defined]
+    assert not frame()
+
+
 # -- checks
 
 
