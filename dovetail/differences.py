@@ -98,7 +98,9 @@ class _Keep(Interpreter):
 
 def expose(module: GraphModule, names: Sequence[str]) -> GraphModule:
     """The same graph, returning copies of the named values."""
-    graph, copies, renamed = Graph(), {}, {}
+    graph = Graph()
+    copies: dict[str, Node] = {}
+    renamed: dict[Node, Node] = {}
     for node in module.graph.nodes:
         if node.op == "output":
             continue

@@ -253,7 +253,7 @@ def _class_of_compiled(kind: type) -> type:
 
 def compile_module(original: nn.Module, settings: Settings) -> nn.Module:
     compiler = make_compiler(settings)
-    compiled = object.__new__(_class_of_compiled(type(original)))
+    compiled: Any = object.__new__(_class_of_compiled(type(original)))
     object.__setattr__(compiled, "__dict__", original.__dict__)
     run = run_of(compiler, type(original).__qualname__)
     object.__setattr__(compiled, "_dovetail_state", (original, run, settings, compiler))
