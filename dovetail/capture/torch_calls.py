@@ -90,8 +90,17 @@ def perform(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> A
         if "Fake" in text or "meta" in text.lower() or "dispatch" in text:
             raise FailedFake(trace.loc(), function=getattr(fn, "__name__", str(fn)), detail=text[:200]) from error
         raise Raised(error) from None
+    except RuntimeError as error:
+        if any(hint in str(error) for hint in NEEDS_DATA):
+            name = getattr(fn, "__name__", str(fn))
+            raise FailedFake(trace.loc(), function=name, detail=str(error).split("\n")[0][:200]) from error
+        raise Raised(error) from None
     except Exception as error:
         raise Raised(error) from None
+
+
+NEEDS_DATA: Final = ("data is not allocated", "Cannot access data pointer", "doesn't have storage")
+"""How torch's C++ code complains about a tensor without memory."""
 
 
 def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
