@@ -48,6 +48,9 @@ Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 Verdict: TypeAlias = "_native.Entry | bool | None | Literal['skip_callees']"
 """For the hook: an entry to run, None to run this call in eager, False never to ask again."""
 
+FEW_STEPS: Final = 4
+"""Launches of a program that a CUDA graph would not make cheaper: its results have to be copied out."""
+
 _numbers: Final = itertools.count()
 
 
@@ -104,6 +107,10 @@ def record(executable: runtime.Executable, options: Options, kept: int = 0) -> C
     """With CUDA graphs if asked for and possible. The last `kept` results go to backward, not to the user."""
     program = executable.program
     if not options.cuda_graphs or program.device == "cpu":
+        return executable
+    if program.steps < FEW_STEPS:
+        reason = "too few kernels for a recording to pay"
+        EVENTS.emit("cudagraph", unit=program.name, used=False, reason=reason)
         return executable
     return runtime.Recorded(executable, program.name, kept)
 

@@ -55,6 +55,7 @@ def emit(plan: Plan, options: Options) -> Program:
         host.kinds,
         loops.inputs,
         host.results,
+        len(plan.schedule.steps),
     )
 
 

@@ -97,6 +97,8 @@ class Program:
     """One letter per input: t a tensor, i an int, f a float."""
     input_names: tuple[str, ...] = ()
     results: tuple[Result, ...] = ()
+    steps: int = 0
+    """Kernel launches and library calls in one run."""
 
     def __str__(self) -> str:
         parts = [f"//// kernel {kernel.name}\n{kernel.text}" for kernel in self.kernels]

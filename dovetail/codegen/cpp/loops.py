@@ -68,7 +68,7 @@ class Body:
         """One walk over rows of memory, then only arithmetic per column."""
         first, *later = self.shape.passes
         kinds = [w.reduce for n in first.points for w in n.writes if w.reduce]
-        plain = all(kind not in ("welford", "argmax", "argmin") for kind in kinds)
+        plain = not first.rows and all(kind not in ("welford", "argmax", "argmin") for kind in kinds)
         return bool(self.writer.column and self.group.inner and kinds and plain and not any(p.points for p in later))
 
     @property

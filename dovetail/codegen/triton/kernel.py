@@ -193,18 +193,18 @@ class _Emitter:
             self._pass(step)
         wide = "i64" if self._is_wide() else "i32"
         constants = tuple(axis.block for axis in self.axes)
-        params = [_name(a.buffer.name) for a in self.shape.args]
-        params += [s.name for s in self.shape.symbols] + [_name(n) for n in numbers]
+        params = [_token(a.buffer.name) for a in self.shape.args]
+        params += [s.name for s in self.shape.symbols] + [_token(n) for n in numbers]
         head = f"def KERNEL({', '.join([*params, *(f'{c}: tl.constexpr' for c in constants)])}):"
         body = "\n".join("    " + line if line else "" for line in self.w.lines)
         plain = f"@triton.jit\n{head}\n{body}\n"
         comment = "".join(f"# {line}\n" for line in str(self.group).splitlines())
         signature = [POINTER[a.buffer.type.dtype] for a in self.shape.args]
         signature += [wide] * len(self.shape.symbols) + ["fp64"] * len(numbers)
-        key = hashlib.sha256(f"{plain}{signature}{self._unaligned()}".encode()).hexdigest()[:16]
+        key = hashlib.sha256(f"{_by_position(plain)}{signature}{self._unaligned()}".encode()).hexdigest()[:16]
         return TritonKernel(
             self.group.name,
-            comment + plain.replace("KERNEL", f"{_name(self.group.name)}_{key}", 1),
+            comment + _by_name(plain.replace("KERNEL", f"{_name(self.group.name)}_{key}", 1)),
             key,
             tuple(a.buffer.name for a in self.shape.args),
             self.shape.symbols,
@@ -455,7 +455,7 @@ class _Emitter:
             text = self._index(expr) if node.dtype is BOOL else f"tl.cast({self._index(expr)}, {TL_TYPE[node.dtype]})"
             return self._define(text, node.dtype, self._axes_of(expr))
         if node.op == "input":
-            return Tile(_name(str(node.args[0])), node.dtype, frozenset())
+            return Tile(_token(str(node.args[0])), node.dtype, frozenset())
         if node.op == "load":
             return self._load(node)
         if node.op == "load_at":
@@ -465,7 +465,14 @@ class _Emitter:
         entry = (FAST.get(node.op) if self.is_rounded else None) or TRITON[node.op]
         template = entry if isinstance(entry, str) else entry(node.dtype, tuple(x.dtype for x in operands))
         axes = frozenset().union(*(x.axes for x in operands)) if operands else frozenset()
-        return self._define(template.format(*(x.text for x in operands)), node.dtype, axes)
+        texts = [self._as_tensor(x) if ".to(" in template else x.text for x in operands]
+        return self._define(template.format(*texts), node.dtype, axes)
+
+    def _as_tensor(self, tile: Tile) -> str:
+        """A number has no methods; a tile of one element does."""
+        if tile.axes or tile.text.isidentifier():
+            return tile.text
+        return f"tl.full({[1] * len(self.axes)}, {tile.text}, {TL_TYPE[tile.dtype]})"
 
     def _load(self, node: Scalar) -> Tile:
         buffer, index = str(node.args[0]), node.args[1]
@@ -477,7 +484,7 @@ class _Emitter:
         masks = self._mask(axes) + self.masks
         mask = f", {' & '.join(masks)}, other=0" if masks else ""
         after = ".to(tl.int1)" if dtype is BOOL else ""
-        return self._define(f"tl.load({_name(buffer)} + ({index}){mask}){after}", dtype, axes | self._mask_axes())
+        return self._define(f"tl.load({_token(buffer)} + ({index}){mask}){after}", dtype, axes | self._mask_axes())
 
     def _mask_axes(self) -> frozenset[str]:
         return frozenset(a.name for a in self.axes) if self.masks else frozenset()
@@ -498,8 +505,7 @@ class _Emitter:
         if tile.axes >= {a.name for a in self.axes}:
             return tile.text
         shape = ", ".join(a.block for a in self.axes)
-        text = tile.text if tile.axes or tile.text.isidentifier() else f"tl.full([1, 1], {tile.text}, {TL_TYPE[tile.dtype]})"
-        return f"tl.broadcast_to({text}, ({shape}))"
+        return f"tl.broadcast_to({self._as_tensor(tile)}, ({shape}))"
 
     def _kept(self, text: str, nothing: str) -> str:
         """A tile in which points past the end contribute nothing to a reduction."""
@@ -531,11 +537,11 @@ class _Emitter:
         masks = self._mask(axes)
         mask = f", {' & '.join(masks)}" if masks else ""
         dtype = self.buffers[buffer].type.dtype
-        value = tile.text if dtype is not BOOL else f"{tile.text}.to(tl.int1)" if tile.text.isidentifier() else tile.text
+        value = f"{self._as_tensor(tile)}.to(tl.int1)" if dtype is BOOL else tile.text
         if write.mode == "add":
-            self.w(f"tl.atomic_add({_name(buffer)} + ({index}), {value}{mask}, sem='relaxed')")
+            self.w(f"tl.atomic_add({_token(buffer)} + ({index}), {value}{mask}, sem='relaxed')")
         else:
-            self.w(f"tl.store({_name(buffer)} + ({index}), {value}{mask})")
+            self.w(f"tl.store({_token(buffer)} + ({index}), {value}{mask})")
 
 
 class _Entered:
@@ -574,6 +580,31 @@ def _spread(axis: Axis, axes: tuple[Axis, ...]) -> str:
     if len(axes) == 1:
         return ""
     return "[:, None]" if axis.place == 0 else "[None, :]"
+
+
+_TOKEN: Final = re.compile("\x01([^\x02]*)\x02")
+
+
+def _token(name: str) -> str:
+    """A buffer's name in the text, until it is known how it is to be spelled."""
+    return f"\x01{name}\x02"
+
+
+def _by_position(text: str) -> str:
+    """Names replaced by their order: kernels that differ in names only are one kernel."""
+    seen: dict[str, int] = {}
+    return _TOKEN.sub(lambda m: f"b{seen.setdefault(m[1], len(seen))}", text)
+
+
+def _by_name(text: str) -> str:
+    """The user's names, each spelled so that it is Python and unique."""
+    chosen: dict[str, str] = {}
+    for name in dict.fromkeys(_TOKEN.findall(text)):
+        spelled = _name(name)
+        while spelled in chosen.values():
+            spelled += "_"
+        chosen[name] = spelled
+    return _TOKEN.sub(lambda m: chosen[m[1]], text)
 
 
 def _name(name: str) -> str:
@@ -653,9 +684,9 @@ def _row_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
     rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
     row = _power(axes[-1].size.value)
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
-    warps = max(1, min(16, row * per // 256))
-    found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=max(1, warps // 2))]
-    return [*found, Blocks(per * 2, r=row, warps=warps)] if row <= 1024 else found
+    warps = max(1, min(16, row * per // 1024))  # 32 elements a thread: several loads in flight
+    found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=min(warps * 2, 16))]
+    return [*found, Blocks(per * 2, r=row, warps=warps)] if row <= 1024 else [*found, Blocks(per, r=row, warps=max(warps // 2, 1))]
 
 
 def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
