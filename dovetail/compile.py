@@ -42,7 +42,7 @@ from dovetail.options import Options
 from dovetail.race import Race, is_repeatable
 from dovetail.reproduce import write_reproducer
 from dovetail.runtime.guards import make_guards
-from dovetail.stages import is_watched, run_stage, run_stages
+from dovetail.stages import Stage, is_watched, run_stage, run_stages
 
 Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]"
 Verdict: TypeAlias = "_native.Entry | bool | None | Literal['skip_callees']"
@@ -59,7 +59,7 @@ _numbers: Final = itertools.count()
 
 def build(graph: Graph, options: Options) -> runtime.Executable:
     """One functional graph of prims, compiled. A graph known from before skips to its program."""
-    stages = [
+    stages: list[Stage] = [
         ("50.loops", lower.lower),
         ("60.schedule", lambda loops: schedule.schedule(loops, options)),
         ("70.plan", schedule.plan),
@@ -99,7 +99,7 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     if parts.backward is None:
         return aot.bind(forward, None, parts, joint)
     second = replace(parts.backward, name=f"{unit}_backward")
-    backward = _Later(lambda: record(build(second, options), options))
+    backward = _Later(second, options)
     return aot.bind(forward, backward, parts, joint)
 
 
@@ -116,16 +116,29 @@ def record(executable: runtime.Executable, options: Options, kept: int = 0) -> C
 
 
 class _Later:
-    """An executable that is built by its first call. A failed build fails that call: by then forward
-    has run, and there is no eager to go back to."""
+    """An executable that is built by its first call. If that fails, the graph is interpreted: forward has
+    run, so there is no eager program to go back to."""
 
-    def __init__(self, make: Callable[[], Callable[..., Any]]) -> None:
-        self.make, self.made = make, None
+    def __init__(self, graph: Graph, options: Options) -> None:
+        self.graph, self.options = graph, options
+        self.made: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         if self.made is None:
             self.made = _native.without(self.make)
         return self.made(*inputs)
+
+    def make(self) -> Callable[..., Any]:
+        try:
+            return record(build(self.graph, self.options), self.options)
+        except Exception as error:
+            if not self.options.fallback_to_eager:
+                raise
+            name, shown = self.graph.name, f"{type(error).__name__}: {error}"
+            EVENTS.emit("fallback_to_eager", function=name, error=shown)
+            text = f"Dovetail failed to compile {name} and interprets it:\n{shown}"
+            warnings.warn(text, InternalWarning, stacklevel=2)
+            return lambda *inputs: aot.run_graph(self.graph, inputs)
 
 
 def run_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

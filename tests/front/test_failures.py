@@ -98,3 +98,17 @@ def test_a_broken_compiler_on_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_p
     finally:
         build.find_compiler.cache_clear()
         build.compiler_identity.cache_clear()
+
+
+def test_a_failing_backward_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4))
+    x = torch.randn(3, 4)
+    model(x).square().sum().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    loss = dovetail.compile(model)(x).square().sum()
+    monkeypatch.setattr(compiler.schedule, "schedule", fail)
+    with pytest.warns(InternalWarning, match="interprets it"):
+        loss.backward()
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
