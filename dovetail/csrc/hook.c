@@ -165,6 +165,15 @@ static void after_fork(void) { active = depth; } /* only this thread goes on in 
         current = before_;                                                                                 \
     } while (0)
 
+/* Runs guards: the Python code behind a property or predicate of theirs is not intercepted. */
+#define QUIETLY(call)                                                                                      \
+    do {                                                                                                   \
+        Context *before_ = current;                                                                        \
+        current = NULL;                                                                                    \
+        call;                                                                                              \
+        current = before_;                                                                                 \
+    } while (0)
+
 /* -- a frame */
 
 static Py_ssize_t count_args(PyCodeObject *code) {
@@ -261,7 +270,8 @@ static PyObject *why_miss(Record *record, const Inputs *inputs) {
 }
 
 static PyObject *ask_compiler(Context *self, Record *record, PyObject *function, const Inputs *inputs) {
-    PyObject *why = why_miss(record, inputs);
+    PyObject *why;
+    QUIETLY(why = why_miss(record, inputs));
     PyObject *args = why ? PyTuple_New(inputs->n_args) : NULL;
     PyObject *answer = NULL;
     if (args) {
@@ -295,7 +305,8 @@ static int on_miss(Context *self, Record *record, PyObject *function, const Inpu
     if (Py_TYPE(answer) == &EntryType) {
         record->state = ACTIVE;
         Entry *entry = (Entry *)answer;
-        int done = skip_own_code(self, record, entry) < 0 ? -1 : prepare_new(record, entry, inputs, call);
+        int done = skip_own_code(self, record, entry);
+        if (done == 0) QUIETLY(done = prepare_new(record, entry, inputs, call));
         Py_DECREF(entry);
         return done;
     }
@@ -332,9 +343,7 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
     record->references++;
     Py_INCREF(self);
     while (found == 2) {
-        current = NULL; /* a property or predicate that guards run is none of ours */
-        found = find_entry(record, &inputs, &call);
-        current = self;
+        QUIETLY(found = find_entry(record, &inputs, &call));
         if (found > 0) self->hits++;
         if (found == 0 && record->state != FULL) found = on_miss(self, record, function, &inputs, &call);
     }

@@ -613,6 +613,25 @@ def test_memo_of_classes_slots_and_closures() -> None:
     agrees(lacks, layer, True)
 
 
+def test_code_that_guards_run_is_not_intercepted() -> None:
+    class Config:
+        def __getattribute__(self, name: str) -> Any:
+            return f(1) if name == "value" else object.__getattribute__(self, name)
+
+    def f(config: Any) -> Any:
+        return 7
+
+    seen: list[str] = []
+    native = path_guards(EQUALS, 7, (ATTR, "value"), fetch=(1,))
+
+    def callback(payload: Any, code: Any, function: Any, scope: Any, *rest: Any) -> Any:
+        seen.append(code.co_name)
+        return Entry(native, lambda config, value: (value, _native.current_context() is ctx), scope)
+
+    ctx = Context(None, callback)
+    assert [ctx(f, Config()) for _ in range(3)] == [(7, True)] * 3 and seen == ["f"]
+
+
 def test_fetched_values_follow_the_arguments() -> None:
     def f(layer: Any) -> Any:
         return "eager", cell
