@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import gcd
+from threading import Lock
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -29,13 +30,16 @@ IntLike: TypeAlias = "int | Expr"
 class Expr:
     """One interned node. Build with the functions below or with operators, never directly."""
 
-    __slots__ = ("op", "args", "lo", "hi", "serial", "__weakref__")
+    __slots__ = ("op", "args", "lo", "hi", "serial", "_parts", "_symbols", "__weakref__")
 
     op: str
     args: tuple[object, ...]
     lo: int
     hi: int
     serial: int
+    _parts: tuple[int, tuple[tuple[Expr, int], ...]] | None
+    """As a sum, where that was asked for."""
+    _symbols: frozenset[Expr] | None
 
     def __add__(self, other: IntLike) -> Expr:
         return add(self, other)
@@ -101,19 +105,31 @@ class Expr:
 
 
 _interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
+_references: Final = _interned.data  # a look-up here is one call less, and there are millions
+_lock: Final = Lock()
 _serial = 0
+
+
+def _find(op: str, args: tuple[object, ...]) -> Expr | None:
+    reference = _references.get((op, args))
+    return None if reference is None else reference()
 
 
 def _make(op: str, args: tuple[object, ...], lo: int, hi: int) -> Expr:
     global _serial
-    key = (op, args)
-    found = _interned.get(key)
+    reference = _references.get((op, args))
+    found = None if reference is None else reference()
     if found is not None:
         return found
     node = object.__new__(Expr)
     node.op, node.args, node.lo, node.hi = op, args, max(lo, -INF), min(hi, INF)
-    node.serial = _serial = _serial + 1
-    _interned[key] = node
+    node._parts = node._symbols = None
+    with _lock:  # two threads may make the same node; only one may be kept
+        found = _interned.get((op, args))
+        if found is not None:
+            return found
+        node.serial = _serial = _serial + 1
+        _interned[op, args] = node
     return node
 
 
@@ -122,8 +138,17 @@ def _rebuild(op: str, args: tuple[object, ...], lo: int, hi: int) -> Expr:
 
 
 def const(value: int) -> Expr:
-    value = int(value)
-    return _make("const", (value,), value, value)
+    found = _small.get(value)
+    if found is None:
+        value = int(value)
+        found = _make("const", (value,), value, value)
+        if -2 <= value <= 4096:
+            _small[value] = found
+    return found
+
+
+_small: Final[dict[int, Expr]] = {}
+"""Constants that are never given up."""
 
 
 def sym(name: str, lo: int = 0, hi: int = INF, size: Expr | None = None) -> Expr:
@@ -145,36 +170,54 @@ Terms: TypeAlias = "dict[Expr, int]"
 
 
 def _split(value: Expr) -> tuple[int, Terms]:
-    """value == constant + sum(coefficient * term)."""
-    if value.op == "const":
-        return value.value, {}
-    if value.op == "add":
-        constant, terms = value.args
-        return constant, dict(terms)  # type: ignore[return-value, call-overload]
-    if value.op == "mul" and value.args[0].op == "const":  # type: ignore[attr-defined]
+    """value == constant + sum(coefficient * term); the dict is the caller's."""
+    constant, terms = _parts_of(value)
+    return constant, dict(terms)
+
+
+def _parts_of(value: Expr) -> tuple[int, tuple[tuple[Expr, int], ...]]:
+    op = value.op
+    if op == "add":
+        return value.args  # type: ignore[return-value]
+    if op == "const":
+        return value.args[0], ()  # type: ignore[return-value]
+    if op != "mul" or value.args[0].op != "const":  # type: ignore[attr-defined]
+        return 0, ((value, 1),)
+    found = value._parts
+    if found is None:
         rest = value.args[1:]
         factor = rest[0] if len(rest) == 1 else _make_product(rest)  # type: ignore[arg-type]
-        return 0, {factor: value.args[0].value}  # type: ignore[attr-defined, dict-item]
-    return 0, {value: 1}
+        found = value._parts = (0, ((factor, value.args[0].value),))  # type: ignore[attr-defined, assignment]
+    return found  # type: ignore[return-value]
 
 
 def _join(constant: int, terms: Terms) -> Expr:
-    items = [(term, n) for term, n in terms.items() if n]
+    items = [item for item in terms.items() if item[1]]
     if not items:
         return const(constant)
-    if not constant and len(items) == 1:
-        term, n = items[0]
-        return term if n == 1 else _scaled(term, n)
-    items.sort(key=lambda item: item[0].serial)
+    if len(items) == 1:
+        if not constant:
+            term, n = items[0]
+            return term if n == 1 else _scaled(term, n)
+    else:
+        items.sort(key=_serial_of)
+    args = (constant, tuple(items))
+    found = _find("add", args)
+    if found is not None:
+        return found
     lo = hi = constant
     for term, n in items:
         low, high = (term.lo, term.hi) if n > 0 else (term.hi, term.lo)
         lo, hi = _bound(lo + _times(n, low)), _bound(hi + _times(n, high))
-    return _make("add", (constant, tuple(items)), lo, hi)
+    return _make("add", args, lo, hi)
+
+
+def _serial_of(item: tuple[Expr, int]) -> int:
+    return item[0].serial
 
 
 def _bound(value: int) -> int:
-    return max(-INF, min(INF, value))
+    return -INF if value < -INF else INF if value > INF else value
 
 
 def _times(a: int, b: int) -> int:
@@ -183,27 +226,38 @@ def _times(a: int, b: int) -> int:
 
 def _scaled(term: Expr, n: int) -> Expr:
     factors = term.args if term.op == "mul" else (term,)
+    args = (const(n), *factors)
+    found = _find("mul", args)
+    if found is not None:
+        return found
     low, high = (term.lo, term.hi) if n > 0 else (term.hi, term.lo)
-    return _make("mul", (const(n), *factors), _times(n, low), _times(n, high))
+    return _make("mul", args, _times(n, low), _times(n, high))
 
 
 def _make_product(factors: Iterable[Expr]) -> Expr:
     ordered = tuple(sorted(factors, key=lambda f: f.serial))
     if len(ordered) == 1:
         return ordered[0]
+    found = _find("mul", ordered)
+    if found is not None:
+        return found
     lo, hi = _product_range([(factor.lo, factor.hi) for factor in ordered])
     return _make("mul", ordered, lo, hi)
 
 
 def add(left: IntLike, right: IntLike) -> Expr:
     a, b = as_expr(left), as_expr(right)
-    if a.op == "const" and b.op == "const":
-        return const(a.value + b.value)
+    if b is ZERO:
+        return a
+    if a is ZERO:
+        return b
     constant, terms = _split(a)
-    more, others = _split(b)
-    for term, n in others.items():
+    more, others = _parts_of(b)
+    for term, n in others:
         terms[term] = terms.get(term, 0) + n
-    return _join(constant + more + _merge_div_mod(terms), terms)
+    if any(term.op == "mod" for term in terms):
+        more += _merge_div_mod(terms)
+    return _join(constant + more, terms)
 
 
 def _merge_div_mod(terms: Terms) -> int:
@@ -233,18 +287,18 @@ def mul(left: IntLike, right: IntLike) -> Expr:
             return ZERO
         if a.value == 1:
             return b
-        constant, terms = _split(b)
-        return _join(constant * a.value, {term: n * a.value for term, n in terms.items()})
+        factor = a.value
+        constant, parts = _parts_of(b)
+        return _join(constant * factor, {term: n * factor for term, n in parts})
     if b.op == "add":
         a, b = b, a
     if a.op == "add":  # distribute: sums stay polynomials
-        constant, terms = _split(a)
+        constant, parts = _parts_of(a)
         total = mul(b, constant)
-        for term, n in terms.items():
+        for term, n in parts:
             total = add(total, mul(mul(term, b), n))
         return total
-    (_, ta), (_, tb) = _split(a), _split(b)
-    (fa, na), (fb, nb) = next(iter(ta.items())), next(iter(tb.items()))
+    (_, ((fa, na),)), (_, ((fb, nb),)) = _parts_of(a), _parts_of(b)
     factors = [f for x in (fa, fb) for f in (x.args if x.op == "mul" else (x,))]
     product = _make_product(factors)  # type: ignore[arg-type]
     return product if na * nb == 1 else _scaled(product, na * nb)
@@ -524,9 +578,9 @@ def substitute(value: Expr, env: Mapping[Expr, IntLike]) -> Expr:
 def symbols(value: Expr) -> frozenset[Expr]:
     if value.op == "sym":
         return frozenset((value,))
-    found: frozenset[Expr] = frozenset()
-    for operand in value.operands:
-        found |= symbols(operand)
+    found = value._symbols
+    if found is None:
+        found = value._symbols = frozenset().union(*map(symbols, value.operands))
     return found
 
 
@@ -583,6 +637,9 @@ def range_in(value: Expr, env: Mapping[Expr, tuple[int, int]]) -> tuple[int, int
 def _product_range(ranges: list[tuple[int, int]]) -> tuple[int, int]:
     lo, hi = ranges[0]
     for low, high in ranges[1:]:
+        if lo >= 0 and low >= 0:
+            lo, hi = _times(lo, low), _times(hi, high)
+            continue
         corners = [_times(a, b) for a in (lo, hi) for b in (low, high)]
         lo, hi = min(corners), max(corners)
     return lo, hi
