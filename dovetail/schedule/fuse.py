@@ -30,6 +30,7 @@ from dovetail.schedule.cluster import (
     rewritten,
 )
 from dovetail.schedule.domain import loop_var
+from dovetail.schedule.libraries import choose_libraries
 
 ROW_BYTES: Final = 65536
 """A row kept inside a kernel between two passes must fit in this (half of a second-level cache share)."""
@@ -166,6 +167,7 @@ def _why_not_parallel(joined: Cluster) -> Reason | None:
 
 
 def schedule(loops: Loops, options: Options) -> Schedule:
+    loops = choose_libraries(loops)
     fuser = Fuser(loops, options, buffer_sizes(loops))
     externs: dict[int, Extern] = {}
     for step, item in enumerate(loops.steps):

@@ -64,6 +64,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "rms_norm": (lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w, [normal(7, 96), normal(96)]),
     "bias_gelu": (lambda x, b: F.gelu(x + b), [normal(64, 100), normal(100)]),
     "matmul": (lambda x, w, b: torch.softmax(x @ w + b, -1), [normal(64, 32), normal(32, 50), normal(50)]),
+    "large_product": (lambda x, w, v: (x @ w.t()).relu() @ v, [normal(256, 128), normal(256, 128), normal(256, 130)]),
     "batch_matmul": (lambda x, y: x @ y.mT, [normal(3, 5, 8), normal(3, 6, 8)]),
     "column_sum": (lambda x, y: (x * y).sum(0), [normal(64, 100), normal(64, 100)]),
     "column_sum_split": (lambda x, y: (x * y).sum(0) / 3, [normal(640, 100), normal(640, 100)]),
@@ -104,6 +105,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
         [normal(40, 33).abs()],
     ),
     "rounding": (lambda x: (x.floor(), x.ceil(), x.round(), x.trunc(), x.frac(), x.sign()), [normal(40, 33) * 4]),
+    "one_hot": (lambda x: F.one_hot(x.long().abs() % 3, 3).sum(1), [normal(40)]),
+    "half_tail": (lambda x: x.float() * 2, [normal(4, 3, dtype=torch.float16)]),
     "scalars": (lambda x, y: x * y + 1, [normal(), normal()]),
     "empty": (lambda x: x * 2 + 1, [normal(0, 4)]),
     "four_loops": (

@@ -123,3 +123,10 @@ def _reads(write: Write) -> set[str]:
             found.add(str(node.args[0]))
         from_value += node.operands
     return found
+
+
+def test_large_products_go_to_onednn() -> None:
+    made = scheduled(lambda x, w: x @ w.t(), (256, 256), (512, 256))
+    assert [step.op for step in made.steps] == ["mkldnn._linear_pointwise.default"]
+    small = scheduled(lambda x, w: x @ w.t(), (8, 64), (64, 64))
+    assert [step.op for step in small.steps] == ["aten.mm.default"]
