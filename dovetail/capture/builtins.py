@@ -819,7 +819,7 @@ def _signature(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return native(inspect.signature, *args, **kwargs)
 
 
-on(typing.cast)(lambda trace, args, kwargs: args[1])
+on(typing.cast, torch.jit.annotate)(lambda trace, args, kwargs: args[1])
 
 
 @on(copy.copy)

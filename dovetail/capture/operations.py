@@ -212,6 +212,8 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
         return native(operator.getitem, container, key)
     if kind is Fake:
         return on_fakes(trace, operator.getitem, container, key)
+    if kind.__module__ in ("typing", "typing_extensions"):
+        return native(operator.getitem, container, key)
     method = dunder(kind, "__getitem__")
     if method is not None:
         return trace.call(method, [container, key], {})

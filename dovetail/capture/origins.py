@@ -41,7 +41,7 @@ from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.guard import DictKeys, Equals, Is, Length, SameAs, TensorIs, TypeIs
-from dovetail.ir.source import Arg, Attr, Cell, ClosureOf, Item, KeyItem, Source, root_of
+from dovetail.ir.source import Arg, Attr, Cell, ClosureOf, DictKey, Item, KeyItem, Source, root_of
 
 Wrapper = Callable[[Trace, Any, Source], Any]
 
@@ -183,15 +183,24 @@ def _shadow(trace: Trace, value: Any, shadow: Any, source: Source, guard: bool =
 
 
 def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
-    shadow = defaultdict(value.default_factory) if type(value) is defaultdict else type(value).__new__(type(value))
+    kind = type(value)
+    if kind is defaultdict:
+        shadow: Any = defaultdict(trace.callback(value.default_factory))
+    else:
+        shadow = kind.__new__(kind)
     origin = _shadow(trace, value, shadow, source)
     items = raw_items(value)
-    trace.guard(source, DictKeys(tuple(key for key, _ in items)))
-    for key, item in items:
-        if not is_held(key):
+    has_tensors = any(isinstance(key, torch.Tensor) for key, _ in items)
+    trace.guard(source, Length(len(items)) if has_tensors else DictKeys(tuple(key for key, _ in items)))
+    for i, (key, item) in enumerate(items):
+        inner = key
+        if isinstance(key, torch.Tensor):
+            trace.guard(DictKey(source, i), Is(key))
+            inner = wrap(trace, key, DictKey(source, i))
+        elif not is_held(key):
             raise UnsupportedValue(trace.loc(), type="dict", detail=f"{source} has keys of type {type(key).__name__}")
         step = Item(source, key) if is_constant(key) else KeyItem(source, trace.const(key, "key").name, key)
-        dict_set(shadow, key, wrap(trace, item, step))
+        dict_set(shadow, inner, wrap(trace, item, step))
     origin.before = dict(raw_items(shadow))
     return shadow
 

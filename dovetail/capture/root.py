@@ -22,6 +22,7 @@ import torch
 
 from dovetail.capture import contexts
 from dovetail.capture.breaks import emit_break
+from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call
 from dovetail.capture.dynamic import History
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
@@ -125,6 +126,7 @@ class Attempt:
         policy = dynamic.fresh() if dynamic is not None else None
         trace = self.trace = Trace(frame, options, policy)
         trace.call = functools.partial(call, trace)
+        trace.callback = functools.partial(as_callback, trace)
         trace.tensor_attr, trace.store_tensor_attr = tensor_attr, store_tensor_attr  # type: ignore[attr-defined]
 
     def run(self) -> Capture | Break:

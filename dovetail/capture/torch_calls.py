@@ -124,11 +124,29 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
     if name == "__setitem__":
         set_item(trace, *args)
         return None
+    if kwargs and name in SCALED and isinstance(kwargs.get(SCALED[name]), Fake):
+        return scale_by_tensor(trace, name, args, kwargs)
     check_arguments(trace, name, (args, kwargs))
     result = perform(trace, getattr(args[0], name), args[1:], kwargs)
     if has_fake(result) or (result is None and not name.startswith("__")):
         trace.record("call_method", name, tuple(args), kwargs, result)
     return result
+
+
+SCALED: Final = {"addcdiv_": "value", "addcdiv": "value", "addcmul_": "value", "addcmul": "value", "add_": "alpha",
+                 "add": "alpha", "sub_": "alpha", "sub": "alpha"}  # fmt: skip
+"""Methods with a factor that must be a number: a tensor there would have to be read (optimizers do that)."""
+
+
+def scale_by_tensor(trace: Trace, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """x.addcdiv_(a, b, value=t) as x.add_(a / b * t): t stays a tensor."""
+    stem, suffix = name.rstrip("_"), "_" if name.endswith("_") else ""
+    x, *operands = args
+    factor = kwargs[SCALED[name]]
+    if stem in ("addcdiv", "addcmul"):
+        inner = trace.call(torch.div if stem == "addcdiv" else torch.mul, operands, {})
+        return call_tensor_method(trace, "add" + suffix, [x, trace.call(torch.mul, [inner, factor], {})], {})
+    return call_tensor_method(trace, stem + suffix, [x, trace.call(torch.mul, [operands[0], factor], {})], {})
 
 
 def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:

@@ -92,6 +92,8 @@ class Trace:
     not know."""
 
     call: Callable[..., Any]
+    callback: Callable[[Any], Any]
+    """A callable of the user's as one that native code may call."""
 
     def __init__(self, frame: Frame, options: Options, dynamic: Any) -> None:
         self.frame, self.options, self.dynamic = frame, options, dynamic
