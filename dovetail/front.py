@@ -167,7 +167,8 @@ class _Forward:
 
     def __get__(self, module: Any, kind: type | None = None) -> Any:
         if module is None:
-            return inspect.getattr_static(kind.__mro__[1], "forward")  # type: ignore[union-attr]
+            assert kind is not None
+            return _original_class(kind).forward
         original, run, *_ = _state(module)
         forward = original.forward
 
@@ -184,6 +185,11 @@ class _Forward:
         delattr(_state(module)[0], "forward")
 
 
+def _original_class(kind: type) -> Any:
+    """A compiled module's class is (itself, _DropIn, the original's class, ...)."""
+    return kind.__mro__[kind.__mro__.index(_DropIn) + 1]
+
+
 def _state(module: Any) -> Any:
     return object.__getattribute__(module, "_dovetail_state")
 
@@ -198,7 +204,7 @@ class _DropIn:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """`type(compiled)(...)` makes a plain module, as `type(original)(...)` does."""
-        return cls.__mro__[2](*args, **kwargs)
+        return _original_class(cls)(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         original, run, *_ = _state(self)

@@ -178,6 +178,9 @@ Report = Explanation
 """What dovetail.report() returns: the Explanation of everything since the process began."""
 
 
+SHOWN_GRAPHS = ("joint", "prims", "partition")
+"""Stages whose graphs are kept node by node; of the others there is the text."""
+
 # -- events to nouns -------------------------------------------------------------------------------
 
 
@@ -259,9 +262,9 @@ def _saved(event: Event) -> SavedSeen:
 
 
 def _stage(event: Event) -> StageSeen:
-    return StageSeen(
-        _text(event, "unit"), _text(event, "stage"), _float(event, "seconds"), event.at, _text(event, "value")
-    )  # fmt: skip
+    stage = _text(event, "stage")
+    text = "" if "executable" in stage else _text(event, "value")  # it prints as the program does
+    return StageSeen(_text(event, "unit"), stage, _float(event, "seconds"), event.at, text)
 
 
 def _failure(event: Event) -> Failure:
@@ -316,7 +319,8 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         return sorted((e for kind in kinds for e in by_kind.get(kind, ())), key=lambda e: e.at)
 
     results = [(_text(e, "unit"), _text(e, "stage"), e.get("value")) for e in of("stage")]
-    programs = tuple(view for result in results for view in view_graphs(*result))
+    shown = [result for result in results if result[1].partition(".")[2] in SHOWN_GRAPHS]
+    programs = tuple(view for result in shown for view in view_graphs(*result))
     fusions = tuple(
         view for unit, stage, value in results if "schedule" in stage and (view := view_fusion(unit, value))
     )

@@ -207,6 +207,9 @@ def test_new_instances_of_its_class_are_plain(net: Net) -> None:
     compiled = dovetail.compile(net)
     other = type(compiled)(5)
     assert type(other) is Net and other.lin.in_features == 5
+    assert type(compiled).forward is Net.forward
+    traced = torch.fx.symbolic_trace(compiled.eval(), concrete_args={"twice": False})
+    torch.testing.assert_close(traced(X), net(X))
 
 
 def test_graph_modules_and_callables(net: Net) -> None:
