@@ -15,7 +15,7 @@ Division is Python's (floor), for a positive divisor. SymPy is the oracle in the
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import gcd
 from threading import Lock
 from typing import Final, TypeAlias
@@ -105,7 +105,8 @@ class Expr:
 
 
 _interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
-_references: Final = _interned.data  # a look-up here is one call less, and there are millions
+_references: Final[dict[tuple[object, ...], Callable[[], Expr | None]]] = _interned.data  # type: ignore[attr-defined]
+# a look-up there is one call less, and there are millions
 _lock: Final = Lock()
 _serial = 0
 
@@ -245,12 +246,31 @@ def _make_product(factors: Iterable[Expr]) -> Expr:
     return _make("mul", ordered, lo, hi)
 
 
+Memo: TypeAlias = "dict[tuple[Expr, Expr], Expr]"
+_sums: Final[Memo] = {}
+_products: Final[Memo] = {}
+MEMO_LIMIT: Final = 1 << 15
+
+
+def _remember(memo: Memo, a: Expr, b: Expr, result: Expr) -> Expr:
+    """The same sums and products are asked for again and again; this also keeps them alive."""
+    if len(memo) >= MEMO_LIMIT:
+        memo.clear()
+    memo[a, b] = result
+    return result
+
+
 def add(left: IntLike, right: IntLike) -> Expr:
     a, b = as_expr(left), as_expr(right)
     if b is ZERO:
         return a
     if a is ZERO:
         return b
+    found = _sums.get((a, b))
+    return found if found is not None else _remember(_sums, a, b, _add(a, b))
+
+
+def _add(a: Expr, b: Expr) -> Expr:
     constant, terms = _split(a)
     more, others = _parts_of(b)
     for term, n in others:
@@ -278,15 +298,20 @@ def _merge_div_mod(terms: Terms) -> int:
 
 def mul(left: IntLike, right: IntLike) -> Expr:
     a, b = as_expr(left), as_expr(right)
-    if a.op == "const" and b.op == "const":
-        return const(a.value * b.value)
+    if a is ONE:
+        return b
+    if b is ONE:
+        return a
+    if a is ZERO or b is ZERO:
+        return ZERO
+    found = _products.get((a, b))
+    return found if found is not None else _remember(_products, a, b, _mul(a, b))
+
+
+def _mul(a: Expr, b: Expr) -> Expr:
     if b.op == "const":
         a, b = b, a
     if a.op == "const":
-        if a.value == 0:
-            return ZERO
-        if a.value == 1:
-            return b
         factor = a.value
         constant, parts = _parts_of(b)
         return _join(constant * factor, {term: n * factor for term, n in parts})
