@@ -36,9 +36,10 @@ Dims = frozenset[int]
 class Seen:
     """What earlier captures of one code object read, by path: sizes of tensors, values of numbers."""
 
-    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     numbers: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Path to (identity of the object it was read from, value)."""
+    """Path to (identity of the object it was read from, value): another instance with other sizes is no
+    change of size."""
     dims: dict[str, Dims] = field(default_factory=dict)
     varying: set[str] = field(default_factory=set)
 
@@ -62,7 +63,7 @@ class Policy:
     def __init__(self, everything: bool, seen: Seen) -> None:
         self.everything, self.seen = everything, seen
         self.shapes: Shapes | None = None
-        self.sizes: dict[str, tuple[int, ...]] = {}
+        self.sizes: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.numbers: dict[str, tuple[int, float]] = {}
         self.sources: dict[str, Source] = {}
         self.texts: dict[int, str] = {}
@@ -79,7 +80,7 @@ class Policy:
 
     def tensor(self, trace: Trace, value: torch.Tensor, source: Source) -> Any:
         """(Fake, sizes to guard, strides to guard, second Fake) for a tensor with symbolic sizes; else None."""
-        dims = self.dims_of(value, source)
+        dims = self.dims_of(trace, value, source)
         if not dims:
             return None
         shapes = self.shapes_of(trace)
@@ -103,17 +104,17 @@ class Policy:
                 reads = [(name, Stride(source, dim)), *((s.name, self.sources[s.name]) for s in symbols(expr))]
                 trace.late_guards.append(Guard(source, Holds(eq(sym(name, 0, INF), expr), tuple(reads)), trace.loc()))
 
-    def dims_of(self, value: torch.Tensor, source: Source) -> Dims:
+    def dims_of(self, trace: Trace, value: torch.Tensor, source: Source) -> Dims:
         if isinstance(value, torch.nn.Parameter) or value.dim() == 0:
             return frozenset()
         text, seen = source.text, self.seen
-        size = tuple(value.shape)
-        before = seen.sizes.get(text)
-        self.sizes[text] = size
+        size, owner = tuple(value.shape), owner_of(trace, source)
+        known, before = seen.sizes.get(text, (owner, None))
+        self.sizes[text] = (owner, size)
         dims = set(seen.dims.get(text, ()))
         if self.everything:
             dims |= set(range(len(size)))
-        elif before is not None and len(before) == len(size) and not is_state(source):
+        elif before is not None and known == owner and len(before) == len(size):
             dims |= {dim for dim, (a, b) in enumerate(zip(before, size)) if a != b}
         dims |= marks(value, "_dovetail_dynamic_dims", "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
         dims -= marks(value, "_dovetail_static_dims", "_dynamo_static_indices")
@@ -195,25 +196,14 @@ class Policy:
         self.seen.numbers.update(self.numbers)
 
 
-def is_state(source: Source) -> bool:
-    """Read from an object's attribute: other instances have other sizes, which is no change of size."""
-    while source.base is not None:
-        if isinstance(source, DictAttr):
-            return True
-        source = source.base
-    return False
-
-
 def owner_of(trace: Trace, source: Source) -> int:
     """Identity of the object an attribute is read from; 0 for arguments and their items."""
     while isinstance(source, (Item, KeyItem)):
         source = source.of
     if not isinstance(source, DictAttr):
         return 0
-    for origin in trace.known.values():
-        if origin.source is source.of:
-            return id(origin.original)
-    return 0
+    origin = trace.by_source.get(id(source.of))
+    return 0 if origin is None else id(origin.original)
 
 
 def marks(value: torch.Tensor, *names: str) -> set[int]:

@@ -88,7 +88,7 @@ def wrap(trace: Trace, value: Any, source: Source, stable: bool = False) -> Any:
 def register(trace: Trace, original: Any, stand_in: Any, source: Source) -> Origin:
     origin = Origin(original, stand_in, source)
     trace.origins[id(stand_in)] = origin
-    trace.known[id(original)] = origin
+    trace.known[id(original)] = trace.by_source[id(source)] = origin
     return origin
 
 

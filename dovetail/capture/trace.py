@@ -104,6 +104,7 @@ class Trace:
         self.late_guards: list[Guard] = []
         self.origins: dict[int, Origin] = {}
         self.known: dict[int, Origin] = {}
+        self.by_source: dict[int, Origin] = {}
         self.reads: dict[tuple[int, str], Any] = {}
         self.writes: dict[tuple[int, str], Write] = {}
         self.owned: dict[int, Fake] = {}
