@@ -56,8 +56,7 @@ SMALL: Final[dict[str, Any]] = {
     "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "mamba_n_groups": 1, "mamba_d_ssm": 128,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "lru_width": 64, "num_buckets": 8, "relative_attention_num_buckets": 8, "rotary_dim": 8, "type_vocab_size": 4,
-    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "num_feat_extract_layers": 3,
-    "conv_dim": (32, 32, 32), "conv_stride": (5, 2, 2), "tdnn_dim": (32, 32), "tdnn_kernel": (3, 3), "tdnn_dilation": (1, 1),
+    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
     "num_queries": 8, "num_latents": 8, "d_latents": 64, "first_k_dense_replace": 1, "mlp_dim": 96, "bottleneck_size": 16,
     "chunk_size": 8, "expand_size": 8, "num_codevectors_per_group": 8, "num_register_tokens": 2, "decoder_hidden_size": 64,
     "intra_bottleneck_size": 64, "spatial_shape": (4, 4), "axial_pos_shape": (4, 4), "axial_pos_embds_dim": (32, 32),
@@ -66,10 +65,10 @@ SMALL: Final[dict[str, Any]] = {
 """Field name of a configuration -> small value. Only fields the architecture has are used."""
 
 PER_STAGE: Final[dict[str, int]] = {
-    "hidden_sizes": 16, "embed_dims": 16, "neck_hidden_sizes": 16, "out_channels": 16, "stem_channels": 16, "depths": 0,
+    "hidden_sizes": 16, "embed_dims": 16, "neck_hidden_sizes": 16, "out_channels": 16, "stem_channels": 16, "depths": 0, "conv_dim": -32, "tdnn_dim": -32,
     "encoder_hidden_sizes": 16, "layer_depths": 0, "num_layers_per_stage": 0,
 }
-"""Lists with one value a stage: width of the first stage, doubling after; 0 means all ones."""
+"""Lists with one value a stage: width of the first stage, doubling after; 0 means all ones; negative, all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def shrink(config_class: type) -> Any:
             values[field] = shrink(type(current))
         elif field in PER_STAGE and isinstance(old, list | tuple):
             start = PER_STAGE[field]
-            values[field] = type(old)(start * 2**stage if start else 1 for stage in range(len(old)))
+            values[field] = type(old)(-start if start < 0 else start * 2**stage or 1 for stage in range(len(old)))
         elif field in SMALL and old is not None and isinstance(old, list | tuple) == isinstance(SMALL[field], tuple):
             values[field] = SMALL[field]
         elif field.endswith("_token_id") and isinstance(old, int) and old >= 128:
@@ -139,6 +138,8 @@ def inputs_for(model: torch.nn.Module, config: Any) -> dict[str, Any]:
     taken = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
     wanted = [main] + [field for field in ("attention_mask", "decoder_input_ids", "bbox") if field in taken]
+    if main != "input_ids":  # a mask over what the model makes of the image or sound, whose length is its business
+        wanted = [field for field in wanted if field != "attention_mask"]
     if main == "input_ids" and "pixel_values" in taken and not hasattr(config, "vision_config"):
         wanted.append("pixel_values")
     if main == "pixel_values" and "input_ids" in taken:
