@@ -203,7 +203,7 @@ class _Lowering:
         self.env[node] = results if isinstance(node.type, tuple) else results[0]
 
     def put(self, node: Node) -> None:
-        """put(x, indices, dims, values, accumulate): a copy of x, then the values written into it."""
+        """put(x, indices, dims, values): a copy of x, then the values written into it."""
         x, values = self.value(node.args[0]), self.value(node.args[3])
         base = cast(Node, node.args[0])
         if self.is_update(node, base):  # nobody sees the old value again: write into it
@@ -222,8 +222,7 @@ class _Lowering:
         rest = iter(index[rank:])
         parts: list[Scalar | Expr] = [found[d] if d in found else next(rest) for d in range(ref.type.ndim)]
         where = cast(Scalar, lazy.gathered(ref, parts).args[1])
-        mode = "add" if node.args[4] else "set"
-        write = Write((ref.buffer,), ZERO, values.at(index), None, mode, where)
+        write = Write((ref.buffer,), ZERO, values.at(index), None, "set", where)
         self.add_nest(node, self.fresh(f"{node.name}_put"), list(loops.values()), [], [write], (node.name,))
         self.env[node] = window(ref)
 

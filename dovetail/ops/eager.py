@@ -73,11 +73,11 @@ def _take(x: torch.Tensor, indices: tuple[torch.Tensor, ...], dims: tuple[int, .
 
 
 def _put(
-    x: torch.Tensor, indices: tuple[torch.Tensor, ...], dims: tuple[int, ...], values: torch.Tensor, add: bool
+    x: torch.Tensor, indices: tuple[torch.Tensor, ...], dims: tuple[int, ...], values: torch.Tensor
 ) -> torch.Tensor:
     rest = [d for d in range(x.dim()) if d not in dims]
     order = [*dims, *rest]
-    moved = x.permute(order).clone().index_put_(tuple(indices), values, accumulate=add)
+    moved = x.permute(order).clone().index_put_(tuple(indices), values)
     return moved.permute([order.index(d) for d in range(x.dim())])
 
 

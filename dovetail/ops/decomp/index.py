@@ -2,7 +2,7 @@
 
     aten.embedding(weight, ids)         ->  prims.take(weight, (ids,), (0,))
     aten.index.Tensor(x, [None, i])     ->  prims.take(x, (i,), (1,)), index dimensions moved back
-    aten.scatter.src(x, 1, i, src)      ->  prims.put(x, (rows, i), (0, 1), src)
+    aten.index_copy(x, 0, i, src)       ->  prims.put(x, (i,), (0,), src)
 
 Positions out of range fail the call, as in eager.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.ir.expr import Expr
 from dovetail.ir.types import BOOL, I32, I64
 from dovetail.ops.build import Build, Number, Value, common_shape
 from dovetail.ops.decomp.copies import positions
@@ -96,16 +95,13 @@ def index_put(
     shape = [*rest[:place], *found[0].shape, *rest[place:]]
     spread = b.expand(values.to(x.dtype), shape)
     front = b.permute(spread, [*range(place, place + rank), *range(place), *range(place + rank, len(shape))])
-    return put(b, x, found, dims, front, accumulate)
-
-
-def put(
-    b: Build, x: Value, indices: Sequence[Value], dims: Sequence[int], values: Value, accumulate: bool
-) -> Value:
-    """Accumulation in a half type would round at every step, in eager's order: left to the library."""
-    if accumulate and (x.dtype.is_low_precision or x.dtype is BOOL):
+    if accumulate:  # positions may repeat; the library knows how to share that work
         raise Declined
-    return b.prim("put", x, tuple(indices), tuple(dims), values, accumulate)
+    return put(b, x, found, dims, front)
+
+
+def put(b: Build, x: Value, indices: Sequence[Value], dims: Sequence[int], values: Value) -> Value:
+    return b.prim("put", x, tuple(indices), tuple(dims), values)
 
 
 def _masked_put(b: Build, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
@@ -125,7 +121,7 @@ def gather(b: Build, x: Value, dim: int, index: Value, *, sparse_grad: bool = Fa
     return b.prim("gather", x, dim % x.ndim, as_index(index))
 
 
-def _scatter(b: Build, x: Value, dim: int, index: Value, src: Value, accumulate: bool) -> Value:
+def _scatter(b: Build, x: Value, dim: int, index: Value, src: Value) -> Value:
     if not x.ndim or not index.ndim:
         raise Declined
     check_room(x)
@@ -135,33 +131,17 @@ def _scatter(b: Build, x: Value, dim: int, index: Value, src: Value, accumulate:
             src = b.slice(src, d, 0, wanted)
     where = as_index(index)
     places = [where if d == dim else positions(b, where, d) for d in range(x.ndim)]
-    return put(b, x, places, range(x.ndim), src.to(x.dtype), accumulate)
-
-
-@decomposes("aten.scatter.src")
-def scatter_src(b: Build, x: Value, dim: int, index: Value, src: Value) -> Value:
-    return _scatter(b, x, dim, index, src, False)
+    return put(b, x, places, range(x.ndim), src.to(x.dtype))
 
 
 @decomposes("aten.scatter.value")
 def scatter_value(b: Build, x: Value, dim: int, index: Value, value: Number) -> Value:
-    return _scatter(b, x, dim, index, b.full(index.shape, value, x.dtype, x.type.device), False)
-
-
-@decomposes("aten.scatter_add")
-def scatter_add(b: Build, x: Value, dim: int, index: Value, src: Value) -> Value:
-    return _scatter(b, x, dim, index, src, True)
-
-
-@decomposes("aten.index_add")
-def index_add(b: Build, x: Value, dim: int, index: Value, source: Value, *, alpha: Number = 1) -> Value:
-    scaled = source if alpha == 1 else source * b.operands(alpha)[0]
-    return _put_along(b, x, dim, index, scaled, True)
+    return _scatter(b, x, dim, index, b.full(index.shape, value, x.dtype, x.type.device))
 
 
 @decomposes("aten.index_copy")
 def index_copy(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
-    return _put_along(b, x, dim, index, source, False)
+    return _put_along(b, x, dim, index, source)
 
 
 @decomposes("aten.index_fill.int_Scalar")
@@ -170,17 +150,17 @@ def index_fill(b: Build, x: Value, dim: int, index: Value, value: Number) -> Val
         raise Declined
     shape = list(x.shape)
     shape[dim % x.ndim] = index.type.numel
-    return _put_along(b, x, dim, index, b.full(shape, value, x.dtype, x.type.device), False)
+    return _put_along(b, x, dim, index, b.full(shape, value, x.dtype, x.type.device))
 
 
-def _put_along(b: Build, x: Value, dim: int, index: Value, source: Value, accumulate: bool) -> Value:
+def _put_along(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
     if not x.ndim or not source.ndim:
         raise Declined
     check_room(x)
     dim %= x.ndim
     flat = as_index(b.reshape(index, (index.type.numel,)))
     front = b.permute(source.to(x.dtype), [dim, *(d for d in range(x.ndim) if d != dim)])
-    return put(b, x, [flat], [dim], front, accumulate)
+    return put(b, x, [flat], [dim], front)
 
 
 @decomposes("aten.take")
@@ -188,20 +168,6 @@ def take(b: Build, x: Value, index: Value) -> Value:
     check_room(x)
     flat = b.reshape(x, (x.type.numel,))
     return b.prim("take", flat, (as_index(index),), (0,))
-
-
-@decomposes("aten.embedding_dense_backward")
-def embedding_dense_backward(
-    b: Build, grad: Value, indices: Value, num_weights: Expr, padding_idx: int, scale_grad_by_freq: bool
-) -> Value:
-    if scale_grad_by_freq or not isinstance(padding_idx, int):
-        raise Declined
-    where = as_index(indices)
-    if padding_idx >= 0:
-        skipped = b.broadcast(where.eq(padding_idx), grad.shape, range(where.ndim))
-        grad = b.where(skipped, 0.0, grad)
-    zeros = b.full(b.out.shape, 0, grad.dtype, grad.type.device)
-    return put(b, zeros, [where], [0], grad, True)
 
 
 @decomposes("aten.diag_embed")
