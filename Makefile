@@ -31,7 +31,7 @@ bench: $(VENV)/models
 	$(BIN) -m benchmarks.bench
 
 bench-gpu:
-	$(PYTHON) -m benchmarks.bench --device cuda
+	$(PYTHON) -m benchmarks.gpu
 
 sweep-ops: $(VENV)/test
 	$(BIN) -m tests.sweeps.ops

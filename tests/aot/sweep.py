@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dovetail.errors import Break
 from tests.aot.running import compiled, flat
+from tests.sweeps.torch_testing import module_db, op_db
 
 SAMPLES = 4
 NONDETERMINISTIC = (

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_modules import module_db
 
 from tests.aot.sweep import check_module, check_op
+from tests.sweeps.torch_testing import module_db, op_db
 
 OPS = (
     "add", "atan2", "nn.functional.gelu", "softmax", "matmul", "addmm", "baddbmm", "cumsum", "index_add", "gather",

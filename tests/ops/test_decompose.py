@@ -4,7 +4,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.testing._internal.common_methods_invocations import op_db
 
 from dovetail.events import EVENTS
 from dovetail.ir.graph import GraphBuilder
@@ -16,6 +15,7 @@ from dovetail.ops.registry import DECOMPOSITIONS
 from dovetail.passes import optimize
 from tests.lower.interpret import run_loops
 from tests.ops.tracing import check_call, traced
+from tests.sweeps.torch_testing import op_db
 
 UNDEFINED = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",  # no defined values
@@ -129,3 +129,24 @@ def test_numbers_meet_half_types_as_in_eager(fn, dtype):
     graph, inputs, _ = traced(fn, x)
     (got,) = run_loops(lower(optimize(decompose(graph))), inputs)
     assert torch.equal(got, fn(x))
+
+
+def check_types(graph):
+    """Every prim's type is what its rule says."""
+    for node in graph.nodes:
+        if node.op not in PRIMS:
+            continue
+        result = PRIMS[node.op].rule(node.args)
+        types = node.type if isinstance(node.type, tuple) else (node.type,)
+        results = result if isinstance(node.type, tuple) else (result,)
+        for type, (shape, dtype) in zip(types, results, strict=True):
+            assert (type.shape, type.dtype) == (shape, dtype), node
+
+
+@pytest.mark.parametrize("op", SAMPLES, ids=lambda op: f"{op.name}.{op.variant_test_name}")
+def test_types_follow_the_rules(op):
+    for _, sample in zip(range(3), op.sample_inputs("cpu", torch.float32) if op.supports_dtype(torch.float32, "cpu") else ()):
+        graph, _, _ = traced(op.op, sample.input, *sample.args, **sample.kwargs)
+        decomposed = decompose(graph)
+        check_types(decomposed)
+        check_types(optimize(decomposed))
