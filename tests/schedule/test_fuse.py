@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch.fx import symbolic_trace
 
 from dovetail import aot, lower, ops, passes
-from dovetail.ir.expr import sym
+from dovetail.ir.expr import ZERO, const, sym
 from dovetail.ir.loop import Buffer, BufferRef, Loops, Nest, Range, Write, constant, load, scalar
-from dovetail.ir.expr import ZERO, const
 from dovetail.ir.schedule import Group, Schedule
 from dovetail.ir.types import F32, tensor_type
 from dovetail.options import Options
