@@ -1,4 +1,5 @@
 """Capture: a frame's bytecode to an fx graph, guards and the text of an entry."""
+
 from dovetail.capture.dynamic import History, all_guards
 from dovetail.capture.frame import Frame
 from dovetail.capture.root import capture_frame, make_entry

@@ -1,11 +1,12 @@
 """Reading and writing attributes the way Python does, on the trace's terms.
 
-    load_attr(trace, self, "weight")    pending write? descriptor? instance dict? module tables? class? __getattr__
+    load_attr(trace, self, "weight")    pending write? descriptor? instance dict? class? __getattr__
     store_attr(trace, self, "n", 3)     waits in trace.writes when `self` existed before the frame
 
 A value read from an object that existed before the frame is wrapped under the path
 of the object plus one step. Classes are guarded once each, which covers their methods and attributes.
 """
+
 from __future__ import annotations
 
 import enum
@@ -244,7 +245,11 @@ def _getattr_hook(trace: Trace, obj: Any, name: str) -> Any:
     """The class's __getattr__, or AttributeError."""
     hook, _ = find_in_mro(type(obj), "__getattr__")
     origin = trace.origins.get(id(obj))
-    if origin is not None and (id(obj), name) not in trace.writes and instance_dict(origin.original) is not None:
+    if (
+        origin is not None
+        and (id(obj), name) not in trace.writes
+        and instance_dict(origin.original) is not None
+    ):
         trace.guard(origin.source, Lacks(name, attribute=True))
     if hook is _module_getattr:
         value = module_entry(trace, obj, name, origin)
@@ -277,7 +282,8 @@ def module_entry(trace: Trace, obj: Any, name: str, origin: Origin | None) -> An
 
 def super_attr(trace: Trace, obj: super, name: str) -> Any:
     """super(cls, self).name: the search goes on after cls in the MRO of self's class."""
-    start, kind, owner_obj = obj.__thisclass__, obj.__self_class__, obj.__self__
+    facts: Any = obj
+    start, kind, owner_obj = facts.__thisclass__, facts.__self_class__, facts.__self__
     if name == "__class__":
         return super
     guard_class(trace, kind)
@@ -335,7 +341,8 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     pending = trace.writes.get((id(obj), name))
     if pending is not None:
         return pending.value if pending.value is not DELETED else raise_attribute_error(obj, name)
-    if isinstance(obj, enum.EnumType) or name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__",
+    if isinstance(obj, enum.EnumType) or name in ("__name__", "__qualname__", "__module__", "__mro__",
+                                                  "__bases__",
                                                   "__class__", "__doc__", "__dict__"):  # fmt: skip
         return native_attr(obj, name)
     found, owner = find_in_mro(obj, name)
@@ -459,7 +466,9 @@ def store_plain(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if found is not MISSING and hasattr(found_kind, "__set__"):
         if found_kind is property:
             if found.fset is None:
-                raise Raised(AttributeError(f"property '{name}' of '{type(obj).__name__}' object has no setter"))
+                raise Raised(
+                    AttributeError(f"property '{name}' of '{type(obj).__name__}' object has no setter")
+                )
             trace.call(found.fset, [obj, value], {})
             return
         setter, _ = find_in_mro(found_kind, "__set__")
@@ -541,7 +550,8 @@ Rule = Callable[[Trace, Any, str], Any]
 RULES: Final[dict[type, Rule]] = {
     **dict.fromkeys(
         (
-            int, float, str, bool, bytes, complex, type(None), list, tuple, set, frozenset, dict, range, slice,
+            int, float, str, bool, bytes, complex, type(None), list, tuple, set, frozenset, dict, range,
+            slice,
             torch.dtype, torch.device, torch.Size, InstanceDict, torch.SymInt, torch.SymFloat, torch.SymBool,
         ),
         _native_rule,
@@ -556,7 +566,8 @@ RULES: Final[dict[type, Rule]] = {
 }  # fmt: skip
 
 __all__ = [
-    "Const", "InstanceDict", "TypeIs", "class_attr", "delete_attr", "find_in_mro", "guard_class", "instance_attr",
+    "Const", "InstanceDict", "TypeIs", "class_attr", "delete_attr", "find_in_mro", "guard_class",
+    "instance_attr",
     "is_stable_module", "load_attr", "module_attr", "plain_attr", "python_method", "raise_attribute_error",
     "store_attr", "store_global", "store_instance", "store_plain",
 ]  # fmt: skip

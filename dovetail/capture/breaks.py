@@ -9,6 +9,7 @@ A branch on tensor data becomes an `if` with a resume function in each arm; both
 are reached. Inside a `try` or `with` block an exception of the instruction goes on to its handler,
 resumed as well.
 """
+
 from __future__ import annotations
 
 import operator
@@ -81,7 +82,9 @@ class Site:
         """`return resume_12(...)`, going on at an instruction with this stack."""
         target -= self.prologue
         if target < 0:
-            raise SkippedFrame(self.root.trace.loc(), detail="a break in the first instructions of a resumed frame")
+            raise SkippedFrame(
+                self.root.trace.loc(), detail="a break in the first instructions of a resumed frame"
+            )
         live = live_before(self.origin)[target]
         count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
         kept = [i in self.slots and (i in live or i in self.origin.cell_slots) for i in range(count)]
@@ -302,6 +305,11 @@ def _load_global(site: Site) -> None:
     site.go_on("_r")
 
 
+def _slice(site: Site) -> None:
+    site.do(f"_r = {site.stack[-3]}[{site.stack[-2]}:{site.stack[-1]}]")
+    site.go_on("_r", drop=3)
+
+
 def _not(value: Any) -> bool:
     return not value
 
@@ -330,10 +338,7 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "STORE_SUBSCR": _effect("{1}[{2}] = {0}", 3),
     "DELETE_SUBSCR": _effect("del {0}[{1}]", 2),
     "STORE_SLICE": _effect("{1}[{2}:{3}] = {0}", 4),
-    "BINARY_SLICE": lambda site: (
-        site.do(f"_r = {site.stack[-3]}[{site.stack[-2]}:{site.stack[-1]}]"),
-        site.go_on("_r", drop=3),
-    )[1],
+    "BINARY_SLICE": _slice,
     "POP_JUMP_IF_TRUE": _branch(True, False),
     "POP_JUMP_IF_FALSE": _branch(False, False),
     "JUMP_IF_TRUE_OR_POP": _branch(True, True),

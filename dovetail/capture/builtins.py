@@ -8,11 +8,11 @@
 A Python callable handed to native code becomes a Callback, which runs the interpreter, so nothing of
 the user's ever runs outside of it.
 """
+
 from __future__ import annotations
 
 import builtins
 import collections
-import copy
 import functools
 import inspect
 import itertools
@@ -44,7 +44,7 @@ from dovetail.capture.attributes import (
 )
 from dovetail.capture.interpreter import GlobalsView, format_value
 from dovetail.capture.operations import iterate, native, truth
-from dovetail.capture.origins import IDENTITY, PLAIN, wrap
+from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, Raised, Trace
 from dovetail.errors import DataDependentValue, OutputCall, SkippedFrame, UnknownCall
@@ -101,7 +101,9 @@ def has_python_iter(value: Any) -> bool:
     kind = type(value)
     if kind in PLAIN or kind in operations.NATIVE_KINDS:
         return kind is Fake
-    return operations.dunder(kind, "__iter__") is not None or operations.dunder(kind, "__getitem__") is not None
+    return (
+        operations.dunder(kind, "__iter__") is not None or operations.dunder(kind, "__getitem__") is not None
+    )
 
 
 def as_iterable(trace: Trace, value: Any) -> Any:
@@ -283,7 +285,9 @@ def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 def _extreme(function: Any, sign: str) -> Special:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         items = drain(trace, args[0]) if len(args) == 1 else args
-        if "key" in kwargs or not all(isinstance(item, (int, float, torch.SymInt, torch.SymFloat)) for item in items):
+        if "key" in kwargs or not all(
+            isinstance(item, (int, float, torch.SymInt, torch.SymFloat)) for item in items
+        ):
             named = {**kwargs, "key": as_callback(trace, kwargs.get("key"))}
             return native(function, items, **named)
         if any(isinstance(item, (torch.SymInt, torch.SymFloat)) for item in items):
@@ -459,7 +463,11 @@ def _map(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _dict(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     source = args[:1]
-    if source and not isinstance(source[0], dict) and not type(source[0]).__module__.startswith("dovetail.capture"):
+    if (
+        source
+        and not isinstance(source[0], dict)
+        and not type(source[0]).__module__.startswith("dovetail.capture")
+    ):
         if find_in_mro(type(source[0]), "keys")[0] is not None and hasattr(source[0], "keys"):
             names = trace.call(load_attr(trace, source[0], "keys"), [], {})
             source = [{name: operations.get_item(trace, source[0], name) for name in iterate(trace, names)}]
@@ -537,11 +545,28 @@ def _partial(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
-    **dict.fromkeys((list, tuple, set, frozenset, enumerate, collections.deque, collections.Counter), _from_iterables),
-    **dict.fromkeys((itertools.chain, itertools.product, itertools.islice, itertools.cycle, itertools.combinations,
-                     itertools.permutations, itertools.zip_longest, itertools.pairwise, itertools.compress,
-                     itertools.combinations_with_replacement), _from_iterables),  # fmt: skip
-    **dict.fromkeys((map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse), _map),
+    **dict.fromkeys(
+        (list, tuple, set, frozenset, enumerate, collections.deque, collections.Counter), _from_iterables
+    ),
+    **dict.fromkeys(
+        (
+            itertools.chain,
+            itertools.product,
+            itertools.islice,
+            itertools.cycle,
+            itertools.combinations,
+            itertools.permutations,
+            itertools.zip_longest,
+            itertools.pairwise,
+            itertools.compress,
+            itertools.combinations_with_replacement,
+        ),
+        _from_iterables,
+    ),  # fmt: skip
+    **dict.fromkeys(
+        (map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse),
+        _map,
+    ),
     zip: _zip,
     dict: _dict,
     collections.OrderedDict: _dict,
@@ -571,7 +596,9 @@ def is_native_class(cls: type) -> bool:
         return True
     if issubclass(cls, BaseException):
         own_new, own_init = find_in_mro(cls, "__new__")[0], find_in_mro(cls, "__init__")[0]
-        return not isinstance(own_new, (FunctionType, staticmethod)) and not isinstance(own_init, FunctionType)
+        return not isinstance(own_new, (FunctionType, staticmethod)) and not isinstance(
+            own_init, FunctionType
+        )
     return False
 
 
@@ -619,14 +646,14 @@ SLOTS: Final[dict[str, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
 # -- everything else in C ----------------------------------------------------------------------------
 
 PURE: Final = frozenset(
-    {"math", "cmath", "operator", "_operator", "itertools", "_functools", "_collections", "collections", "_bisect",
-     "_heapq", "_string", "_sre", "re", "_struct", "unicodedata", "_abc", "typing", "string", "_stat", "_codecs",
+    {"math", "cmath", "operator", "_operator", "itertools", "_functools", "_collections", "collections",
+    "_bisect",
+     "_heapq", "_string", "_sre", "re", "_struct", "unicodedata", "_abc", "typing", "string", "_stat",
+     "_codecs",
      "_typing", "_contextvars", "_weakref"}
 )  # fmt: skip
 
-PURE_BUILTINS: Final = frozenset(
-    {"bin", "chr", "hex", "oct", "ord", "issubclass", "ascii"}
-)
+PURE_BUILTINS: Final = frozenset({"bin", "chr", "hex", "oct", "ord", "issubclass", "ascii"})
 
 CONSUMERS: Final = frozenset(
     {"extend", "update", "join", "union", "intersection", "difference", "symmetric_difference", "fromkeys",
@@ -670,7 +697,9 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
 
 def needs_compare(items: Any, wanted: Any) -> bool:
     """Whether list.index and the like would compare tensors, or objects with __eq__ in Python."""
-    return operations.has_fake(items) or any(operations.dunder(type(item), "__eq__") for item in (wanted, *items))
+    return operations.has_fake(items) or any(
+        operations.dunder(type(item), "__eq__") for item in (wanted, *items)
+    )
 
 
 def search_list(trace: Trace, name: str, items: list[Any], wanted: Any) -> Any:
@@ -685,7 +714,9 @@ def search_list(trace: Trace, name: str, items: list[Any], wanted: Any) -> Any:
             count += 1
     if name == "count":
         return count
-    raise Raised(ValueError(f"{wanted!r} is not in list" if name == "index" else "list.remove(x): x not in list"))
+    raise Raised(
+        ValueError(f"{wanted!r} is not in list" if name == "index" else "list.remove(x): x not in list")
+    )
 
 
 def as_mapping_argument(trace: Trace, name: str, value: Any) -> Any:
@@ -701,12 +732,19 @@ def as_mapping_argument(trace: Trace, name: str, value: Any) -> Any:
 def is_plain_owner(owner: Any) -> bool:
     """A value whose C methods only touch itself: containers, text, numbers, iterators, exceptions."""
     if isinstance(owner, (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, BaseException,
-                          collections.deque, bytearray, slice, range, torch.SymInt, torch.SymFloat, re.Pattern,
+                          collections.deque, bytearray, slice, range, torch.SymInt, torch.SymFloat,
+                          re.Pattern,
                           re.Match)):  # fmt: skip
         return True
-    return type(owner).__module__ in ("builtins", "itertools", "collections", "re", "_collections", "torch", "types") or (
-        type(owner).__module__.startswith("dovetail.capture")
-    )
+    return type(owner).__module__ in (
+        "builtins",
+        "itertools",
+        "collections",
+        "re",
+        "_collections",
+        "torch",
+        "types",
+    ) or (type(owner).__module__.startswith("dovetail.capture"))
 
 
 def call_operator(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -729,7 +767,9 @@ OPERATORS: Final[dict[Any, Callable[..., Any]]] = {
     operator.neg: lambda trace, value: operations.unary(trace, operator.neg, value),
     operator.pos: lambda trace, value: operations.unary(trace, operator.pos, value),
     operator.invert: lambda trace, value: operations.unary(trace, operator.invert, value),
-    operator.index: lambda trace, value: value if isinstance(value, torch.SymInt) else native(operator.index, value),
+    operator.index: lambda trace, value: (
+        value if isinstance(value, torch.SymInt) else native(operator.index, value)
+    ),
 }
 
 SYM_MATH: Final = {math.sqrt: "_sym_sqrt", math.floor: None, math.ceil: None}
@@ -822,59 +862,13 @@ def _signature(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 on(typing.cast, torch.jit.annotate)(lambda trace, args, kwargs: args[1])
 
 
-@on(copy.copy)
-def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    value = args[0]
-    method = operations.dunder(type(value), "__copy__")
-    if method is not None:
-        return trace.call(method, args, {})
-    if type(value) in PLAIN or type(value) in COPYABLE:
-        return native(copy.copy, value)
-    return copy_instance(trace, value, lambda item: item)
-
-
-@on(copy.deepcopy)
-def _deepcopy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return deep_copy(trace, args[0], {})
-
-
-COPYABLE: Final = (list, dict, set, tuple, collections.OrderedDict, collections.deque, collections.defaultdict)
-
-
-def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
-    if id(value) in memo:
-        return memo[id(value)]
-    kind = type(value)
-    if kind in PLAIN or isinstance(value, (FunctionType, *IDENTITY)):
-        return value
-    method = operations.dunder(kind, "__deepcopy__")
-    if isinstance(value, Fake):
-        made = trace.call(load_attr(trace, value, "clone"), [], {})
-    elif method is not None:
-        made = trace.call(method, [value, {}], {})
-    elif kind in (list, tuple, set):
-        made = kind(deep_copy(trace, item, memo) for item in value)
-    elif kind is InstanceDict:
-        made = {key: deep_copy(trace, item, memo) for key, item in value.items()}
-    elif kind in (dict, collections.OrderedDict):
-        made = kind((deep_copy(trace, key, memo), deep_copy(trace, item, memo)) for key, item in value.items())
-    else:
-        made = copy_instance(trace, value, lambda item: deep_copy(trace, item, memo))
-    memo[id(value)] = made
-    trace.keep.append(value)
-    return made
-
-
-def copy_instance(trace: Trace, value: Any, each: Callable[[Any], Any]) -> Any:
-    """A new instance with the same attributes, each passed through `each`."""
-    kind = type(value)
-    plain = find_in_mro(kind, "__reduce_ex__")[0] is object.__reduce_ex__ and not isinstance(value, torch.nn.Module)
-    if not plain or find_in_mro(kind, "__new__")[0] is not object.__new__ or "__slots__" in vars(kind):
-        raise UnknownCall(trace.loc(), function=f"a copy of {kind.__qualname__}")
-    made = object.__new__(kind)
-    for name, item in InstanceDict(trace, value).items():
-        made.__dict__[name] = each(item)
-    return made
-
-
-__all__ = ["CALLABLE_KINDS", "CLASSES", "SLOTS", "SPECIAL", "Callback", "MethodType", "call_native", "construct"]
+__all__ = [
+    "CALLABLE_KINDS",
+    "CLASSES",
+    "SLOTS",
+    "SPECIAL",
+    "Callback",
+    "MethodType",
+    "call_native",
+    "construct",
+]

@@ -10,6 +10,7 @@
 
 An unknown C function ends the graph: it could do anything.
 """
+
 from __future__ import annotations
 
 import functools
@@ -33,12 +34,13 @@ from dovetail.capture.attributes import find_in_mro, guard_class, load_attr
 from dovetail.capture.frame import bind
 from dovetail.capture.generators import Generator
 from dovetail.capture.interpreter import Activation
+from dovetail.capture.markers import UNMARKED, call_compiled, call_marked, is_compiled
 from dovetail.capture.operations import native
 from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.regions import BY_NAME
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import Raised, Trace, is_library_file
-from dovetail.errors import DisabledCall, UnknownCall, UnsupportedGenerator, UserBreak
+from dovetail.errors import UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Length
 from dovetail.ir.source import Arg as RootArg
@@ -61,6 +63,8 @@ def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return rule(trace, fn, args, kwargs)
     if isinstance(fn, type):
         return call_class(trace, fn, args, kwargs)
+    if is_compiled(fn):
+        return call_compiled(trace, fn, args, kwargs)
     if isinstance(fn, torch.nn.Module):
         return call_module(trace, fn, args, kwargs)
     if is_torch_call(fn):
@@ -77,26 +81,15 @@ def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) ->
         return call_tensor_method(trace, name, args, kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
-    if fn.__dict__:
-        check_markers(trace, fn)
-        if fn.__dict__.get("_dovetail_constant"):
-            return native(fn, *args, **kwargs)
-        if fn.__dict__.get("_dovetail_allow_in_graph"):
-            return call_torch(trace, fn, args, kwargs)
+    marked = call_marked(trace, fn, args, kwargs)
+    if marked is not UNMARKED:
+        return marked
     module = fn.__module__ or ""
     if module.startswith("dovetail.capture"):
         return native(fn, *args, **kwargs)
     if module.startswith("torch._higher_order_ops") and (module, fn.__name__) in BY_NAME:
         return BY_NAME[(module, fn.__name__)](trace, args, kwargs)
     return inline(trace, fn, args, kwargs)
-
-
-def check_markers(trace: Trace, fn: FunctionType) -> None:
-    marks = fn.__dict__
-    if marks.get("_dovetail_disable") or marks.get("_torchdynamo_disable"):
-        raise DisabledCall(trace.loc(), function=fn.__qualname__)
-    if marks.get("_dovetail_graph_break"):
-        raise UserBreak(trace.loc())
 
 
 def function_source(trace: Trace, fn: FunctionType) -> Source | None:
@@ -265,6 +258,7 @@ HOOKS: Final = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_fo
 GLOBAL_HOOKS: Final = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
                        "_global_forward_pre_hooks")  # fmt: skip
 _module_call: Final = torch.nn.Module.__call__
+_module_call_impl: Final[Any] = torch.nn.Module._call_impl
 
 
 def call_module(trace: Trace, module: torch.nn.Module, args: Args, kwargs: Kwargs) -> Any:
@@ -279,7 +273,7 @@ def call_module(trace: Trace, module: torch.nn.Module, args: Args, kwargs: Kwarg
 def call_module_impl(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """nn.Module.__call__(module, ...), as wrappers such as super().__call__ spell it."""
     if has_hooks(trace, args[0]):
-        return inline(trace, torch.nn.Module._call_impl, args, kwargs)
+        return inline(trace, _module_call_impl, args, kwargs)
     return call(trace, load_attr(trace, args[0], "forward"), args[1:], kwargs)
 
 
@@ -332,7 +326,9 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def is_number(value: Any) -> bool:
     """A Python or NumPy scalar, which no tensor operation hides behind."""
-    return type(value) in (int, float, bool) or (type(value).__module__ == "numpy" and not hasattr(value, "__len__"))
+    return type(value) in (int, float, bool) or (
+        type(value).__module__ == "numpy" and not hasattr(value, "__len__")
+    )
 
 
 def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> Any:

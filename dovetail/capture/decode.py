@@ -7,13 +7,14 @@
 An argument is already what the op works on: a slot number, a name, a constant, an operator function,
 or for a jump the index of the target instruction.
 """
+
 from __future__ import annotations
 
 import opcode
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Final
+from typing import Any, Final
 
 from dovetail.capture.versions import ARGUMENTS, FOR_ITER_SKIPS, TABLE
 
@@ -126,7 +127,9 @@ def _decode(code: CodeType) -> Code:
     for at, target, skip in jumps:
         args[at] = index_at[target] + skip
     names = slot_names(code)
-    cells = frozenset(i for i, name in enumerate(names) if name in code.co_cellvars or name in code.co_freevars)
+    cells = frozenset(
+        i for i, name in enumerate(names) if name in code.co_cellvars or name in code.co_freevars
+    )
     return Code(code, ops, args, offsets, tuple(_regions(code, index_at)), names, cells)
 
 
@@ -170,10 +173,11 @@ def live_before(code: Code) -> list[frozenset[int]]:
     while changed:
         changed = False
         for i in range(count - 1, -1, -1):
-            op, arg = code.ops[i], code.args[i]
+            op = code.ops[i]
+            arg: Any = code.args[i]
             after: frozenset[int] = frozenset() if op in NO_FALL_THROUGH else live[i + 1]
             if op in jumps or "JUMP_IF" in op:
-                after |= live[arg]  # type: ignore[index]
+                after |= live[arg]
             region = code.region(i)
             if region is not None:
                 after |= live[region.target]

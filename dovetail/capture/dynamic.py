@@ -9,6 +9,7 @@ Parameters stay static. A symbol that a branch or an op needed to know something
 assumption in Shapes; `all_guards` turns what is left of them into guards, after the backend has run,
 because the backend may assume more.
 """
+
 from __future__ import annotations
 
 import operator
@@ -79,7 +80,8 @@ class Policy:
     # -- what becomes a symbol
 
     def tensor(self, trace: Trace, value: torch.Tensor, source: Source) -> Any:
-        """(Fake, sizes to guard, strides to guard, second Fake) for a tensor with symbolic sizes; else None."""
+        """(Fake, sizes to guard, strides to guard, second Fake) for a tensor with symbolic sizes; else
+        None."""
         dims = self.dims_of(trace, value, source)
         if not dims:
             return None
@@ -101,8 +103,13 @@ class Policy:
             if isinstance(stride, torch.SymInt):
                 expr = stride.node.expr
                 name = f"t{len(trace.guards)}"
-                reads = [(name, Stride(source, dim)), *((s.name, self.sources[s.name]) for s in symbols(expr))]
-                trace.late_guards.append(Guard(source, Holds(eq(sym(name, 0, INF), expr), tuple(reads)), trace.loc()))
+                reads = [
+                    (name, Stride(source, dim)),
+                    *((s.name, self.sources[s.name]) for s in symbols(expr)),
+                ]
+                trace.late_guards.append(
+                    Guard(source, Holds(eq(sym(name, 0, INF), expr), tuple(reads)), trace.loc())
+                )
 
     def dims_of(self, trace: Trace, value: torch.Tensor, source: Source) -> Dims:
         if isinstance(value, torch.nn.Parameter) or value.dim() == 0:
@@ -116,7 +123,9 @@ class Policy:
             dims |= set(range(len(size)))
         elif before is not None and known == owner and len(before) == len(size):
             dims |= {dim for dim, (a, b) in enumerate(zip(before, size)) if a != b}
-        dims |= marks(value, "_dovetail_dynamic_dims", "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+        dims |= marks(
+            value, "_dovetail_dynamic_dims", "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"
+        )
         dims -= marks(value, "_dovetail_static_dims", "_dynamo_static_indices")
         if not self.everything:
             seen.dims[text] = frozenset(dims)
@@ -130,7 +139,12 @@ class Policy:
         owner = owner_of(trace, source)
         before = seen.numbers.get(text)
         self.numbers[text] = (owner, value)
-        changed = before is not None and before[0] == owner and before[1] != value and type(before[1]) is type(value)
+        changed = (
+            before is not None
+            and before[0] == owner
+            and before[1] != value
+            and type(before[1]) is type(value)
+        )
         if changed:
             seen.varying.add(text)
         if text not in seen.varying and not (self.everything and isinstance(source, Arg)):
@@ -169,7 +183,12 @@ class Policy:
                 made.append((GraphInput(name, self.sources[name], entry.hint, symbolic), name))
             else:
                 number = self.shapes.floats[name]
-                made.append((GraphInput(name, self.sources[name], number.hint, make_symfloat(self.shapes, name)), name))
+                made.append(
+                    (
+                        GraphInput(name, self.sources[name], number.hint, make_symfloat(self.shapes, name)),
+                        name,
+                    )
+                )
         return made
 
     def node(self, builder: Any, value: Any) -> Any:
@@ -227,6 +246,8 @@ def leaves(value: Any) -> set[str]:
     return set()
 
 
+SYM_SQRT: Final[Any] = vars(torch)["_sym_sqrt"]
+
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "floordiv": operator.floordiv, "mod": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "not": torch.sym_not,
@@ -234,19 +255,26 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 }  # fmt: skip
 
 REAL_FUNCTIONS: Final[dict[str, Any]] = {
-    "neg": operator.neg, "abs": operator.abs, "sqrt": torch._sym_sqrt, "add": operator.add, "sub": operator.sub,
+    "neg": operator.neg, "abs": operator.abs, "sqrt": SYM_SQRT, "add": operator.add,
+    "sub": operator.sub,
     "mul": operator.mul, "truediv": operator.truediv, "mod": operator.mod, "pow": operator.pow,
     "min": torch.sym_min, "max": torch.sym_max,
 }  # fmt: skip
 
 
-def fold(value: Any, names: dict[str, Any], call: Callable[[Any, tuple[Any, ...]], Any], memo: dict[Any, Any]) -> Any:
+def fold(
+    value: Any, names: dict[str, Any], call: Callable[[Any, tuple[Any, ...]], Any], memo: dict[Any, Any]
+) -> Any:
     """Build a value bottom up with `call(function, arguments)`; constants stay constants."""
     if isinstance(value, (int, float)):
         return value
     if value in memo:
         return memo[value]
-    made = _fold_real(value, names, call, memo) if isinstance(value, Real) else _fold_expr(value, names, call, memo)
+    made = (
+        _fold_real(value, names, call, memo)
+        if isinstance(value, Real)
+        else _fold_expr(value, names, call, memo)
+    )
     memo[value] = made
     return made
 

@@ -13,6 +13,7 @@ Order: read everything that is needed, call the graph, rebuild new objects, repl
 existed before the frame is reached by its path; what the frame made is built again here, each object
 once, so that two names for one thing stay two names for one thing.
 """
+
 from __future__ import annotations
 
 import collections
@@ -228,7 +229,9 @@ def _size(emit: Emitter, value: torch.Size) -> str:
 
 
 def _method(emit: Emitter, value: MethodType) -> str:
-    return f"{emit.const(MethodType, 'MethodType')}({emit.value(value.__func__)}, {emit.value(value.__self__)})"
+    return (
+        f"{emit.const(MethodType, 'MethodType')}({emit.value(value.__func__)}, {emit.value(value.__self__)})"
+    )
 
 
 def _builtin_method(emit: Emitter, value: Any) -> str:
@@ -252,9 +255,15 @@ def _function(emit: Emitter, value: FunctionType) -> str:
         return emit.const(value, value.__name__)
     cells = "".join([f"{emit.value(cell)}, " for cell in value.__closure__ or ()])
     maker = emit.const(FunctionType, "FunctionType")
-    where = "user_globals" if value.__globals__ is emit.trace.frame.globals else emit.const(value.__globals__, "globals")
+    where = (
+        "user_globals"
+        if value.__globals__ is emit.trace.frame.globals
+        else emit.const(value.__globals__, "globals")
+    )
     defaults = emit.value(value.__defaults__)
-    name = emit.temp(f"{maker}({emit.const(value.__code__, 'code')}, {where}, {value.__name__!r}, {defaults}, ({cells}))")
+    name = emit.temp(
+        f"{maker}({emit.const(value.__code__, 'code')}, {where}, {value.__name__!r}, {defaults}, ({cells}))"
+    )
     if value.__kwdefaults__:
         emit.body.append(f"{name}.__kwdefaults__ = {emit.value(value.__kwdefaults__)}")
     for key, item in value.__dict__.items():
@@ -326,7 +335,9 @@ def _instance(emit: Emitter, value: Any) -> str:
     """An instance of the user's class that the frame made."""
     cls = type(value)
     owner = emit.const(cls, cls.__name__)
-    base = next(kind for kind in (collections.OrderedDict, dict, list, set, object) if isinstance(value, kind))
+    base = next(
+        kind for kind in (collections.OrderedDict, dict, list, set, object) if isinstance(value, kind)
+    )
     if isinstance(value, tuple):
         return emit.temp(f"tuple.__new__({owner}, ({emit.items(value)}{',' if value else ''}))")
     if isinstance(value, BaseException):
@@ -361,6 +372,27 @@ def instance_fields(value: Any) -> dict[str, Any]:
     return fields
 
 
+def _ordered_dict(emit: Emitter, value: Any) -> str:
+    return emit.temp(f"{emit.const(collections.OrderedDict, 'OrderedDict')}([{_pairs(emit, value)}])")
+
+
+def _default_dict(emit: Emitter, value: Any) -> str:
+    factory = emit.value(value.default_factory)
+    return emit.temp(
+        f"{emit.const(collections.defaultdict, 'defaultdict')}({factory}, [{_pairs(emit, value)}])"
+    )
+
+
+def _deque(emit: Emitter, value: Any) -> str:
+    return emit.temp(f"{emit.const(collections.deque, 'deque')}([{emit.items(value)}], {value.maxlen!r})")
+
+
+def _pairs(emit: Emitter, value: Any) -> str:
+    return ", ".join(f"({emit.value(key)}, {emit.value(item)})" for key, item in value.items())
+
+
+ITERATED: Final[tuple[Any, ...]] = ([], (), {}, {}.keys(), {}.values(), {}.items(), set(), "", range(1), b"")
+
 REBUILD: Final[dict[type, Rule]] = {
     list: _list,
     tuple: _tuple,
@@ -378,26 +410,13 @@ REBUILD: Final[dict[type, Rule]] = {
     Callback: _callback,
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): _null,
-    collections.OrderedDict: lambda emit, value: emit.temp(
-        f"{emit.const(collections.OrderedDict, 'OrderedDict')}([{', '.join(_pair(emit, p) for p in value.items())}])"
-    ),
-    collections.defaultdict: lambda emit, value: emit.temp(
-        f"{emit.const(collections.defaultdict, 'defaultdict')}({emit.value(value.default_factory)},"
-        f" [{', '.join(_pair(emit, p) for p in value.items())}])"
-    ),
-    collections.deque: lambda emit, value: emit.temp(
-        f"{emit.const(collections.deque, 'deque')}([{emit.items(value)}], {value.maxlen!r})"
-    ),
-    **{
-        type(iter(made)): _reduced
-        for made in ([], (), {}, {}.keys(), {}.values(), {}.items(), set(), "", range(1), b"", reversed([]))
-    },
+    collections.OrderedDict: _ordered_dict,
+    collections.defaultdict: _default_dict,
+    collections.deque: _deque,
+    **{type(iter(made)): _reduced for made in ITERATED},
+    type(reversed([])): _reduced,
     **dict.fromkeys((zip, enumerate, map, filter, reversed), _reduced),
 }
-
-
-def _pair(emit: Emitter, pair: tuple[Any, Any]) -> str:
-    return f"({emit.value(pair[0])}, {emit.value(pair[1])})"
 
 
 def rebuild_by_base(value: Any) -> Rule:
@@ -413,7 +432,9 @@ def rebuild_by_base(value: Any) -> Rule:
     solid = next(base for base in kind.__mro__ if not base.__flags__ & 512)
     if solid not in REBUILT_BASES and not isinstance(value, BaseException):
         return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
-    if kind.__flags__ & 512 and (hasattr(value, "__dict__") or hasattr(kind, "__slots__") or isinstance(value, (tuple, int))):
+    if kind.__flags__ & 512 and (
+        hasattr(value, "__dict__") or hasattr(kind, "__slots__") or isinstance(value, (tuple, int))
+    ):
         return _instance
     if isinstance(value, BaseException):
         return _instance

@@ -4,6 +4,7 @@
 
 Inputs that no call uses and no output needs are left out (their guards stay).
 """
+
 from __future__ import annotations
 
 import operator
@@ -95,7 +96,9 @@ class GraphBuilder:
         node = self.nodes.get(id(fake))
         if node is None:
             if id(fake) not in self.parts:
-                raise UnsupportedValue(self.trace.loc(), type="Tensor", detail="a tensor made outside of the graph")
+                raise UnsupportedValue(
+                    self.trace.loc(), type="Tensor", detail="a tensor made outside of the graph"
+                )
             node, path = self.parts[id(fake)]
             for key in path:
                 node = self.graph.call_function(operator.getitem, (node, key))
@@ -136,7 +139,15 @@ def used_ids(calls: Sequence[Call], outputs: Sequence[Any]) -> tuple[set[int], l
 def placeholder_name(graph_input: GraphInput) -> str:
     """The user's name for an input: self.fc.weight becomes self_fc_weight."""
     text = graph_input.source.text
-    for noise in (".__dict__", "['_parameters']", "['_buffers']", "['_modules']", "_parameters", "_modules", "_buffers"):
+    for noise in (
+        ".__dict__",
+        "['_parameters']",
+        "['_buffers']",
+        "['_modules']",
+        "_parameters",
+        "_modules",
+        "_buffers",
+    ):
         text = text.replace(noise, "")
     name = "".join(c if c.isalnum() else "_" for c in text).strip("_")
     while "__" in name:

@@ -1,7 +1,8 @@
 """Torch's global state, as a guard.
 
-    state_guard() -> Guard(State(grad mode, inference mode, autocast, default dtype, ...))
+state_guard() -> Guard(State(grad mode, inference mode, autocast, default dtype, ...))
 """
+
 from __future__ import annotations
 
 from dovetail.ir.guard import Guard, State

@@ -6,6 +6,7 @@ One method per normalised instruction; its docstring starts with the stack effec
 slots hold real Python objects (tensors are Fakes), so most of Python's meaning comes from Python.
 User exceptions travel as `Raised` and are unwound by the code's own exception table.
 """
+
 from __future__ import annotations
 
 import builtins
@@ -135,7 +136,11 @@ class Activation:
         value = self.slots[arg]
         if value is NULL:
             name = self.code.slot_names[arg]
-            raise Raised(UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value"))
+            raise Raised(
+                UnboundLocalError(
+                    f"cannot access local variable '{name}' where it is not associated with a value"
+                )
+            )
         self.stack.append(value)
 
     def LOAD_FAST_AND_CLEAR(self, arg: int) -> None:
@@ -157,7 +162,8 @@ class Activation:
         self.stack.append(self.slots[arg])
 
     def cell_source(self, slot: int) -> tuple[Source, bool]:
-        """Where the contents of a cell that existed before the frame are read, and whether they are stable."""
+        """Where the contents of a cell that existed before the frame are read, and whether they are
+        stable."""
         own = self.trace.source_of(self.slots[slot])
         if own is not None:
             return Attr(own, "cell_contents"), False
@@ -190,8 +196,8 @@ class Activation:
             return found
         except ValueError:
             name = self.code.slot_names[slot]
-            raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value"
-                                   " in enclosing scope")) from None  # fmt: skip
+            text = f"cannot access free variable '{name}' where it is not associated with a value"
+            raise Raised(NameError(f"{text} in enclosing scope")) from None
 
     def STORE_DEREF(self, arg: int) -> None:
         cell, value = self.slots[arg], self.stack.pop()
@@ -379,7 +385,11 @@ class Activation:
 
     def GET_ITER(self, arg: Any) -> None:
         top = self.stack[-1]
-        if id(top) in self.trace.origins and isinstance(top, Iterator) and not operations.dunder(type(top), "__iter__"):
+        if (
+            id(top) in self.trace.origins
+            and isinstance(top, Iterator)
+            and not operations.dunder(type(top), "__iter__")
+        ):
             return  # an iterator of the caller's: FOR_ITER steps it outside of the graph
         self.stack[-1] = operations.iterate(self.trace, self.stack[-1])
 
@@ -486,7 +496,11 @@ class Activation:
         before, after = arg & 255, arg >> 8
         items = operations.native(list, operations.iterate(self.trace, self.stack.pop()))
         if len(items) < before + after:
-            raise Raised(ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})"))
+            raise Raised(
+                ValueError(
+                    f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+                )
+            )
         middle = items[before : len(items) - after]
         tail = items[len(items) - after :] if after else []
         self.stack.extend(reversed([*items[:before], middle, *tail]))
@@ -534,7 +548,9 @@ class Activation:
         if name == "__annotations__" and isinstance(value, tuple):
             value = dict(zip(value[::2], value[1::2]))
         if name == "__closure__":
-            made = FunctionType(function.__code__, self.globals, function.__name__, function.__defaults__, value)
+            made = FunctionType(
+                function.__code__, self.globals, function.__name__, function.__defaults__, value
+            )
             made.__kwdefaults__, made.__annotations__ = function.__kwdefaults__, function.__annotations__
             self.trace.made[id(made)] = made
             return made
@@ -634,7 +650,7 @@ class Activation:
             if self.handled is None:
                 raise Raised(RuntimeError("No active exception to reraise"))
             raise Raised(self.handled)
-        cause = self.stack.pop() if arg == 2 else MISSING
+        cause: Any = self.stack.pop() if arg == 2 else MISSING
         error = self.stack.pop()
         if isinstance(error, type):
             error = self.trace.call(error, [], {})
@@ -700,7 +716,10 @@ class Activation:
             return None
         positional: tuple[str, ...] = ()
         if count:
-            if klass in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple) and count == 1:
+            if (
+                klass in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+                and count == 1
+            ):
                 return (subject,)
             positional = load_attr(self.trace, klass, "__match_args__")[:count]
         try:

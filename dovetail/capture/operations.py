@@ -6,6 +6,7 @@
 
 Whatever runs here natively runs on the trace's own objects, so it can change nothing of the user's.
 """
+
 from __future__ import annotations
 
 import operator
@@ -26,13 +27,13 @@ SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 DUNDERS: Final[dict[Any, tuple[str, str]]] = {
     getattr(operator, name): (f"__{dunder}__", f"__r{dunder}__")
     for name, dunder in {
-        "add": "add", "and_": "and", "floordiv": "floordiv", "lshift": "lshift", "matmul": "matmul", "mul": "mul",
-        "mod": "mod", "or_": "or", "pow": "pow", "rshift": "rshift", "sub": "sub", "truediv": "truediv", "xor": "xor",
+        "add": "add", "and_": "and", "floordiv": "floordiv", "lshift": "lshift", "matmul": "matmul",
+        "mul": "mul",
+        "mod": "mod", "or_": "or", "pow": "pow", "rshift": "rshift", "sub": "sub", "truediv": "truediv",
+        "xor": "xor",
     }.items()
 }  # fmt: skip
-INPLACE: Final[dict[Any, Any]] = {
-    getattr(operator, "i" + op.__name__.rstrip("_")): op for op in DUNDERS
-}
+INPLACE: Final[dict[Any, Any]] = {getattr(operator, "i" + op.__name__.rstrip("_")): op for op in DUNDERS}
 COMPARISONS: Final = {
     operator.lt: ("__lt__", "__gt__"),
     operator.le: ("__le__", "__ge__"),
@@ -271,7 +272,9 @@ def contains(trace: Trace, container: Any, item: Any) -> bool:
                    for each in iterate(trace, container))  # fmt: skip
     check_native_use(trace, container, "`in`")
     if kind in (list, tuple) and (has_fake(item) or has_fake(container) or dunder(type(item), "__eq__")):
-        return any(each is item or truth(trace, compare(trace, operator.eq, each, item)) for each in container)
+        return any(
+            each is item or truth(trace, compare(trace, operator.eq, each, item)) for each in container
+        )
     return native(operator.contains, container, as_key(container, item))  # type: ignore[no-any-return]
 
 

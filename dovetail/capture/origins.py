@@ -9,6 +9,7 @@
 
 The same object met at a second path is the same stand-in, and a guard says so.
 """
+
 from __future__ import annotations
 
 import enum
@@ -46,7 +47,8 @@ from dovetail.ir.source import Arg, Attr, Cell, ClosureOf, DictKey, Item, KeyIte
 Wrapper = Callable[[Trace, Any, Source], Any]
 
 PLAIN: Final = frozenset(
-    {int, float, str, bool, NoneType, bytes, complex, EllipsisType, NotImplementedType, torch.dtype, torch.device,
+    {int, float, str, bool, NoneType, bytes, complex, EllipsisType, NotImplementedType, torch.dtype,
+    torch.device,
      torch.layout, torch.memory_format, torch.Size, torch.qscheme, range, CodeType}
 )  # fmt: skip
 """Types whose values are constants of the trace."""
@@ -122,7 +124,9 @@ def wrap_function(trace: Trace, value: FunctionType, source: Source, stable: boo
 
 def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
     if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-        raise UnsupportedValue(trace.loc(), type=f"{value.layout} tensor", detail="only strided tensors are captured")
+        raise UnsupportedValue(
+            trace.loc(), type=f"{value.layout} tensor", detail="only strided tensors are captured"
+        )
     fake, free_shape, free_stride, symbolic = make_fake(trace, value, source)
     register(trace, value, fake, source)
     trace.owned[id(fake)] = fake
@@ -140,7 +144,9 @@ def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
     return fake
 
 
-def make_fake(trace: Trace, value: torch.Tensor, source: Source) -> tuple[Fake, tuple[Any, ...], tuple[Any, ...], Any]:
+def make_fake(
+    trace: Trace, value: torch.Tensor, source: Source
+) -> tuple[Fake, tuple[Any, ...], tuple[Any, ...], Any]:
     """The Fake of an input, the sizes and strides that must stay (None where symbolic), and another Fake
     for later stages if some are symbolic."""
     if trace.dynamic is not None:
@@ -183,7 +189,7 @@ def _shadow(trace: Trace, value: Any, shadow: Any, source: Source, guard: bool =
 
 
 def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
-    kind = type(value)
+    kind: Any = type(value)
     if kind is defaultdict:
         shadow: Any = defaultdict(trace.callback(value.default_factory))
     else:
@@ -198,7 +204,9 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
             trace.guard(DictKey(source, i), Is(key))
             inner = wrap(trace, key, DictKey(source, i))
         elif not is_held(key):
-            raise UnsupportedValue(trace.loc(), type="dict", detail=f"{source} has keys of type {type(key).__name__}")
+            raise UnsupportedValue(
+                trace.loc(), type="dict", detail=f"{source} has keys of type {type(key).__name__}"
+            )
         step = Item(source, key) if is_constant(key) else KeyItem(source, trace.const(key, "key").name, key)
         dict_set(shadow, inner, wrap(trace, item, step))
     origin.before = dict(raw_items(shadow))
@@ -217,7 +225,12 @@ def is_held(key: Any) -> bool:
     if isinstance(key, torch.Tensor):
         return False
     kind = type(key)
-    return kind in PLAIN or isinstance(key, IDENTITY) or kind.__eq__ is object.__eq__ or kind.__module__ == "typing"
+    return (
+        kind in PLAIN
+        or isinstance(key, IDENTITY)
+        or kind.__eq__ is object.__eq__
+        or kind.__module__ == "typing"
+    )
 
 
 def dict_set(shadow: Any, key: Any, value: Any) -> None:
@@ -282,7 +295,8 @@ def wrap_proxy(trace: Trace, value: Any, source: Source) -> Any:
 
 
 def wrap_dict_subclass(trace: Trace, value: Any, source: Source) -> Any:
-    """A dict with a class of its own (ModelOutput...): contents shadowed, attributes read as of any instance."""
+    """A dict with a class of its own (ModelOutput...): contents shadowed, attributes read as of any
+    instance."""
     return wrap_dict(trace, value, source)
 
 

@@ -5,6 +5,7 @@
 
 A custom autograd.Function runs as it is, on Fakes, so that autograd sees its own backward.
 """
+
 from __future__ import annotations
 
 from typing import Any, Final
@@ -46,7 +47,8 @@ def _apply(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _associative_scan(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    """associative_scan(combine, xs, dim): log2(n) rounds, each combining everything with what lies 2**k before."""
+    """associative_scan(combine, xs, dim): log2(n) rounds, each combining everything with what lies 2**k
+    before."""
     names = ("combine_fn", "xs", "dim", "reverse", "combine_mode")
     given = {**dict(zip(names, args)), **kwargs}
     xs, dim = given["xs"], given["dim"]
@@ -75,7 +77,14 @@ BY_NAME: Final[dict[tuple[str, str], Special]] = {
 }
 """Functions of modules that must not be imported here; known by name when somebody else has."""
 
-CHECKPOINT_OPTIONS: Final = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
+CHECKPOINT_OPTIONS: Final = (
+    "use_reentrant",
+    "context_fn",
+    "determinism_check",
+    "debug",
+    "preserve_rng_state",
+    "early_stop",
+)
 
 
 @on(torch.utils.checkpoint.checkpoint)

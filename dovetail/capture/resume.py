@@ -9,6 +9,7 @@ included; slots that are dead are deleted at once. The function is an ordinary o
 frame hook sees and captures in turn. Resume codes are kept, so a loop that breaks in its body
 comes back to the same code each time round.
 """
+
 from __future__ import annotations
 
 import opcode
@@ -24,12 +25,15 @@ OP: Final = opcode.opmap
 SLOT_OPS: Final = frozenset(
     OP[name]
     for name in (
-        "LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF",
+        "LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF",
+        "LOAD_FROM_DICT_OR_DEREF",
         "LOAD_FAST", "LOAD_FAST_CHECK",
     )
     if name in OP and OP[name] < 256
 )  # fmt: skip
-PAIR_OPS: Final = frozenset(OP[name] for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST") if name in OP)
+PAIR_OPS: Final = frozenset(
+    OP[name] for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST") if name in OP
+)
 NO_LOCATION: Final = 15
 ARGS_FLAGS: Final = 4 | 8
 
@@ -167,7 +171,12 @@ def _shift_regions(table: bytes, by: int) -> bytes:
         return value
 
     for first in rest:
-        start, length, target, flags = (number(first), number(next(rest)), number(next(rest)), number(next(rest)))
+        start, length, target, flags = (
+            number(first),
+            number(next(rest)),
+            number(next(rest)),
+            number(next(rest)),
+        )
         made += _number(start + by, True) + _number(length) + _number(target + by) + _number(flags)
     return made
 

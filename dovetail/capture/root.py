@@ -7,6 +7,7 @@ raised; the frame is then interpreted again up to the instruction of this frame 
 ends with that instruction done in Python and a call of a resume function for the rest. Interpreting
 twice is what makes undoing unnecessary: the trace's objects are its own.
 """
+
 from __future__ import annotations
 
 import functools
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture import contexts
+from dovetail.capture import contexts, copies
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call
@@ -42,6 +43,8 @@ from dovetail.util.writer import Writer
 
 RECURSION_LIMIT = 12_000
 MAX_ATTEMPTS = 4
+TABLES = (contexts, copies)
+"""Files that add rules to the table of builtins when they are imported."""
 
 
 class Stop(Exception):
@@ -111,7 +114,9 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
             if not isinstance(result, UnfinishedGenerator) or result.step >= steps:
                 break
             steps = result.step  # break where the generator is made instead: then it is a real one
-        raise SkippedFrame(frame.loc, detail=f"{found.text}; and the frame cannot be resumed there: {result.text}")
+        raise SkippedFrame(
+            frame.loc, detail=f"{found.text}; and the frame cannot be resumed there: {result.text}"
+        )
     finally:
         sys.setrecursionlimit(limit)
         if collects:
@@ -121,7 +126,9 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
 class Attempt:
     """One interpretation of the frame, to its end or to the instruction `stop`."""
 
-    def __init__(self, frame: Frame, options: Options, dynamic: Any, stop: int | None, why: Break | None) -> None:
+    def __init__(
+        self, frame: Frame, options: Options, dynamic: Any, stop: int | None, why: Break | None
+    ) -> None:
         self.frame, self.stop, self.why, self.steps = frame, stop, why, 0
         policy = dynamic.fresh() if dynamic is not None else None
         trace = self.trace = Trace(frame, options, policy)
@@ -177,7 +184,8 @@ class Attempt:
         if torch.is_grad_enabled() != grad_enabled:
             emit.body.append(f"{emit.const(torch._C._set_grad_enabled)}({torch.is_grad_enabled()})")
         has_work = any(call.result is not None or call.kind == "call_method" for call in trace.calls)
-        graph, inputs = None, ()
+        graph: torch.fx.GraphModule | None = None
+        inputs: tuple[GraphInput, ...] = ()
         if has_work and (emit.outputs or has_effects(trace)):
             graph, inputs = GraphBuilder(trace).build(emit.outputs, frame.code.co_name)
         text = self.text(emit, root, inputs if graph is not None else None, tail, why)
@@ -187,11 +195,14 @@ class Attempt:
             symbols = tuple(trace.dynamic.sources.items())
         trace.guards.extend(trace.late_guards)
         namespace = {**trace.namespace, "user_globals": frame.globals}
-        is_own = why is not None and not isinstance(why, ResumedLoop)
-        breaks = () if not is_own else (BreakPoint(why.code, why.text, why.hint, why.loc or trace.loc()),)
+        breaks: tuple[BreakPoint, ...] = ()
+        if why is not None and not isinstance(why, ResumedLoop):
+            breaks = (BreakPoint(why.code, why.text, why.hint, why.loc or trace.loc()),)
         return Capture(
-            frame.code.co_qualname, graph, tuple(inputs), tuple(trace.guards), text, namespace, graph_name, breaks,
-            symbols, frame.loc, trace.shapes, tuple(i.source for i in inputs) if is_worth_fetching(inputs) else (),
+            frame.code.co_qualname, graph, tuple(inputs), tuple(trace.guards), text, namespace, graph_name,
+            breaks,
+            symbols, frame.loc, trace.shapes,
+            tuple(i.source for i in inputs) if is_worth_fetching(inputs) else (),
         )  # fmt: skip
 
     def text(self, emit: Emitter, root: Root, inputs: Any, tail: list[str], why: Break | None) -> str:
@@ -228,7 +239,9 @@ def is_worth_fetching(inputs: Sequence[GraphInput]) -> bool:
 def has_effects(trace: Trace) -> bool:
     """Whether a graph without outputs is still worth running: it changes a tensor in place."""
     for recorded in trace.calls:
-        name = recorded.target if isinstance(recorded.target, str) else getattr(recorded.target, "__name__", "")
+        name = (
+            recorded.target if isinstance(recorded.target, str) else getattr(recorded.target, "__name__", "")
+        )
         if name in ("setitem",) or name.endswith("_") or name.startswith("i") or "out" in recorded.kwargs:
             return True
     return False

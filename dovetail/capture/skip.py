@@ -5,6 +5,7 @@
 torch's and Python's own functions run as they are when they are called from eager code (what they
 call is still seen), and so does Dovetail itself. Called from captured code they are inlined.
 """
+
 from __future__ import annotations
 
 from types import CodeType
@@ -16,8 +17,10 @@ from dovetail.errors import Reason
 
 OWN_FOLDER: Final = __file__.rsplit("/", 2)[0] + "/"
 PLUMBING: Final = frozenset(
-    {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__repr__", "__str__", "__format__", "__hash__",
-     "__del__", "__instancecheck__", "__subclasscheck__", "__init_subclass__", "__set_name__", "__reduce_ex__",
+    {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__repr__", "__str__", "__format__",
+    "__hash__",
+     "__del__", "__instancecheck__", "__subclasscheck__", "__init_subclass__", "__set_name__",
+     "__reduce_ex__",
      "__getstate__", "__setstate__", "__deepcopy__", "__copy__"}
 )  # fmt: skip
 """Capturing these alone gains nothing, and an entry's own reads would run them."""

@@ -7,6 +7,7 @@
 Which callables count as torch functions is decided by `is_torch_call`: everything written in C in
 torch, and Python functions of torch that ask has_torch_function (torch's own mark of an op).
 """
+
 from __future__ import annotations
 
 import sys
@@ -24,7 +25,8 @@ from dovetail.ir.source import Attr, DictAttr
 
 MARKS: Final = frozenset({"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"})
 
-OP_MODULES: Final = frozenset({"torch", "torch.functional", "torch.nn.functional", "torch._tensor", "torch._lowrank",
+OP_MODULES: Final = frozenset({"torch", "torch.functional", "torch.nn.functional", "torch._tensor",
+                               "torch._lowrank",
                                "torch._lobpcg", "torch._linalg_utils"})  # fmt: skip
 """Where torch keeps ops that are written in Python."""
 
@@ -36,12 +38,14 @@ TENSOR_FUNCTIONS: Final[dict[int, str]] = {
 }
 """Methods of tensors written in Python, by identity."""
 
-STATEFUL: Final = ("set_", "_set_", "_push", "_pop", "_enter", "_exit", "_jit", "_functorch", "_vmap", "_add_", "_log_",
+STATEFUL: Final = ("set_", "_set_", "_push", "_pop", "_enter", "_exit", "_jit", "_functorch", "_vmap",
+                   "_add_", "_log_",
                    "_remove_", "_unset", "_increment", "_decrement", "_maybe_", "_dispatch_t")  # fmt: skip
 """C functions of torch whose names start so change hidden state."""
 
 REFUSED_METHODS: Final = frozenset(
-    {"backward", "register_hook", "register_post_accumulate_grad_hook", "share_memory_", "storage", "untyped_storage",
+    {"backward", "register_hook", "register_post_accumulate_grad_hook", "share_memory_", "storage",
+    "untyped_storage",
      "_typed_storage", "set_", "pin_memory", "retain_grad"}
 )  # fmt: skip
 
@@ -59,9 +63,13 @@ def is_torch_call(fn: Any) -> bool:
     if kind is BuiltinFunctionType:
         module = fn.__module__ or ""
         owner = fn.__self__
-        return module.startswith("torch") or (owner is not None and type(owner).__module__.startswith("torch._C"))
+        return module.startswith("torch") or (
+            owner is not None and type(owner).__module__.startswith("torch._C")
+        )
     return isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or (
-        kind is MethodDescriptorType and issubclass(torch.Tensor, fn.__objclass__) and fn.__objclass__ is not object
+        kind is MethodDescriptorType
+        and issubclass(torch.Tensor, fn.__objclass__)
+        and fn.__objclass__ is not object
     )
 
 
@@ -88,7 +96,9 @@ def perform(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> A
     except (NotImplementedError, TypeError) as error:
         text = str(error)
         if "Fake" in text or "meta" in text.lower() or "dispatch" in text:
-            raise FailedFake(trace.loc(), function=getattr(fn, "__name__", str(fn)), detail=text[:200]) from error
+            raise FailedFake(
+                trace.loc(), function=getattr(fn, "__name__", str(fn)), detail=text[:200]
+            ) from error
         raise Raised(error) from None
     except RuntimeError as error:
         if any(hint in str(error) for hint in NEEDS_DATA):
@@ -133,7 +143,8 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
     return result
 
 
-SCALED: Final = {"addcdiv_": "value", "addcdiv": "value", "addcmul_": "value", "addcmul": "value", "add_": "alpha",
+SCALED: Final = {"addcdiv_": "value", "addcdiv": "value", "addcmul_": "value", "addcmul": "value",
+                 "add_": "alpha",
                  "add": "alpha", "sub_": "alpha", "sub": "alpha"}  # fmt: skip
 """Methods with a factor that must be a number: a tensor there would have to be read (optimizers do that)."""
 
@@ -202,4 +213,11 @@ def loaded(name: str) -> Any:
     return sys.modules.get(name)
 
 
-__all__ = ["TENSOR_TYPES", "call_tensor_method", "call_torch", "is_torch_call", "store_tensor_attr", "tensor_attr"]
+__all__ = [
+    "TENSOR_TYPES",
+    "call_tensor_method",
+    "call_torch",
+    "is_torch_call",
+    "store_tensor_attr",
+    "tensor_attr",
+]

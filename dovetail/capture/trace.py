@@ -5,6 +5,7 @@
 Nothing here touches the user's objects: reads add guards, writes wait in `writes` or in shadows until
 the entry replays them. Calls are kept as light records; the fx.Graph is built once, at the end.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -155,7 +156,9 @@ class Trace:
 
     # -- recording
 
-    def record(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    def record(
+        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Any:
         """Keep a call that was just performed on Fakes; returns its result."""
         frozen = tuple([freeze(self, arg) for arg in args])
         named = {key: freeze(self, value) for key, value in kwargs.items()} if kwargs else {}
@@ -182,7 +185,11 @@ def freeze(trace: Trace, arg: Any) -> Any:
     if kind is tuple or isinstance(arg, torch.Size):
         return tuple([freeze(trace, item) for item in arg])
     if isinstance(arg, (list, tuple)):
-        return [freeze(trace, item) for item in arg] if isinstance(arg, list) else tuple(freeze(trace, i) for i in arg)
+        return (
+            [freeze(trace, item) for item in arg]
+            if isinstance(arg, list)
+            else tuple(freeze(trace, i) for i in arg)
+        )
     if isinstance(arg, dict):
         return {key: freeze(trace, item) for key, item in arg.items()}
     if kind is slice:

@@ -9,6 +9,7 @@
 The interpreter knows the normalised set only. A raw argument is turned into what the op works on
 (a name, a constant, an operator) by ARGUMENTS; jumps become instruction indices in decode.py.
 """
+
 from __future__ import annotations
 
 import operator
@@ -30,7 +31,8 @@ BINARY: Final[tuple[Callable[[Any, Any], Any], ...]] = (
 COMPARE: Final = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
 
 INTRINSIC_1: Final = (
-    "INVALID", "PRINT", "IMPORT_STAR", "STOPITERATION_ERROR", "ASYNC_GEN_WRAP", "UNARY_POSITIVE", "LIST_TO_TUPLE",
+    "INVALID", "PRINT", "IMPORT_STAR", "STOPITERATION_ERROR", "ASYNC_GEN_WRAP", "UNARY_POSITIVE",
+    "LIST_TO_TUPLE",
     "TYPEVAR", "PARAMSPEC", "TYPEVARTUPLE", "SUBSCRIPT_GENERIC", "TYPEALIAS",
 )  # fmt: skip
 
@@ -130,7 +132,8 @@ def _const(code: CodeType, arg: int) -> object:
 ARGUMENTS: Final[dict[str, Callable[[CodeType, int], object]]] = {
     **dict.fromkeys(
         (
-            "LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_NAME",
+            "LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR",
+            "LOAD_NAME",
             "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM",
             "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "LOAD_FROM_DICT_OR_GLOBALS",
         ),

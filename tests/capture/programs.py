@@ -2,6 +2,7 @@
 
 Each is run in eager and compiled; results, mutated arguments and raised exceptions must be equal.
 """
+
 from __future__ import annotations
 
 import collections
@@ -262,7 +263,14 @@ def star_args(x: Any) -> Any:
 @program(X)
 def strings(x: Any) -> Any:
     name = f"{x.shape[0]}-{'a':>4}-{3.14159:.2f}-{[1, 2]!r}"
-    return x, name, name.upper().split("-"), "%s %d" % ("a", 3), "{} {k}".format(1, k=2), ",".join(str(i) for i in range(3))
+    return (
+        x,
+        name,
+        name.upper().split("-"),
+        "%s %d" % ("a", 3),
+        "{} {k}".format(1, k=2),
+        ",".join(str(i) for i in range(3)),
+    )
 
 
 @program(X, Config(names=["a"]))
@@ -296,7 +304,18 @@ def dict_methods(x: Any) -> Any:
     od.move_to_end("a")
     dd = collections.defaultdict(list)
     dd["q"].append(x)
-    return d, popped, e, list(d.items())[0][0], list(d.keys()), od, dd["q"][0], dict(zip("ab", (1, 2))), "a" in d, d.get("no", 7)
+    return (
+        d,
+        popped,
+        e,
+        list(d.items())[0][0],
+        list(d.keys()),
+        od,
+        dd["q"][0],
+        dict(zip("ab", (1, 2))),
+        "a" in d,
+        d.get("no", 7),
+    )
 
 
 @program(X)
@@ -326,7 +345,14 @@ def builtin_iteration(x: Any) -> Any:
     out += list(map(lambda r: r * 2, x))
     out += list(filter(lambda r: True, x))
     out += [r for _, r in enumerate(x, 1)]
-    return out, any(i > 1 for i in range(3)), all([1, 2]), max(1, 2, 3), min([4, 2], key=lambda v: -v), sum([1, 2], 3)
+    return (
+        out,
+        any(i > 1 for i in range(3)),
+        all([1, 2]),
+        max(1, 2, 3),
+        min([4, 2], key=lambda v: -v),
+        sum([1, 2], 3),
+    )
 
 
 @program(X)
@@ -334,14 +360,23 @@ def functools_and_itertools(x: Any) -> Any:
     total = functools.reduce(lambda a, b: a + b, [x, x, x])
     part = functools.partial(torch.add, alpha=2)
     chained = list(itertools.chain([1], [2, 3]))
-    return (total, part(x, x), chained, list(itertools.accumulate([1, 2, 3])), list(itertools.product("ab", [1])),
+    return (total, part(x, x), chained, list(itertools.accumulate([1, 2, 3])), list(itertools.product("ab",
+                                                                                                      [1])),
             [list(g) for _, g in itertools.groupby([1, 1, 2])], list(itertools.zip_longest([1], [2, 3])),
             operator.itemgetter(1)([4, 5]), functools.reduce(operator.mul, [1, 2, 3]))  # fmt: skip
 
 
 @program(X)
 def mathematics(x: Any) -> Any:
-    return x * math.sqrt(4) + math.pi, math.ceil(2.5), math.prod([2, 3]), divmod(7, 2), round(2.567, 2), abs(-3), pow(2, 5)
+    return (
+        x * math.sqrt(4) + math.pi,
+        math.ceil(2.5),
+        math.prod([2, 3]),
+        divmod(7, 2),
+        round(2.567, 2),
+        abs(-3),
+        pow(2, 5),
+    )
 
 
 @program(X, Base(2.0))
@@ -350,7 +385,8 @@ def user_objects(x: Any, b: Any) -> Any:
     e = b + 1
     f = 1 + b
     b.doubled = 8
-    return (d.compute(x), b.compute(x), e.value, f.value, b.doubled, Base.helper(x), d.kind, len(b), b[1], 7 in b, b(x),
+    return (d.compute(x), b.compute(x), e.value, f.value, b.doubled, Base.helper(x), d.kind, len(b), b[1],
+    7 in b, b(x),
             d == b, d != b, [v for v in b], bool(b), isinstance(d, Base), type(d).__name__)  # fmt: skip
 
 
@@ -371,7 +407,13 @@ def slots(x: Any) -> Any:
 
 @program(X)
 def iterators(x: Any) -> Any:
-    return [x + i for i in Countdown(3)], sum(Countdown(4)), list(Countdown(2)), next(iter([5])), next(iter([]), 9)
+    return (
+        [x + i for i in Countdown(3)],
+        sum(Countdown(4)),
+        list(Countdown(2)),
+        next(iter([5])),
+        next(iter([]), 9),
+    )
 
 
 @program(X, [])
@@ -518,18 +560,23 @@ def same_argument_twice(x: Any, y: Any) -> Any:
 @program(X)
 def shapes_and_types(x: Any) -> Any:
     b, c = x.shape
-    return (x.view(c, b), x.size(), x.size(0), x.dim(), x.numel(), x.dtype, x.device, x.is_floating_point(), x.shape[-1],
-            x.new_zeros(b), torch.zeros(b, c, dtype=x.dtype), x.stride(), x.is_contiguous(), isinstance(x, torch.Tensor),
-            type(x) is torch.Tensor, x.requires_grad, torch.is_tensor(x), len(x), torch.finfo(x.dtype).max)  # fmt: skip
+    return (x.view(c, b), x.size(), x.size(0), x.dim(), x.numel(), x.dtype, x.device, x.is_floating_point(),
+    x.shape[-1],
+            x.new_zeros(b), torch.zeros(b, c, dtype=x.dtype), x.stride(), x.is_contiguous(), isinstance(x,
+            torch.Tensor),
+            type(x) is torch.Tensor, x.requires_grad, torch.is_tensor(x), len(x),
+            torch.finfo(x.dtype).max)  # fmt: skip
 
 
 @program(X, Y)
 def torch_functions(x: Any, y: Any) -> Any:
     values, indices = x.max(dim=1)
     parts = x.split(1, dim=1)
-    return (torch.cat([x, y]), torch.stack((x, y), 1), torch.where(x > 1, x, y), F.softmax(x, -1), F.relu(y), values, indices,
+    return (torch.cat([x, y]), torch.stack((x, y), 1), torch.where(x > 1, x, y), F.softmax(x, -1),
+    F.relu(y), values, indices,
             parts, x.chunk(2), torch.einsum("ij,kj->ik", x, y), x.masked_fill(y > 0, 0.0), x[None, ..., 0],
-            torch.arange(3), x.t(), x.T.contiguous(), x.sum(dim=(0, 1)), x.mean(-1, keepdim=True), torch.topk(x, 2).values)  # fmt: skip
+            torch.arange(3), x.t(), x.T.contiguous(), x.sum(dim=(0, 1)), x.mean(-1, keepdim=True),
+            torch.topk(x, 2).values)  # fmt: skip
 
 
 @program(torch.randn(4, 3, requires_grad=True))

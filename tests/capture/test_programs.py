@@ -1,4 +1,5 @@
 """Every program, compiled with backend="eager", does what Python does, with as many breaks as expected."""
+
 from __future__ import annotations
 
 import copy
@@ -28,7 +29,11 @@ def describe(value: Any, seen: dict[int, int]) -> Any:
         return (type(value).__name__, [describe(item, seen) for item in value])
     if isinstance(value, (set, frozenset)):
         return (type(value).__name__, sorted(map(repr, value)))
-    if dataclasses.is_dataclass(value) or type(value).__module__ == programs.__name__ and hasattr(value, "__dict__"):
+    if (
+        dataclasses.is_dataclass(value)
+        or type(value).__module__ == programs.__name__
+        and hasattr(value, "__dict__")
+    ):
         return (type(value).__name__, describe(vars(value), seen))
     return value
 
@@ -43,7 +48,9 @@ def outcome(fn: Any, args: Any) -> Any:
     return describe([result, args, programs.COUNTER, programs.REGISTRY], {})
 
 
-@pytest.mark.parametrize("fn, args, breaks", programs.PROGRAMS, ids=[fn.__name__ for fn, _, _ in programs.PROGRAMS])
+@pytest.mark.parametrize(
+    "fn, args, breaks", programs.PROGRAMS, ids=[fn.__name__ for fn, _, _ in programs.PROGRAMS]
+)
 def test_program(fn: Any, args: Any, breaks: int, capsys: Any) -> None:
     compiled = dovetail.compile(fn, backend="eager")
     EVENTS.clear()
