@@ -6,10 +6,12 @@
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch._library.simple_registry import singleton as registry
 
 from dovetail.fake.known import is_listed
 from dovetail.fake.rules import Rule, find_rule
@@ -76,6 +78,8 @@ class Record:
     """One tensor, not a tuple or list."""
     count: int
     """How many results."""
+    written_fake: Callable[..., Any] | None
+    """What the author of a custom op registered for tensors without data."""
     is_free: bool
     """The arguments' metadata say all about the results, which are new or arguments: may be remembered."""
 
@@ -130,6 +134,7 @@ def _read(func: Any) -> Record:
         rule=find_rule(base, is_pointwise, "._foreach_" in name),
         base=base,
         is_known=returns_tensors and not name.endswith("out") and is_listed(base, is_simple),
+        written_fake=None if func.namespace == "aten" else _written_fake(func),
         returns_one=len(schema.returns) == 1,
         count=len(schema.returns),
         is_free=fate in ("meta", "probe") and not is_view and not changes_shape and not name.endswith("out"),
@@ -138,3 +143,8 @@ def _read(func: Any) -> Record:
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _written_fake(func: Any) -> Callable[..., Any] | None:
+    kernel = registry.find(func._schema.name).fake_impl.kernel
+    return None if kernel is None else kernel.func  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dovetail.errors import Break
+from dovetail.errors import Break, FailedFake
 from dovetail.events import EVENTS
 from dovetail.fake import Fake, FakeMode, SymbolicCalls, fake_like, type_of
 from dovetail.ir.expr import evaluate
@@ -160,3 +160,27 @@ def test_in_place_keeps_the_symbolic_form() -> None:
         y = torch.zeros(x.shape[1], 3)
         y[1:] = 2
     assert str(type_of(y)) == "f32[s1, 3]"
+
+
+@torch.library.custom_op("dovetail_test_fake::repeat_rows", mutates_args=())
+def repeat_rows(x: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.cat([x] * count)
+
+
+@repeat_rows.register_fake
+def _(x: torch.Tensor, count: int) -> torch.Tensor:
+    return x.new_empty(x.shape[0] * count, *x.shape[1:])
+
+
+@torch.library.custom_op("dovetail_test_fake::without_fake", mutates_args=())
+def without_fake(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+def test_custom_ops() -> None:
+    shapes = Shapes()
+    x = symbolic(torch.randn(4, 6), shapes, 0)
+    assert str(type_of(repeat_rows(x, 3))) == "f32[3*s0, 6]" and not shapes.assumptions
+    assert repeat_rows(fake_like(torch.randn(4, 6)), 2).shape == (8, 6)
+    with pytest.raises(FailedFake):
+        without_fake(fake_like(torch.randn(4)))
