@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from dovetail.background import wait
     from dovetail.control import (
         allow_in_graph,
         assume_constant_result,
@@ -38,6 +39,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "allow_in_graph", "assume_constant_result", "disable", "graph_break", "is_compiling",
         "mark_dynamic", "mark_static", "set_stance",
     ),
+    "dovetail.background": ("wait",),
     "dovetail.explain.stats": ("stats",),
     "dovetail.explain.query": ("Explanation", "Report"),
     "dovetail.differences": ("compare",),
@@ -49,7 +51,7 @@ _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "DovetailError", "Explanation", "Options", "Report", "allow_in_graph", "assume_constant_result",
     "compare", "compile", "compile_in_place", "disable", "explain", "graph_break", "is_compiling",
-    "mark_dynamic", "mark_static", "report", "reset", "set_stance", "stats",
+    "mark_dynamic", "mark_static", "report", "reset", "set_stance", "stats", "wait",
 ]  # fmt: skip
 
 

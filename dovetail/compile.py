@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch.fx import GraphModule
 
-from dovetail import _native, aot, capture, codegen, lower, ops, passes, runtime, schedule
+from dovetail import _native, aot, background, capture, codegen, lower, ops, passes, runtime, schedule
 from dovetail.cache.programs import program_key, programs_in
 from dovetail.cache.store import default_folder
 from dovetail.control import stance
@@ -127,6 +127,13 @@ class _Later:
         if self.made is None:
             self.made = _native.without(self.make)
         return self.made(*inputs)
+
+    def consume(self, inputs: list[Any]) -> Any:
+        """As a call, and empties the list, so that saved tensors are freed as backward proceeds."""
+        if self.made is None:
+            self.made = _native.without(self.make)
+        consume = getattr(self.made, "consume", None)
+        return self.made(*inputs) if consume is None else consume(inputs)
 
     def make(self) -> Callable[..., Any]:
         try:
@@ -262,16 +269,36 @@ class Compiler:
             return "skip_callees" if isinstance(error, CompilerMissing) else False
 
     def _install(self, frame: capture.Frame, captured: Capture) -> Verdict:
-        namespace = captured.namespace
         if captured.graph is not None:
-            examples = [item.traced if self.is_own else item.example for item in captured.inputs]
-            graph = self.backend(captured.graph, examples)  # type: ignore[arg-type]
-            namespace[captured.graph_name] = functools.partial(_native.without, graph)
-            if self.options.notice_slow and getattr(graph, "is_pure", False):
-                self._race(captured)
+            if self._can_wait(captured):
+                self._bind_later(frame, captured)
+            else:
+                self._bind(captured)
         function = capture.make_entry(captured, frame)
         guards = make_guards(capture.all_guards(captured), captured.fetched)
         return _native.Entry(guards, function, frame.globals)
+
+    def _bind(self, captured: Capture) -> None:
+        """Compile the graph and put it under its name."""
+        examples = [item.traced if self.is_own else item.example for item in captured.inputs]
+        graph = self.backend(captured.graph, examples)  # type: ignore[arg-type]
+        captured.namespace[captured.graph_name] = functools.partial(_native.without, graph)
+        if self.options.notice_slow and getattr(graph, "is_pure", False):
+            self._race(captured)
+
+    def _can_wait(self, captured: Capture) -> bool:
+        """With symbolic sizes compiling adds guards, so it must be done before the entry is."""
+        is_static = all(item.symbolic is None for item in captured.inputs)
+        return self.options.background and self.is_own and is_static and background.can_move()
+
+    def _bind_later(self, frame: capture.Frame, captured: Capture) -> None:
+        """Eager serves until the graph is compiled."""
+        module: Any = captured.graph
+        captured.namespace[captured.graph_name] = functools.partial(_native.without, module.forward)
+        background.start(
+            lambda: self._bind(captured),
+            lambda error: _report_failure(captured.name, frame, captured, error, is_first=True),
+        )
 
     def _race(self, captured: Capture) -> None:
         """Let the graph be timed against eager once."""

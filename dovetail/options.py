@@ -44,6 +44,8 @@ class Options:
     """Time each inference graph against eager once, at its third call, and say when it loses."""
     keep_faster: bool = False
     """Use eager for a graph that lost; results may then differ in the last bits from run to run."""
+    background: bool = False
+    """Compile on another thread, and let eager serve until the code is ready."""
     # -- caches
     cache: bool = True
     """Keep compiled code on disk."""

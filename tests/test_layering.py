@@ -35,6 +35,7 @@ SEES: dict[str, set[str]] = {
     "cache": BASE | {"ir"},
     "explain": BASE | {"ir"},
     "race": BASE,
+    "background": BASE,
     "stages": BASE | {"ir"},
     "reproduce": BASE | {"ir"},
 }

@@ -18,7 +18,6 @@ from dovetail.errors import InternalWarning
 
 ROOT = Path(__file__).resolve().parents[2]
 compiler: Any = importlib.import_module("dovetail.compile")
-compiler = sys.modules["dovetail.compile"]
 
 STAGES = [
     ("capture", "capture_frame"), ("aot", "trace_joint"), ("ops", "decompose"), ("passes", "optimize"),
