@@ -20,7 +20,7 @@ demo: $(VENV)/base
 	$(BIN) examples/demo.py
 
 test: $(VENV)/test
-	$(BIN) -m pytest -q tests
+	OMP_NUM_THREADS=1 $(BIN) -m pytest -q -n auto --maxprocesses=4 tests
 
 lint: $(VENV)/test
 	$(BIN) -m ruff check dovetail tests benchmarks
