@@ -110,7 +110,8 @@ def keep(made: Path, kept: Path) -> None:
 
 
 def compile_text(text: str, flags: tuple[str, ...], key: str) -> Path:
-    source, target = scratch() / f"{key}.cpp", scratch() / f"{key}.so"
+    stem = f"{key}-{threading.get_ident()}"  # two threads may compile the same text at once
+    source, target = scratch() / f"{stem}.cpp", scratch() / f"{stem}.so"
     source.write_text(text)
     libraries = [str(torch_stub())] + [str(torch_stub(name)) for name in flags if name == TORCH_CUDA]
     flags = tuple(flag for flag in flags if flag != TORCH_CUDA)
