@@ -2,7 +2,8 @@
  *
  *     int32_t run(void **inputs, int64_t *ints, double *floats, void **outputs, void *python)
  *
- * Inputs are handles of libtorch's C shim, borrowed; outputs are handles it gives away, or NULL for None.
+ * Inputs are handles of libtorch's C shim, borrowed (by `consume`: given, so that the program can free an
+ * input after its last use with `drop`); outputs are handles it gives away, or NULL for None.
  * `python` begins with the table of functions below: a program calls back through it for what the shim
  * cannot do. The GIL is free while the program runs. */
 #include "native.h"
@@ -15,9 +16,11 @@ struct Python {
     int32_t (*call_with)(Python *self, int32_t index, void **in, int32_t n_in, const int64_t *ints,
                          int32_t n_ints, void **out, int32_t n_out);
     void (*fail)(Python *self, const char *text);
+    void (*drop)(Python *self, void **inputs, int32_t position);
     /* the rest is ours */
     PyObject *callables;
     PyThreadState *thread;
+    int owns_inputs;
     char text[512];
 };
 
@@ -88,6 +91,13 @@ static int32_t call_plain(Python *self, int32_t index, void **in, int32_t n_in, 
 
 static void fail(Python *self, const char *text) { snprintf(self->text, sizeof self->text, "%s", text); }
 
+/* After the last use of an input; it is freed here if the caller gave it away. */
+static void drop(Python *self, void **inputs, int32_t position) {
+    if (!self->owns_inputs || !inputs[position]) return;
+    delete_handle(inputs[position]);
+    inputs[position] = NULL;
+}
+
 /* -- calls from Python to the program */
 
 enum { FEW = 32 };
@@ -149,6 +159,22 @@ static PyObject *take_outputs(const Launch *self, void **out, int failed) {
     return list;
 }
 
+static PyObject *run_program(Launch *self, Buffers *buffers, int owns_inputs) {
+    Python python = {call_plain, call_with, fail, drop, self->callables, NULL, owns_inputs, ""};
+    Py_INCREF(self);
+    python.thread = PyEval_SaveThread();
+    int32_t failed = self->program(buffers->in, buffers->i, buffers->f, buffers->out, &python);
+    PyEval_RestoreThread(python.thread);
+    if (failed && !PyErr_Occurred())
+        PyErr_Format(PyExc_RuntimeError, "%s", python.text[0] ? python.text : "a compiled program failed");
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *list = take_outputs(self, buffers->out, failed);
+    if (type) PyErr_Restore(type, value, trace);
+    Py_DECREF(self);
+    return list;
+}
+
 static PyObject *launch_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
     Launch *self = (Launch *)object;
     Buffers buffers;
@@ -156,21 +182,39 @@ static PyObject *launch_call(PyObject *object, PyObject *const *args, size_t fla
         return PyErr_Format(PyExc_TypeError, "expected %zd inputs, got %zd", self->n_inputs,
                             PyVectorcall_NARGS(flags));
     if (open_buffers(self, &buffers) < 0) return NULL;
-    Python python = {call_plain, call_with, fail, self->callables, NULL, ""};
     PyObject *list = NULL;
-    if (read_arguments(self, args, &buffers) == 0) {
-        Py_INCREF(self);
-        python.thread = PyEval_SaveThread();
-        int32_t failed = self->program(buffers.in, buffers.i, buffers.f, buffers.out, &python);
-        PyEval_RestoreThread(python.thread);
-        if (failed && !PyErr_Occurred())
-            PyErr_Format(PyExc_RuntimeError, "%s",
-                         python.text[0] ? python.text : "a compiled program failed");
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
-        list = take_outputs(self, buffers.out, failed);
-        if (type) PyErr_Restore(type, value, trace);
-        Py_DECREF(self);
+    if (read_arguments(self, args, &buffers) == 0) list = run_program(self, &buffers, 0);
+    PyMem_Free(buffers.more);
+    return list;
+}
+
+/* Own handles of the tensors among the inputs. On failure none are left. */
+static int own_inputs(const Launch *self, PyObject *given, Buffers *buffers) {
+    int32_t n = 0;
+    for (Py_ssize_t i = 0; i < self->n_inputs; i++) {
+        if (self->kinds[i] != 't') continue;
+        buffers->in[n] = copy_handle(PyList_GET_ITEM(given, i));
+        if (!buffers->in[n++]) {
+            while (n--)
+                if (buffers->in[n]) delete_handle(buffers->in[n]);
+            return -1;
+        }
+    }
+    return n;
+}
+
+static PyObject *launch_consume(Launch *self, PyObject *given) {
+    Buffers buffers;
+    if (!PyList_CheckExact(given) || PyList_GET_SIZE(given) != self->n_inputs)
+        return PyErr_Format(PyExc_TypeError, "expected a list of %zd inputs", self->n_inputs);
+    if (open_buffers(self, &buffers) < 0) return NULL;
+    PyObject *list = NULL;
+    int owned = read_arguments(self, ((PyListObject *)given)->ob_item, &buffers);
+    if (owned == 0 && (owned = own_inputs(self, given, &buffers)) >= 0) {
+        if (PyList_SetSlice(given, 0, PyList_GET_SIZE(given), NULL) == 0)
+            list = run_program(self, &buffers, 1);
+        for (int n = 0; n < owned; n++)
+            if (buffers.in[n]) delete_handle(buffers.in[n]);
     }
     PyMem_Free(buffers.more);
     return list;
@@ -222,12 +266,20 @@ static void launch_dealloc(Launch *self) {
     Py_TYPE(self)->tp_free(self);
 }
 
+static PyMethodDef launch_methods[] = {
+    {"consume", (PyCFunction)launch_consume, METH_O,
+     "consume(inputs: list) -> list: as a call, and empties the list; inputs are freed after their last "
+     "use."},
+    {NULL},
+};
+
 PyTypeObject LaunchType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native.Launch",
     .tp_basicsize = sizeof(Launch),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_doc = "A generated host program, called with tensors and numbers; returns a list of tensors.",
     .tp_new = launch_new,
+    .tp_methods = launch_methods,
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(Launch, vectorcall),
     .tp_dealloc = (destructor)launch_dealloc,

@@ -91,6 +91,7 @@ int tensor_words(const TensorSpec *spec, PyObject *tensor, Words *words);
 int tensor_extent(PyObject *tensor, int which, Py_ssize_t dim, int64_t *value);
 PyObject *wrap_borrowed(void *handle);
 PyObject *wrap_handle(void *handle); /* deletes the handle */
+void delete_handle(void *handle);
 void *copy_handle(PyObject *tensor); /* a new handle, or NULL with an exception */
 
 /* -- state.c: values of torch's global state, each read by a function of libtorch or a Python callable */

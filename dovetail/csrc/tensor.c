@@ -195,19 +195,25 @@ static int extent_words(const TensorSpec *spec, const char *impl, Words *words) 
     return 0;
 }
 
+/* A set flag answers for requires_grad by itself. A leaf without it may get a grad_fn; a view asks its base. */
+static int grad_words(const char *impl, Words *words) {
+    const char *meta = meta_of(impl);
+    if (add_word(words, impl + torch.meta, ~0ull) < 0) return -1;
+    if (!meta) return 1;
+    if (!meta[torch.flag] && *(const void *const *)meta != torch.leaf_vtable) return 0;
+    if (add_word(words, meta + torch.flag, 0xff) < 0) return -1;
+    if (meta[torch.flag]) return 1;
+    return add_word(words, meta, ~0ull) < 0 || add_word(words, meta + torch.grad_fn, ~0ull) < 0 ? -1 : 1;
+}
+
 int tensor_words(const TensorSpec *spec, PyObject *tensor, Words *words) {
-    const char *impl = impl_of(tensor), *meta = meta_of(impl);
-    if (meta && *(const void *const *)meta != torch.leaf_vtable) return 0; /* a view: asks its base */
+    const char *impl = impl_of(tensor);
     int failed =
         add_word(words, &tensor->ob_type, ~0ull) < 0 || add_word(words, tensor_handle(tensor), ~0ull) < 0 ||
-        add_word(words, impl + torch.dtype, 0xffff) < 0 ||
-        add_word(words, impl + torch.device, 0xffff) < 0 || add_word(words, impl + torch.keys, ~0ull) < 0 ||
         add_word(words, impl + torch.extents, ~0ull) < 0 || extent_words(spec, impl, words) < 0 ||
-        add_word(words, impl + torch.meta, ~0ull) < 0;
-    if (meta && !failed)
-        failed = add_word(words, meta, ~0ull) < 0 || add_word(words, meta + torch.flag, 0xff) < 0 ||
-                 add_word(words, meta + torch.grad_fn, ~0ull) < 0;
-    return failed ? -1 : 1;
+        add_word(words, impl + torch.dtype, 0xffff) < 0 ||
+        add_word(words, impl + torch.device, 0xffff) < 0 || add_word(words, impl + torch.keys, ~0ull) < 0;
+    return failed ? -1 : grad_words(impl, words);
 }
 
 /* -- handles */
@@ -219,6 +225,8 @@ PyObject *wrap_handle(void *handle) {
     torch.delete_handle(handle);
     return tensor;
 }
+
+void delete_handle(void *handle) { torch.delete_handle(handle); }
 
 void *copy_handle(PyObject *tensor) {
     void *made = NULL;
