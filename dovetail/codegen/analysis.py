@@ -1,10 +1,11 @@
 """What every target needs to know about a Group before it writes text.
 
-    Group -> Shape: memory arguments, size symbols, passes over a row, which loop is contiguous
+Group -> Shape: memory arguments, size symbols, passes over a row, which loop is contiguous
 
-    softmax: args x (read), o (written); passes 0: max | 1: exp, sum | 2: div; contiguous loop r0;
-    m and s are row values, e is kept for a later pass
+softmax: args x (read), o (written); passes 0: max | 1: exp, sum | 2: div; contiguous loop r0;
+m and s are row values, e is kept for a later pass
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -206,7 +207,11 @@ def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
                 seen.add((buffer, index))
                 yield index, 1.0
         for write in nest.writes:
-            if any(b not in internal for b in write.buffers) and write.index_scalar is None and not write.reduce:
+            if (
+                any(b not in internal for b in write.buffers)
+                and write.index_scalar is None
+                and not write.reduce
+            ):
                 yield write.index, STORE_WEIGHT
 
 
@@ -223,7 +228,7 @@ def work(group: Group) -> Expr:
     dear = 1 + sum(
         node.op in COSTLY for nest in group.nests for w in nest.writes for node in iter_scalars(w.value)
     )
-    return product((r.size for r in (*group.ranges, Range(ONE, product([min(dear, 8)])))))
+    return product(r.size for r in (*group.ranges, Range(ONE, product([min(dear, 8)]))))
 
 
 def varies(roots: Iterable[Scalar], variables: set[Expr], inner_buffers: set[str]) -> set[Scalar]:

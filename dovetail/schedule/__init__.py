@@ -1,4 +1,5 @@
 """Loops -> Schedule -> Plan: which nests share a kernel, and where every buffer lives."""
+
 from __future__ import annotations
 
 from dovetail.schedule.fuse import schedule

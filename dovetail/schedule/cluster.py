@@ -1,12 +1,13 @@
 """Clusters: what the fuser joins, before they become frozen Groups.
 
-    nest -> Cluster          loop variables renamed d0, d1, ...; reads and writes by buffer and index
-    join(a, b) -> Cluster | Reason
+nest -> Cluster          loop variables renamed d0, d1, ...; reads and writes by buffer and index
+join(a, b) -> Cluster | Reason
 
-    a: for k < 512:              e[k] = exp(x[k])
-    b: for i < 8 reduce j < 64:  s[i] = sum(e[64*i + j])
-    join: for d0 < 8 | d1 < 64:  e[64*d0 + d1] = exp(x[64*d0 + d1]);  s[d0] = sum(e[64*d0 + d1])
+a: for k < 512:              e[k] = exp(x[k])
+b: for i < 8 reduce j < 64:  s[i] = sum(e[64*i + j])
+join: for d0 < 8 | d1 < 64:  e[64*d0 + d1] = exp(x[64*d0 + d1]);  s[d0] = sum(e[64*d0 + d1])
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -143,7 +144,11 @@ def _shared(a: Cluster, b: Cluster) -> list[str]:
 
 
 def _split_outer(
-    a: Cluster, b: Cluster, common: Common, left: tuple[Range, ...] | list[Range], right: tuple[Range, ...] | list[Range]
+    a: Cluster,
+    b: Cluster,
+    common: Common,
+    left: tuple[Range, ...] | list[Range],
+    right: tuple[Range, ...] | list[Range],
 ) -> Alignment | None:
     """Order the common ranges outer first; None if the sides disagree on what is outer."""
     order: list[tuple[bool, int, int]] = []
@@ -251,11 +256,11 @@ def rewritten(member: Member, cluster: Cluster) -> Nest:
     """The member's nest over the cluster's variables."""
     outer, inner = cluster.ranges[: cluster.outer], cluster.ranges[cluster.outer :]
     memo: dict[Scalar, Scalar] = {}
-    writes = tuple(_moved_write(_positioned(write, member.nest), member.env, memo) for write in member.nest.writes)
-    ranges = (*outer, *inner) if member.kind == "point" else outer
-    return replace(
-        member.nest, ranges=ranges, reduce=inner if member.kind == "reduce" else (), writes=writes
+    writes = tuple(
+        _moved_write(_positioned(write, member.nest), member.env, memo) for write in member.nest.writes
     )
+    ranges = (*outer, *inner) if member.kind == "point" else outer
+    return replace(member.nest, ranges=ranges, reduce=inner if member.kind == "reduce" else (), writes=writes)
 
 
 def _positioned(write: Write, nest: Nest) -> Write:
@@ -289,4 +294,7 @@ def moved_scalar(root: Scalar, env: dict[Expr, Expr], memo: dict[Scalar, Scalar]
 
 def buffer_sizes(loops: Loops) -> dict[str, int]:
     """Bytes of each buffer; a symbolic size counts as if each symbol were at least 16."""
-    return {b.name: max(b.type.bytes.lo, 16) if b.type.bytes.op != "const" else b.type.bytes.value for b in loops.buffers}
+    return {
+        b.name: max(b.type.bytes.lo, 16) if b.type.bytes.op != "const" else b.type.bytes.value
+        for b in loops.buffers
+    }

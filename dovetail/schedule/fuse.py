@@ -9,6 +9,7 @@ join is legal when the result can stand at one of the two positions with all its
 all its readers after it; so no cycle can arise and no search for paths is needed. Work per nest is
 bounded by its number of reads.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -212,7 +213,9 @@ def make_group(cluster: Cluster, kept: set[str], fuser: Fuser) -> Group:
         name = f"r{k - count}" if k >= count else LOOP_NAMES[k] if count <= len(LOOP_NAMES) else f"i{k}"
         ranges.append(loop_var(name, item.size))
         env[item.var] = ranges[-1].var
-    members = tuple(replace(m, env={v: substitute(e, env) for v, e in m.env.items()}) for m in cluster.members)
+    members = tuple(
+        replace(m, env={v: substitute(e, env) for v, e in m.env.items()}) for m in cluster.members
+    )
     named = replace(cluster, ranges=tuple(ranges), members=members)
     nests = tuple(rewritten(member, named) for member in members)
     internal = _internal(named, levels, kept, fuser)

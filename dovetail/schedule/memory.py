@@ -7,6 +7,7 @@
 Sizes known at compile time are packed by first fit over offsets; symbolic ones reuse a freed slot of
 the same size or get one of their own, after the fixed part.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -85,7 +86,9 @@ def plan(schedule: Schedule) -> Plan:
     _place_temporaries(schedule, buffers, places, last, arena)
     fixed = const(_aligned(arena.top))
     shifted = {
-        name: Place("arena", add(fixed, place.offset)) if place.offset is not None and _is_symbolic(buffers[name]) else place
+        name: Place("arena", add(fixed, place.offset))
+        if place.offset is not None and _is_symbolic(buffers[name])
+        else place
         for name, place in places.items()
     }
     return Plan(schedule, tuple(shifted.items()), add(fixed, arena.symbolic))
@@ -136,7 +139,11 @@ def _last_uses(schedule: Schedule) -> dict[str, int]:
 
 
 def _place_temporaries(
-    schedule: Schedule, buffers: dict[str, Buffer], places: dict[str, Place], last: dict[str, int], arena: Arena
+    schedule: Schedule,
+    buffers: dict[str, Buffer],
+    places: dict[str, Place],
+    last: dict[str, int],
+    arena: Arena,
 ) -> None:
     dying: dict[int, list[str]] = {}
     for name, k in last.items():
@@ -183,7 +190,10 @@ def _find_donor(
             continue
         if buffers[other].type.dtype.bytes != buffers[name].type.dtype.bytes:
             continue
-        if all(at is index and (at_level < level or (at_level == level and order <= nest)) for at_level, order, at in found):
+        if all(
+            at is index and (at_level < level or (at_level == level and order <= nest))
+            for at_level, order, at in found
+        ):
             return other
     return None
 

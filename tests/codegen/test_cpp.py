@@ -1,4 +1,5 @@
 """C++ kernels against eager through the real pipeline, in three sizes of vector and with plain loops."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,9 @@ def make(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], options: Option
     return runtime.load(codegen.emit(planned, options), options)
 
 
-def check(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], options: Options = Options()) -> runtime.Executable:
+def check(
+    fn: Callable[..., Any], inputs: Sequence[torch.Tensor], options: Options = Options()
+) -> runtime.Executable:
     """Equal dtype, shape and strides; no farther from fp64 than eager, give or take a rounding."""
     executable = make(fn, inputs, options)
     got, want = executable(*inputs), fn(*inputs)
@@ -39,7 +42,10 @@ def check(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], options: Optio
         if not a.numel():
             continue
         a, b, c = (x.double().nan_to_num() for x in (a, b, c))
-        room = 4 * (b - c).abs().max() + 2 * torch.finfo(want.dtype if isinstance(want, torch.Tensor) else a.dtype).eps * c.abs().max()
+        room = (
+            4 * (b - c).abs().max()
+            + 2 * torch.finfo(want.dtype if isinstance(want, torch.Tensor) else a.dtype).eps * c.abs().max()
+        )
         assert (a - c).abs().max() <= room, ((a - c).abs().max(), (b - c).abs().max())
     return executable
 
@@ -121,12 +127,16 @@ def test_program_equals_eager(name: str) -> None:
     check(*PROGRAMS[name])
 
 
-@pytest.mark.parametrize("name", ["softmax_tail", "extremes", "bfloat16", "cross_entropy", "pad", "variance_columns"])
+@pytest.mark.parametrize(
+    "name", ["softmax_tail", "extremes", "bfloat16", "cross_entropy", "pad", "variance_columns"]
+)
 def test_plain_loops_equal_eager(name: str) -> None:
     check(*PROGRAMS[name], Options(simd=False))
 
 
-@pytest.mark.parametrize("name", ["softmax_tail", "layer_norm", "column_sum", "extremes", "float64", "integers"])
+@pytest.mark.parametrize(
+    "name", ["softmax_tail", "layer_norm", "column_sum", "extremes", "float64", "integers"]
+)
 def test_narrow_vectors_equal_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if codegen.vector_bytes() < 32:
         pytest.skip("no vectors on this machine")

@@ -1,4 +1,5 @@
 """The cache of compiled text: hits, damage, folders that cannot be written, several processes."""
+
 from __future__ import annotations
 
 import os

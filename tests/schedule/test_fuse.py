@@ -1,4 +1,5 @@
 """How many kernels named functions become, and the reasons given where nests stay apart."""
+
 from __future__ import annotations
 
 import time
@@ -58,7 +59,9 @@ def test_cross_entropy_is_at_most_two_kernels() -> None:
 
 
 def test_gelu_block_is_two_kernels_and_two_matmuls() -> None:
-    def block(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, v: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    def block(
+        x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, v: torch.Tensor, c: torch.Tensor
+    ) -> torch.Tensor:
         return x + F.linear(F.gelu(F.linear(x, w, b)), v, c)
 
     made = scheduled(block, (8, 64), (128, 64), (128,), (64, 128), (64,))

@@ -1,4 +1,5 @@
 """Buffers that live at the same time have places of their own; dead ones are used again."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """The CPU: C++ with vectors and OpenMP."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

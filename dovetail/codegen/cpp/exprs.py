@@ -1,8 +1,9 @@
 """Integer expressions as C++ text.
 
-    c_expr(64*i + j // 2)                 "(64*i + (j / 2))"
-    vector_expr(j < s0, j, "i32v", 16)    a comparison of all lanes at once
+c_expr(64*i + j // 2)                 "(64*i + (j / 2))"
+vector_expr(j < s0, j, "i32v", 16)    a comparison of all lanes at once
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping

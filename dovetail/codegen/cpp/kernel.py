@@ -12,6 +12,7 @@
 
 Values come from values.py, loops from loops.py, accumulators from reduce.py.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -30,6 +31,7 @@ from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Buffer, Scalar, iter_scalars
 from dovetail.ir.schedule import Group
 
+
 @dataclass(frozen=True, slots=True)
 class CppKernel:
     """`text` has the user's names; `key` is the same text with positions for names. `params` are the
@@ -47,26 +49,36 @@ class CppKernel:
 
 def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int) -> CppKernel:
     shape = analyse(group, buffers)
-    numbers = tuple(
-        dict.fromkeys(str(n.args[0]) for n in _all_scalars(group) if n.op == "input")
+    numbers = tuple(dict.fromkeys(str(n.args[0]) for n in _all_scalars(group) if n.op == "input"))
+    is_serial = any(
+        w.index_scalar is not None or w.mode != "set" for n in group.nests for w in n.writes if not w.reduce
     )
-    is_serial = any(w.index_scalar is not None or w.mode != "set" for n in group.nests for w in n.writes if not w.reduce)
     widest = _widest(group, shape) if vector_bytes else 8
     lanes = max(vector_bytes // widest, 1)
     writer = KernelWriter(group, shape, buffers, lanes, widest)
     writer.column = shape.contiguous in group.ranges[: group.outer] and lanes > 1
     body = Body(writer, group, shape, is_serial).emit()
-    params = [f"{'' if a.is_written else 'const '}{C_TYPE[a.buffer.type.dtype]}* {writer.name(a.buffer.name)}" for a in shape.args]
+    params = [
+        f"{'' if a.is_written else 'const '}{C_TYPE[a.buffer.type.dtype]}* {writer.name(a.buffer.name)}"
+        for a in shape.args
+    ]
     params += [f"int64_t {s.name}" for s in shape.symbols]
     params += [f"double {name}" for name in numbers]
     params += ["int32_t* bad"] if writer.may_fail else []
     head = f'extern "C" void \x01\x02({", ".join(params)}) {{'
-    lines = [f"namespace v{lanes} {{", head, *("    " + x if not x.startswith("#") else x for x in body), "}", "}"]
+    lines = [
+        f"namespace v{lanes} {{",
+        head,
+        *("    " + x if not x.startswith("#") else x for x in body),
+        "}",
+        "}",
+    ]
     tokens = "\n".join(lines) + "\n"
     key, names = _canonical(tokens)
     symbol = f"{re.sub(r'[^A-Za-z0-9_]', '_', group.name)[:60]}_{key}"
     return CppKernel(
-        _comment(group, shape) + _named(tokens, names, symbol, {r.var.name for r in group.ranges} | {s.name for s in shape.symbols}),
+        _comment(group, shape)
+        + _named(tokens, names, symbol, {r.var.name for r in group.ranges} | {s.name for s in shape.symbols}),
         key,
         symbol,
         tuple(a.buffer.name for a in shape.args),
@@ -124,7 +136,11 @@ def _named(tokens: str, names: list[str], kernel: str, loops: set[str]) -> str:
             chosen[name] = kernel
             continue
         stem = re.sub(r"\W", "_", name)
-        if stem[0].isdigit() or stem in taken or re.fullmatch(r"(t|g|acc|mean|best|both|better|apart)\d+|p|l|from|to", stem):
+        if (
+            stem[0].isdigit()
+            or stem in taken
+            or re.fullmatch(r"(t|g|acc|mean|best|both|better|apart)\d+|p|l|from|to", stem)
+        ):
             stem = f"{stem}_v" if f"{stem}_v" not in taken else f"{stem}_v{len(taken)}"
         taken.add(stem)
         chosen[name] = stem

@@ -7,6 +7,7 @@ Four shapes, by where the contiguous loop is and how many outer points there are
     points     no inner loops, or several passes over columns: each lane is an outer point
     columns    a reduction over rows of memory: stream them, accumulators for a tile of columns in cache
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -69,7 +70,9 @@ class Body:
         first, *later = self.shape.passes
         kinds = [w.reduce for n in first.points for w in n.writes if w.reduce]
         plain = not first.rows and all(kind not in ("welford", "argmax", "argmin") for kind in kinds)
-        return bool(self.writer.column and self.group.inner and kinds and plain and not any(p.points for p in later))
+        return bool(
+            self.writer.column and self.group.inner and kinds and plain and not any(p.points for p in later)
+        )
 
     @property
     def splits(self) -> bool:
@@ -138,7 +141,13 @@ class Body:
         count = product(r.size for r in self.loops)
         is_long = not vector.size.is_const or vector.size.value > CHUNK
         if not (is_long and (not count.is_const or count.value < FEW)):
-            self._each(root, lambda scope: self.vector_loop(vector, "0", c_expr(vector.size), scope, vector.size, self.row), True)
+            self._each(
+                root,
+                lambda scope: self.vector_loop(
+                    vector, "0", c_expr(vector.size), scope, vector.size, self.row
+                ),
+                True,
+            )
             return
         chunks = ceildiv(vector.size, CHUNK)
         scope = Scope(1, root)
@@ -191,7 +200,9 @@ class Body:
             square.lines += full.lines
         else:
             size, count = c_expr(vector.size), c_expr(other.size)
-            square(f"const int64_t left = min_i({lanes}, {size} - {vector.var.name}), rows = min_i({lanes}, {count} - {start});")
+            square(
+                f"const int64_t left = min_i({lanes}, {size} - {vector.var.name}), rows = min_i({lanes}, {count} - {start});"
+            )
             square.block(f"if (left == {lanes} && rows == {lanes}) {{", full)
             part = Scope(3, square)
             self.writer.tail = "left"
@@ -221,7 +232,9 @@ class Body:
         self.row(inside)
         self.writer.tiles = {}
         name = other.var.name
-        scope.block(f"for (int64_t {name} = {start}; {name} < {start} + {rows or lanes}; ++{name}) {{", inside)
+        scope.block(
+            f"for (int64_t {name} = {start}; {name} < {start} + {rows or lanes}; ++{name}) {{", inside
+        )
 
     def vector_loop(
         self,
@@ -266,7 +279,9 @@ class Body:
         writer = self.writer
         inner = product(r.size for r in self.group.inner)
         for buffer in self.shape.kept_rows:
-            count = c_expr(mul(inner, writer.lanes) if writer.column else mul(ceildiv(inner, writer.lanes), writer.lanes))
+            count = c_expr(
+                mul(inner, writer.lanes) if writer.column else mul(ceildiv(inner, writer.lanes), writer.lanes)
+            )
             kind = C_TYPE[writer.buffers[buffer].type.dtype]
             scope(f"alignas(64) {kind} {writer.name(buffer)}[{count}];")
         for step in self.shape.passes:
@@ -329,7 +344,12 @@ class Body:
     def _copies(self, step: Pass) -> int:
         """Accumulators side by side: as many as a row fills, and none for reductions that find positions."""
         kinds = [w.reduce for n in step.points for w in n.writes if w.reduce]
-        if self.vector is None or self.writer.column or not kinds or any(k in ("argmax", "argmin") for k in kinds):
+        if (
+            self.vector is None
+            or self.writer.column
+            or not kinds
+            or any(k in ("argmax", "argmin") for k in kinds)
+        ):
             return 1
         size = self.vector.size
         copies = COPIES
@@ -340,7 +360,11 @@ class Body:
     # -- inner loops
 
     def inner_loops(
-        self, scope: Scope, items: list[Accumulator], visit: Callable[[Scope], None], bounds: tuple[str, str] | None = None
+        self,
+        scope: Scope,
+        items: list[Accumulator],
+        visit: Callable[[Scope], None],
+        bounds: tuple[str, str] | None = None,
     ) -> None:
         order = innermost(self.group.inner, self.vector.var if self.vector else None)
         self._nested(order, scope, items, visit, bounds)
@@ -425,7 +449,9 @@ class Body:
         if left >= lanes:
             inside = Scope(scope.depth + 1, scope)
             body(inside)
-            scope.block(f"for (int64_t {name} = {start}; {name} < {stop} - {lanes - 1}; {name} += {lanes}) {{", inside)
+            scope.block(
+                f"for (int64_t {name} = {start}; {name} < {stop} - {lanes - 1}; {name} += {lanes}) {{", inside
+            )
         if left % lanes:
             inside = Scope(scope.depth + 1, scope)
             inside(f"const int64_t {name} = {stop} - {left % lanes};")
@@ -450,7 +476,9 @@ class Body:
             partial.declare(scope)
         inside = Scope(scope.depth + 1, scope)
         inside(f"const int64_t from = {size} * q / pieces / {grain} * {grain};")
-        inside(f"const int64_t to = q + 1 == pieces ? {size} : {size} * (q + 1) / pieces / {grain} * {grain};")
+        inside(
+            f"const int64_t to = q + 1 == pieces ? {size} : {size} * (q + 1) / pieces / {grain} * {grain};"
+        )
         for item in items:
             item.declare(inside)
         self.inner_loops(inside, items, lambda s: self._visit(first, items, s), ("from", "to"))
@@ -463,7 +491,9 @@ class Body:
             self._second_walk_split(first, second, inside)
         for partial in partials:
             partial.leave(inside, count)
-        condition = "" if work(self.group).is_const else f" if ({c_expr(work(self.group))} >= {PARALLEL_WORK})"
+        condition = (
+            "" if work(self.group).is_const else f" if ({c_expr(work(self.group))} >= {PARALLEL_WORK})"
+        )
         scope(f"#pragma omp parallel for schedule(static){condition}")
         scope.block("for (int64_t q = 0; q < pieces; ++q) {", inside)
         for partial in partials:
@@ -474,7 +504,11 @@ class Body:
 
     def _second_walk_split(self, step: Pass, items: list[Accumulator], scope: Scope) -> None:
         self.writer.recompute = {
-            w.buffers[0]: w.value for n in step.points if not n.reduce for w in n.writes if w.buffers[0] in self.group.internal
+            w.buffers[0]: w.value
+            for n in step.points
+            if not n.reduce
+            for w in n.writes
+            if w.buffers[0] in self.group.internal
         }
 
         def visit(inside: Scope) -> None:
@@ -510,7 +544,13 @@ class Body:
         self._over(root, scope, mul(product(r.size for r in self.loops), tiles), True)
 
     def _element(self, item: Accumulator) -> str:
-        return "int32_t" if item.dtype is BOOL and self.writer.widest == 4 else "int64_t" if item.dtype is BOOL else C_TYPE[item.dtype]
+        return (
+            "int32_t"
+            if item.dtype is BOOL and self.writer.widest == 4
+            else "int64_t"
+            if item.dtype is BOOL
+            else C_TYPE[item.dtype]
+        )
 
     def _stream(self, items: list[Accumulator], scope: Scope, bounds: tuple[str, str]) -> None:
         """Blocks of rows against the columns from `from` to `to`; accumulators are indexed from `from`."""
@@ -527,7 +567,12 @@ class Body:
             inside = Scope(at.depth + 1, at)
             self.writer.depths[item.var] = inside.depth
             start, stop = bounds if position == 0 else ("0", c_expr(item.size))
-            opened.append((f"for (int64_t {item.var.name} = {start}; {item.var.name} < {stop}; ++{item.var.name}) {{", inside))
+            opened.append(
+                (
+                    f"for (int64_t {item.var.name} = {start}; {item.var.name} < {stop}; ++{item.var.name}) {{",
+                    inside,
+                )
+            )
             at = inside
         start, stop = ("0", c_expr(last.size)) if blocks else bounds
         row = f"{last.var.name}_"
@@ -546,7 +591,8 @@ class Body:
             for item, name in named:
                 item.name = name
             inside.block(
-                f"for (int64_t {last.var.name} = {row}; {last.var.name} < min_i({row} + {BLOCK}, {stop}); ++{last.var.name}) {{", deep
+                f"for (int64_t {last.var.name} = {row}; {last.var.name} < min_i({row} + {BLOCK}, {stop}); ++{last.var.name}) {{",
+                deep,
             )
             for item in items:
                 pattern = combine(item.kind, item.dtype, True)
@@ -555,15 +601,24 @@ class Body:
                 inside(self._slot(item, f"({vector.var.name} - from)", whole))
 
         self.vector_loop(vector, "from", "to", block, None, column)
-        long = [item for item in items if item.kind == "sum" and item.dtype.is_float and not _at_most(last.size, BLOCK * BLOCKS)]
+        long = [
+            item
+            for item in items
+            if item.kind == "sum" and item.dtype.is_float and not _at_most(last.size, BLOCK * BLOCKS)
+        ]
         each = f"for (int64_t k = 0; k < to - from; k += {self.writer.lanes})"
         for item in long:
             n = item.name
             scope(f"alignas(64) {C_TYPE[item.dtype]} {n}_top[{TILE + 64}] = {{}};")
             block(f"if (({row} / {BLOCK}) % {BLOCKS} == {BLOCKS - 1})")
-            block(f"    {each} {{ store({n}_top + k, load({n}_top + k) + load({n} + k)); store({n} + k, {item.start}); }}")
+            block(
+                f"    {each} {{ store({n}_top + k, load({n}_top + k) + load({n} + k)); store({n} + k, {item.start}); }}"
+            )
         at.block(f"for (int64_t {row} = {start}; {row} < {stop}; {row} += {BLOCK}) {{", block)
-        after = [f"{each} store({item.name} + k, load({item.name} + k) + load({item.name}_top + k));" for item in long]
+        after = [
+            f"{each} store({item.name} + k, load({item.name} + k) + load({item.name}_top + k));"
+            for item in long
+        ]
         for head, inside in reversed(opened):
             assert inside.parent is not None
             inside.parent.block(head, inside)
@@ -599,8 +654,12 @@ class Body:
         assert vector is not None
         for item in items:
             name = self.writer.fresh()
-            scope(f"const {VECTOR_TYPE[item.dtype]} {name} = {self._slot(item, f'({vector.var.name} - from)')};")
-            self.writer.keep(item.write.buffers[0], item.write.index, Value(name, item.dtype, True, scope.depth), scope)
+            scope(
+                f"const {VECTOR_TYPE[item.dtype]} {name} = {self._slot(item, f'({vector.var.name} - from)')};"
+            )
+            self.writer.keep(
+                item.write.buffers[0], item.write.index, Value(name, item.dtype, True, scope.depth), scope
+            )
         for step in self.shape.passes[1:]:
             for nest in step.rows:
                 self.writer.row(nest, scope)
@@ -627,14 +686,18 @@ class Body:
             tile(f"{self._element(item)}* {item.name} = {item.name}_all + q * width + from;")
         self._stream(items, tile, ("top", "bottom"))
         piece.block(f"for (int64_t from = 0; from < {size}; from += {TILE}) {{", tile)
-        condition = "" if work(self.group).is_const else f" if ({c_expr(work(self.group))} >= {PARALLEL_WORK})"
+        condition = (
+            "" if work(self.group).is_const else f" if ({c_expr(work(self.group))} >= {PARALLEL_WORK})"
+        )
         scope(f"#pragma omp parallel for schedule(static){condition}")
         scope.block("for (int64_t q = 0; q < pieces; ++q) {", piece)
         for item in items:
             pattern = combine(item.kind, item.dtype, True)
             here, there = f"load({item.name}_all + k)", f"load({item.name}_all + q * width + k)"
             scope(f"for (int64_t q = 1; q < pieces; ++q) for (int64_t k = 0; k < width; k += {lanes})")
-            scope(f"    {{ const auto a = {here}, b = {there}; store({item.name}_all + k, {pattern.format('a', 'b')}); }}")
+            scope(
+                f"    {{ const auto a = {here}, b = {there}; store({item.name}_all + k, {pattern.format('a', 'b')}); }}"
+            )
             scope(f"{self._element(item)}* {item.name} = {item.name}_all;")
         scope("const int64_t from = 0;")
         self.vector_loop(vector, "0", size, scope, vector.size, lambda s: self._column_results(items, s))
@@ -672,7 +735,9 @@ class Partial:
         if item.is_position:
             best = self.writer.fresh("best")
             if item.is_vector:
-                item.pick_best(scope, best, f"{item.name}[{{}}]", f"{item.name}_at[{{}}]", str(self.writer.lanes))
+                item.pick_best(
+                    scope, best, f"{item.name}[{{}}]", f"{item.name}_at[{{}}]", str(self.writer.lanes)
+                )
                 scope(f"{self.name}[q] = {item.name}[{best}]; {self.name}_at[q] = {item.name}_at[{best}];")
             else:
                 scope(f"{self.name}[q] = {item.name}; {self.name}_at[q] = {item.name}_at;")
@@ -695,7 +760,9 @@ class Partial:
             self.writer.functions |= functions_of(pattern, (item.dtype,))
             kind = C_TYPE[item.dtype]
             scope(f"{kind} {total} = {self.name}[0];")
-            scope(f"for (int64_t q = 1; q < pieces; ++q) {{ const {kind} v = {self.name}[q]; {total} = {pattern.format(total, 'v')}; }}")
+            scope(
+                f"for (int64_t q = 1; q < pieces; ++q) {{ const {kind} v = {self.name}[q]; {total} = {pattern.format(total, 'v')}; }}"
+            )
             self._keep(0, total, item.dtype, scope)
 
     def _combine_squares(self, scope: Scope) -> None:
@@ -705,7 +772,9 @@ class Partial:
         scope("for (int64_t q = 1; q < pieces; ++q) {")
         scope(f"    const int64_t all = {n}_n + {n}_count[q]; if (!{n}_count[q]) continue;")
         scope(f"    const {kind} apart = {n}_mean[q] - {n}_m, share = ({kind}){n}_count[q] / ({kind})all;")
-        scope(f"    {n}_s += {n}[q] + apart * apart * share * ({kind}){n}_n; {n}_m += apart * share; {n}_n = all;")
+        scope(
+            f"    {n}_s += {n}[q] + apart * apart * share * ({kind}){n}_n; {n}_m += apart * share; {n}_n = all;"
+        )
         scope("}")
         self._keep(0, f"{n}_m", self.item.dtype, scope)
         self._keep(1, f"{n}_s", self.item.dtype, scope)

@@ -5,6 +5,7 @@
 An entry is a template over the operands, or a function (result dtype, operand dtypes) -> template. A
 trailing underscore marks a function of the prelude; `functions_of` lists those a template needs.
 """
+
 from __future__ import annotations
 
 import re
@@ -47,7 +48,9 @@ _FLOAT_FUNCTIONS: Final = {
     ).split()
 }
 _FLOAT_BINARY: Final = {name: _call(name, 2) for name in ("atan2", "hypot", "copysign", "nextafter")}
-_ANY_BINARY: Final = {name: _call(name, 2) for name in ("fmod", "remainder", "floordiv", "truncdiv", "pow", "shl", "shr")}
+_ANY_BINARY: Final = {
+    name: _call(name, 2) for name in ("fmod", "remainder", "floordiv", "truncdiv", "pow", "shl", "shr")
+}
 
 _SHARED: Final[dict[str, Entry]] = {
     **_FLOAT_FUNCTIONS,
@@ -112,7 +115,9 @@ CPP_VEC: Final[dict[str, Entry]] = {
     "add": _by_kind("({0} + {1})", "({0} | {1})"),
     "mul": _by_kind("({0} * {1})", "({0} & {1})"),
     "abs": lambda r, a: "abs_({0})" if a[0].is_float else "({0} < 0 ? -{0} : {0})",
-    "sign": lambda r, a: f"({{0}} > 0 ? {_splat(a[0], 1)} : ({{0}} < 0 ? {_splat(a[0], -1)} : {_splat(a[0], 0)}))",
+    "sign": lambda r, a: (
+        f"({{0}} > 0 ? {_splat(a[0], 1)} : ({{0}} < 0 ? {_splat(a[0], -1)} : {_splat(a[0], 0)}))"
+    ),
     "bit_and": "({0} & {1})",
     "bit_or": "({0} | {1})",
     "bit_xor": "({0} ^ {1})",
@@ -122,8 +127,12 @@ CPP_VEC: Final[dict[str, Entry]] = {
         name: _by_kind(f"to_mask({{0}} {sign} {{1}})", _MASK_COMPARE[name]) for name, sign in _COMPARE.items()
     },
     "isnan": lambda r, a: "to_mask({0} != {0})" if a[0].is_float else "mask{{}}",
-    "isinf": lambda r, a: f"to_mask(abs_({{0}}) == {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "mask{{}}",
-    "isfinite": lambda r, a: f"to_mask(abs_({{0}}) < {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "(~mask{{}})",
+    "isinf": lambda r, a: (
+        f"to_mask(abs_({{0}}) == {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "mask{{}}"
+    ),
+    "isfinite": lambda r, a: (
+        f"to_mask(abs_({{0}}) < {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "(~mask{{}})"
+    ),
     "signbit": lambda r, a: f"to_mask({_signed_bits(a[0])}{{0}} < 0)",
     "logical_not": lambda r, a: f"(~{_truth(0, a[0], True)})",
     "logical_and": _logical("&&", "&", True),
@@ -191,7 +200,9 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     if dtype.is_integer:
         number = int(value)
         if dtype is I64 or dtype is U64:
-            return f"(-{2**63 - 1}l - 1)" if number == -(2**63) else f"{number}{'ul' if dtype is U64 else 'l'}"
+            return (
+                f"(-{2**63 - 1}l - 1)" if number == -(2**63) else f"{number}{'ul' if dtype is U64 else 'l'}"
+            )
         return f"({C_TYPE[dtype]}){number}"
     number = float(value)
     suffix = "f" if dtype is not F64 else ""

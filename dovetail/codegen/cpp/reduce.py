@@ -5,6 +5,7 @@
 Several accumulators hide the latency of an addition and shorten the chains of rounding errors; sums
 of more than a few hundred terms per accumulator flush into a second one, as eager's cascade does.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -132,7 +133,9 @@ class Accumulator:
         clear = " ".join(f"{slot} = {self.start};" for slot in slots)
         scope(f"if (++{n}_count % {CASCADE} == 0) {{")
         scope(f"    {n}_mid += {both}; {clear}")
-        scope(f"    if ({n}_count % {CASCADE * CASCADE} == 0) {{ {n}_sum += {n}_mid; {n}_mid = {self.start}; }}")
+        scope(
+            f"    if ({n}_count % {CASCADE * CASCADE} == 0) {{ {n}_sum += {n}_mid; {n}_mid = {self.start}; }}"
+        )
         scope("}")
 
     def _slots(self) -> list[str]:
@@ -233,7 +236,9 @@ class Accumulator:
         here, there = at.format("l"), at.format(best)
         scope(f"int {best} = 0;")
         scope(f"for (int l = 1; l < {count}; ++l)")
-        scope(f"    if ({here} >= 0 && ({there} < 0 || {better} || (({equal}) && {here} < {there}))) {best} = l;")
+        scope(
+            f"    if ({here} >= 0 && ({there} < 0 || {better} || (({equal}) && {here} < {there}))) {best} = l;"
+        )
 
     def _keep(self, which: int, value: Value, scope: Scope) -> None:
         self.writer.keep(self.write.buffers[which], self.write.index, value, scope)

@@ -8,6 +8,7 @@ fold their lanes at the end of each row; when it is an outer loop (a reduction o
 pointwise work), each lane is an outer point of its own. A value is computed in the outermost loop in
 which everything it needs is known.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, mul, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BF16, BOOL, F16, I64, DType
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -62,7 +64,11 @@ class Scope:
         return found
 
     def block(self, head: str, body: Scope) -> None:
-        self.lines += [head, *("    " + line if not line.startswith("#") else line for line in body.lines), "}"]
+        self.lines += [
+            head,
+            *("    " + line if not line.startswith("#") else line for line in body.lines),
+            "}",
+        ]
 
 
 @dataclass(slots=True)
@@ -250,7 +256,9 @@ class KernelWriter:
         name = self.fresh()
         call = "load_mask" if node.dtype is BOOL else "load"
         count = f", {self.tail}" if self.tail else ""
-        scope(f"const {VECTOR_TYPE[node.dtype]} {name} = {call}({self.name(str(node.args[0]))} + {first.text}{count});")
+        scope(
+            f"const {VECTOR_TYPE[node.dtype]} {name} = {call}({self.name(str(node.args[0]))} + {first.text}{count});"
+        )
         made = Value(name, node.dtype, True, scope.depth)
         scope.known[node] = made
         return made
@@ -258,7 +266,11 @@ class KernelWriter:
     def store(self, buffer: str, index: Expr, value: Value, scope: Scope) -> None:
         pointer = self.name(buffer)
         var = self.vector_var
-        parts = (ZERO, index) if var is None or not value.is_vector and not self._in_vector(scope) else linear_in(index, var)
+        parts = (
+            (ZERO, index)
+            if var is None or not value.is_vector and not self._in_vector(scope)
+            else linear_in(index, var)
+        )
         if parts is not None and parts[0] is ZERO:
             lane = "[0]" if value.is_vector else ""
             scope(f"{pointer}[{c_expr(index)}] = {value.text}{lane};")
@@ -308,7 +320,9 @@ class KernelWriter:
 
     def bitcast(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
         source = args[0]
-        return Value(bitcast(node.dtype, source.dtype, source.text, source.is_vector), node.dtype, source.is_vector)
+        return Value(
+            bitcast(node.dtype, source.dtype, source.text, source.is_vector), node.dtype, source.is_vector
+        )
 
     def masked(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
         condition, wanted, other = node.args
@@ -377,7 +391,9 @@ class KernelWriter:
             value = Value("0l", I64, False)
         self.keep(write.buffers[0], write.index, value, scope)
         if write.reduce == "welford":
-            self.keep(write.buffers[1], write.index, Value(literal(0.0, value.dtype), value.dtype, False), scope)
+            self.keep(
+                write.buffers[1], write.index, Value(literal(0.0, value.dtype), value.dtype, False), scope
+            )
 
     def scatter(self, write: Write, value: Value, scope: Scope) -> None:
         """Positions computed from data, one at a time and in order."""

@@ -1,0 +1,85 @@
+// Vectors of L lanes. The holes are filled in by prelude.py.
+namespace v%(L)s {
+enum { L = %(L)s };
+template <class T> struct vec_of { typedef T type __attribute__((vector_size(sizeof(T) * L))); };
+template <class T> struct mem_of { typedef T type __attribute__((vector_size(sizeof(T) * L), aligned(1), may_alias)); };
+template <int N> struct int_of; template <> struct int_of<1> { typedef int8_t type; };
+template <> struct int_of<2> { typedef int16_t type; }; template <> struct int_of<4> { typedef int32_t type; };
+template <> struct int_of<8> { typedef int64_t type; };
+typedef vec_of<float>::type f32v; typedef vec_of<double>::type f64v;
+typedef vec_of<int8_t>::type i8v; typedef vec_of<int16_t>::type i16v;
+typedef vec_of<int32_t>::type i32v; typedef vec_of<int64_t>::type i64v;
+typedef vec_of<uint8_t>::type u8v; typedef vec_of<uint16_t>::type u16v;
+typedef vec_of<uint32_t>::type u32v; typedef vec_of<uint64_t>::type u64v;
+typedef vec_of<int_of<%(M)s>::type>::type mask;   // a bool per lane: 0 or -1
+struct bf16v { u16v bits; };
+struct f16v { u16v bits; };
+template <> struct vec_of<bf16> { typedef bf16v type; };
+template <> struct vec_of<f16> { typedef f16v type; };
+INLINE i32v iota() { return %(iota)s; }
+template <class V, class T> INLINE V splat(T x) { return %(splat)s; }
+template <class T> INLINE typename vec_of<T>::type load(const T* p) { return *(const typename mem_of<T>::type*)p; }
+template <class T> INLINE typename vec_of<T>::type load(const T* p, int64_t n) {
+    typedef typename vec_of<T>::type V;
+    return (V)part<sizeof(V), sizeof(T)>::load(p, n);
+}
+template <class T, class V> INLINE void store(T* p, V v) { *(typename mem_of<T>::type*)p = v; }
+template <class T, class V> INLINE void store(T* p, V v, int64_t n) { part<sizeof(V), sizeof(T)>::store(p, v, n); }
+INLINE bf16v load(const bf16* p) { return {load((const uint16_t*)p)}; }
+INLINE bf16v load(const bf16* p, int64_t n) { return {load((const uint16_t*)p, n)}; }
+INLINE void store(bf16* p, bf16v v) { store((uint16_t*)p, v.bits); }
+INLINE void store(bf16* p, bf16v v, int64_t n) { store((uint16_t*)p, v.bits, n); }
+INLINE f16v load(const f16* p) { return {load((const uint16_t*)p)}; }
+INLINE f16v load(const f16* p, int64_t n) { return {load((const uint16_t*)p, n)}; }
+INLINE void store(f16* p, f16v v) { store((uint16_t*)p, v.bits); }
+INLINE void store(f16* p, f16v v, int64_t n) { store((uint16_t*)p, v.bits, n); }
+template <class W, class V> INLINE W convert(V v) { return __builtin_convertvector(v, W); }
+template <class C> INLINE mask to_mask(C c) { return __builtin_convertvector(c, mask); }
+INLINE mask load_mask(const bool* p) { return to_mask(load((const int8_t*)p) != 0); }
+INLINE mask load_mask(const bool* p, int64_t n) { return to_mask(load((const int8_t*)p, n) != 0); }
+INLINE void store_mask(bool* p, mask v) { store((int8_t*)p, convert<i8v>(-v)); }
+INLINE void store_mask(bool* p, mask v, int64_t n) { store((int8_t*)p, convert<i8v>(-v), n); }
+INLINE mask first(int64_t n) { return to_mask(iota() < splat<i32v>((int32_t)n)); }
+template <class V> INLINE V select(mask m, V a, V b) {
+    typedef typename vec_of<typename int_of<sizeof(a[0])>::type>::type I;
+    return convert<I>(m) ? a : b;
+}
+INLINE mask select(mask m, mask a, mask b) { return (m & a) | (~m & b); }
+INLINE bool any_lane(mask m) { bool r = false; for (int l = 0; l < L; ++l) r |= m[l] != 0; return r; }
+INLINE f32v to_f32v(bf16v x) { return (f32v)(convert<u32v>(x.bits) << 16); }
+INLINE f32v to_f32v(f16v x) { %(from_half)s }
+INLINE bf16v to_bf16v(f32v x) {
+    u32v b = (u32v)x, r = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
+    return {convert<u16v>(x != x ? splat<u32v>(0x7fc0u) : r)};
+}
+INLINE f16v to_f16v(f32v x) { %(to_half)s }
+template <class V> INLINE V vfloordiv_i(V a, V b) { V z; for (int l = 0; l < L; ++l) z[l] = floordiv_i(a[l], b[l]); return z; }
+template <class V> INLINE V vmod_i(V a, V b) { V z; for (int l = 0; l < L; ++l) z[l] = mod_i(a[l], b[l]); return z; }
+INLINE i64v check_index(i64v i, i64v n, int64_t count, int32_t* bad) {
+    i64v z = {};
+    for (int64_t l = 0; l < count; ++l) z[l] = ::check_index((int64_t)i[l], (int64_t)n[l], bad);
+    return z;
+}
+INLINE f32v scaled(f32v x, f32v n) { %(scale)s }   // x * 2**n, rounded once
+template <int h, class V> INLINE void swap_blocks(V& a, V& b) {
+    const V x = a, y = b;
+    switch (h) {
+%(swaps)s    }
+}
+template <int h, class V> INLINE void transpose_by(V* rows) {
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) if (!(i & h)) swap_blocks<h>(rows[i], rows[i + h]);
+}
+// L rows of L elements each, turned around the diagonal in registers.
+template <class V> INLINE void transpose(V* rows) {
+    if (L > 1) transpose_by<1>(rows);
+    if (L > 2) transpose_by<2>(rows);
+    if (L > 4) transpose_by<4>(rows);
+    if (L > 8) transpose_by<8>(rows);
+}
+template <int h, class V> INLINE V turned(V v) {
+    switch (h) {
+%(turns)s    default: return v;
+    }
+}
+}
