@@ -28,7 +28,7 @@ from dovetail.explain.text import show_bytes, summary
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
     """Run it as `python path arguments` would. What it exits with is the script's own affair."""
-    EVENTS.is_detailed = True
+    before, EVENTS.is_detailed = EVENTS.is_detailed, True
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     try:
@@ -36,6 +36,8 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     except SystemExit as stopped:
         if stopped.code:
             print(f"[dovetail] the script ended with {stopped.code}", file=sys.stderr)
+    finally:
+        EVENTS.is_detailed = before
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -45,8 +47,10 @@ def explain(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    importlib.import_module("dovetail.front").record_calls()
+    record_calls = importlib.import_module("dovetail.front").record_calls
+    record_calls(True)
     run_script(args.script, args.arguments)
+    record_calls(False)
     found = dovetail.report()
     print(f"{summary(found)}\nwritten to {found.html(args.output)}")
     return 0

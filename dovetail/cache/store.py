@@ -147,8 +147,11 @@ class Store:
                 self.remove(entry.key)
                 removed += 1
         for loose in self.folder.glob("??/.*.part"):
-            if time.time() - loose.stat().st_mtime > 3600:
-                loose.unlink(missing_ok=True)
+            try:
+                if time.time() - loose.stat().st_mtime > 3600:
+                    loose.unlink(missing_ok=True)
+            except FileNotFoundError:  # its writer has just finished
+                continue
         return removed
 
     def export(self, target: Path) -> int:
