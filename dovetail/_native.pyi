@@ -99,12 +99,13 @@ class Launch:
 
     kinds: one letter per input, t a tensor, i an int, f a float; each kind fills its own array in order.
     Inputs are borrowed handles, outputs handles given away (NULL becomes None); a result other than 0
-    raises. The GIL is free while it runs. `python` begins with three function pointers:
+    raises. The GIL is free while it runs. `python` begins with four function pointers:
 
         int32_t (*call)(python, int32_t index, void **in, int32_t n_in, void **out, int32_t n_out)
         int32_t (*call_with)(python, int32_t index, void **in, int32_t n_in,
                              const int64_t *ints, int32_t n_ints, void **out, int32_t n_out)
         void (*fail)(python, const char *text)
+        void (*drop)(python, void **inputs, int32_t position)
 
     call runs callables[index](*tensors) (call_with: (*tensors, *ints)), which returns a tensor or a
     sequence of n_out tensors; out then holds handles the program owns. A result other than 0 means that a
@@ -114,6 +115,8 @@ class Launch:
         cls, address: int, kinds: str, n_outputs: int, callables: tuple[Callable[..., Any], ...] = (), keep: Any = None
     ) -> Launch: ...
     def __call__(self, *inputs: Any) -> list[Any]: ...
+    def consume(self, inputs: list[Any]) -> list[Any]:
+        """As a call, and empties the list: the program frees each input after its last use (drop)."""
 
 def attach_torch(base: type, layout: dict[str, int], functions: dict[str, int]) -> None:
     """How tensors lie in memory; dovetail.runtime.torch_abi.attach() finds out and calls this."""

@@ -13,7 +13,7 @@ back, views of inputs are made as real views, gradients pass through one autogra
     def forward(ctx, x, weight, mean):                     def backward(ctx, _, tangent_1):
         mean_new, y, mm = run_forward(x, weight, mean)         if is_grad_enabled(): return differentiate(...)
         ctx.save_for_backward(x, weight, mm)                   x, weight, mm = ctx.saved_tensors
-        ctx.mark_non_differentiable(mean_new)                  g0, g1 = run_backward(x, weight, mm, tangent_1)
+        ctx.mark_non_differentiable(mean_new)                  g0, g1 = consume_backward([x, weight, mm, …])
         return mean_new, y                                     return g0, g1, None
 """
 
@@ -67,7 +67,7 @@ def bind(forward: Executable, backward: Executable | None, partition: Partition,
     if backward is None:
         emitter.emit_inference()
     else:
-        emitter.scope["run_backward"] = backward
+        emitter.scope["consume_backward"] = _consumer(backward)
         emitter.emit_training()
     text = emitter.w.text
     filename = f"<dovetail bind {next(_numbers)}>"
@@ -121,6 +121,7 @@ class _Emitter:
             "set_grad_enabled": torch._C._set_grad_enabled,
             "is_grad_enabled": torch.is_grad_enabled,
             "restride": restride,
+            "keeps_graph": torch._C._autograd._get_current_graph_task_keep_graph,
             "shares_memory": shares_memory,
             "run_eager": joint.eager,
             "eager_results": eager_results,
@@ -391,18 +392,32 @@ class _Emitter:
             self.w(f"{name} = restride({name}, {stride})")
 
     def emit_grads(self, backward: Graph, given: list[str]) -> None:
-        """Gradients that are inputs of backward pass through; each other is computed once."""
+        """Gradients that are inputs of backward pass through; each other is computed once. Whoever runs
+        backward gets the only references to the saved tensors, unless the graph is retained."""
         passed = dict(zip(backward.inputs, given))
         targets = {
             output: passed.get(output, f"g{i}")
             for i, output in enumerate(backward.outputs)
             if isinstance(output, Node)
         }
+        self.w(f"given = [{', '.join(given)}]")
+        kept = {passed[output] for output in targets if output in passed}
+        if gone := [name for name in dict.fromkeys(given) if name.startswith("saved_") and name not in kept]:
+            self.w(f"del {', '.join(gone)}")
+        with self.w.block("if not keeps_graph():"):
+            self.w("ctx.maybe_clear_saved_tensors()")
+            self.w("ctx.inputs = None")
         outputs = [f"g{i}" for i in range(len(backward.outputs))]
-        self.emit_run(f"{_targets(outputs)} = ", "run_backward", ", ".join(given))
+        self.emit_run(f"{_targets(outputs)} = ", "consume_backward", "given")
         at = dict(zip(self.signature.grad_inputs, backward.outputs))
         grads = [targets[at[i]] if i in at else "None" for i in range(self.signature.inputs)]  # type: ignore[index]
         self.w(f"return {_tuple(grads)}")
+
+
+def _consumer(executable: Executable) -> Callable[[list[Any]], Sequence[Any]]:
+    """A call that takes its inputs out of a list; one that cannot free them early just runs."""
+    consume = getattr(executable, "consume", None)
+    return consume if consume is not None else lambda given: executable(*given)
 
 
 def _as_strided(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:

@@ -48,6 +48,13 @@ class Executable:
         tensors = self.launch(*inputs)
         return tensors if self.has_plain_results else self._results(tensors, inputs)
 
+    def consume(self, inputs: list[Any]) -> list[Any]:
+        """As a call, and empties the list: each tensor is freed after its last use."""
+        if self.has_plain_results:
+            return self.launch.consume(inputs)  # type: ignore[attr-defined, no-any-return]
+        numbers = tuple(None if isinstance(x, torch.Tensor) else x for x in inputs)
+        return self._results(self.launch.consume(inputs), numbers)  # type: ignore[attr-defined]
+
     def _results(self, tensors: list[Any], inputs: tuple[Any, ...]) -> list[Any]:
         numbers = {n: v for n, v, k in zip(self.program.input_names, inputs, self.program.kinds) if k == "i"}
         results: list[Any] = []

@@ -8,7 +8,25 @@ from __future__ import annotations
 from typing import Final
 
 from dovetail.ir.types import (
-    BF16, BOOL, C32, C64, C128, F8E4M3, F8E5M2, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType,
+    BF16,
+    BOOL,
+    C32,
+    C64,
+    C128,
+    F8E4M3,
+    F8E5M2,
+    F16,
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    U8,
+    U16,
+    U32,
+    U64,
+    DType,
 )  # fmt: skip
 
 TORCH_CODE: Final[dict[DType, int]] = {
@@ -50,6 +68,7 @@ struct Python {
     int32_t (*call)(Python*, int32_t, void**, int32_t, void**, int32_t);
     int32_t (*call_with)(Python*, int32_t, void**, int32_t, const int64_t*, int32_t, void**, int32_t);
     void (*fail)(Python*, const char*);
+    void (*drop)(Python*, void**, int32_t);
 };
 struct Arena { void* (*take)(int64_t); void (*give)(void*); };
 extern "C" { void* dv_kernels[%(kernels)s]; Arena dv_arena; }

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from dovetail.codegen.analysis import loads_of
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE
+from dovetail.codegen.host.cuda import CUDA_HEAD, launch_cuda
 from dovetail.codegen.host.dispatch import DISPATCH_HEAD
 from dovetail.codegen.host.externs import emit_extern, extern_refs
-from dovetail.codegen.host.cuda import CUDA_HEAD, launch_cuda
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
 from dovetail.codegen.target import Launchable
 from dovetail.codegen.triton.kernel import TritonKernel
@@ -145,7 +145,7 @@ class HostWriter:
     def forget_views(self, name: str) -> None:
         """Another buffer may take this one's memory: its windows are not used again."""
         for ref in [ref for ref in self.views if ref.buffer == name]:
-            del self.views[ref]
+            self(f"{self.views.pop(ref)}.drop();")
 
     def settle(self, name: str, handle: str) -> None:
         """A buffer that a library call has just made."""
@@ -299,6 +299,9 @@ def _free(writer: HostWriter, k: int, last: dict[int, list[str]]) -> None:
         writer.forget_views(name)
         if place.kind in ("extern", "output") and name in writer.handles:
             writer(f"{writer.handles[name]}.drop();")
+        elif place.kind == "input" and writer.handles.get(name, "").startswith("inputs["):
+            position = writer.handles[name].removeprefix("inputs[").removesuffix("]")
+            writer(f"python->drop(python, inputs, {position});")
 
 
 def _return(writer: HostWriter) -> tuple[tuple[Result, ...], int]:
