@@ -50,13 +50,18 @@ from dovetail.sym.real import (
 from dovetail.sym.shapes import Shapes
 
 
+_CONSTANT: Final = frozenset({"const", "true", "false"})
+
+
 class Node:
     """What a SymInt, SymFloat or SymBool holds. `expr` is an Expr, for floats a Real or a float."""
 
-    __slots__ = ("expr", "hint", "shapes")
+    __slots__ = ("expr", "hint", "known", "shapes")
 
     def __init__(self, shapes: Shapes, expr: Any, hint: Any) -> None:
         self.shapes, self.expr, self.hint = shapes, expr, hint
+        self.known = hint if type(expr) is Expr and expr.op in _CONSTANT else None
+        """The value where it is a constant: torch asks for it all the time."""
 
     # -- what it is
 
@@ -73,7 +78,7 @@ class Node:
         return False
 
     def is_constant(self) -> bool:
-        return type(self.expr) is Expr and self.expr.op in ("const", "true", "false")
+        return self.known is not None
 
     def is_symbolic(self) -> bool:
         return True
@@ -88,10 +93,9 @@ class Node:
         return None
 
     def maybe_as_int(self) -> int | None:
-        return self.hint if self.is_constant() and self.is_int() else None
+        return self.known  # type: ignore[no-any-return]
 
-    def maybe_as_bool(self) -> bool | None:
-        return self.hint if self.is_constant() and self.is_bool() else None
+    maybe_as_bool = maybe_as_int
 
     def maybe_as_float(self) -> float | None:
         return self.expr if type(self.expr) is float else None
