@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dovetail.ir.expr import Expr, as_expr, product
-from dovetail.ir.types import BOOL, I64, Device, DType
+from dovetail.ir.types import BOOL, I64, Device, DType, TensorType
 from dovetail.ops.build import Build, Number, Value
-from dovetail.ops.decomp.views import Size, bounds
+from dovetail.ops.decomp.views import Size, bounds, shows_all
 from dovetail.ops.registry import DECOMPOSITIONS, Declined, decomposes
 
 
@@ -193,6 +193,17 @@ def select_scatter(b: Build, x: Value, src: Value, dim: int, index: Size) -> Val
     place = at.value if at.value >= 0 else at + x.shape[dim]
     spread = b.expand(b.unsqueeze(src.to(x.dtype), (dim,)), x.shape)
     return b.where(positions(b, x, dim).eq(place), spread, x)
+
+
+@decomposes("aten.as_strided_scatter")
+def as_strided_scatter(
+    b: Build, x: Value, src: Value, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
+) -> Value:
+    """Only where the window is all of x."""
+    window = TensorType(tuple(map(as_expr, size)), tuple(map(as_expr, stride)), x.dtype)
+    if not shows_all(x.type, window, as_expr(0 if storage_offset is None else storage_offset)):
+        raise Declined
+    return b.reshape(src.to(x.dtype), x.shape)
 
 
 @decomposes("aten.diagonal_scatter")

@@ -170,7 +170,16 @@ def as_strided(
 ) -> Value:
     """Element addresses of x's own memory: x must lie in memory as eager laid it."""
     offset = as_expr(0 if storage_offset is None else storage_offset)
-    return b.prim("as_strided", x, tuple(map(as_expr, size)), tuple(map(as_expr, stride)), offset)
+    sizes, strides = tuple(map(as_expr, size)), tuple(map(as_expr, stride))
+    if shows_all(x.type, TensorType(sizes, strides, x.dtype), offset):
+        return b.reshape(x, sizes)
+    return b.prim("as_strided", x, sizes, strides, offset)
+
+
+def shows_all(memory: TensorType, window: TensorType, offset: Expr) -> bool:
+    """The window is all of a row-major tensor, in another shape."""
+    same = window.numel is memory.numel and offset is as_expr(0)
+    return same and memory.is_contiguous and window.is_contiguous
 
 
 @decomposes("aten.unfold")
