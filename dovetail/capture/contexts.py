@@ -18,6 +18,7 @@ from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.operations import native
 from dovetail.capture.trace import Trace
+from dovetail.errors import UnknownCall
 
 
 @on(torch._C._set_grad_enabled)
@@ -37,15 +38,13 @@ def _autocast_enter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     how = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
     entered = native(_enter_autocast, *how)
     trace.record("call_function", _enter_autocast, how, {}, entered)
-    trace.entered[id(context)] = trace.held[id(entered)] = entered
+    note_entered(trace, context, entered)
     return context
 
 
 @on(autocast.__exit__)
 def _autocast_exit(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    entered = trace.entered.pop(id(args[0]))
-    native(_exit_autocast, entered)
-    trace.record("call_function", _exit_autocast, (entered,), {}, None)
+    leave(trace, args[0])
     return False
 
 
@@ -53,20 +52,44 @@ def _autocast_exit(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 def _inference_enter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     entered = native(_enter_inference_mode, args[0].mode)
     trace.record("call_function", _enter_inference_mode, (args[0].mode,), {}, entered)
-    trace.entered[id(args[0])] = trace.held[id(entered)] = entered
+    note_entered(trace, args[0], entered)
 
 
 @on(inference_mode.__exit__)
 def _inference_exit(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    entered = trace.entered.pop(id(args[0]))
-    native(_exit_inference_mode, entered)
-    trace.record("call_function", _exit_inference_mode, (entered,), {}, None)
+    leave(trace, args[0])
+
+
+def note_entered(trace: Trace, context: Any, entered: Any) -> None:
+    trace.entered[id(context)] = (context, entered)
+    trace.held[id(entered)] = entered
+
+
+def leave(trace: Trace, context: Any) -> None:
+    """Leave a context that was entered in this capture; one entered before it is left in Python."""
+    if id(context) not in trace.entered:
+        raise UnknownCall(trace.loc(), function=f"{type(context).__name__}.__exit__")
+    _, entered = trace.entered.pop(id(context))
+    function = _exit_of(entered)
+    native(function, entered)
+    trace.record("call_function", function, (entered,), {}, None)
+
+
+def _exit_of(entered: Any) -> Any:
+    return _exit_autocast if isinstance(entered, autocast) else _exit_inference_mode
+
+
+def leave_for_break(trace: Trace) -> list[Any]:
+    """The graph ends inside of these contexts: it leaves them, and the entry enters them again."""
+    contexts = [context for context, _ in trace.entered.values()]
+    for context in reversed(contexts):
+        leave(trace, context)
+    return contexts
 
 
 def leave_all(trace: Trace, grad_enabled: bool) -> None:
     """Put torch's state back to what it was before the capture."""
-    for entered in reversed(list(trace.entered.values())):
-        leave = _exit_autocast if isinstance(entered, autocast) else _exit_inference_mode
-        leave(entered)
+    for _, entered in reversed(list(trace.entered.values())):
+        _exit_of(entered)(entered)
     trace.entered.clear()
     torch._C._set_grad_enabled(grad_enabled)

@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.trace import Raised
+from dovetail.errors import Break
 
 
 class Generator:
@@ -52,6 +53,15 @@ class Generator:
         except (GeneratorExit, StopIteration):
             return
         raise RuntimeError("generator ignored GeneratorExit")
+
+    def __del__(self) -> None:
+        """Python closes a generator that nobody holds any more; its `finally` blocks run then."""
+        trace = self.activation.trace
+        if self.started and not self.finished and not self.running and not trace.is_over:
+            try:
+                self.close()
+            except Break as stop:  # cannot leave __del__: the capture ends at its next instruction
+                trace.postponed = stop
 
     def _step(self, run: Any) -> Any:
         if self.running:

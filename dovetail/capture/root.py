@@ -68,6 +68,8 @@ class Root(Activation):
             at = self.at
             if self.steps == self.stop:
                 raise Stop
+            if self.trace.postponed is not None:
+                raise self.trace.postponed
             self.steps += 1
             self.next = at + 1
             done = methods[at](self, args[at])  # type: ignore[operator]
@@ -161,6 +163,7 @@ class Attempt:
                 raise SkippedFrame(self.frame.loc, detail=stop.text) from stop
             return stop
         finally:
+            trace.is_over = True
             contexts.leave_all(trace, grad_enabled)
 
     def wrap_arguments(self) -> list[Any]:
@@ -181,12 +184,13 @@ class Attempt:
         else:
             tail = emit_break(emit, root)
         emit.effects()
+        for context in contexts.leave_for_break(trace):
+            emit.body.append(f"{emit.value(context)}.__enter__()")
         if torch.is_grad_enabled() != grad_enabled:
             emit.body.append(f"{emit.const(torch._C._set_grad_enabled)}({torch.is_grad_enabled()})")
-        has_work = any(call.result is not None or call.kind == "call_method" for call in trace.calls)
         graph: torch.fx.GraphModule | None = None
         inputs: tuple[GraphInput, ...] = ()
-        if has_work and (emit.outputs or has_effects(trace)):
+        if emit.outputs or has_effects(trace):
             graph, inputs = GraphBuilder(trace).build(emit.outputs, frame.code.co_name)
         text = self.text(emit, root, inputs if graph is not None else None, tail, why)
         symbols: tuple[Any, ...] = ()

@@ -124,6 +124,8 @@ class Trace:
         self.entered: dict[int, Any] = {}
         self.held: dict[int, Any] = {}
         self.steps = 0
+        self.is_over = False
+        self.postponed: Exception | None = None
         self.resumes: dict[CodeType, Any] = {}
         self.storages: dict[Any, Any] = {}
 

@@ -710,3 +710,42 @@ def effects_before_break(x: Any, state: Any) -> Any:
     state["seen"].append(x * 3)
     state["n"] = len(state["seen"])
     return state["seen"][0] + 1
+
+
+@program(torch.randn(4, 4), breaks=2)
+def break_in_autocast(x: Any) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x
+        print("", end="")
+        z = y @ x
+    return y, z, x @ x, torch.is_autocast_enabled("cpu")
+
+
+@program(X, breaks=2)
+def break_in_inference_mode(x: Any) -> Any:
+    with torch.inference_mode():
+        y = x + 1
+        print("", end="")
+        y = y * 2
+    return torch.is_inference_mode_enabled(), y + 0
+
+
+def walk(log: list[Any], x: Any) -> Any:
+    try:
+        yield x
+        yield x * 2
+    finally:
+        log.append("closed")
+
+
+@program(X, [])
+def abandoned_generator(x: Any, log: Any) -> Any:
+    y = next(walk(log, x))
+    log.append("after")
+    return y + 1
+
+
+@program(torch.arange(3.0), 7)
+def only_mutates(x: Any, n: Any) -> Any:
+    x[0] = n
+    return x
