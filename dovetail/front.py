@@ -202,6 +202,9 @@ class _DropIn:
     _dovetail_compiled = True
     forward = _Forward()
 
+    def __init_subclass__(cls) -> None:
+        """Ends here: what the original's class does with its subclasses is not meant for this one."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """`type(compiled)(...)` makes a plain module, as `type(original)(...)` does."""
         return _original_class(cls)(*args, **kwargs)

@@ -38,6 +38,18 @@ class Net(nn.Module):
         return self(self(x))
 
 
+class Registered(nn.Module):
+    known: list[type] = []
+
+    def __init_subclass__(cls, *, tag: str) -> None:
+        cls.known.append(cls)
+
+
+class Tagged(Registered, tag="a"):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
 class Double(nn.Module):
     def forward(self, w: torch.Tensor) -> torch.Tensor:
         return w * 2
@@ -210,6 +222,11 @@ def test_new_instances_of_its_class_are_plain(net: Net) -> None:
     assert type(compiled).forward is Net.forward
     traced = torch.fx.symbolic_trace(compiled.eval(), concrete_args={"twice": False})
     torch.testing.assert_close(traced(X), net(X))
+
+
+def test_the_class_is_not_subclassed_behind_its_back() -> None:
+    torch.testing.assert_close(dovetail.compile(Tagged())(X), X * 2)
+    assert Registered.known == [Tagged]
 
 
 def test_graph_modules_and_callables(net: Net) -> None:
