@@ -197,8 +197,9 @@ def select_scatter(b: Build, x: Value, src: Value, dim: int, index: Size) -> Val
 
 @decomposes("aten.as_strided_scatter")
 def as_strided_scatter(
-    b: Build, x: Value, src: Value, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
-) -> Value:
+    b: Build, x: Value, src: Value, size: Sequence[Size], stride: Sequence[Size],
+    storage_offset: Size | None = None,
+) -> Value:  # fmt: skip
     """Only where the window is all of x."""
     window = TensorType(tuple(map(as_expr, size)), tuple(map(as_expr, stride)), x.dtype)
     if not shows_all(x.type, window, as_expr(0 if storage_offset is None else storage_offset)):
