@@ -374,16 +374,14 @@ class _Emitter:
             sizes = self.symbols_of_backward()
             if sizes:
                 self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
-            used = {operand for node in backward.nodes for operand in node.operands} | set(backward.outputs)
-            for node, name in zip(self.tangent_nodes(), tangents.values()):
-                self.emit_tangent(name, node.tensor, node in used)
+            used = [tangents[position] for position in partition.tangents]
+            for node, name in zip(self.tangent_nodes(), used):
+                self.emit_tangent(name, node.tensor)
             given = [f"saved_{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
-            self.emit_grads(backward, [*given, *tangents.values()])
+            self.emit_grads(backward, [*given, *used])
 
-    def emit_tangent(self, name: str, kind: TensorType, is_used: bool) -> None:
+    def emit_tangent(self, name: str, kind: TensorType) -> None:
         """A missing tangent is zeros; one with other strides is laid out anew."""
-        if not is_used:
-            return
         shape, stride = self.literal(kind.shape), self.literal(kind.stride)
         dtype, device = self.literal(kind.dtype), self.literal(kind.device)
         with self.w.block(f"if {name} is None:"):

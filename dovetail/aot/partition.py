@@ -47,12 +47,14 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """backward's inputs are `saved` in order, then the tangents; it is None without gradients."""
+    """backward's inputs are `saved` in order, then the tangents of the forward outputs at `tangents` (those
+    that some gradient needs); it is None without gradients."""
 
     forward: Graph
     backward: Graph | None
     signature: Signature
     saved: tuple[Saved, ...] = ()
+    tangents: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         parts = [str(self.forward), str(self.backward or "no backward"), str(self.signature)]
@@ -70,13 +72,15 @@ def partition(graph: Graph, signature: Signature, budget: float = 1.0) -> Partit
     problem = _Problem(graph, signature, set(primals), _dependents(graph, tangents), set(nodes_in(grads)))
     cut = problem.solve(budget)
     forward, saved = _make_forward(graph, signature, primals, values, cut, problem)
-    backward = _make_backward(graph, saved, tangents, grads, {node for node, _ in saved})
+    wanted = _ancestors(graph, nodes_in(grads))
+    used = [(node, position) for node, position in zip(tangents, signature.tangents) if node in wanted]
+    backward = _make_backward(graph, saved, tuple(node for node, _ in used), grads)
     kept = tuple(entry for _, entry in saved)
     symbols_needed = _missing_symbols(backward)
     if symbols_needed:
         backward, kept = _add_symbols(backward, kept, symbols_needed)
     outputs = sum(entry.source == "output" and entry.index >= signature.values for entry in kept)
-    result = Partition(forward, backward, replace(signature, saved=outputs), kept)
+    result = Partition(forward, backward, replace(signature, saved=outputs), kept, tuple(p for _, p in used))
     _report(result, problem)
     return result
 
@@ -237,11 +241,7 @@ def _make_forward(
 
 
 def _make_backward(
-    graph: Graph,
-    saved: list[tuple[Node, Saved]],
-    tangents: tuple[Node, ...],
-    grads: tuple[Arg, ...],
-    cut: set[Node],
+    graph: Graph, saved: list[tuple[Node, Saved]], tangents: tuple[Node, ...], grads: tuple[Arg, ...]
 ) -> Graph:
     """Nodes in order of first use, so that what is recomputed lives briefly."""
     replaced: dict[Node, Node] = {}

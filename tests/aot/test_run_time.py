@@ -73,6 +73,22 @@ def test_unused_output_has_no_tangent() -> None:
     assert y.grad is None or not y.grad.any()
 
 
+def test_output_whose_tangent_matters_to_no_gradient() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    a, b = compiled(lambda x, y: (x.trunc(), torch.minimum(x, y)), [x, y])(x, y)
+    got = torch.autograd.grad(b.sum(), [x, y])
+    torch.testing.assert_close(got, torch.autograd.grad(torch.minimum(x, y).sum(), [x, y]))
+    assert a.requires_grad
+
+
+def test_function_that_only_writes() -> None:
+    def program(x: torch.Tensor) -> tuple[()]:
+        x[0] = -1.0
+        return ()
+
+    check(program, lambda: [torch.randn(4, 3)])
+
+
 def test_expanded_tangent_is_laid_out_anew() -> None:
     x = torch.randn(3, 4, requires_grad=True)
     (out,) = compiled(lambda x: x.t().sin(), [x])(x)
