@@ -195,7 +195,8 @@ static int extent_words(const TensorSpec *spec, const char *impl, Words *words) 
     return 0;
 }
 
-/* A set flag answers for requires_grad by itself. A leaf without it may get a grad_fn; a view asks its base. */
+/* A set flag answers for requires_grad by itself. Without it, a leaf may get a grad_fn and a view asks
+ * its base. */
 static int grad_words(const char *impl, Words *words) {
     const char *meta = meta_of(impl);
     if (add_word(words, impl + torch.meta, ~0ull) < 0) return -1;

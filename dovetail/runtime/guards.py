@@ -59,7 +59,8 @@ OPERATIONS: Final = (
 )  # fmt: skip
 """In the order of `enum Operation` in csrc/guards.h."""
 
-NUMBER_OF: Final = {kind: number for number, kind in enumerate(OPERATIONS)} | {KeyItem: OPERATIONS.index(Item)}
+NUMBER_OF: Final = {kind: number for number, kind in enumerate(OPERATIONS)}
+NUMBER_OF[KeyItem] = NUMBER_OF[Item]
 ARITHMETIC: Final = (
     "const", "sym", "add", "mul", "floordiv", "mod", "min", "max", "eq", "lt", "le", "and", "not",
 )  # fmt: skip
