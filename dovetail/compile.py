@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from dovetail.errors import (
     FrameRaises,
     GraphBreakError,
     InternalWarning,
+    Reason,
     RecompileError,
 )
 from dovetail.events import EVENTS
@@ -95,7 +97,7 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     parts: Any = run_stage(unit, "40.partition", lambda: aot.partition(graph, joint.signature, budget))
     updates = () if parts.backward else joint.signature.updates
     first = replace(parts.forward, name=f"{unit}_forward", updates=updates)
-    forward = record(build(first, options), options, parts.signature.saved)
+    forward = record(first, options, parts.signature.saved)
     if parts.backward is None:
         return aot.bind(forward, None, parts, joint)
     second = replace(parts.backward, name=f"{unit}_backward")
@@ -103,16 +105,24 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     return aot.bind(forward, backward, parts, joint)
 
 
-def record(executable: runtime.Executable, options: Options, kept: int = 0) -> Callable[..., Any]:
-    """With CUDA graphs if asked for and possible. The last `kept` results go to backward, not to the user."""
-    program = executable.program
-    if not options.cuda_graphs or program.device == "cpu":
+def record(graph: Graph, options: Options, kept: int = 0) -> Callable[..., Any]:
+    """Build, with CUDA graphs if asked for. The last `kept` results go to backward, not to the user."""
+    executable = build(graph, options)
+    if not options.cuda_graphs or executable.program.device == "cpu":
         return executable
-    if program.steps < FEW_STEPS:
-        reason = "too few kernels for a recording to pay"
-        EVENTS.emit("cudagraph", unit=program.name, used=False, reason=reason)
+    if (reason := why_not_record(graph, executable)) is not None:
+        EVENTS.emit("cudagraph", unit=graph.name, used=False, reason=reason.text)
         return executable
-    return runtime.Recorded(executable, program.name, kept)
+    return runtime.Recorded(executable, graph.name, kept)
+
+
+def why_not_record(graph: Graph, executable: runtime.Executable) -> Reason | None:
+    types = [node.type for node in graph.inputs if isinstance(node.type, TensorType)]
+    if not all(size.is_const for type in types for size in type.shape):
+        return Reason("C01", "sizes change from call to call, and a recording has one size")
+    if executable.program.steps < FEW_STEPS:
+        return Reason("C02", "too few kernels for a recording to pay")
+    return None
 
 
 class _Later:
@@ -137,7 +147,7 @@ class _Later:
 
     def make(self) -> Callable[..., Any]:
         try:
-            return record(build(self.graph, self.options), self.options)
+            return record(self.graph, self.options)
         except Exception as error:
             if not self.options.fallback_to_eager:
                 raise
@@ -191,6 +201,7 @@ class Compiler:
         self.history = capture.History(dynamic)
         self.context = _native.Context(self, Compiler.on_frame)
         self.has_failed = False
+        self.lock = threading.RLock()
 
     def forget(self) -> None:
         self.context.clear()
@@ -209,7 +220,13 @@ class Compiler:
         """The hook has no entry for this call."""
         if capture.why_not_capture(code) is not None:
             return False
-        frame = capture.Frame(code, function, globals, args, closure or ())
+        with self.lock:
+            if len(self.context.entries(code)) != entries:
+                return True  # another thread compiled it meanwhile: look again
+            return self._on_miss(capture.Frame(code, function, globals, args, closure or ()), why, entries)
+
+    def _on_miss(self, frame: capture.Frame, why: str | None, entries: int) -> Verdict:
+        code = frame.code
         if entries and stance() == "eager_on_recompile":
             return None
         if entries and (verdict := self._recompile(frame, why or "", entries)) is not None:

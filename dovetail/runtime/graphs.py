@@ -30,10 +30,15 @@ MOST_RECORDINGS: Final = 3
 @dataclass(slots=True)
 class Recording:
     graph: torch.cuda.CUDAGraph
-    addresses: list[int | None]
-    """Per input: where it must be, or None for one that is copied."""
-    buffers: list[torch.Tensor | None]
+    fixed: list[int]
+    """Positions of the inputs that must be where they were,"""
+    addresses: list[int]
+    """and where that is."""
+    copied: list[tuple[int, torch.Tensor]]
+    """Positions of the others, and the buffers they are copied into."""
     results: list[Any]
+    written: dict[int, int]
+    """Results that are an input written in place, by position: which input."""
 
 
 @dataclass(slots=True)
@@ -62,18 +67,20 @@ class Recorded:
                 self.seen.append([_address(x) for x in inputs])
                 return self.executable(*inputs)
             recording = self._record(inputs)
-        elif not _is_at(inputs, recording.addresses):
+        elif [_address(inputs[k]) for k in recording.fixed] != recording.addresses:
             self.recording = None
             self.seen = self.seen[-1:]
-            return self._call(inputs) if self.recordings < MOST_RECORDINGS else self._give_up("addresses change", inputs)
+            if self.recordings >= MOST_RECORDINGS:
+                return self._give_up("inputs keep moving in memory", inputs)
+            return self._call(inputs)
         elif any(_is_used(x) for x in self._saved(recording)):
-            EVENTS.emit("cudagraph", unit=self.unit, used=False, reason="results of the last call are still in use")
+            reason = "results of the last call are still in use"
+            EVENTS.emit("cudagraph", unit=self.unit, used=False, reason=reason)
             return self.executable(*inputs)
         if recording is None:
             return self.executable(*inputs)
-        for x, buffer in zip(inputs, recording.buffers):
-            if buffer is not None:
-                buffer.copy_(x)
+        for k, buffer in recording.copied:
+            buffer.copy_(inputs[k])
         recording.graph.replay()
         return self._out(recording, inputs)
 
@@ -84,11 +91,11 @@ class Recorded:
         """User results are copied, unless they are an input written in place; saved ones are new tensors
         on the recording's memory."""
         end = len(recording.results) - self.kept
-        written = {id(x): x for x, buffer in zip(inputs, recording.buffers) if buffer is None}
         out = [
-            written[id(x)] if id(x) in written else x.clone() if isinstance(x, torch.Tensor) else x
-            for x in recording.results[:end]
-        ]
+            inputs[recording.written[k]] if k in recording.written
+            else x.clone() if isinstance(x, torch.Tensor) else x
+            for k, x in enumerate(recording.results[:end])
+        ]  # fmt: skip
         return [*out, *(x.view_as(x) if isinstance(x, torch.Tensor) else x for x in recording.results[end:])]
 
     def _record(self, inputs: tuple[Any, ...]) -> Recording | None:
@@ -113,10 +120,13 @@ class Recorded:
             torch.cuda.synchronize()
             self._give_up(str(error).splitlines()[0], inputs, run=False)
             return None
-        addresses = [a if buffer is None else None for a, buffer in zip(now, buffers)]
-        self.recording = Recording(graph, addresses, buffers, results)
+        fixed = [k for k, buffer in enumerate(buffers) if buffer is None]
+        copied = [(k, buffer) for k, buffer in enumerate(buffers) if buffer is not None]
+        places = {id(inputs[k]): k for k in fixed}
+        written = {n: places[id(x)] for n, x in enumerate(results) if id(x) in places}
+        self.recording = Recording(graph, fixed, [now[k] for k in fixed], copied, results, written)
         self.recordings += 1
-        EVENTS.emit("cudagraph", unit=self.unit, used=True, reason="", copied=sum(b is not None for b in buffers))
+        EVENTS.emit("cudagraph", unit=self.unit, used=True, reason="", copied=len(copied))
         return self.recording
 
     def _give_up(self, reason: str, inputs: tuple[Any, ...], run: bool = True) -> list[Any]:
@@ -128,10 +138,6 @@ class Recorded:
 def _address(value: Any) -> int:
     """Numbers count as their value: another number needs another recording."""
     return value.data_ptr() if isinstance(value, torch.Tensor) else hash(value)
-
-
-def _is_at(inputs: tuple[Any, ...], addresses: list[int | None]) -> bool:
-    return all(at is None or _address(x) == at for x, at in zip(inputs, addresses))
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:

@@ -3,14 +3,11 @@
 The programs go through the real pipeline up to the schedule; each group then runs as a kernel on CPU
 tensors, each library call as itself. The interpreter knows no libdevice, so those functions come from torch.
 """
-import importlib.util
 import os
 import subprocess
 import sys
-import textwrap
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 

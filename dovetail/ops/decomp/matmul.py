@@ -15,7 +15,6 @@ from dovetail.ops.build import Build, Number, Value, plain
 from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import Declined, decomposes
 
-
 LARGE: Final = 1 << 18
 """Elements of a matrix below which a library call costs no more than a kernel of ours."""
 
