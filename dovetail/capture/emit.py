@@ -211,6 +211,11 @@ def _tuple(emit: Emitter, value: tuple[Any, ...]) -> str:
     return f"({emit.items(value)},)" if value else "()"
 
 
+def _struct_sequence(emit: Emitter, value: tuple[Any, ...]) -> str:
+    """A named tuple made in C, such as what torch.max(x, dim) returns: its class takes one sequence."""
+    return emit.temp(f"{emit.const(type(value), type(value).__name__)}([{emit.items(value)}])")
+
+
 def _dict(emit: Emitter, value: dict[Any, Any]) -> str:
     pairs = ", ".join([f"{emit.value(key)}: {emit.value(item)}" for key, item in value.items()])
     return emit.temp(f"{{{pairs}}}")
@@ -425,6 +430,8 @@ def rebuild_by_base(value: Any) -> Rule:
         return _constant
     if kind.__module__ == "itertools" and hasattr(value, "__reduce__"):
         return _reduced
+    if hasattr(kind, "n_sequence_fields"):
+        return _struct_sequence
     if kind is Generator:
         return _unfinished
     if isinstance(value, types.CodeType | property | classmethod | staticmethod):
