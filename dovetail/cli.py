@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import dovetail
+from dovetail.cache.key import explain_miss
 from dovetail.cache.store import Store, default_folder
 from dovetail.doctor import examine, show_findings
 from dovetail.events import EVENTS
@@ -93,11 +94,16 @@ def cache_show(store: Store, _: argparse.Namespace) -> None:
 
 
 def cache_explain(store: Store, args: argparse.Namespace) -> None:
-    for entry in store.entries():
+    """What a key is made of, and how it differs from the entry nearest to it: why that one did not do."""
+    entries = list(store.entries())
+    for entry in entries:
         if args.target in entry.key:
             print(f"{entry.key}  {show_bytes(entry.bytes)}")
             for name, value in entry.parts.items():
                 print(f"    {name} = {value}")
+            others = [other for other in entries if other.key != entry.key]
+            for line in explain_miss(entry.parts, others):
+                print(f"    nearest entry: {line}")
 
 
 def cache_trim(store: Store, args: argparse.Namespace) -> None:

@@ -15,6 +15,8 @@ from torch import nn
 
 import dovetail
 from dovetail import errors
+from dovetail.cache.key import key_of, short_parts
+from dovetail.cache.store import Store
 from dovetail.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,6 +165,28 @@ def test_cli_report_writes_a_page(script: Path, tmp_path: Path, capsys: pytest.C
 def test_cli_tables(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert text in capsys.readouterr().out
+
+
+def test_cli_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    store = Store(one)
+    for version in ("2.11", "2.13"):
+        parts = {"graph": "g" * 300, "torch": version}
+        store.put(key_of("program", parts), b"content", short_parts("program", parts))
+
+    def run(*arguments: str) -> str:
+        assert main(["cache", *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert "2 entries" in run("show", "--folder", str(one))
+    assert "nearest entry: torch: wanted 2.13, stored 2.11" in run("explain", "program", "--folder", str(one))
+    bundle = str(tmp_path / "bundle.tar.gz")
+    assert "2 entries" in run("export", bundle, "--folder", str(one))
+    assert "2 entries" in run("import", bundle, "--folder", str(other))
+    assert "2 entries" in run("show", "--folder", str(other))
+    assert "2 entries removed" in run("trim", "--mib", "0", "--folder", str(one))
+    run("clear", "--folder", str(other))
+    assert not other.exists()
 
 
 def test_cli_doctor_finds_this_machine_ready(capsys: pytest.CaptureFixture[str]) -> None:
