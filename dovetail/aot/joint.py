@@ -93,6 +93,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         boundary = len(builder.nodes)
         tangents, grad_inputs, grads = _trace_backward(trace, autocast)
     finally:
+        recorder.close()
         torch.set_rng_state(random_state)
     n, constants = len(example_inputs), tuple(recorder.constants)
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.aot.alias import Memory, Ref, Storage, relative_offset
 from dovetail.aot.functional import twin_of
+from dovetail.aot.opaque import Opaque, definition_of, watch
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torch_dtype, infer, type_of
 from dovetail.fake.record import Record
@@ -64,6 +65,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.name, self.loc = "value", None  # type: tuple[str, Loc | None]
         self.is_backward = False
         self.is_silent = False
+        self.watched: dict[Any, Callable[[], None]] = {}
+        """custom ops whose backward is watched, and what ends that"""
         self.numbers: dict[str, Node] = {}
         """run-time floats by name"""
         self.draws: dict[Node, bytes] = {}
@@ -89,6 +92,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.is_backward:
             self._locate()
         return route(self, func, args, kwargs or _NO_ARGS)
+
+    def close(self) -> None:
+        """Custom ops are as they were."""
+        for end in self.watched.values():
+            end()
 
     # -- where in the program
 
@@ -241,6 +249,23 @@ def record_call(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
     if result is not None and not isinstance(result, (int, float, bool, torch.SymInt)):
         recorder.results(recorder.call(facts_of(func).name, nodes, result_type(result), kwargs), result)
     return result
+
+
+def record_custom(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A custom op with a backward of its own, which may turn out not to be traceable."""
+    definition = definition_of(func)
+    if definition is not None and func not in recorder.watched:
+        recorder.watched[func] = watch(definition, lambda call: record_opaque(recorder, call))
+    return record_call(recorder, func, args, kwargs)
+
+
+def record_opaque(recorder: Recorder, call: Opaque) -> list[Any]:
+    """The gradients that an untraceable backward gives, row-major."""
+    named = [{"dtype": x.dtype, "device": x.device} for x in call.like]
+    made = [infer(_aten.empty.memory_format, (x.shape,), k) for x, k in zip(call.like, named)]
+    nodes = tuple([recorder.arg(tensor) for tensor in call.tensors])
+    recorder.results(recorder.call(call.op, (nodes,), result_type(made)), made)
+    return made
 
 
 def record_composite(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -558,6 +583,8 @@ def _route_by_kind(func: Any, facts: Record) -> Route:
         return record_reshaped
     if facts.mutates:
         return record_write
+    if not facts.name.startswith("aten."):
+        return record_custom
     return record_view if facts.is_view else record_call
 
 

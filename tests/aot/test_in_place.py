@@ -1,4 +1,5 @@
 """A cache that is scattered into is written in place: nothing copies it."""
+
 import torch
 
 import dovetail

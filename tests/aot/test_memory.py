@@ -1,4 +1,5 @@
 """Peak memory of a training step, compiled against eager: live tensor bytes as the allocator reports them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

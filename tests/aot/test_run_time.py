@@ -286,6 +286,36 @@ def _bump_only(x: torch.Tensor) -> None:
     x.add_(1)
 
 
+@torch.library.custom_op("dovetail_aot_tests::grouped", mutates_args=())
+def _grouped(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    starts = [0, *ends.tolist()[:-1]]
+    return torch.cat([x[a:b] * w[i] for i, (a, b) in enumerate(zip(starts, ends.tolist()))])
+
+
+def _grouped_backward(ctx: Any, grad: torch.Tensor) -> Any:
+    x, w = ctx.saved_tensors
+    spans = list(zip([0, *ctx.ends.tolist()[:-1]], ctx.ends.tolist()))
+    by_weight = torch.stack([(grad[a:b] * x[a:b]).sum(0) for a, b in spans])
+    return torch.cat([grad[a:b] * w[i] for i, (a, b) in enumerate(spans)]), by_weight, None
+
+
+def _grouped_context(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.ends = inputs[2]
+
+
+_grouped.register_fake(lambda x, w, ends: torch.empty_like(x))
+_grouped.register_autograd(_grouped_backward, setup_context=_grouped_context)
+
+
+def test_custom_op_whose_backward_reads_values() -> None:
+    make = lambda: [  # noqa: E731
+        torch.randn(6, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True), torch.tensor([2, 6])
+    ]  # fmt: skip
+    check(lambda x, w, ends: _grouped(x.sin(), w, ends).exp(), make)
+    assert _grouped._backward_fn is _grouped_backward
+
+
 def test_custom_ops() -> None:
     check(lambda x: _scale(x, 2.0).sin(), lambda: [torch.randn(3, requires_grad=True)])
     check(
