@@ -419,13 +419,20 @@ def grid_sampler(c: Call) -> Result:
 def pixel_shuffle(c: Call) -> Result:
     *lead, channels, height, width = c["self"].shape
     r = c["upscale_factor"]
-    return (*lead, floordiv(channels, r * r), mul(height, r), mul(width, r))
+    return (*lead, _divided(c, channels, r * r), mul(height, r), mul(width, r))
+
+
+def _divided(c: Call, size: Expr, by: int) -> Expr:
+    """size // by, which eager demands to be exact."""
+    part = floordiv(size, by)
+    c.shapes.assume(eq(mul(part, by), size), "it must divide evenly")
+    return part
 
 
 def pixel_unshuffle(c: Call) -> Result:
     *lead, channels, height, width = c["self"].shape
     r = c["downscale_factor"]
-    return (*lead, mul(channels, r * r), floordiv(height, r), floordiv(width, r))
+    return (*lead, mul(channels, r * r), _divided(c, height, r), _divided(c, width, r))
 
 
 # -- norms, attention, losses ----------------------------------------------------------------------
@@ -536,13 +543,18 @@ def multinomial(c: Call) -> Result:
 def glu(c: Call) -> Result:
     x = c["self"]
     d = _axis(c.get("dim", -1), x.ndim)
-    return _with(x.shape, d, floordiv(x.shape[d], 2))
+    return _with(x.shape, d, _divided(c, x.shape[d], 2))
 
 
 def cdist(c: Call) -> Result:
     a, b = c["x1"], c["x2"]
     same_size(c.shapes, a.shape[-1], b.shape[-1])
     return (*broadcast(c.shapes, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
+
+
+def cdist_backward(c: Call) -> Result:
+    a, b = c["x1"].shape, c["x2"].shape
+    return (*broadcast(c.shapes, a[:-2], b[:-2]), *a[-2:])
 
 
 # -- factories -------------------------------------------------------------------------------------
@@ -643,9 +655,11 @@ RULES: Final[dict[str, Rule]] = _table(
     (scalar, "dot vdot scalar_tensor trace dist"),
     (pointwise, """
         rsub complex polar floor_divide hardswish hardswish_backward _prelu_kernel masked_fill masked_scatter
-        normal cross linalg_cross copy"""),
+        normal cross linalg_cross copy elu_backward hardtanh_backward leaky_relu_backward
+        rrelu_with_noise_backward softshrink_backward hardshrink_backward hardsigmoid_backward
+        soft_margin_loss_backward"""),
     (likes("self", "self"), "log_sigmoid_forward"),
-    (likes("self", "weight"), "_prelu_kernel_backward"),
+    (likes("self", "self"), "_prelu_kernel_backward"),
     (diag_embed, "diag_embed"),
     (fft_real_to_complex, "_fft_r2c"),
     (like_first, "_fft_c2c"),
@@ -665,8 +679,8 @@ RULES: Final[dict[str, Rule]] = _table(
         reflection_pad2d_backward multilabel_margin_loss_backward reflection_pad3d_backward
         replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
         binary_cross_entropy_backward glu_backward _adaptive_avg_pool2d_backward
-        _adaptive_avg_pool3d_backward elu_backward
-        gelu_backward"""),
+        _adaptive_avg_pool3d_backward
+        gelu_backward adaptive_max_pool3d_backward"""),
     (view, "view _unsafe_view _reshape_alias reshape _reshape_copy"),
     (expand, "expand"),
     (permute, "permute"),
@@ -704,13 +718,14 @@ RULES: Final[dict[str, Rule]] = _table(
         _upsample_bilinear2d_aa _upsample_bicubic2d_aa"""),
     (upsample(3), "upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d"),
     (sized("input_size"), """
+        upsample_trilinear3d_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact3d_backward
         upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
         upsample_bilinear2d_backward upsample_bicubic2d_backward upsample_linear1d_backward
         _upsample_nearest_exact2d_backward _upsample_bicubic2d_aa_backward
         _upsample_bilinear2d_aa_backward"""),
     (sized("input_sizes"), "slice_backward select_backward diagonal_backward unfold_backward trace_backward"),
     (sized("self_sizes"), "index_select_backward"),
-    (sized("sizes"), "value_selecting_reduction_backward"),
+    (sized("sizes"), "value_selecting_reduction_backward masked_scatter_backward"),
     (grid_sampler, "grid_sampler_2d grid_sampler_3d"),
     (pixel_shuffle, "pixel_shuffle"),
     (pixel_unshuffle, "pixel_unshuffle"),
@@ -719,7 +734,10 @@ RULES: Final[dict[str, Rule]] = _table(
     (batch_norm, """
         native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
         _batch_norm_with_update"""),
-    (likes("input", "weight", "weight"), "native_batch_norm_backward native_group_norm_backward"),
+    (likes("input", "weight", "weight"), """
+        native_batch_norm_backward native_group_norm_backward batch_norm_backward"""),
+    (likes("input", "grid"), "grid_sampler_2d_backward grid_sampler_3d_backward"),
+    (cdist_backward, "_cdist_backward"),
     (group_norm, "native_group_norm"),
     (attention, """
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention

@@ -49,7 +49,6 @@ from dovetail.sym.real import (
 )
 from dovetail.sym.shapes import Shapes
 
-
 _CONSTANT: Final = frozenset({"const", "true", "false"})
 
 

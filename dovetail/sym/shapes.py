@@ -230,7 +230,7 @@ class Shapes:
             self._at_least[terms] = max(least, self._at_least.get(terms, -INF))
 
     def _learn_equal(self, a: Expr, b: Expr) -> None:
-        solved = solve(add(a, mul(b, -1)))
+        solved = solve(add(a, mul(b, -1))) or _solve_division(a, b) or _solve_division(b, a)
         if solved is None:
             return
         symbol, value = solved
@@ -318,4 +318,13 @@ def _solve_term(difference: Expr) -> tuple[Expr, Expr] | None:
         return (term, const(-constant // factor.value)) if constant % factor.value == 0 else None
     if terms.op in ("floordiv", "mod", "min", "max", "mul"):
         return terms, const(-constant)
+    return None
+
+
+def _solve_division(whole: Expr, value: Expr) -> tuple[Expr, Expr] | None:
+    """4 * (x // 4) == x: every such product is x from now on."""
+    if whole.op == "mul" and len(whole.operands) == 2:
+        for divisor, quotient in (whole.operands, whole.operands[::-1]):
+            if quotient.op == "floordiv" and quotient.operands == (value, divisor):
+                return whole, value
     return None

@@ -105,3 +105,10 @@ def test_kept_assumptions_imply_every_decision(seed: int, hints: list[int], othe
     assert all(evaluate(a.condition, {s.name: n for s, n in zip(symbols, hints)}) for a in shapes.freeze())
     if all(evaluate(a.condition, env) for a in shapes.freeze()):
         assert all(bool(evaluate(condition, env)) == holds for condition, holds in taken)
+
+
+def test_exact_division_is_undone() -> None:
+    shapes = Shapes()
+    s0, s1 = shapes.symbol(12), shapes.symbol(3)
+    assert shapes.decide(eq(mul(floordiv(s0, 4), 4), s0)) and shapes.simplify(mul(floordiv(s0, 4), 4)) is s0
+    assert shapes.decide(eq(mul(floordiv(s0, s1), s1), s0)) and shapes.simplify(mul(floordiv(s0, s1), s1)) is s0
