@@ -162,7 +162,7 @@ def celu(b: Build, x: Value, alpha: float = 1.0) -> Value:
 @decomposes("aten.leaky_relu")
 @pointwise
 def leaky_relu(b: Build, x: Value, negative_slope: float = 0.01) -> Value:
-    return b.where(x > 0.0, x, x * plain(negative_slope))
+    return b.where(x > 0.0, x, x * negative_slope)
 
 
 @decomposes("aten.leaky_relu_backward")

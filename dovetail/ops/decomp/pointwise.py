@@ -45,13 +45,15 @@ def ready_rounded(b: Build, args: tuple[Operand, ...]) -> tuple[Any, ...]:
         dtype = promoted([x.type if isinstance(x, Value) else x for x in args])
     if not dtype.is_low_precision or b.out.device.kind != "cpu":
         return ready(b, args)
-    return ready(b, tuple(_rounded(x, dtype) for x in args))
+    return ready(b, tuple(_rounded(b, x, dtype) for x in args))
 
 
-def _rounded(x: Operand, dtype: DType) -> Operand:
+def _rounded(b: Build, x: Operand, dtype: DType) -> Operand:
     if isinstance(x, Value):
         return x.to(dtype) if not x.ndim else x
-    return rounded(float(x), dtype) if isinstance(x, (int, float)) else x
+    if isinstance(x, (int, float)):
+        return rounded(float(x), dtype)
+    return b.full((), x, dtype, b.out.device)
 
 
 # -- unary -----------------------------------------------------------------------------------------
@@ -518,9 +520,10 @@ def masked_fill(b: Build, x: Value, mask: Value, value: Operand) -> Value:
 @pointwise
 def lerp(b: Build, start: Value, end: Value, weight: Operand) -> Value:
     gap = end - start
+    if isinstance(weight, float):
+        return start + gap * weight if abs(weight) < 0.5 else end - gap * (1.0 - weight)
     if not isinstance(weight, Value):
-        fixed = plain(weight)
-        return start + gap * fixed if abs(fixed) < 0.5 else end - gap * (1.0 - fixed)
+        weight = b.full((), weight, start.dtype, start.type.device)
     near, far = start + gap * weight, end - gap * (1.0 - weight)
     return b.where(b.call("abs", weight) < 0.5, near, far)
 
