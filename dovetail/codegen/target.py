@@ -37,6 +37,7 @@ class Launchable(Protocol):
 class Target(Protocol):
     """One kind of device."""
 
-    language: str
+    @property
+    def language(self) -> str: ...
 
     def emit(self, group: Group, buffers: dict[str, Buffer]) -> Launchable: ...

@@ -46,7 +46,8 @@ class Group:
         hidden = f"   internal: {', '.join(self.internal)}" if self.internal else ""
         lines = [f"group {self.name}: {loops}{inner}{hidden}"]
         for level, nest in zip(self.levels, self.nests):
-            lines += [f"  {level}: {line}" if not k else f"     {line}" for k, line in enumerate(str(nest).splitlines())]
+            first, *rest = str(nest).splitlines()
+            lines += [f"  {level}: {first}", *(f"     {line}" for line in rest)]
         return "\n".join(lines)
 
 

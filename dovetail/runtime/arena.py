@@ -10,8 +10,12 @@ from typing import Final
 TEXT: Final = """\
 typedef long int64_t;
 extern "C" {
-int posix_memalign(void**, unsigned long, unsigned long); void free(void*); void* calloc(unsigned long, unsigned long);
-int pthread_key_create(unsigned*, void (*)(void*)); void* pthread_getspecific(unsigned); int pthread_setspecific(unsigned, const void*);
+int posix_memalign(void**, unsigned long, unsigned long);
+void free(void*);
+void* calloc(unsigned long, unsigned long);
+int pthread_key_create(unsigned*, void (*)(void*));
+void* pthread_getspecific(unsigned);
+int pthread_setspecific(unsigned, const void*);
 }
 struct Block { void* start; int64_t size; bool taken; };
 static unsigned key;

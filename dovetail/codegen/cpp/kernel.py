@@ -109,9 +109,8 @@ def _widest(group: Group, shape: Shape) -> int:
             widest = max(widest, node.dtype.bytes)
         if node.op == "index" and node in changing and not fits_int32(node.args[0]):  # type: ignore[arg-type]
             widest = 8
-        if node.op == "load_at" and var is not None and step_of(node.args[1], var) == 1:  # type: ignore[arg-type]
-            continue
-        roots += node.operands
+        if node.op != "load_at" or var is None or step_of(node.operands[0], var) != 1:
+            roots += node.operands
     values = [w.value for n in group.nests for w in n.writes if w.reduce]
     return max([widest, *(value.dtype.bytes for value in values)])
 
@@ -148,10 +147,12 @@ def _named(tokens: str, names: list[str], kernel: str, loops: set[str]) -> str:
 
 
 _RESERVED: Final = frozenset(
-    "load store select mask first splat convert iota any_lane bad full left auto double float int long short char "
-    "bool void for if else do while return const static union struct class new delete this template typename "
-    "and or not xor exp log sqrt tan cos floor fabs erf fmod lgamma f16 bf16 default case switch break continue "
-    "operator public private enum goto signed unsigned namespace using true false inline register volatile part".split()
+    """
+    load store select mask first splat convert iota any_lane bad full left part auto double float int long
+    short char bool void for if else do while return const static union struct class new delete this template
+    typename and or not xor exp log sqrt tan cos floor fabs erf fmod lgamma f16 bf16 default case switch break
+    continue operator public private enum goto signed unsigned namespace using true false inline register volatile
+    """.split()
 )
 
 

@@ -16,12 +16,12 @@ from typing import Final, TypeAlias
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 
 C_TYPE: Final = {
-    BOOL: "bool", U8: "uint8_t", U16: "uint16_t", U32: "uint32_t", U64: "uint64_t", I8: "int8_t", I16: "int16_t",
-    I32: "int32_t", I64: "int64_t", F16: "f16", BF16: "bf16", F32: "float", F64: "double",
+    BOOL: "bool", U8: "uint8_t", U16: "uint16_t", U32: "uint32_t", U64: "uint64_t", I8: "int8_t",
+    I16: "int16_t", I32: "int32_t", I64: "int64_t", F16: "f16", BF16: "bf16", F32: "float", F64: "double",
 }  # fmt: skip
 VECTOR_TYPE: Final = {
-    BOOL: "mask", U8: "u8v", U16: "u16v", U32: "u32v", U64: "u64v", I8: "i8v", I16: "i16v", I32: "i32v", I64: "i64v",
-    F16: "f16v", BF16: "bf16v", F32: "f32v", F64: "f64v",
+    BOOL: "mask", U8: "u8v", U16: "u16v", U32: "u32v", U64: "u64v", I8: "i8v", I16: "i16v", I32: "i32v",
+    I64: "i64v", F16: "f16v", BF16: "bf16v", F32: "f32v", F64: "f64v",
 }  # fmt: skip
 
 Entry: TypeAlias = "str | Callable[[DType, tuple[DType, ...]], str]"
@@ -43,7 +43,8 @@ def _float_or(name: str, count: int, integer: str) -> Entry:
 _FLOAT_FUNCTIONS: Final = {
     name: _call(name, 1)
     for name in (
-        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh "
+        "asinh acosh atanh "
         "erf erfc erfinv lgamma digamma floor ceil round trunc frac sigmoid reciprocal i0 i0e i1 i1e ndtri"
     ).split()
 }
@@ -204,16 +205,16 @@ def literal(value: float | int | bool, dtype: DType) -> str:
                 f"(-{2**63 - 1}l - 1)" if number == -(2**63) else f"{number}{'ul' if dtype is U64 else 'l'}"
             )
         return f"({C_TYPE[dtype]}){number}"
-    number = float(value)
+    real = float(value)
     suffix = "f" if dtype is not F64 else ""
-    if number != number:
+    if real != real:
         text = f'__builtin_nan{suffix}("")'
-    elif number in (float("inf"), float("-inf")):
-        text = f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
-    elif number == struct.unpack("f", struct.pack("f", number))[0] if abs(number) < 1e38 else False:
-        text = f"{number!r}{suffix}"
+    elif real in (float("inf"), float("-inf")):
+        text = f"{'-' if real < 0 else ''}__builtin_inf{suffix}()"
+    elif real == struct.unpack("f", struct.pack("f", real))[0] if abs(real) < 1e38 else False:
+        text = f"{real!r}{suffix}"
     else:
-        text = f"{number.hex()}{suffix}"
+        text = f"{real.hex()}{suffix}"
     text = f"({text})" if text.startswith("-") else text
     return cast(dtype, F32, text, False) if dtype in (BF16, F16) else text
 

@@ -23,9 +23,10 @@ INTEGERS: Final = Path(__file__).with_name("integers.h").read_text()
 # One entry per function that needs text of its own: overloads for a vector V and a scalar T.
 # {v} and {s} are replaced by float and double variants.
 _SLEEF: Final = {
-    "exp": "exp{p}_u10", "exp2": "exp2{p}_u10", "expm1": "expm1{p}_u10", "log": "log{p}_u10", "log2": "log2{p}_u10",
-    "log10": "log10{p}_u10", "log1p": "log1p{p}_u10", "sin": "sin{p}_u35", "cos": "cos{p}_u35", "tan": "tan{p}_u10",
-    "asin": "asin{p}_u10", "acos": "acos{p}_u10", "atan": "atan{p}_u10", "sinh": "sinh{p}_u10", "cosh": "cosh{p}_u10",
+    "exp": "exp{p}_u10", "exp2": "exp2{p}_u10", "expm1": "expm1{p}_u10", "log": "log{p}_u10",
+    "log2": "log2{p}_u10", "log10": "log10{p}_u10", "log1p": "log1p{p}_u10", "sin": "sin{p}_u35",
+    "cos": "cos{p}_u35", "tan": "tan{p}_u10", "asin": "asin{p}_u10", "acos": "acos{p}_u10",
+    "atan": "atan{p}_u10", "sinh": "sinh{p}_u10", "cosh": "cosh{p}_u10",
     "tanh": "tanh{p}_u10", "asinh": "asinh{p}_u10", "acosh": "acosh{p}_u10", "atanh": "atanh{p}_u10",
     "erf": "erf{p}_u10", "erfc": "erfc{p}_u15", "lgamma": "lgamma{p}_u10",
 }  # fmt: skip
@@ -58,7 +59,8 @@ INLINE f32v exp_(f32v x) {
     f32v t = x > 89.0f ? splat<f32v>(89.0f) : x;
     t = t < -104.5f ? splat<f32v>(-104.5f) : t;
     const f32v n = round_(t * 1.44269504f);
-    const f32v r = fma_(n, splat<f32v>(-1.428606765330187e-06f), fma_(n, splat<f32v>(-0.693145751953125f), t));
+    const f32v high = fma_(n, splat<f32v>(-0.693145751953125f), t);
+    const f32v r = fma_(n, splat<f32v>(-1.428606765330187e-06f), high);
     f32v q = splat<f32v>(0.00019790357328020036f);
     q = fma_(q, r, splat<f32v>(0.001394465914927423f));
     q = fma_(q, r, splat<f32v>(0.008333496749401093f));
@@ -188,7 +190,8 @@ def _emit_plain(name: str, vector: str, c_type: str, c: str) -> list[str]:
     if name in _OWN:
         return [
             f"INLINE {c_type} {name}_({c_type} x) {{ return ({c_type}){name}1(x); }}",
-            f"INLINE {vector} {name}_({vector} x) {{ {vector} y; {each} y[l] = ({c_type}){name}1(x[l]); return y; }}",
+            f"INLINE {vector} {name}_({vector} x) {{\n"
+            f"    {vector} y; {each} y[l] = ({c_type}){name}1(x[l]); return y;\n}}",
         ]
     return [text.format(T=c_type, V=vector, c=c, each=each) for text in _TWO[name]]
 
@@ -204,15 +207,19 @@ _TWO: Final = {
     ),
     "copysign": (
         "INLINE {T} copysign_({T} x, {T} y) {{ return __builtin_copysign{c}(x, y); }}",
-        "INLINE {V} copysign_({V} x, {V} y) {{ {V} z; {each} z[l] = __builtin_copysign{c}(x[l], y[l]); return z; }}",
+        "INLINE {V} copysign_({V} x, {V} y) {{\n"
+        "    {V} z; {each} z[l] = __builtin_copysign{c}(x[l], y[l]); return z;\n}}",
     ),
     "fma": (
         "INLINE {T} fma_({T} x, {T} y, {T} z) {{ return __builtin_fma{c}(x, y, z); }}",
-        "INLINE {V} fma_({V} x, {V} y, {V} z) {{ {V} w; {each} w[l] = __builtin_fma{c}(x[l], y[l], z[l]); return w; }}",
+        "INLINE {V} fma_({V} x, {V} y, {V} z) {{\n"
+        "    {V} w; {each} w[l] = __builtin_fma{c}(x[l], y[l], z[l]); return w;\n}}",
     ),
     "remainder": (
-        "INLINE {T} remainder_({T} x, {T} y) {{ {T} m = fmod_(x, y); return m != 0 && (m < 0) != (y < 0) ? m + y : m; }}",
-        "INLINE {V} remainder_({V} x, {V} y) {{ {V} m = fmod_(x, y); return ((m != 0) & ((m < 0) ^ (y < 0))) ? m + y : m; }}",
+        "INLINE {T} remainder_({T} x, {T} y) {{\n"
+        "    {T} m = fmod_(x, y); return m != 0 && (m < 0) != (y < 0) ? m + y : m;\n}}",
+        "INLINE {V} remainder_({V} x, {V} y) {{\n"
+        "    {V} m = fmod_(x, y); return ((m != 0) & ((m < 0) ^ (y < 0))) ? m + y : m;\n}}",
     ),
     "truncdiv": (
         "INLINE {T} truncdiv_({T} x, {T} y) {{ return trunc_(x / y); }}",
@@ -257,7 +264,8 @@ def emit_prelude(lanes: int, widest: int, functions: Iterable[str]) -> tuple[str
 
 _SCALE: Final = {
     64: "return (f32v)__builtin_ia32_scalefps512_mask(x, n, f32v{}, -1, 4);",
-    0: "const i32v k = convert<i32v>(n), h = k >> 1; return x * (f32v)((h + 127) << 23) * (f32v)((k - h + 127) << 23);",
+    0: "const i32v k = convert<i32v>(n), h = k >> 1; "
+    "return x * (f32v)((h + 127) << 23) * (f32v)((k - h + 127) << 23);",
 }
 """Bytes of a float vector -> how to scale by a power of two: one instruction, or two exact factors."""
 
@@ -278,22 +286,22 @@ _HALF: Final = {
 """Lanes -> conversions from and to half precision by one instruction; 0 is for any number of lanes."""
 
 
-def _ints(values: Iterable[int]) -> str:
-    return ", ".join(map(str, values))
+def _shuffle(a: str, b: str, places: Iterable[int]) -> str:
+    """The lanes of a and b, counted through, at these places."""
+    return f"__builtin_shufflevector({a}, {b}, {', '.join(map(str, places))})"
 
 
 def _vectors(lanes: int, widest: int) -> str:
     numbers = ", ".join(map(str, range(lanes)))
-    turns = "".join(
-        f"    case {h}: return __builtin_shufflevector(v, v, {', '.join(str((k + h) % lanes) for k in range(lanes))});\n"
-        for h in (1, 2, 4, 8)
-        if h < lanes
-    )
+    steps = [h for h in (1, 2, 4, 8) if h < lanes]
+    every = range(lanes)
+    turns = "".join(f"    case {h}: return {_shuffle('v', 'v', ((k + h) % lanes for k in every))};\n" for h in steps)
     swaps = "".join(
-        f"    case {h}: a = __builtin_shufflevector(x, y, {_ints((lanes + k - h) if k & h else k for k in range(lanes))}); "
-        f"b = __builtin_shufflevector(x, y, {_ints((lanes + k) if k & h else k + h for k in range(lanes))}); break;\n"
-        for h in (1, 2, 4, 8)
-        if h < lanes
+        f"    case {h}:\n"
+        f"        a = {_shuffle('x', 'y', (lanes + k - h if k & h else k for k in every))};\n"
+        f"        b = {_shuffle('x', 'y', (lanes + k if k & h else k + h for k in every))};\n"
+        f"        break;\n"
+        for h in steps
     )
     from_half, to_half = _HALF.get(lanes, _HALF[0])
     holes = {
@@ -321,6 +329,7 @@ def _emit_integer(name: str) -> str:
             f"INLINE {t} {name}_({t} x, {t} y) {{ return {body}; }}\n" for t in (*vectors, *scalars)
         )
     return "".join(
-        f"INLINE {v} {name}_({v} x, {v} y) {{ {v} z; for (int l = 0; l < L; ++l) z[l] = {name}_(x[l], y[l]); return z; }}\n"
+        f"INLINE {v} {name}_({v} x, {v} y) {{\n"
+        f"    {v} z; for (int l = 0; l < L; ++l) z[l] = {name}_(x[l], y[l]); return z;\n}}\n"
         for v in vectors
     )

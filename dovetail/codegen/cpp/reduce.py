@@ -115,7 +115,7 @@ class Accumulator:
         """Lanes beyond the end contribute nothing, where lanes are points of this reduction."""
         if self.writer.tail is not None and not self.writer.column:
             text = f"select(first({self.writer.tail}), {text}, {self.start})"
-        text = self._named(text, scope)
+        text = self.named(text, scope)
         target = self.name + self.at
         self.writer.functions |= functions_of(self.better, (self.dtype,))
         scope(f"{target} = {self.better.format(target, text)};")
@@ -141,7 +141,7 @@ class Accumulator:
     def _slots(self) -> list[str]:
         return [""] if self.copies == 1 else [f"[{k}]" for k in range(self.copies)]
 
-    def _named(self, text: str, scope: Scope) -> str:
+    def named(self, text: str, scope: Scope) -> str:
         if text.isidentifier():
             return text
         name = self.writer.fresh()
@@ -153,7 +153,7 @@ class Accumulator:
         at = self.writer.value(self.write.index_scalar, scope)
         sign = ">" if self.write.reduce == "argmax" else "<"
         acc, acc_at = self.name + self.at, f"{self.name}_at{self.at}"
-        v = self._named(self.writer.as_vector(value) if self.is_vector else value.text, scope)
+        v = self.named(self.writer.as_vector(value) if self.is_vector else value.text, scope)
         where = self.writer.as_vector(at) if self.is_vector else at.text
         turn = "to_mask" if self.is_vector else ""
         better = f"{turn}({v} {sign} {acc})"
@@ -185,7 +185,7 @@ class Accumulator:
         self.writer.functions |= functions_of(pattern, (self.dtype,))
         step = self.writer.lanes // 2
         while step:
-            other = self._named(f"turned<{step}>({first})", scope)
+            other = self.named(f"turned<{step}>({first})", scope)
             scope(f"{first} = {pattern.format(first, other)};")
             step //= 2
         text = f"{first}[0]" + (" != 0" if self.dtype is BOOL else "")
@@ -237,7 +237,8 @@ class Accumulator:
         scope(f"int {best} = 0;")
         scope(f"for (int l = 1; l < {count}; ++l)")
         scope(
-            f"    if ({here} >= 0 && ({there} < 0 || {better} || (({equal}) && {here} < {there}))) {best} = l;"
+            f"    if ({here} >= 0 && ({there} < 0 || {better} || (({equal}) && {here} < {there})))"
+            f" {best} = l;"
         )
 
     def _keep(self, which: int, value: Value, scope: Scope) -> None:

@@ -244,7 +244,7 @@ class KernelWriter:
     def _is_whole_vector(self, node: Scalar) -> bool:
         """The lanes' positions follow one another."""
         var = self.vector_var
-        return var is not None and self.mask is None and step_of(node.args[1], var) == 1  # type: ignore[arg-type]
+        return var is not None and self.mask is None and step_of(node.operands[0], var) == 1
 
     def _load_vector_at(self, node: Scalar, scope: Scope) -> Value:
         """One load from where the first lane points."""
@@ -257,7 +257,8 @@ class KernelWriter:
         call = "load_mask" if node.dtype is BOOL else "load"
         count = f", {self.tail}" if self.tail else ""
         scope(
-            f"const {VECTOR_TYPE[node.dtype]} {name} = {call}({self.name(str(node.args[0]))} + {first.text}{count});"
+            f"const {VECTOR_TYPE[node.dtype]} {name} = "
+            f"{call}({self.name(str(node.args[0]))} + {first.text}{count});"
         )
         made = Value(name, node.dtype, True, scope.depth)
         scope.known[node] = made

@@ -1,10 +1,11 @@
 """Library calls through the dispatcher's C entry: any op whose arguments libtorch's shim can carry.
 
-    aten.topk.default(x, 5)  ->  Stack s1[5] = {own(x), 5, ...};  aoti_torch_call_dispatcher("aten::topk", "", s1)
+    aten.topk.default(x, 5)  ->  uint64_t stack1[5] = {own(x), 5, ...};  dispatch(python, "aten::topk", "", stack1)
 
 A value travels as 64 bits: an owned tensor handle, a number, or a pointer to a list, a string or a
 present optional. An argument of another type (a Scalar, a dtype) sends the call through Python.
 """
+
 from __future__ import annotations
 
 import json
@@ -30,18 +31,31 @@ int32_t torch_list_push_back(void*, uint64_t);
 int32_t torch_new_string_handle(const char*, uint64_t, void**);
 __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 }
-static inline uint64_t own(Handle h) { Handle copy = nullptr; aoti_torch_new_tensor_handle(h, &copy); return (uint64_t)copy; }
-static inline uint64_t some(uint64_t value) { uint64_t* p = (uint64_t*)malloc(8); *p = value; return (uint64_t)p; }
+static inline uint64_t own(Handle h) {
+    Handle copy = nullptr;
+    aoti_torch_new_tensor_handle(h, &copy);
+    return (uint64_t)copy;
+}
+static inline uint64_t some(uint64_t value) {
+    uint64_t* p = (uint64_t*)malloc(8);  // libtorch deletes it
+    *p = value;
+    return (uint64_t)p;
+}
 static uint64_t list(uint64_t n, const uint64_t* items) {
     void* made = nullptr;
     torch_new_list_reserve_size(n, &made);
     for (uint64_t k = 0; k < n; ++k) torch_list_push_back(made, items[k]);
     return (uint64_t)made;
 }
-static inline uint64_t text(const char* s, uint64_t n) { void* made = nullptr; torch_new_string_handle(s, n, &made); return (uint64_t)made; }
+static inline uint64_t text(const char* s, uint64_t n) {
+    void* made = nullptr;
+    torch_new_string_handle(s, n, &made);
+    return (uint64_t)made;
+}
 static int32_t dispatch(Python* python, const char* op, const char* overload, uint64_t* stack) {
     if (!aoti_torch_call_dispatcher(op, overload, stack)) return 0;
-    python->fail(python, torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : op);
+    const bool says = torch_exception_get_what_without_backtrace;
+    python->fail(python, says ? torch_exception_get_what_without_backtrace() : op);
     return 1;
 }
 """

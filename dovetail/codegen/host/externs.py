@@ -4,6 +4,7 @@ through Python.
     aten.mm.default(a, b) into o     aoti_torch_cpu_mm_out(o, a, b)
     aten.sort.default(x, -1, False)  python->call_with(python, 0, {x}, ...)
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -57,7 +58,10 @@ def _into(function: str) -> Callable[[HostWriter, Extern], bool]:
         if numbers is None:
             return False
         out = writer.handle(extern.outputs[0])
-        writer(f'TRY("{extern.op}", aoti_torch_{shim(writer)}_{function}_out({", ".join([out, *args, *numbers])}))')
+        writer(
+            f'TRY("{extern.op}", '
+            f"aoti_torch_{shim(writer)}_{function}_out({', '.join([out, *args, *numbers])}))"
+        )
         return True
 
     return rule
@@ -66,7 +70,8 @@ def _into(function: str) -> Callable[[HostWriter, Extern], bool]:
 def _beta_alpha(extern: Extern) -> list[str] | None:
     given = dict(extern.kwargs)
     values = [given.get("beta", 1), given.get("alpha", 1)]
-    return [repr(float(v)) for v in values] if all(isinstance(v, (int, float)) for v in values) else None  # type: ignore[arg-type]
+    numbers = [v for v in values if isinstance(v, (int, float))]
+    return [repr(float(v)) for v in numbers] if len(numbers) == len(values) else None
 
 
 def _convolution(writer: HostWriter, extern: Extern) -> bool:
@@ -78,12 +83,16 @@ def _convolution(writer: HostWriter, extern: Extern) -> bool:
         bias_text = writer.fresh("bias")
         writer(f"Handle {bias_text}_ = {writer.view(bias)};")
         bias_text = f"&{bias_text}_"
-    lists = [f"{writer.sizes(v)}, {len(v)}" for v in (stride, padding, dilation, output_padding)]  # type: ignore[arg-type]
+    given = (stride, padding, dilation, output_padding)
+    lists = [f"{writer.sizes(v)}, {len(v)}" for v in given if isinstance(v, tuple)]  # type: ignore[arg-type]
     a, b = writer.view(x), writer.view(weight)
     out = f"h_{extern.outputs[0]}"
     writer(f"Tensor {out};")
     flags = f"{lists[0]}, {lists[1]}, {lists[2]}, {int(bool(transposed))}, {lists[3]}, {groups}"
-    writer(f'TRY("{extern.op}", aoti_torch_{shim(writer)}_convolution({a}, {b}, {bias_text}, {flags}, &{out}.handle))')
+    writer(
+        f'TRY("{extern.op}", '
+        f"aoti_torch_{shim(writer)}_convolution({a}, {b}, {bias_text}, {flags}, &{out}.handle))"
+    )
     writer.settle(extern.outputs[0], out)
     return True
 
@@ -130,7 +139,9 @@ def call_python(writer: HostWriter, extern: Extern) -> None:
     writer(f"Handle {given}[] = {{{', '.join(tensors) or 'nullptr'}}};")
     writer(f"const int64_t {ints}[] = {{{', '.join(numbers) or '0'}}};")
     writer(f"Handle {got}[{max(count, 1)}] = {{}};")
-    call = f"python->call_with(python, {index}, {given}, {len(tensors)}, {ints}, {len(numbers)}, {got}, {count})"
+    call = (
+        f"python->call_with(python, {index}, {given}, {len(tensors)}, {ints}, {len(numbers)}, {got}, {count})"
+    )
     writer(f"if ({call}) return 1;")
     for k, name in enumerate(extern.outputs):
         _take(writer, extern, name, f"{got}[{k}]")
