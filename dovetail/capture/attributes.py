@@ -47,7 +47,16 @@ def find_in_mro(kind: type, name: str) -> tuple[Any, type | None]:
     return MISSING, None
 
 
-_python_methods: dict[tuple[type, str], FunctionType | None] = {}
+def find_in_class(trace: Trace, kind: type, name: str) -> tuple[Any, type | None]:
+    """find_in_mro, seeing what the program has assigned to the classes meanwhile."""
+    if trace.changed_classes:
+        for owner in kind.__mro__:
+            pending = trace.writes.get((id(owner), name))
+            if pending is not None and pending.value is not DELETED:
+                return pending.value, owner
+            if name in owner.__dict__:
+                break
+    return find_in_mro(kind, name)
 
 
 def python_method(kind: type, name: str) -> FunctionType | None:
@@ -117,7 +126,7 @@ def plain_attr(trace: Trace, obj: Any, name: str) -> Any:
     kind = type(obj)
     origin = trace.origins.get(id(obj))
     guard_class(trace, kind)
-    found, owner = find_in_mro(kind, name)
+    found, owner = find_in_class(trace, kind, name)
     found_kind = type(found)
     if found is not MISSING and hasattr(found_kind, "__get__"):
         if found_kind is property:
@@ -345,7 +354,7 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
                                                   "__bases__",
                                                   "__class__", "__doc__", "__dict__"):  # fmt: skip
         return native_attr(obj, name)
-    found, owner = find_in_mro(obj, name)
+    found, owner = find_in_class(trace, obj, name)
     if found is MISSING:
         meta_found, meta_owner = find_in_mro(type(obj), name)
         if isinstance(meta_found, FunctionType):
@@ -446,6 +455,7 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
         return
     if isinstance(obj, type):
         trace.writes[(id(obj), name)] = Write(obj, name, value, "class")
+        trace.changed_classes.add(id(obj))
         return
     kind = type(obj)
     override, _ = find_in_mro(kind, "__setattr__")

@@ -70,7 +70,8 @@ class Activation:
                 try:
                     return self._loop()
                 except Raised as raised:
-                    self.unwind(raised)
+                    if not self.unwind(raised.value):
+                        raise
         finally:
             places.pop()
 
@@ -84,12 +85,11 @@ class Activation:
                 return done  # type: ignore[no-any-return]
             self.at = self.next
 
-    def unwind(self, raised: Raised) -> None:
-        """Go to the code that handles the exception, or let it leave the frame."""
+    def unwind(self, error: BaseException) -> bool:
+        """Go to the code that handles the exception; False when it leaves the frame."""
         region = self.code.region(self.at)
         if region is None:
-            raise raised
-        error = raised.value
+            return False
         if error.__context__ is None and self.handled is not None and self.handled is not error:
             error.__context__ = self.handled
         del self.stack[region.depth :]
@@ -97,10 +97,12 @@ class Activation:
             self.stack.append(self.at)
         self.stack.append(error)
         self.at = region.target
+        return True
 
     def throw(self, error: BaseException) -> str:
         """Raise at the current instruction (of a suspended generator), then run on."""
-        self.unwind(Raised(error))
+        if not self.unwind(error):
+            raise Raised(error)
         return self.run()
 
     def pop(self, count: int) -> list[Any]:

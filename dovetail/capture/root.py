@@ -110,7 +110,7 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
             try:
                 result = Attempt(frame, options, dynamic, steps, found).run()
             except SkippedFrame as skip:
-                result = skip
+                result = bare(skip)
             if isinstance(result, Capture):
                 return result
             if not isinstance(result, UnfinishedGenerator) or result.step >= steps:
@@ -154,17 +154,27 @@ class Attempt:
                     return self.finish(root, self.why, grad_enabled)
         except Raised as raised:
             text = f"{type(raised.value).__name__}: {raised.value}"
-            raise FrameRaises(trace.loc(), detail=f"the program raises {text}") from raised.value
+            raise FrameRaises(trace.loc(), detail=f"the program raises {text}") from None
         except SkippedFrame:
             raise
         except Break as stop:
             self.steps = root.steps - 1 if root is not None else -1
             if root is None:
-                raise SkippedFrame(self.frame.loc, detail=stop.text) from stop
-            return stop
+                raise SkippedFrame(self.frame.loc, detail=stop.text) from None
+            return bare(stop)
         finally:
             trace.is_over = True
             contexts.leave_all(trace, grad_enabled)
+            self.release()
+
+    def release(self) -> None:
+        """The trace is full of cycles and holds the user's objects: let go of them now, not at the next
+        garbage collection."""
+        if self.trace.shapes is not None:
+            loc = self.frame.loc
+            self.trace.shapes.where = lambda: loc
+        vars(self.trace).clear()
+        self.trace.is_over = True
 
     def wrap_arguments(self) -> list[Any]:
         code = self.frame.code
@@ -238,6 +248,12 @@ class Attempt:
 def is_worth_fetching(inputs: Sequence[GraphInput]) -> bool:
     """Many inputs that lie deep in the arguments: the guards have found them already and pass them on."""
     return sum(graph_input.source.base is not None for graph_input in inputs) > 3
+
+
+def bare(stop: Break) -> Break:
+    """Without its traceback, whose frames hold the user's objects in a cycle with whoever keeps `stop`."""
+    stop.__traceback__ = stop.__context__ = stop.__cause__ = None
+    return stop
 
 
 def has_effects(trace: Trace) -> bool:

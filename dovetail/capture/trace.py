@@ -125,6 +125,7 @@ class Trace:
         self.held: dict[int, Any] = {}
         self.steps = 0
         self.is_over = False
+        self.changed_classes: set[int] = set()
         self.postponed: Exception | None = None
         self.resumes: dict[CodeType, Any] = {}
         self.storages: dict[Any, Any] = {}
