@@ -28,8 +28,9 @@ from dovetail.errors import BuildFailed, CompilerMissing
 from dovetail.options import Options
 
 FLAGS: Final = (
-    "-std=c++17", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math",
-    "-ffp-contract=off", "-fwrapv", "-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-fno-ident", "-w",
+    "-std=c++17", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
+    "-fno-trapping-math", "-ffp-contract=off", "-fwrapv", "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables", "-fno-ident", "-w",
 )  # fmt: skip
 """IEEE results: no -ffast-math; contraction off, because eager rounds after every multiplication."""
 KERNEL_FLAGS: Final = ("-O3", "-fopenmp")

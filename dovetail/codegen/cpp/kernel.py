@@ -148,10 +148,11 @@ def _named(tokens: str, names: list[str], kernel: str, loops: set[str]) -> str:
 
 _RESERVED: Final = frozenset(
     """
-    load store select mask first splat convert iota any_lane bad full left part auto double float int long
-    short char bool void for if else do while return const static union struct class new delete this template
-    typename and or not xor exp log sqrt tan cos floor fabs erf fmod lgamma f16 bf16 default case switch break
-    continue operator public private enum goto signed unsigned namespace using true false inline register volatile
+    load store select mask first splat convert iota any_lane bad full left part auto double float int
+    long short char bool void for if else do while return const static union struct class new delete this
+    template typename and or not xor exp log sqrt tan cos floor fabs erf fmod lgamma f16 bf16 default
+    case switch break continue operator public private enum goto signed unsigned namespace using true
+    false inline register volatile
     """.split()
 )
 

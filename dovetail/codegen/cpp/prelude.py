@@ -295,7 +295,8 @@ def _vectors(lanes: int, widest: int) -> str:
     numbers = ", ".join(map(str, range(lanes)))
     steps = [h for h in (1, 2, 4, 8) if h < lanes]
     every = range(lanes)
-    turns = "".join(f"    case {h}: return {_shuffle('v', 'v', ((k + h) % lanes for k in every))};\n" for h in steps)
+    turned = {h: _shuffle("v", "v", ((k + h) % lanes for k in every)) for h in steps}
+    turns = "".join(f"    case {h}: return {text};\n" for h, text in turned.items())
     swaps = "".join(
         f"    case {h}:\n"
         f"        a = {_shuffle('x', 'y', (lanes + k - h if k & h else k for k in every))};\n"
