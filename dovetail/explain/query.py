@@ -261,6 +261,17 @@ def _saved(event: Event) -> SavedSeen:
     )  # fmt: skip
 
 
+def _partitions(events: list[Event]) -> tuple[SavedSeen, ...]:
+    """A partition is told of within its stage, whose event comes next and has the unit."""
+    found: list[SavedSeen] = []
+    for event in events:
+        if event.kind == "partition":
+            found.append(_saved(event))
+        elif found and found[-1].unit == "forward" and "partition" in _text(event, "stage"):
+            found[-1] = replace(found[-1], unit=_text(event, "unit"))
+    return tuple(found)
+
+
 def _stage(event: Event) -> StageSeen:
     stage = _text(event, "stage")
     text = "" if "executable" in stage else _text(event, "value")  # it prints as the program does
@@ -337,7 +348,7 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         guards=tuple((_text(e, "function"), tuple(map(str, _items(e, "guards")))) for e in of("guards")),
         stages=tuple(map(_stage, of("stage"))),
         compiles=tuple((_text(e, "function"), _float(e, "seconds"), e.at) for e in of("compile")),
-        partitions=tuple(map(_saved, of("partition"))),
+        partitions=_partitions(of("partition", "stage")),
         cudagraphs=tuple(
             (_text(e, "unit"), bool(e.get("used")), _text(e, "reason")) for e in of("cudagraph")
         ),

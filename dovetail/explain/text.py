@@ -30,6 +30,10 @@ def show_bytes(number: float) -> str:
     raise AssertionError
 
 
+def shorten(names: tuple[str, ...], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f", … ({len(names)} in all)" if len(names) > most else "")
+
+
 def summary(found: Explanation) -> str:
     """The one line."""
     parts = [
@@ -100,7 +104,7 @@ def _sections(found: Explanation) -> Iterator[tuple[str, list[str]]]:
     yield "fallbacks (ops that ran as themselves)", [f"{n:4} {op}" for op, n in found.fallbacks.items()]
     yield (
         "kernels",
-        [f"{show_bytes(k.bytes_moved):>10}  {k.name}  {', '.join(k.origins)}" for k in found.kernels],
+        [f"{show_bytes(k.bytes_moved):>10}  {k.name}  {shorten(k.origins)}" for k in found.kernels],
     )
     yield "not fused, and why", [f"{item.subject}: {item.code} {item.text}" for item in found.declined]
     yield "saved for backward", _partition_lines(found)
