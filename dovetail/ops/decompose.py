@@ -26,9 +26,9 @@ VIEW_OPS: Final[frozenset[str]] = frozenset((
     "aten.view.default", "aten._unsafe_view.default", "aten.permute.default", "aten.transpose.int",
     "aten.t.default", "aten.expand.default", "aten.alias.default", "aten.detach.default",
     "aten.slice.Tensor", "aten.select.int", "aten.unsqueeze.default", "aten.squeeze.dim",
-    "aten.split.Tensor", "aten.addmm.default",
+    "aten.split.Tensor",
 ))  # fmt: skip
-"""Ops that only pass a value on (addmm: to a library)."""
+"""Ops that only pass a value on."""
 
 
 def decompose(graph: Graph) -> Graph:
@@ -59,7 +59,9 @@ def _feeding_pointwise(graph: Graph) -> set[Node]:
     """Nodes whose result (perhaps through views) an op of ours computes on."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node.op not in DECOMPOSITIONS or (node.op in VIEW_OPS and node not in found):
+        if node.op not in DECOMPOSITIONS or node.op in TEMPLATES:
+            continue
+        if node.op in VIEW_OPS and node not in found:
             continue
         found.update(node.operands)
     return found

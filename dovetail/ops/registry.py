@@ -90,6 +90,6 @@ def decomposes(*names: str, prim: bool = False) -> Callable[[Rule], Rule]:
 def fate_of(op: str) -> str:
     if op in SINGLE_PRIM or op.startswith("prims."):
         return "prim"
-    if op in DECOMPOSITIONS:
-        return "decomposition"
-    return "template" if op in TEMPLATES else "fallback"
+    if op in TEMPLATES:
+        return "template"
+    return "decomposition" if op in DECOMPOSITIONS else "fallback"

@@ -150,3 +150,9 @@ def test_types_follow_the_rules(op):
         decomposed = decompose(graph)
         check_types(decomposed)
         check_types(optimize(decomposed))
+
+
+def test_a_bias_between_two_matrix_products_stays_in_the_library():
+    x, w, b = torch.randn(4, 8), torch.randn(8, 8), torch.randn(8)
+    graph, _, _ = traced(lambda x, w, b: torch.addmm(b, torch.addmm(b, x, w), w), x, w, b)
+    assert [node.op for node in decompose(graph).nodes] == ["aten.addmm.default"] * 2
