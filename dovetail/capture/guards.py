@@ -1,15 +1,51 @@
-"""Torch's global state, as a guard.
+"""Guards that are decided at the beginning or at the end of a capture, not while reading.
 
-state_guard() -> Guard(State(grad mode, inference mode, autocast, default dtype, ...))
+    state_guard()           torch's global state: grad mode, autocast, default dtype ...
+    alias_guards(trace)     what was changed is not, in another call, also something else
 """
 
 from __future__ import annotations
 
-from dovetail.ir.guard import Guard, State
-from dovetail.ir.source import Const
+from collections.abc import Iterator
+
+from dovetail.capture.trace import Origin, Trace
+from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import Guard, SameAs, State
+from dovetail.ir.source import Arg, Const, Item, KeyItem, Source
 from dovetail.util.torch_state import read_state
 
 
 def state_guard() -> Guard:
     """Call before entering modes of our own: they are part of the state."""
     return Guard(Const("torch", None), State(read_state()))
+
+
+def alias_guards(trace: Trace) -> Iterator[Guard]:
+    """Two arguments were different objects and one was changed in place: they must stay different."""
+    passed = [origin for origin in trace.known.values() if is_passed(origin.source)]
+    for i, origin in enumerate(passed):
+        for other in passed[:i]:
+            if type(origin.original) is not type(other.original) or origin.original is other.original:
+                continue
+            if is_changed(origin) or is_changed(other):
+                yield Guard(origin.source, SameAs(other.source, same=False))
+
+
+def is_passed(source: Source) -> bool:
+    """An argument, or an item of one."""
+    while isinstance(source, (Item, KeyItem)):
+        source = source.of
+    return isinstance(source, Arg)
+
+
+def is_changed(origin: Origin) -> bool:
+    now = origin.stand_in
+    if isinstance(now, Fake):
+        return now._version > 0
+    if origin.before is None:
+        return False
+    items = list(now.items()) if isinstance(now, dict) else list(now)
+    before = list(origin.before.items()) if isinstance(now, dict) else list(origin.before)
+    if isinstance(now, dict):
+        return len(items) != len(before) or any(a[1] is not b[1] for a, b in zip(items, before))
+    return len(items) != len(before) or any(a is not b for a, b in zip(items, before))

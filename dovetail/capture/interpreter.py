@@ -31,7 +31,7 @@ from dovetail.capture.trace import NULL, Raised, Trace, Write, is_library_file
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
 from dovetail.errors import Break, DataDependentValue, ResumedLoop, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Lacks
+from dovetail.ir.guard import Lacks, SameAs
 from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
 
 RETURN: Final = "return"
@@ -346,7 +346,16 @@ class Activation:
 
     def IS_OP(self, arg: int) -> None:
         right, left = self.stack.pop(), self.stack.pop()
+        if left is not right and right is not None:
+            self.guard_apart(left, right)
         self.stack.append((left is right) != bool(arg))
+
+    def guard_apart(self, left: Any, right: Any) -> None:
+        """`a is b` was False for two objects that existed before the frame: it must stay so."""
+        origins = self.trace.origins
+        if id(left) in origins and id(right) in origins and isinstance(left, Fake):
+            other = origins[id(right)].source
+            self.trace.guard(origins[id(left)].source, SameAs(other, same=False))
 
     def CONTAINS_OP(self, arg: int) -> None:
         container, item = self.stack.pop(), self.stack.pop()

@@ -29,7 +29,7 @@ from dovetail.capture.dynamic import History
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
 from dovetail.capture.frame import Frame, slot_count
 from dovetail.capture.graphs import GraphBuilder
-from dovetail.capture.guards import state_guard
+from dovetail.capture.guards import alias_guards, state_guard
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
@@ -208,6 +208,7 @@ class Attempt:
             trace.dynamic.finish(trace)
             symbols = tuple(trace.dynamic.sources.items())
         trace.guards.extend(trace.late_guards)
+        trace.guards.extend(alias_guards(trace))
         namespace = {**trace.namespace, "user_globals": frame.globals}
         breaks: tuple[BreakPoint, ...] = ()
         if why is not None and not isinstance(why, ResumedLoop):
