@@ -850,7 +850,9 @@ def _constant(value: Any) -> Special:
 on(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)(_constant(True))
 on(torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing)(_constant(False))
 on(torch._C._get_tracing_state)(_constant(None))
-on(*(getattr(torch._C, f"_has_torch_function{kind}") for kind in ("", "_unary", "_variadic")))(_constant(False))
+on(*(getattr(torch._C, f"_has_torch_function{kind}") for kind in ("", "_unary", "_variadic")))(
+    _constant(False)
+)
 on(sys.getrecursionlimit)(lambda trace, args, kwargs: 1000)
 on(torch._C._log_api_usage_once)(_constant(None))
 

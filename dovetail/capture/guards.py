@@ -1,7 +1,7 @@
 """Guards that are decided at the beginning or at the end of a capture, not while reading.
 
-    state_guard()           torch's global state: grad mode, autocast, default dtype ...
-    alias_guards(trace)     what was changed is not, in another call, also something else
+state_guard()           torch's global state: grad mode, autocast, default dtype ...
+alias_guards(trace)     what was changed is not, in another call, also something else
 """
 
 from __future__ import annotations

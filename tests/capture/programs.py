@@ -749,3 +749,29 @@ def abandoned_generator(x: Any, log: Any) -> Any:
 def only_mutates(x: Any, n: Any) -> Any:
     x[0] = n
     return x
+
+
+@program(X, torch.ones(3))
+def function_transforms(x: Any, w: Any) -> Any:
+    gradient = torch.func.grad(lambda t: (t**3 * w).sum())(x)
+    rows = torch.func.vmap(lambda row: (row * w).sum())(x)
+    both = torch.func.vmap(torch.func.grad(lambda row: (row * w).sin().sum()))(x)
+    columns = torch.func.vmap(lambda a, b: a + b, in_dims=(1, None))(x, x[:, 0])
+    return gradient, rows, both, columns
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * 3 * x**2
+
+
+@program(torch.randn(3, requires_grad=True))
+def custom_function(x: Any) -> Any:
+    return Cube.apply(x) + 1

@@ -76,3 +76,12 @@ def test_dynamic_guard_on_sizes() -> None:
         return x.reshape(2, -1) + x.shape[0] if x.shape[0] > 5 else x.sum()
 
     check(f, *[(torch.randn(n, 2),) for n in (4, 6, 8, 10, 3, 2, 1)])
+
+
+def test_cond_is_one_graph() -> None:
+    def f(x: Any) -> Any:
+        return torch.cond(x.sum() > 3, lambda t: t + 1, lambda t: t - 1, (x,))
+
+    compiled = dovetail.compile(f, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(4)), torch.ones(4) + 1)
+    assert torch.equal(compiled(-torch.ones(4)), -torch.ones(4) - 1)
