@@ -91,6 +91,7 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"plan of {self.schedule.loops.name}: an arena of {self.arena_bytes} bytes"]
         for name, place in self.places:
-            where = f" at {place.offset}" if place.offset is not None else f" of {place.of}" if place.of else ""
+            reused = f" of {place.of}" if place.of else ""
+            where = f" at {place.offset}" if place.offset is not None else reused
             lines.append(f"  {name}: {place.kind}{where}")
         return "\n".join(lines)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dovetail.errors import Reason
+from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, product, substitute
 from dovetail.ir.loop import BufferRef, Extern, ExternArg, Loops, Nest, Range
 from dovetail.ir.schedule import Group, Schedule, WhyNot
@@ -177,6 +178,8 @@ def schedule(loops: Loops, options: Options) -> Schedule:
             fuser.add_extern(item, step)
         else:
             fuser.add(item, step)
+    for why in fuser.declined:
+        EVENTS.emit("fusion", unit=loops.name, subject=why.subject, code=why.code, text=why.text)
     kept = kept_buffers(loops)
     at: dict[int, Group | Extern] = dict(externs)
     for position, cluster in fuser.clusters.items():

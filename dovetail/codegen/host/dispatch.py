@@ -1,6 +1,6 @@
 """Library calls through the dispatcher's C entry: any op whose arguments libtorch's shim can carry.
 
-    aten.topk.default(x, 5)  ->  uint64_t stack1[] = {own(x), 5, ...};  dispatch(..., "aten::topk", "", stack1)
+    aten.topk.default(x, 5)  ->  uint64_t stack1[] = {own(x), 5, ...};  dispatch(..., "aten::topk", stack1)
 
 A value travels as 64 bits: an owned tensor handle, a number, or a pointer to a list, a string or a
 present optional. An argument of another type (a Scalar, a dtype) sends the call through Python.
