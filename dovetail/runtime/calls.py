@@ -33,8 +33,8 @@ def make_call(call: PythonCall) -> Callable[..., list[Any]]:
     """Takes the tensors, then the numbers; returns the tensors among the results, in order. A result that
     the call left undefined is an empty tensor."""
     op = find_op(call.op)
-    text_arguments = {arg.name for arg in getattr(op, "_schema").arguments if "str" in str(arg.type)}
-    names = [arg.name for arg in getattr(op, "_schema").arguments]
+    text_arguments = {arg.name for arg in op._schema.arguments if "str" in str(arg.type)}
+    names = [arg.name for arg in op._schema.arguments]
     args = [_constant(arg, name in text_arguments) for arg, name in zip(call.args, names)]
     kwargs = {name: _constant(arg, name in text_arguments) for name, arg in call.kwargs}
     count = call.tensors

@@ -75,7 +75,9 @@ def load(program: Program, options: Options | None = None) -> Executable:
     on_cpu = [kernel for kernel in program.kernels if kernel.language == "c++"]
     missing = [kernel for kernel in on_cpu if kernel.key not in _loaded]
     units = _deal(missing, options)
-    texts = [(_unit_text(unit), KERNEL_FLAGS) for unit in units] + [(program.host, HOST_FLAGS if program.device == "cpu" else (*HOST_FLAGS, TORCH_CUDA))]
+    host_flags: tuple[str, ...] = HOST_FLAGS if program.device == "cpu" else (*HOST_FLAGS, TORCH_CUDA)
+    texts: list[tuple[str, tuple[str, ...]]] = [(_unit_text(unit), KERNEL_FLAGS) for unit in units]
+    texts.append((program.host, host_flags))
     *paths, host_path = build_units(texts, options)
     for unit, path in zip(units, paths):
         library = open_library(path)
@@ -84,9 +86,14 @@ def load(program: Program, options: Options | None = None) -> Executable:
             _loaded[kernel.key] = _address(library, kernel.symbol)
     for kernel in program.kernels:
         EVENTS.emit(
-            "kernel", unit=program.name, name=kernel.name, language=kernel.language, bytes_moved=kernel.bytes_moved,
-            origins=kernel.origins, text=kernel.text,
-        )  # fmt: skip
+            "kernel",
+            unit=program.name,
+            name=kernel.name,
+            language=kernel.language,
+            bytes_moved=kernel.bytes_moved,
+            origins=kernel.origins,
+            text=kernel.text,
+        )
     attach()
     host = open_library(host_path)
     _connect(host, program)
