@@ -156,3 +156,10 @@ def test_a_bias_between_two_matrix_products_stays_in_the_library():
     x, w, b = torch.randn(4, 8), torch.randn(8, 8), torch.randn(8)
     graph, _, _ = traced(lambda x, w, b: torch.addmm(b, torch.addmm(b, x, w), w), x, w, b)
     assert [node.op for node in decompose(graph).nodes] == ["aten.addmm.default"] * 2
+
+
+@pytest.mark.parametrize("index", [[10, 0], [-1, 0]])
+def test_positions_out_of_range_fail(index):
+    graph, inputs, _ = traced(F.embedding, torch.tensor(index), torch.randn(10, 4))
+    with pytest.raises(IndexError):
+        run_loops(lower(optimize(decompose(graph))), inputs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dovetail.ir.expr import Expr
 from dovetail.ir.types import BOOL, I32, I64
 from dovetail.ops.build import Build, Number, Value, common_shape
 from dovetail.ops.decomp.copies import positions
@@ -21,6 +22,12 @@ def as_index(x: Value) -> Value:
     if x.dtype not in (I32, I64):
         raise Declined
     return x.to(I64)
+
+
+def as_position(b: Build, x: Value, size: Expr) -> Value:
+    """An index of an op that does not count from the end: a negative one is out of range."""
+    index = as_index(x)
+    return b.where(index < 0, size, index)
 
 
 def check_room(x: Value) -> None:
@@ -39,7 +46,7 @@ def embedding(
     sparse: bool = False,
 ) -> Value:
     check_room(weight)
-    return b.prim("take", weight, (as_index(indices),), (0,))
+    return b.prim("take", weight, (as_position(b, indices, weight.shape[0]),), (0,))
 
 
 @decomposes("aten.index_select")
@@ -48,7 +55,7 @@ def index_select(b: Build, x: Value, dim: int, index: Value) -> Value:
         raise Declined
     check_room(x)
     dim %= x.ndim
-    flat = b.reshape(as_index(index), (b.out.shape[dim],))
+    flat = b.reshape(as_position(b, index, x.shape[dim]), (b.out.shape[dim],))
     return _move_first(b, b.prim("take", x, (flat,), (dim,)), 1, dim)
 
 
@@ -118,7 +125,8 @@ def gather(b: Build, x: Value, dim: int, index: Value, *, sparse_grad: bool = Fa
     if not x.ndim or not index.ndim:
         raise Declined
     check_room(x)
-    return b.prim("gather", x, dim % x.ndim, as_index(index))
+    dim %= x.ndim
+    return b.prim("gather", x, dim, as_position(b, index, x.shape[dim]))
 
 
 def _scatter(b: Build, x: Value, dim: int, index: Value, src: Value) -> Value:
