@@ -265,7 +265,7 @@ def early_return_in_loop_on_data() -> Any:
     return f, [(torch.ones(3),), (torch.zeros(3),)]
 
 
-@case("C3", breaks=ANY)
+@case("C3", breaks=ANY, tensors=False)
 def generator_with_break_inside() -> Any:
     def f(x: torch.Tensor) -> Any:
         def g() -> Any:

@@ -187,6 +187,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--memory", type=float, default=12.0, help="GiB a model may use")
+    parser.add_argument("--share", action="store_true", help="many models in one process: quicker, less isolated")
     parser.add_argument("--survey", action="store_true")
     parser.add_argument("--results", type=Path, default=None)
     parser.add_argument("--write", action="store_true", help="write docs/results/models.md and models.json")
@@ -205,7 +206,7 @@ def main() -> None:
     settings = {"peer": chosen.peer, "modes": chosen.modes.split(","), "rounds": chosen.rounds, "threads": chosen.threads,
                 "survey": chosen.survey, "memory_gib": chosen.memory}
     records = run_tasks("tests.sweeps.models", picked, settings=settings, results=results, timeout=chosen.timeout,
-                        each_fresh=not chosen.survey, show=show_record)
+                        each_fresh=not (chosen.survey or chosen.share), show=show_record)
     if chosen.survey:
         good = [name for name, record in records.items() if record["status"] == "pass"]
         LIST.write_text("# architectures that build and run in eager; written by `python -m tests.sweeps.models --survey`\n"
