@@ -50,6 +50,33 @@ _LANES: Final = {
     "trunc": "__builtin_trunc{c}", "round": "__builtin_nearbyint{c}", "abs": "__builtin_fabs{c}",
 }  # fmt: skip
 
+_ROUNDING: Final = {"round": 8, "floor": 9, "ceil": 10, "trunc": 11}
+"""The instruction's operand; 8 means that inexact results raise no flag."""
+
+
+def _instruction(name: str, vector: str, size: int) -> str | None:
+    """The vector form of a function that is one instruction on this many bytes, written as such: loops
+    over lanes become the same instruction, but take the compiler long."""
+    kind, bits, sign = ("ps", "i32v", "0x7fffffff") if vector == "f32v" else ("pd", "i64v", "0x7fffffffffffffff")
+    if name == "abs":
+        return f"INLINE {vector} abs_({vector} x) {{ return ({vector})(({bits})x & {sign}); }}"
+    if name == "copysign":
+        both = f"(({bits})x & {sign}) | (({bits})y & ~{sign})"
+        return f"INLINE {vector} copysign_({vector} x, {vector} y) {{ return ({vector})({both}); }}"
+    forms: dict[str, dict[int, str]] = {
+        "fma": {64: f"vfmadd{kind}512_mask(x, y, z, -1, 4)", 32: f"vfmadd{kind}256(x, y, z)"},
+        "sqrt": {64: f"sqrt{kind}512_mask(x, {vector}{{}}, -1, 4)", 32: f"sqrt{kind}256(x)"},
+    }
+    if name in _ROUNDING:
+        how = _ROUNDING[name]
+        forms[name] = {64: f"rndscale{kind}_mask(x, {how}, {vector}{{}}, -1, 4)", 32: f"round{kind}256(x, {how})"}
+    call = forms.get(name, {}).get(size)
+    if call is None:
+        return None
+    params = ", ".join(f"{vector} {x}" for x in (("x", "y", "z") if name == "fma" else ("x",)))
+    return f"INLINE {vector} {name}_({params}) {{ return ({vector})__builtin_ia32_{call}; }}"
+
+
 _OWN: Final = ("digamma", "erfinv", "ndtri", "i0", "i0e", "i1", "i1e")
 """Functions of special.h; the vector form goes lane by lane."""
 
@@ -160,7 +187,7 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
                 f"{{ return {call}(splat<{vector}>(x), splat<{vector}>(y))[0]; }}"
             )
         else:
-            out += _emit_plain(name, vector, c_type, c)
+            out += _emit_plain(name, vector, c_type, c, lanes)
     return "\n".join(out) + "\n"
 
 
@@ -174,7 +201,13 @@ def _emit_libm(name: str, c_type: str, c: str) -> list[str]:
     ]
 
 
-def _emit_plain(name: str, vector: str, c_type: str, c: str) -> list[str]:
+def _emit_plain(name: str, vector: str, c_type: str, c: str, lanes: int) -> list[str]:
+    direct = _instruction(name, vector, lanes * (4 if c_type == "float" else 8)) if lanes > 1 else None
+    if direct is not None:
+        scalar = _LANES[name].format(c=c) if name in _LANES else f"__builtin_{name}{c}"
+        names = {"fma": "x, y, z", "copysign": "x, y"}.get(name, "x")
+        params = ", ".join(f"{c_type} {x}" for x in names.split(", "))
+        return [direct, f"INLINE {c_type} {name}_({params}) {{ return {scalar}({names}); }}"]
     each = "for (int l = 0; l < L; ++l)"
     if name in _UNARY:
         body = _UNARY[name]
