@@ -23,7 +23,8 @@ SINGLE_PRIM: Final[set[str]] = set()
 TEMPLATES: Final[frozenset[str]] = frozenset((
     "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default",
     "aten.convolution.default", "aten.convolution_backward.default", "aten.embedding_dense_backward.default",
-    "aten.scatter.src", "aten.scatter_add.default", "aten.index_add.default",
+    "aten.scatter.src", "aten.scatter_add.default", "aten.index_add.default", "aten.gather.default",
+    "aten.index_select.default",
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
     "aten._scaled_dot_product_flash_attention_backward.default",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.ir.expr import Expr
+from dovetail.ir.expr import ONE, Expr
 from dovetail.ir.types import BOOL, I32, I64
 from dovetail.ops.build import Build, Number, Value, common_shape
 from dovetail.ops.decomp.copies import positions
@@ -28,6 +28,13 @@ def as_position(b: Build, x: Value, size: Expr) -> Value:
     """An index of an op that does not count from the end: a negative one is out of range."""
     index = as_index(x)
     return b.where(index < 0, size, index)
+
+
+def check_runs(b: Build, x: Value, dim: int, index: Value) -> None:
+    """Single elements picked along the innermost dimension: the CPU's library does that faster."""
+    many = not (index.ndim == x.ndim and index.shape[dim] is ONE)
+    if b.out.device.kind == "cpu" and dim == x.ndim - 1 and many:
+        raise Declined
 
 
 def check_room(x: Value) -> None:
@@ -55,6 +62,7 @@ def index_select(b: Build, x: Value, dim: int, index: Value) -> Value:
         raise Declined
     check_room(x)
     dim %= x.ndim
+    check_runs(b, x, dim, index)
     flat = b.reshape(as_position(b, index, x.shape[dim]), (b.out.shape[dim],))
     return _move_first(b, b.prim("take", x, (flat,), (dim,)), 1, dim)
 
@@ -126,6 +134,7 @@ def gather(b: Build, x: Value, dim: int, index: Value, *, sparse_grad: bool = Fa
         raise Declined
     check_room(x)
     dim %= x.ndim
+    check_runs(b, x, dim, index)
     return b.prim("gather", x, dim, as_position(b, index, x.shape[dim]))
 
 
