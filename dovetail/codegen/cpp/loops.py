@@ -32,6 +32,8 @@ CHUNK: Final = 4096
 """Elements of one piece when a long contiguous loop is shared among threads."""
 FEW: Final = 16
 COPIES: Final = 4
+STACK_BYTES: Final = 1 << 20
+"""Most bytes of rows kept on a thread's stack."""
 
 
 @dataclass(slots=True)
@@ -270,13 +272,7 @@ class Body:
 
     def row(self, scope: Scope) -> None:
         writer = self.writer
-        inner = product(r.size for r in self.group.inner)
-        for buffer in self.shape.kept_rows:
-            count = c_expr(
-                mul(inner, writer.lanes) if writer.column else mul(ceildiv(inner, writer.lanes), writer.lanes)
-            )
-            kind = C_TYPE[writer.buffers[buffer].type.dtype]
-            scope(f"alignas(64) {kind} {writer.name(buffer)}[{count}];")
+        freed = self._declare_rows(scope)
         for step in self.shape.passes:
             for nest in step.rows:
                 writer.row(nest, scope)
@@ -285,6 +281,23 @@ class Body:
                     writer.point(nest, scope)
             elif step.points:
                 self.walk(step, scope)
+        for buffer in freed:
+            scope(f"free({writer.name(buffer)});")
+
+    def _declare_rows(self, scope: Scope) -> tuple[str, ...]:
+        """Local arrays for what a later pass reads; on the heap when they are large. Returns those."""
+        writer, kept = self.writer, self.shape.kept_rows
+        inner = product(r.size for r in self.group.inner)
+        count = mul(inner, writer.lanes) if writer.column else mul(ceildiv(inner, writer.lanes), writer.lanes)
+        is_large = not _at_most(count, STACK_BYTES // 8 // max(len(kept), 1))
+        for buffer in kept:
+            kind, name = C_TYPE[writer.buffers[buffer].type.dtype], writer.name(buffer)
+            if is_large:
+                size = f"({c_expr(count)} * sizeof({kind}) + 63) / 64 * 64"
+                scope(f"{kind}* {name} = ({kind}*)aligned_alloc(64, {size});")
+            else:
+                scope(f"alignas(64) {kind} {name}[{c_expr(count)}];")
+        return kept if is_large else ()
 
     def accumulators(self, step: Pass, copies: int) -> list[Accumulator]:
         return [

@@ -57,7 +57,8 @@ _ROUNDING: Final = {"round": 8, "floor": 9, "ceil": 10, "trunc": 11}
 def _instruction(name: str, vector: str, size: int) -> str | None:
     """The vector form of a function that is one instruction on this many bytes, written as such: loops
     over lanes become the same instruction, but take the compiler long."""
-    kind, bits, sign = ("ps", "i32v", "0x7fffffff") if vector == "f32v" else ("pd", "i64v", "0x7fffffffffffffff")
+    single = ("ps", "i32v", "0x7fffffff")
+    kind, bits, sign = single if vector == "f32v" else ("pd", "i64v", "0x7fffffffffffffff")
     if name == "abs":
         return f"INLINE {vector} abs_({vector} x) {{ return ({vector})(({bits})x & {sign}); }}"
     if name == "copysign":
@@ -69,7 +70,8 @@ def _instruction(name: str, vector: str, size: int) -> str | None:
     }
     if name in _ROUNDING:
         how = _ROUNDING[name]
-        forms[name] = {64: f"rndscale{kind}_mask(x, {how}, {vector}{{}}, -1, 4)", 32: f"round{kind}256(x, {how})"}
+        wide = f"rndscale{kind}_mask(x, {how}, {vector}{{}}, -1, 4)"
+        forms[name] = {64: wide, 32: f"round{kind}256(x, {how})"}
     call = forms.get(name, {}).get(size)
     if call is None:
         return None
