@@ -247,7 +247,8 @@ class _Lowering:
             results.append(window(self.add_buffer(name, type)) if isinstance(type, TensorType) else None)
         outputs = tuple(name for name, type in zip(names, types) if isinstance(type, TensorType))
         into = node.op in STRIDE_FREE
-        step = Extern(node.name, node.op, args, kwargs, outputs, into, node.loc, is_view_call(node.op))
+        tensors = tuple(i for i, type in enumerate(types) if isinstance(type, TensorType)) if several else ()
+        step = Extern(node.name, node.op, args, kwargs, outputs, into, node.loc, is_view_call(node.op), tensors)
         self.steps.append(step)
         if several:
             self.env[node] = tuple(results)
@@ -283,8 +284,16 @@ class _Lowering:
         if ref.buffer in self.returned or shared:
             copied = self.store(out, window(ref), self.fresh(f"{out.name}_copy"))
             ref = cast(BufferRef, copied.ref)
+        if not same_layout(ref.type, out.tensor) and all(stride.lo > 0 for stride in out.tensor.stride):
+            ref = self.with_gaps(out, ref)
         self.returned.add(ref.buffer)
         return ref
+
+    def with_gaps(self, out: Node, ref: BufferRef) -> BufferRef:
+        """A result whose strides leave holes: whoever takes it (backward, say) counts on them."""
+        made = self.add_buffer(self.fresh(f"{out.name}_spread"), out.tensor)
+        self.write_all(out, made, window(ref))
+        return made
 
 
 def _input_kind(node: Node) -> str:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import symbolic_trace
 
+import dovetail
 from dovetail import aot, codegen, lower, ops, passes, runtime, schedule
 from dovetail.codegen.cpp.ops import CPP, CPP_VEC
 from dovetail.ir.loop import SCALAR_OPS
@@ -174,3 +175,21 @@ def test_equal_kernels_are_written_once() -> None:
     assert len(executable.program.kernels) <= 2
     keys = [kernel.key for kernel in executable.program.kernels]
     assert len(keys) == len(set(keys))
+
+
+def test_values_saved_with_gaps_reach_backward() -> None:
+    """The slices of a buffer filled in two halves have strides with holes, also when they are saved."""
+
+    def halves(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        y = x @ x.T
+        k = x.new_empty(4, 8)
+        k[:, :4].copy_(y)
+        k[:, 4:].copy_(y)
+        return q * k
+
+    x, q = normal(4, 4).requires_grad_(), normal(4, 8).requires_grad_()
+    compiled = dovetail.compile(halves)
+    for fn in (compiled, compiled):
+        got = torch.autograd.grad(fn(x, q).pow(2).sum(), (x, q))
+        want = torch.autograd.grad(halves(x, q).pow(2).sum(), (x, q))
+        torch.testing.assert_close(got, want)
