@@ -25,8 +25,8 @@ def c_expr(value: Expr, names: Mapping[Expr, str] | None = None) -> str:
     if op == "add":
         return "(" + " + ".join(_terms(value, names)).replace("+ -", "- ") + ")"
     texts = [c_expr(x, names) for x in value.operands]
-    if op == "mul":
-        return "*".join(texts)
+    if op == "mul":  # in parentheses: the text may become a divisor
+        return f"({'*'.join(texts)})"
     if op == "not":
         return f"!{texts[0]}"
     if op == "and":
