@@ -125,7 +125,7 @@ SCALAR_OPS: Final[dict[str, ScalarOp]] = {
         remainder=2,      # Python's modulo
         floordiv=2, truncdiv=2,   # integers and floats
         fma=3,
-        check_index=2,    # check_index(i, size): i wrapped from the end if negative; fails the call if out of range
+        check_index=2,    # check_index(i, size): i wrapped if negative; fails the call if out of range
         # bits
         bit_and=2, bit_or=2, bit_xor=2, bit_not=1, shl=2, shr=2,
         where=3,          # where(bool, a, b): dtype of a
@@ -213,6 +213,9 @@ class Extern:
     aliases: bool = False
     """The results may share memory with the arguments (a view op run as a library call)."""
 
+    positions: tuple[int, ...] = ()
+    """Which results of a call with several the outputs are; the others are no tensors, or are not used."""
+
     def __str__(self) -> str:
         shown = [show_extern_arg(a) for a in self.args]
         shown += [f"{k}={show_extern_arg(v)}" for k, v in self.kwargs]
@@ -257,7 +260,10 @@ class Loops:
         lines += [f"  {b.kind} {b}" for b in self.buffers]
         for step in self.steps:
             lines += ["  " + line for line in str(step).splitlines()]
-        lines.append("  return " + ", ".join(str(o.buffer) if isinstance(o, BufferRef) else str(o) for o in self.outputs))
+        lines.append(
+            "  return "
+            + ", ".join(str(o.buffer) if isinstance(o, BufferRef) else str(o) for o in self.outputs)
+        )
         return "\n".join(lines)
 
 

@@ -70,6 +70,8 @@ class PythonCall:
     kwargs: tuple[tuple[str, object], ...]
     tensors: int
     outputs: int
+    positions: tuple[int, ...] = ()
+    """Which of several results are wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from dovetail.ir.program import PythonCall, Slot
 from dovetail.ir.types import Device, DType
 
 
-def find_op(name: str) -> Callable[..., Any]:
+def find_op(name: str) -> OpOverload:
     """The operator that prints as `name`."""
     namespace, op, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), op), overload)  # type: ignore[no-any-return]
@@ -30,8 +31,8 @@ def _with_grad_mode(op: Callable[..., Any], args: list[Any]) -> Any:
 
 
 def make_call(call: PythonCall) -> Callable[..., list[Any]]:
-    """Takes the tensors, then the numbers; returns the tensors among the results, in order. A result that
-    the call left undefined is an empty tensor."""
+    """Takes the tensors, then the numbers; returns the wanted results, in order. One that the call left
+    undefined is an empty tensor."""
     op = find_op(call.op)
     text_arguments = {arg.name for arg in op._schema.arguments if "str" in str(arg.type)}
     names = [arg.name for arg in op._schema.arguments]
@@ -43,8 +44,9 @@ def make_call(call: PythonCall) -> Callable[..., list[Any]]:
         filled = [_fill(arg, given, count) for arg in args]
         named = {key: _fill(arg, given, count) for key, arg in kwargs.items()}
         result = op(*filled, **named) if call.op not in WANTS_GRAD_MODE else _with_grad_mode(op, filled)
-        found = _tensors(result)
-        return found if len(found) == call.outputs else [torch.empty(0) if x is None else x for x in result]
+        if not call.positions:
+            return [result] if call.outputs else []
+        return [torch.empty(0) if result[k] is None else result[k] for k in call.positions]
 
     return run
 
@@ -71,11 +73,3 @@ def _fill(arg: object, given: tuple[Any, ...], tensors: int) -> object:
     if isinstance(arg, list):
         return [_fill(item, given, tensors) for item in arg]
     return arg
-
-
-def _tensors(result: object) -> list[Any]:
-    if isinstance(result, torch.Tensor):
-        return [result]
-    if isinstance(result, (list, tuple)):
-        return [tensor for item in result for tensor in _tensors(item)]
-    return []

@@ -133,7 +133,9 @@ def call_python(writer: HostWriter, extern: Extern) -> None:
     args = tuple(slot(arg) for arg in extern.args)
     kwargs = tuple((key, slot(arg)) for key, arg in extern.kwargs)
     index = len(writer.python_calls)
-    writer.python_calls.append(PythonCall(extern.op, args, kwargs, len(tensors), len(extern.outputs)))
+    writer.python_calls.append(
+        PythonCall(extern.op, args, kwargs, len(tensors), len(extern.outputs), extern.positions)
+    )
     count = len(extern.outputs)
     given, ints, got = (writer.fresh(stem) for stem in ("in", "number", "out"))
     writer(f"Handle {given}[] = {{{', '.join(tensors) or 'nullptr'}}};")
