@@ -25,6 +25,8 @@ CHEAP_OPS: Final = 3
 """A value made of at most this many cheap operations is recomputed rather than stored."""
 LARGEST_BODY: Final = 192
 """Operations in one nest's body, counting repeats; beyond it a value is stored."""
+DEEPEST_BODY: Final = 96
+"""Operations in a row; reading a value recurses through them."""
 LARGEST_PICK: Final = 24
 """Operations that a gather repeats for each element it reads rather than have the source stored."""
 GATHERS: Final = ("prims.take", "prims.gather")
@@ -177,10 +179,13 @@ def _store_repeated(graph: Graph, users: dict[Node, list[Node]], stored: set[Nod
 def _store_large(graph: Graph, stored: set[Node]) -> None:
     """Keep bodies bounded: what would grow too large is stored."""
     size: dict[Node, int] = {}
+    depth: dict[Node, int] = {}
     for node in graph.nodes:
         if not is_inlinable(node):
             continue
-        total = 1 + sum(size.get(operand, 1) for operand in node.operands if operand not in stored)
-        if total > LARGEST_BODY and kind_of(node.op) != "view":
+        inlined = [operand for operand in node.operands if operand not in stored]
+        total = 1 + sum(size.get(operand, 1) for operand in inlined)
+        levels = 1 + max((depth.get(operand, 0) for operand in inlined), default=0)
+        if (total > LARGEST_BODY or levels > DEEPEST_BODY) and kind_of(node.op) != "view":
             stored.add(node)
-        size[node] = total if node not in stored else 1
+        size[node], depth[node] = (1, 0) if node in stored else (total, levels)
