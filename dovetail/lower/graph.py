@@ -248,7 +248,8 @@ class _Lowering:
         outputs = tuple(name for name, type in zip(names, types) if isinstance(type, TensorType))
         into = node.op in STRIDE_FREE
         tensors = tuple(i for i, type in enumerate(types) if isinstance(type, TensorType)) if several else ()
-        step = Extern(node.name, node.op, args, kwargs, outputs, into, node.loc, is_view_call(node.op), tensors)
+        aliases = is_view_call(node.op)
+        step = Extern(node.name, node.op, args, kwargs, outputs, into, node.loc, aliases, tensors)
         self.steps.append(step)
         if several:
             self.env[node] = tuple(results)
