@@ -219,7 +219,7 @@ class Compiler:
     ) -> Verdict:
         """The hook has no entry for this call."""
         if capture.why_not_capture(code) is not None:
-            return False
+            return "skip_callees" if capture.is_wall(code) else False
         with self.lock:
             if len(self.context.entries(code)) != entries:
                 return True  # another thread compiled it meanwhile: look again

@@ -3,6 +3,6 @@
 from dovetail.capture.dynamic import History, all_guards
 from dovetail.capture.frame import Frame
 from dovetail.capture.root import capture_frame, make_entry
-from dovetail.capture.skip import why_not_capture
+from dovetail.capture.skip import is_wall, why_not_capture
 
-__all__ = ["Frame", "History", "all_guards", "capture_frame", "make_entry", "why_not_capture"]
+__all__ = ["Frame", "History", "all_guards", "capture_frame", "is_wall", "make_entry", "why_not_capture"]

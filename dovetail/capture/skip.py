@@ -30,6 +30,17 @@ MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/
 MACHINERY: Final = ("/torch/nn/modules/module.py", "/torch/optim/optimizer.py")
 
 
+WALLS: Final = frozenset(
+    {"DisableContext.__call__.<locals>._fn", "_TorchDynamoContext.__call__.<locals>.compile_wrapper"}
+)
+"""torch's wrappers around functions that are not to be compiled, or that torch.compile compiles."""
+
+
+def is_wall(code: CodeType) -> bool:
+    """What this frame calls is not ours to compile either."""
+    return code.co_qualname in WALLS and "/torch/" in code.co_filename
+
+
 def why_not_capture(code: CodeType) -> Reason | None:
     file = code.co_filename
     if code.co_flags & (CO_GENERATOR | CO_ASYNC):

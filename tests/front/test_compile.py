@@ -230,6 +230,13 @@ def test_disable_runs_plain_python() -> None:
         dovetail.disable(3)
 
 
+def test_torchs_own_disable_is_a_wall() -> None:
+    inner = torch.compiler.disable(lambda x: x + 1)
+    dovetail.reset()
+    torch.testing.assert_close(dovetail.compile(lambda x: inner(x * 2) * 3)(X), (X * 2 + 1) * 3)
+    assert dovetail.stats()["graphs"] == 2 and dovetail.stats()["graph_breaks"] == 1
+
+
 def test_graph_break_is_counted() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x.sin()
