@@ -1,12 +1,13 @@
 """Eager, torch.compile and Dovetail side by side, every pair in its own process.
 
-    python -m benchmarks.bench                         everything (about half an hour on two cores, most of it torch.compile's)
+    python -m benchmarks.bench                         everything (about half an hour on two cores)
     python -m benchmarks.bench --only mlp,softmax --modes inference
     python -m benchmarks.bench --quick                 no cold torch.compile calls
-    python -m benchmarks.bench --write                 also docs/results/bench.json, bench.md and README.md's results section
+    python -m benchmarks.bench --write                 also docs/results/bench.* and README's results section
 
-Cold: new process, empty caches for both compilers. Warm: another new process, the caches now filled. Steady state: one
-process, the peers taking turns, medians. Results are kept after each step, so an interrupted run goes on where it stopped.
+Cold: new process, empty caches for both compilers. Warm: another new process, the caches now filled. Steady
+state: one process, the peers taking turns, medians. Results are kept after each step, so an interrupted run
+goes on where it stopped.
 """
 from __future__ import annotations
 
@@ -28,11 +29,42 @@ from benchmarks.table import show_results, write_readme
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 COMPILERS: Final = ("torch", "dovetail")
-MODEL_NAMES: Final = ("resnet18", "mobilenetv3", "convnext_atto", "vit_tiny", "efficientnet_b0", "bert", "gpt2", "llama", "t5", "lstm", "mlp", "unet")
+MODEL_NAMES: Final = (
+    "resnet18",
+    "mobilenetv3",
+    "convnext_atto",
+    "vit_tiny",
+    "efficientnet_b0",
+    "bert",
+    "gpt2",
+    "llama",
+    "t5",
+    "lstm",
+    "mlp",
+    "unet",
+)
 MICRO_NAMES: Final = (
-    "softmax", "layer_norm", "rms_norm_residual", "residual_layer_norm", "bias_gelu", "swiglu", "where_chain", "transpose_add", "sum_rows",
-    "sum_columns", "sum_all", "variance_columns", "argmax_rows", "cross_entropy", "mse_loss", "gather_rows", "embedding_sum", "cumsum_rows",
-    "cat_slices", "adam_step", "pool_normalise",
+    "softmax",
+    "layer_norm",
+    "rms_norm_residual",
+    "residual_layer_norm",
+    "bias_gelu",
+    "swiglu",
+    "where_chain",
+    "transpose_add",
+    "sum_rows",
+    "sum_columns",
+    "sum_all",
+    "variance_columns",
+    "argmax_rows",
+    "cross_entropy",
+    "mse_loss",
+    "gather_rows",
+    "embedding_sum",
+    "cumsum_rows",
+    "cat_slices",
+    "adam_step",
+    "pool_normalise",
 )
 
 
@@ -49,17 +81,28 @@ class Runner:
         if key in self.answers and "error" not in self.answers[key]:
             return self.answers[key]  # type: ignore[no-any-return]
         folder = self.caches / cache
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"), "TRITON_CACHE_DIR": str(folder / "triton"),
-                       "DOVETAIL_CACHE": str(folder / "dovetail"), "PYTHONPATH": str(ROOT)}
+        environment = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+            "DOVETAIL_CACHE": str(folder / "dovetail"),
+            "PYTHONPATH": str(ROOT),
+        }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode on disk
         if self.threads:
             environment["OMP_NUM_THREADS"] = str(self.threads)
         started = time.monotonic()
         command = [sys.executable, "-m", "benchmarks.measure", *arguments]
         try:
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=self.timeout)
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=self.timeout
+            )
             lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-            answer = json.loads(lines[-1][7:]) if lines else {"error": done.stderr.strip()[-400:] or f"exit code {done.returncode}"}
+            answer = (
+                json.loads(lines[-1][7:])
+                if lines
+                else {"error": done.stderr.strip()[-400:] or f"exit code {done.returncode}"}
+            )
         except subprocess.TimeoutExpired:
             answer = {"error": f"timeout after {self.timeout:.0f} s"}
         print(f"  {key:<46} {time.monotonic() - started:6.1f} s  {json.dumps(answer)[:150]}", flush=True)
@@ -82,11 +125,20 @@ def measure_workload(runner: Runner, name: str, mode: str, chosen: argparse.Name
         for peer in peers:
             runner.measure(f"{where}/cold/{peer}", where, "first", "--peer", peer, *common)
             runner.measure(f"{where}/warm/{peer}", where, "first", "--peer", peer, *common)
-    runner.measure(f"{where}/steady", where, "steady", "--peers", ",".join(["eager", *peers]), "--seconds", str(chosen.seconds), *common)
+    runner.measure(
+        f"{where}/steady",
+        where,
+        "steady",
+        "--peers",
+        ",".join(["eager", *peers]),
+        "--seconds",
+        str(chosen.seconds),
+        *common,
+    )
 
 
 def measure_machinery(runner: Runner, chosen: argparse.Namespace) -> None:
-    """What is not about one model: call overhead, guards, compile time against depth, copy speed, import time."""
+    """What is not about one model: call overhead, guards, compile time by depth, copy speed, import time."""
     peers = ",".join(["eager", *(peer for peer in COMPILERS if peer in chosen.peers)])
     runner.measure("overhead", "machinery", "overhead", "--peers", peers)
     runner.measure("guards", "machinery", "guards", "--peers", peers)
@@ -94,15 +146,32 @@ def measure_machinery(runner: Runner, chosen: argparse.Namespace) -> None:
     for peer in (p for p in COMPILERS if p in chosen.peers):
         for layers in (8, 64):
             if not (chosen.quick and peer == "torch"):
-                runner.measure(f"depth/{peer}/{layers}", f"depth-{peer}-{layers}", "depth", "--peer", peer, "--layers", str(layers))
+                runner.measure(
+                    f"depth/{peer}/{layers}",
+                    f"depth-{peer}-{layers}",
+                    "depth",
+                    "--peer",
+                    peer,
+                    "--layers",
+                    str(layers),
+                )
     runner.answers["import"] = {"seconds": measure_import()}
 
 
 def measure_import() -> float:
-    """Seconds `import dovetail; dovetail.compile` costs beyond `import torch`: the least of five, bytecode caches warm."""
-    text = "import torch, time; t = time.perf_counter(); import dovetail; dovetail.compile; print(time.perf_counter() - t)"
-    runs = [subprocess.run([sys.executable, "-c", text], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-            for _ in range(5)]
+    """Seconds `import dovetail; dovetail.compile` costs beyond `import torch`: the least of five."""
+    timed = "import dovetail; dovetail.compile"
+    text = f"import torch, time; t = time.perf_counter(); {timed}; print(time.perf_counter() - t)"
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", text],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        for _ in range(5)
+    ]
     seconds = [float(done.stdout) for done in runs if done.returncode == 0 and done.stdout]
     return min(seconds, default=math.nan)
 
@@ -110,14 +179,31 @@ def measure_import() -> float:
 def describe_machine() -> dict[str, Any]:
     import torch
 
-    model = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
-            "threads": torch.get_num_threads()}
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "",
+    )
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="comma-separated workloads, `models`, `micro` or `machinery`")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default="", help="comma-separated workloads, `models`, `micro` or `machinery`"
+    )
     parser.add_argument("--modes", default="inference,training")
     parser.add_argument("--peers", default=",".join(COMPILERS))
     parser.add_argument("--seconds", type=float, default=2.0)

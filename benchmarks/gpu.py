@@ -25,7 +25,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-PEERS = ("eager", "torch", "torch:max-autotune", "dovetail", "dovetail:reduce-overhead", "dovetail:max-autotune")
+PEERS = (
+    "eager",
+    "torch",
+    "torch:max-autotune",
+    "dovetail",
+    "dovetail:reduce-overhead",
+    "dovetail:max-autotune",
+)
 ROWS, COLUMNS = 16384, 4096
 
 
@@ -147,7 +154,9 @@ WORKLOADS: dict[str, Callable[[], Any]] = {
     "resnet_infer": resnet_infer,
     "resnet_train": resnet_train,
     "mlp60": mlp60,
-    "rmsnorm_residual": lambda: micro(rms_residual, 4, bf16(ROWS, COLUMNS), bf16(ROWS, COLUMNS), bf16(COLUMNS))(),
+    "rmsnorm_residual": lambda: micro(
+        rms_residual, 4, bf16(ROWS, COLUMNS), bf16(ROWS, COLUMNS), bf16(COLUMNS)
+    )(),
     "swiglu": lambda: micro(lambda x, y: F.silu(x) * y, 3, bf16(ROWS, COLUMNS), bf16(ROWS, COLUMNS))(),
     "transpose_add": lambda: micro(lambda x, y: x + y.t(), 3, bf16(ROWS, COLUMNS), bf16(COLUMNS, ROWS))(),
     "softmax": lambda: micro(lambda x: torch.softmax(x, -1), 2, bf16(ROWS, COLUMNS))(),
@@ -156,7 +165,10 @@ WORKLOADS: dict[str, Callable[[], Any]] = {
     )(),
     "bias_gelu": lambda: micro(lambda x, b: F.gelu(x + b), 2, bf16(ROWS, COLUMNS), bf16(COLUMNS))(),
     "where_chain": lambda: micro(
-        lambda x, y: torch.where(x > 0, x * 2 + y, y - x).sigmoid() * y, 3, bf16(ROWS, COLUMNS), bf16(ROWS, COLUMNS)
+        lambda x, y: torch.where(x > 0, x * 2 + y, y - x).sigmoid() * y,
+        3,
+        bf16(ROWS, COLUMNS),
+        bf16(ROWS, COLUMNS),
     )(),
     "cross_entropy": lambda: micro(
         F.cross_entropy, 1, bf16(ROWS, COLUMNS), torch.randint(0, COLUMNS, (ROWS,), device="cuda")
@@ -241,7 +253,9 @@ def show(result: dict[str, Any]) -> str:
         return f"{result['work']:18} {result['peer']:26} FAILED {result['error'][-300:]}"
     rate = f"{result['tb_s']:.2f} TB/s" if "tb_s" in result else ""
     stats = result.get("stats", {})
-    told = " ".join(f"{k}={stats[k]}" for k in ("graphs", "graph_breaks", "fallbacks_to_eager", "kernels") if k in stats)
+    told = " ".join(
+        f"{k}={stats[k]}" for k in ("graphs", "graph_breaks", "fallbacks_to_eager", "kernels") if k in stats
+    )
     return (
         f"{result['work']:18} {result['peer']:26} {result['ms']:9.3f} ms  cold {result['cold_s']:6.2f} s  "
         f"diff {result['difference']:.1e}  {result['peak_gib']:.1f} GiB {rate} {told}"

@@ -1,7 +1,7 @@
 """One measurement in one process, printed as a line of JSON. `bench.py` starts these.
 
-    python -m benchmarks.measure first --peer torch --workload bert --mode training     first call and peak memory
-    python -m benchmarks.measure steady --workload bert --mode inference                medians of all peers, interleaved
+    python -m benchmarks.measure first --peer torch --workload bert --mode training   first call, peak memory
+    python -m benchmarks.measure steady --workload bert --mode inference              medians, interleaved
     python -m benchmarks.measure overhead | guards | bandwidth
     python -m benchmarks.measure depth --peer dovetail --layers 64
 """
@@ -112,9 +112,15 @@ def measure_steady(chosen: argparse.Namespace) -> dict[str, Any]:
     record["median_ms"] = {peer: 1e3 * statistics.median(kept) for peer, kept in times.items()}
     record["rounds"] = min(len(kept) for kept in times.values())
     if work.bytes_moved and chosen.mode == "inference":
-        record["gib_per_s"] = {peer: work.bytes_moved / (ms / 1e3) / 2**30 for peer, ms in record["median_ms"].items()}
+        record["gib_per_s"] = {
+            peer: work.bytes_moved / (ms / 1e3) / 2**30 for peer, ms in record["median_ms"].items()
+        }
     if importlib.util.find_spec("dovetail") and "dovetail" in steps:
-        record["dovetail_stats"] = {key: value for key, value in importlib.import_module("dovetail").stats().items() if isinstance(value, int | float)}
+        record["dovetail_stats"] = {
+            key: value
+            for key, value in importlib.import_module("dovetail").stats().items()
+            if isinstance(value, int | float)
+        }
     return record
 
 
@@ -171,7 +177,11 @@ def measure_overhead(chosen: argparse.Namespace) -> dict[str, Any]:
 class Layer(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(2 * width, width),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
@@ -219,12 +229,20 @@ def measure_bandwidth(chosen: argparse.Namespace) -> dict[str, Any]:
     return {"copy_gib_per_s": 2 * x.numel() * 4 / (time_call(lambda: y.copy_(x)) / 1e6) / 2**30}
 
 
-KINDS: Final = {"first": measure_first, "steady": measure_steady, "overhead": measure_overhead, "guards": measure_guards,
-                "depth": measure_depth, "bandwidth": measure_bandwidth}
+KINDS: Final = {
+    "first": measure_first,
+    "steady": measure_steady,
+    "overhead": measure_overhead,
+    "guards": measure_guards,
+    "depth": measure_depth,
+    "bandwidth": measure_bandwidth,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--peer", default="dovetail", choices=PEERS)
     parser.add_argument("--peers", default=",".join(PEERS))

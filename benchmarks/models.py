@@ -54,7 +54,9 @@ def timm_model(name: str, image: int, batch: int = 4, **settings: Any) -> Worklo
         define_vision_ops()
     import timm
 
-    return Workload(timm.create_model(name, num_classes=100, **settings), (torch.randn(batch, 3, image, image),))
+    return Workload(
+        timm.create_model(name, num_classes=100, **settings), (torch.randn(batch, 3, image, image),)
+    )
 
 
 class Logits(nn.Module):
@@ -75,7 +77,9 @@ def hf_model(config_name: str, class_name: str, decoder: bool = False, **setting
     import transformers
 
     config = getattr(transformers, config_name)(use_cache=False, **settings)
-    return Workload(Logits(getattr(transformers, class_name)(config), decoder), (torch.randint(0, 1000, (2, 128)),))
+    return Workload(
+        Logits(getattr(transformers, class_name)(config), decoder), (torch.randint(0, 1000, (2, 128)),)
+    )
 
 
 @workload
@@ -105,25 +109,51 @@ def efficientnet_b0() -> Workload:
 
 @workload
 def bert() -> Workload:
-    return hf_model("BertConfig", "BertForMaskedLM", hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
-                    vocab_size=1000)
+    return hf_model(
+        "BertConfig",
+        "BertForMaskedLM",
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        vocab_size=1000,
+    )
 
 
 @workload
 def gpt2() -> Workload:
-    return hf_model("GPT2Config", "GPT2LMHeadModel", n_embd=256, n_layer=4, n_head=4, vocab_size=1000, n_positions=256)
+    return hf_model(
+        "GPT2Config", "GPT2LMHeadModel", n_embd=256, n_layer=4, n_head=4, vocab_size=1000, n_positions=256
+    )
 
 
 @workload
 def llama() -> Workload:
-    return hf_model("LlamaConfig", "LlamaForCausalLM", hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-                    intermediate_size=688, vocab_size=1000)
+    return hf_model(
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=688,
+        vocab_size=1000,
+    )
 
 
 @workload
 def t5() -> Workload:
-    return hf_model("T5Config", "T5ForConditionalGeneration", decoder=True, d_model=256, d_kv=64, d_ff=1024, num_layers=3, num_heads=4,
-                    vocab_size=1000)
+    return hf_model(
+        "T5Config",
+        "T5ForConditionalGeneration",
+        decoder=True,
+        d_model=256,
+        d_kv=64,
+        d_ff=1024,
+        num_layers=3,
+        num_heads=4,
+        vocab_size=1000,
+    )
 
 
 class Tagger(nn.Module):
@@ -299,7 +329,11 @@ def gather_rows() -> Workload:
 
 @micro
 def embedding_sum() -> Workload:
-    return Workload(lambda t, i: F.embedding(i, t).sum(1), (torch.randn(5000, 256), torch.randint(0, 5000, (256, 16))), bytes_moved=4 * 256 * 256 * 17)
+    return Workload(
+        lambda t, i: F.embedding(i, t).sum(1),
+        (torch.randn(5000, 256), torch.randint(0, 5000, (256, 16))),
+        bytes_moved=4 * 256 * 256 * 17,
+    )
 
 
 @micro
@@ -328,4 +362,8 @@ def adam_step() -> Workload:
 
 @micro
 def pool_normalise() -> Workload:
-    return Workload(lambda x: F.avg_pool2d((x - 0.5) / 0.2, 2).relu(), (torch.randn(8, 16, 64, 64),), bytes_moved=int(4 * 8 * 16 * 64 * 64 * 1.25))
+    return Workload(
+        lambda x: F.avg_pool2d((x - 0.5) / 0.2, 2).relu(),
+        (torch.randn(8, 16, 64, 64),),
+        bytes_moved=int(4 * 8 * 16 * 64 * 64 * 1.25),
+    )

@@ -1,4 +1,4 @@
-"""Benchmark answers as tables for people: the printed summary, docs/results/bench.md, and README's results section.
+"""Benchmark answers as tables for people: the printed summary, docs/results/bench.md, README's results.
 
     show_results({"mlp-inference/steady": {"median_ms": {...}}, ...}) -> markdown
 """
@@ -15,8 +15,13 @@ Answers = dict[str, Any]
 
 def show_results(answers: Answers) -> str:
     machine = answers.get("machine", {})
-    lines = [f"Measured on {machine.get('cpu', '?')}, {machine.get('cores', '?')} cores, Python {machine.get('python', '?')}, "
-             f"torch {machine.get('torch', '?')}, {machine.get('date', '?')}; `make bench`. Speed-ups are over eager, medians, peers interleaved in one process.", ""]
+    lines = [
+        f"Measured on {machine.get('cpu', '?')}, {machine.get('cores', '?')} cores, "
+        f"Python {machine.get('python', '?')}, torch {machine.get('torch', '?')}, "
+        f"{machine.get('date', '?')}; `make bench`. "
+        "Speed-ups are over eager, medians, peers interleaved in one process.",
+        "",
+    ]
     for mode in ("inference", "training"):
         lines += show_models(answers, mode)
     lines += show_micro(answers)
@@ -33,24 +38,43 @@ def show_models(answers: Answers, mode: str) -> list[str]:
     names = names_of(answers, mode, micro=False)
     if not names:
         return []
-    lines = [f"**Models, {mode}**", "", "| model | eager ms | torch.compile | Dovetail | cold first call s: torch.compile | Dovetail | ratio | warm s: torch.compile | Dovetail | peak MiB: torch.compile | Dovetail |",
-             "|---|---|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        f"**Models, {mode}**",
+        "",
+        "| model | eager ms | torch.compile | Dovetail | cold first call s: torch.compile | Dovetail | ratio "
+        "| warm s: torch.compile | Dovetail | peak MiB: torch.compile | Dovetail |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
     ratios: dict[str, list[float]] = {"torch": [], "dovetail": [], "cold": []}
     for name in names:
         steady = answers[f"{name}-{mode}/steady"]
         medians = steady.get("median_ms", {})
         eager = medians.get("eager", math.nan)
-        speed = {peer: eager / medians[peer] if peer in medians else math.nan for peer in ("torch", "dovetail")}
-        first = {(when, peer): answers.get(f"{name}-{mode}/{when}/{peer}", {}) for when in ("cold", "warm") for peer in ("torch", "dovetail")}
+        speed = {
+            peer: eager / medians[peer] if peer in medians else math.nan for peer in ("torch", "dovetail")
+        }
+        first = {
+            (when, peer): answers.get(f"{name}-{mode}/{when}/{peer}", {})
+            for when in ("cold", "warm")
+            for peer in ("torch", "dovetail")
+        }
         cold = {peer: first["cold", peer].get("first_s", math.nan) for peer in ("torch", "dovetail")}
         warm = {peer: first["warm", peer].get("first_s", math.nan) for peer in ("torch", "dovetail")}
         peak = {peer: first["cold", peer].get("peak_mib", math.nan) for peer in ("torch", "dovetail")}
         for peer, value in [*speed.items(), ("cold", cold["torch"] / cold["dovetail"])]:
             if not math.isnan(value):
                 ratios[peer].append(value)
-        lines.append(f"| {name} | {eager:.2f} | {times(speed['torch'])} | {times(speed['dovetail'])} | {number(cold['torch'])} | {number(cold['dovetail'])} "
-                     f"| {times(cold['torch'] / cold['dovetail'])} | {number(warm['torch'])} | {number(warm['dovetail'])} | {number(peak['torch'], 0)} | {number(peak['dovetail'], 0)} |")
-    lines.append(f"| geometric mean | | {times(mean(ratios['torch']))} | {times(mean(ratios['dovetail']))} | | | {times(mean(ratios['cold']))} | | | | |")
+        lines.append(
+            f"| {name} | {eager:.2f} | {times(speed['torch'])} | {times(speed['dovetail'])} "
+            f"| {number(cold['torch'])} | {number(cold['dovetail'])} "
+            f"| {times(cold['torch'] / cold['dovetail'])} "
+            f"| {number(warm['torch'])} | {number(warm['dovetail'])} "
+            f"| {number(peak['torch'], 0)} | {number(peak['dovetail'], 0)} |"
+        )
+    lines.append(
+        f"| geometric mean | | {times(mean(ratios['torch']))} | {times(mean(ratios['dovetail']))} "
+        f"| | | {times(mean(ratios['cold']))} | | | | |"
+    )
     return [*lines, ""]
 
 
@@ -59,19 +83,31 @@ def show_micro(answers: Answers) -> list[str]:
     if not names:
         return []
     copy = answers.get("bandwidth", {}).get("copy_gib_per_s", math.nan)
-    lines = [f"**Micro functions** (copy speed of this machine: {number(copy)} GiB/s)", "",
-             "| function | eager ms | torch.compile | Dovetail | Dovetail GiB/s | of copy speed |", "|---|---|---|---|---|---|"]
+    lines = [
+        f"**Micro functions** (copy speed of this machine: {number(copy)} GiB/s)",
+        "",
+        "| function | eager ms | torch.compile | Dovetail | Dovetail GiB/s | of copy speed |",
+        "|---|---|---|---|---|---|",
+    ]
     ratios: dict[str, list[float]] = {"torch": [], "dovetail": []}
     for name in names:
         steady = answers[f"{name}-inference/steady"]
         medians, speed = steady["median_ms"], steady["gib_per_s"]
-        shown = {peer: medians["eager"] / medians[peer] if peer in medians else math.nan for peer in ("torch", "dovetail")}
+        shown = {
+            peer: medians["eager"] / medians[peer] if peer in medians else math.nan
+            for peer in ("torch", "dovetail")
+        }
         for peer, value in shown.items():
             if not math.isnan(value):
                 ratios[peer].append(value)
         reached = speed.get("dovetail", math.nan)
-        lines.append(f"| {name} | {medians['eager']:.3f} | {times(shown['torch'])} | {times(shown['dovetail'])} | {number(reached)} | {number(100 * reached / copy, 0)} % |")
-    lines.append(f"| geometric mean | | {times(mean(ratios['torch']))} | {times(mean(ratios['dovetail']))} | | |")
+        lines.append(
+            f"| {name} | {medians['eager']:.3f} | {times(shown['torch'])} | {times(shown['dovetail'])} "
+            f"| {number(reached)} | {number(100 * reached / copy, 0)} % |"
+        )
+    lines.append(
+        f"| geometric mean | | {times(mean(ratios['torch']))} | {times(mean(ratios['dovetail']))} | | |"
+    )
     return [*lines, ""]
 
 
@@ -79,14 +115,25 @@ def show_machinery(answers: Answers) -> list[str]:
     lines = []
     calls = answers.get("overhead", {}).get("call_us", {})
     if calls:
-        lines.append("Call of a one-kernel function on 8 elements: " + ", ".join(f"{peer} {us:.1f} µs" for peer, us in calls.items()) + ".  ")
+        lines.append(
+            "Call of a one-kernel function on 8 elements: "
+            + ", ".join(f"{peer} {us:.1f} µs" for peer, us in calls.items())
+            + ".  "
+        )
     guards = answers.get("guards", {}).get("guards_us", {})
     for peer, by_depth in guards.items():
-        lines.append(f"Hook and guards of a stack of 1, 8, 32 layers, {peer}: " + ", ".join(f"{us:.1f}" for us in by_depth.values()) + " µs.  ")
+        lines.append(
+            f"Hook and guards of a stack of 1, 8, 32 layers, {peer}: "
+            + ", ".join(f"{us:.1f}" for us in by_depth.values())
+            + " µs.  "
+        )
     for peer in ("torch", "dovetail"):
         seconds = [answers.get(f"depth/{peer}/{layers}", {}).get("first_s", math.nan) for layers in (8, 64)]
         if not any(map(math.isnan, seconds)):
-            lines.append(f"Cold first call of 8 and 64 identical layers, {peer}: {seconds[0]:.2f} s and {seconds[1]:.2f} s ({seconds[1] / seconds[0]:.1f}x).  ")
+            lines.append(
+                f"Cold first call of 8 and 64 identical layers, {peer}: {seconds[0]:.2f} s and "
+                f"{seconds[1]:.2f} s ({seconds[1] / seconds[0]:.1f}x).  "
+            )
     extra = answers.get("import", {}).get("seconds", math.nan)
     if not math.isnan(extra):
         lines.append(f"`import dovetail` beyond `import torch`: {1e3 * extra:.0f} ms.")

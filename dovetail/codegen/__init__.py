@@ -63,7 +63,9 @@ def _kernel(group: Group, made: Launchable, target: Target, plan: Plan) -> Kerne
     sizes = {b.name: b.type.bytes for b in plan.schedule.loops.buffers}
     moved = sum(sizes[name].value for name in made.params if sizes[name].is_const)
     origins = tuple(dict.fromkeys(o for nest in group.nests for o in nest.origins))
-    kernel = Kernel(made.symbol, target.language, made.text, made.key, moved, origins, made.symbol, made.prelude)
+    kernel = Kernel(
+        made.symbol, target.language, made.text, made.key, moved, origins, made.symbol, made.prelude
+    )
     if not isinstance(made, TritonKernel):
         return kernel
     return replace(

@@ -96,7 +96,11 @@ class Attr(Step):
 
     @property
     def text(self) -> str:
-        return f"{self.of.text}.{self.name}" if self.name.isidentifier() else f"getattr({self.of.text}, {self.name!r})"
+        return (
+            f"{self.of.text}.{self.name}"
+            if self.name.isidentifier()
+            else f"getattr({self.of.text}, {self.name!r})"
+        )
 
 
 @dataclass(frozen=True, slots=True)

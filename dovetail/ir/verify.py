@@ -55,7 +55,9 @@ def step_reads(step: Nest | Extern) -> set[str]:
     """Buffer names that a step reads."""
     if isinstance(step, Extern):
         return set(_refs((*step.args, *(value for _, value in step.kwargs))))
-    roots = [w.value for w in step.writes] + [w.index_scalar for w in step.writes if w.index_scalar is not None]
+    roots = [w.value for w in step.writes] + [
+        w.index_scalar for w in step.writes if w.index_scalar is not None
+    ]
     return {str(s.args[0]) for s in iter_scalars(*roots) if s.op in ("load", "load_at")}
 
 

@@ -17,7 +17,15 @@ from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, map_arg
 from dovetail.ir.types import TensorType
 from dovetail.ops.build import Build, Value
 
-SPLITTABLE: Final = ("prims.sum", "prims.prod", "prims.max", "prims.min", "prims.any", "prims.all", "prims.welford")
+SPLITTABLE: Final = (
+    "prims.sum",
+    "prims.prod",
+    "prims.max",
+    "prims.min",
+    "prims.any",
+    "prims.all",
+    "prims.welford",
+)
 ENOUGH: Final = 16384
 """Partial results that keep every multiprocessor busy with several programs."""
 SHORTEST: Final = 256

@@ -87,7 +87,7 @@ def build_units(units: list[tuple[str, tuple[str, ...]]], options: Options) -> l
     if len(units) == 1:
         return [build(*units[0], options)]
     with ThreadPoolExecutor(min(threads, len(units))) as pool:
-        return list(pool.map(lambda unit: build(*unit, options), units))
+        return list(pool.map(lambda unit: build(unit[0], unit[1], options), units))
 
 
 def build(text: str, flags: tuple[str, ...], options: Options) -> Path:

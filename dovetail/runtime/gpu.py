@@ -216,7 +216,9 @@ def _time(kernel: Kernel, function: GpuFunction, buffers: list[torch.Tensor]) ->
 
     def launch() -> None:
         address = ctypes.c_void_p(function.address)
-        code = driver().cuLaunchKernel(address, *grid[:2], 1, threads, 1, 1, function.shared, stream, packed, None)
+        code = driver().cuLaunchKernel(
+            address, *grid[:2], 1, threads, 1, 1, function.shared, stream, packed, None
+        )
         _check(code, f"launching {kernel.name}")
 
     launch()

@@ -60,7 +60,7 @@ class Executable:
         results: list[Any] = []
         for result in self.program.results:
             if result.kind == "tensor":
-                results.append(tensors[result.value])  # type: ignore[index]
+                results.append(tensors[result.value])  # type: ignore[call-overload]
             else:
                 results.append(evaluate(result.value, numbers) if result.kind == "expr" else result.value)  # type: ignore[arg-type]
         return results

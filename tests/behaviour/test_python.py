@@ -522,7 +522,7 @@ def deletion_and_scopes() -> Any:
         z = [y, y]
         del z[0]
         try:
-            return x  # type: ignore[name-defined]
+            return x  # noqa: F821
         except UnboundLocalError:
             return z[0]
 

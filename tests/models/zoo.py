@@ -25,7 +25,7 @@ for _name in ("nms", "qnms"):
 import timm  # noqa: E402
 import transformers  # noqa: E402
 from transformers.models.auto import modeling_auto as auto  # noqa: E402
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES  # noqa: E402
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
 LIST: Final = Path(__file__).with_name("architectures.txt")
 TOKENS: Final = 16

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tests.models.zoo import LIST, Specimen, build, candidates, names
 from tests.sweeps.closeness import to_exact, why_not_close

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 CUDA_HEAD: Final = """\
 struct Launch { int32_t x, y, warps, shared; };
-typedef int (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+typedef int (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            void*, void**, void**);
 extern "C" {
 Launch dv_launches[%(kernels)s];
 LaunchKernel dv_launch_kernel;
@@ -38,21 +39,24 @@ struct DeviceTemporaries {
     void* start = nullptr;
     DeviceTemporaries(int64_t bytes, int32_t kind, int32_t index) {
         const int64_t size[] = {bytes}, stride[] = {1};
-        if (bytes && !aoti_torch_empty_strided(1, size, stride, 0, kind, index, &block.handle)) start = block.data();
+        if (bytes && !aoti_torch_empty_strided(1, size, stride, 0, kind, index, &block.handle))
+            start = block.data();
     }
 };
 // A tensor of the same layout on the device; used for inputs that kernels cannot read where they are.
-static Handle moved(Handle h, Tensor& copy, int64_t n, const int64_t* sizes, const int64_t* strides, int32_t dtype,
-                    int32_t kind, int32_t index, bool always) {
+static Handle moved(Handle h, Tensor& copy, int64_t n, const int64_t* sizes, const int64_t* strides,
+                    int32_t dtype, int32_t kind, int32_t index, bool always) {
     if (!always && (uint64_t)data_of(h) % 16 == 0) return h;
     if (aoti_torch_empty_strided(n, sizes, strides, dtype, kind, index, &copy.handle)) return h;
     aoti_torch_copy_(copy, h, 0);
     return copy.handle;
 }
-static inline int32_t launch(void* kernel, const Launch& how, int64_t x, int64_t y, void* stream, void** args) {
+static inline int32_t launch(void* kernel, const Launch& how, int64_t x, int64_t y, void* stream,
+                             void** args) {
     const int64_t gx = (x + how.x - 1) / how.x, gy = (y + how.y - 1) / how.y;
     if (gx <= 0 || gy <= 0) return 0;
-    return dv_launch_kernel(kernel, (unsigned)gx, (unsigned)gy, 1, 32 * how.warps, 1, 1, how.shared, stream, args, nullptr);
+    return dv_launch_kernel(kernel, (unsigned)gx, (unsigned)gy, 1, 32 * how.warps, 1, 1, how.shared, stream,
+                            args, nullptr);
 }
 """
 
@@ -107,7 +111,8 @@ def _device_pointer(writer: HostWriter, name: str) -> str:
     from_cpu = type.device.kind == "cpu"
     writer(f"Tensor {copy};")
     source = writer.handles[name]
-    call = f"moved({source}, {copy}, {type.ndim}, {sizes}, {strides}, {TORCH_CODE[type.dtype]}, 1, {device.index or 0}, {int(from_cpu)})"
+    target = f"{TORCH_CODE[type.dtype]}, 1, {device.index or 0}, {int(from_cpu)}"
+    call = f"moved({source}, {copy}, {type.ndim}, {sizes}, {strides}, {target})"
     seen = writer.fresh("seen")
     writer(f"Handle {seen} = {call};")
     text = writer.fresh("p")

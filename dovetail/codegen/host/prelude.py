@@ -30,7 +30,8 @@ from dovetail.ir.types import (
 )  # fmt: skip
 
 TORCH_CODE: Final[dict[DType, int]] = {
-    U8: 0, I8: 1, I16: 2, I32: 3, I64: 4, F16: 5, F32: 6, F64: 7, C32: 8, C64: 9, C128: 10, BOOL: 11, BF16: 15,
+    U8: 0, I8: 1, I16: 2, I32: 3, I64: 4, F16: 5, F32: 6, F64: 7, C32: 8, C64: 9, C128: 10, BOOL: 11,
+    BF16: 15,
     F8E5M2: 23, F8E4M3: 24, U16: 27, U32: 28, U64: 29,
 }  # fmt: skip
 """c10::ScalarType, part of libtorch's stable ABI."""
@@ -40,7 +41,8 @@ DEVICE_CODE: Final = {"cpu": 0, "cuda": 1}
 
 HEAD: Final = """\
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;
-typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t; typedef unsigned long uint64_t;
+typedef unsigned char uint8_t; typedef unsigned short uint16_t;
+typedef unsigned int uint32_t; typedef unsigned long uint64_t;
 typedef void* Handle;
 struct f16 { uint16_t bits; }; struct bf16 { uint16_t bits; };
 extern "C" {
@@ -51,7 +53,8 @@ int32_t aoti_torch_get_strides(Handle, int64_t**);
 int32_t aoti_torch_new_tensor_handle(Handle, Handle*);
 int32_t aoti_torch_empty_strided(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, Handle*);
 int32_t aoti_torch__reinterpret_tensor(Handle, int64_t, const int64_t*, const int64_t*, int64_t, Handle*);
-int32_t aoti_torch_create_tensor_from_blob(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t, int32_t, int32_t, Handle*);
+int32_t aoti_torch_create_tensor_from_blob(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t,
+                                           int32_t, int32_t, Handle*);
 int32_t aoti_torch_copy_(Handle, Handle, int32_t);
 int32_t aoti_torch_cpu_mm_out(Handle, Handle, Handle);
 int32_t aoti_torch_cpu_bmm_out(Handle, Handle, Handle);
@@ -75,8 +78,14 @@ extern "C" { void* dv_kernels[%(kernels)s]; Arena dv_arena; }
 
 static inline int64_t min_i(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t floordiv_i(int64_t a, int64_t b) { int64_t q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
-static inline int64_t mod_i(int64_t a, int64_t b) { int64_t r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
+static inline int64_t floordiv_i(int64_t a, int64_t b) {
+    int64_t q = a / b;
+    return q - ((a % b != 0) & ((a < 0) != (b < 0)));
+}
+static inline int64_t mod_i(int64_t a, int64_t b) {
+    int64_t r = a % b;
+    return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0);
+}
 static inline int64_t bits_of(double x) { return __builtin_bit_cast(int64_t, x); }
 
 // A tensor this program owns.
@@ -101,11 +110,15 @@ struct NoGrad {
 };
 static inline void* data_of(Handle h) { void* p = nullptr; aoti_torch_get_data_ptr(h, &p); return p; }
 // A library result with other strides than the kernels were compiled for is copied into those.
-static int32_t settle(Tensor& t, int64_t n, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t kind, int32_t index) {
+static int32_t settle(Tensor& t, int64_t n, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                      int32_t kind, int32_t index) {
     int64_t *z = nullptr, *s = nullptr;
     if (aoti_torch_get_sizes(t, &z) || aoti_torch_get_strides(t, &s)) return 1;
     bool same = true;
-    for (int64_t d = 0; d < n; ++d) { if (z[d] != sizes[d]) return 1; same &= s[d] == strides[d] || sizes[d] <= 1; }
+    for (int64_t d = 0; d < n; ++d) {
+        if (z[d] != sizes[d]) return 1;
+        same &= s[d] == strides[d] || sizes[d] <= 1;
+    }
     if (same) return 0;
     Tensor copy;
     if (aoti_torch_empty_strided(n, sizes, strides, dtype, kind, index, &copy.handle)) return 1;

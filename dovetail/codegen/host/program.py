@@ -137,7 +137,9 @@ class HostWriter:
                 call = f"aoti_torch_create_tensor_from_blob({start}, {shape}, 0, {code}, &{text}.handle)"
             else:
                 source = self.handle(ref.buffer)
-                call = f"aoti_torch__reinterpret_tensor({source}, {shape}, {c_expr(ref.offset)}, &{text}.handle)"
+                call = (
+                    f"aoti_torch__reinterpret_tensor({source}, {shape}, {c_expr(ref.offset)}, &{text}.handle)"
+                )
             self(f'Tensor {text}; TRY("view of {ref.buffer}", {call})')
             self.views[ref] = text
         return self.views[ref]
@@ -152,7 +154,8 @@ class HostWriter:
         type = self.buffers[name].type
         self.handles[name] = handle
         sizes, strides = self.sizes(type.shape), self.sizes(type.stride)
-        call = f"settle({handle}, {type.ndim}, {sizes}, {strides}, {TORCH_CODE[type.dtype]}, {device_code(type.device)})"
+        kind = f"{TORCH_CODE[type.dtype]}, {device_code(type.device)}"
+        call = f"settle({handle}, {type.ndim}, {sizes}, {strides}, {kind})"
         self(f'TRY("{name}: unexpected shape", {call})')
 
 
@@ -186,7 +189,9 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     """`launches` by group; `kernel_index` is the position of each kernel's key in dv_kernels."""
     loops = plan.schedule.loops
     writer = HostWriter(plan, {b.name: b for b in loops.buffers}, dict(plan.places))
-    writer.written = frozenset(b for step in plan.schedule.steps for b in _written_inputs(step, writer.buffers))
+    writer.written = frozenset(
+        b for step in plan.schedule.steps for b in _written_inputs(step, writer.buffers)
+    )
     kinds = _bind_inputs(writer)
     _bind_symbols(writer)
     if plan.arena_bytes is not ZERO:
@@ -203,9 +208,13 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     results, count = _return(writer)
     head = HEAD + DISPATCH_HEAD + ("" if loops.device.kind == "cpu" else CUDA_HEAD)
     head = head.replace("%(kernels)s", str(max(len(kernel_index), 1)))
-    constants = [f"static const int64_t {name}[] = {{{', '.join(map(str, key))}}};" for key, name in writer.constants.items()]
+    constants = [
+        f"static const int64_t {name}[] = {{{', '.join(map(str, key))}}};"
+        for key, name in writer.constants.items()
+    ]
     body = ["    " + line for line in writer.lines]
-    start = 'extern "C" int32_t run(void** inputs, int64_t* ints, double* floats, void** outputs, Python* python) {'
+    takes = "void** inputs, int64_t* ints, double* floats, void** outputs, Python* python"
+    start = f'extern "C" int32_t run({takes}) {{'
     text = "\n".join([head, *constants, start, "    NoGrad no_grad;", *body, "    return 0;", "}", ""])
     return HostText(text, tuple(writer.python_calls), results, count, kinds)
 
@@ -265,7 +274,8 @@ def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int) ->
         args.append(f"&{bad}")
         kinds.append("int32_t*")
     where = f"    // {group.nests[-1].loc}" if group.nests[-1].loc else ""
-    writer(f"((void (*)({', '.join(kinds)}))dv_kernels[{index}])({', '.join(args)});    // {launch.symbol}{where}")
+    kernel = f"((void (*)({', '.join(kinds)}))dv_kernels[{index}])"
+    writer(f"{kernel}({', '.join(args)});    // {launch.symbol}{where}")
     if launch.may_fail:
         writer(f'TRY("index out of range in {group.name}", {bad})')
 

@@ -293,7 +293,11 @@ class _Emitter:
             return [mean, square]
         if write.reduce in ("argmax", "argmin"):
             return [self._position(write, tile, rows)]
-        return [self._folded(write, self._kept(self._full(tile), IDENTITY[str(write.reduce)](tile.dtype)), tile.dtype)]
+        return [
+            self._folded(
+                write, self._kept(self._full(tile), IDENTITY[str(write.reduce)](tile.dtype)), tile.dtype
+            )
+        ]
 
     def _folded(self, write: Write, text: str, dtype: DType) -> Tile:
         rows = frozenset(a.name for a in self.axes if a.name != "r")
@@ -452,7 +456,11 @@ class _Emitter:
             return Tile(_constant(node.args[0], node.dtype), node.dtype, frozenset())
         if node.op == "index":
             expr: Expr = node.args[0]  # type: ignore[assignment]
-            text = self._index(expr) if node.dtype is BOOL else f"tl.cast({self._index(expr)}, {TL_TYPE[node.dtype]})"
+            text = (
+                self._index(expr)
+                if node.dtype is BOOL
+                else f"tl.cast({self._index(expr)}, {TL_TYPE[node.dtype]})"
+            )
             return self._define(text, node.dtype, self._axes_of(expr))
         if node.op == "input":
             return Tile(_token(str(node.args[0])), node.dtype, frozenset())
@@ -484,7 +492,9 @@ class _Emitter:
         masks = self._mask(axes) + self.masks
         mask = f", {' & '.join(masks)}, other=0" if masks else ""
         after = ".to(tl.int1)" if dtype is BOOL else ""
-        return self._define(f"tl.load({_token(buffer)} + ({index}){mask}){after}", dtype, axes | self._mask_axes())
+        return self._define(
+            f"tl.load({_token(buffer)} + ({index}){mask}){after}", dtype, axes | self._mask_axes()
+        )
 
     def _mask_axes(self) -> frozenset[str]:
         return frozenset(a.name for a in self.axes) if self.masks else frozenset()
@@ -613,7 +623,10 @@ def _name(name: str) -> str:
     return f"{stem}_" if is_taken or stem[0].isdigit() else stem
 
 
-_RESERVED: Final = frozenset("tl dv libdevice triton apart roffset and or not if else for in is def return lambda None True False from import".split())
+_RESERVED: Final = frozenset(
+    "tl dv libdevice triton apart roffset and or not if else for in is def return lambda "
+    "None True False from import".split()
+)
 
 
 def _constant(value: object, dtype: DType) -> str:
@@ -674,7 +687,12 @@ def choose_blocks(axes: tuple[Axis, ...], shape: Shape, is_looped: bool) -> list
     size = axes[0].size.value if axes[0].size.is_const else 1 << 24
     small = max(64, min(1024, _power(size)))
     large = 2048 if size > 4096 else small
-    return [Blocks(small, warps=4), Blocks(min(small, 512), warps=2), Blocks(large, warps=8), Blocks(large, warps=4)]
+    return [
+        Blocks(small, warps=4),
+        Blocks(min(small, 512), warps=2),
+        Blocks(large, warps=8),
+        Blocks(large, warps=4),
+    ]
 
 
 def _row_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
@@ -686,7 +704,11 @@ def _row_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
     warps = max(1, min(16, row * per // 1024))  # 32 elements a thread: several loads in flight
     found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=min(warps * 2, 16))]
-    return [*found, Blocks(per * 2, r=row, warps=warps)] if row <= 1024 else [*found, Blocks(per, r=row, warps=max(warps // 2, 1))]
+    return (
+        [*found, Blocks(per * 2, r=row, warps=warps)]
+        if row <= 1024
+        else [*found, Blocks(per, r=row, warps=max(warps // 2, 1))]
+    )
 
 
 def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
@@ -694,5 +716,8 @@ def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
     row = _power(axes[-1].size.value) if axes[-1].size.is_const else 64
     if not is_looped:
         x = max(1, min(64, 8192 // row))
-        return [Blocks(x, r=row, warps=max(1, min(8, x * row // 512))), Blocks(max(x // 2, 1), r=row, warps=4)]
+        return [
+            Blocks(x, r=row, warps=max(1, min(8, x * row // 512))),
+            Blocks(max(x // 2, 1), r=row, warps=4),
+        ]
     return [Blocks(64, r=64, warps=8), Blocks(32, r=128, warps=8), Blocks(128, r=16, warps=4)]

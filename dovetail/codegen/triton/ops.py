@@ -15,11 +15,13 @@ from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, 
 
 TL_TYPE: Final = {
     BOOL: "tl.int1", U8: "tl.uint8", U16: "tl.uint16", U32: "tl.uint32", U64: "tl.uint64", I8: "tl.int8",
-    I16: "tl.int16", I32: "tl.int32", I64: "tl.int64", F16: "tl.float16", BF16: "tl.bfloat16", F32: "tl.float32",
+    I16: "tl.int16", I32: "tl.int32", I64: "tl.int64", F16: "tl.float16", BF16: "tl.bfloat16",
+    F32: "tl.float32",
     F64: "tl.float64",
 }  # fmt: skip
 POINTER: Final = {
-    BOOL: "*i1", U8: "*u8", U16: "*u16", U32: "*u32", U64: "*u64", I8: "*i8", I16: "*i16", I32: "*i32", I64: "*i64",
+    BOOL: "*i1", U8: "*u8", U16: "*u16", U32: "*u32", U64: "*u64",
+    I8: "*i8", I16: "*i16", I32: "*i32", I64: "*i64",
     F16: "*fp16", BF16: "*bf16", F32: "*fp32", F64: "*fp64",
 }  # fmt: skip
 
@@ -86,7 +88,9 @@ TRITON: Final[dict[str, Entry]] = {
     "fmin": "tl.minimum({0}, {1})",
     "remainder": lambda r, a: "dv.remainder({0}, {1})" if a[0].is_float else "dv.int_remainder({0}, {1})",
     "floordiv": lambda r, a: "dv.floordiv({0}, {1})" if a[0].is_float else "dv.int_floordiv({0}, {1})",
-    "truncdiv": lambda r, a: f"libdevice.trunc({_div('{0}', '{1}', a[0])})" if a[0].is_float else "({0} // {1})",
+    "truncdiv": lambda r, a: (
+        f"libdevice.trunc({_div('{0}', '{1}', a[0])})" if a[0].is_float else "({0} // {1})"
+    ),
     "fma": "libdevice.fma({0}, {1}, {2})",
     "check_index": "dv.wrap({0}, {1})",
     "bit_and": "({0} & {1})",
@@ -146,13 +150,15 @@ IDENTITY: Final = {
 """What a masked lane contributes to a reduction."""
 
 COMBINE: Final = {
-    "sum": "({0} + {1})", "prod": "({0} * {1})", "any": "({0} | {1})", "all": "({0} & {1})", "xor_sum": "({0} ^ {1})",
+    "sum": "({0} + {1})", "prod": "({0} * {1})", "any": "({0} | {1})", "all": "({0} & {1})",
+    "xor_sum": "({0} ^ {1})",
     "max": "dv.maximum({0}, {1})", "min": "dv.minimum({0}, {1})",
 }  # fmt: skip
 """Two partial results as one; min and max propagate NaN."""
 
 REDUCE: Final = {
-    "sum": "tl.sum({0}, {1})", "prod": "tl.reduce({0}, {1}, dv.product)", "any": "tl.max({0}.to(tl.int32), {1})",
+    "sum": "tl.sum({0}, {1})", "prod": "tl.reduce({0}, {1}, dv.product)",
+    "any": "tl.max({0}.to(tl.int32), {1})",
     "all": "tl.min({0}.to(tl.int32), {1})", "xor_sum": "tl.xor_sum({0}, {1})",
     "max": "tl.reduce({0}, {1}, dv.maximum)", "min": "tl.reduce({0}, {1}, dv.minimum)",
 }  # fmt: skip

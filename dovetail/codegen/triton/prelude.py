@@ -108,7 +108,10 @@ def digamma(x):
         shift = tl.where(small, shift + 1.0 / y, shift)
         y = tl.where(small, y + 1.0, y)
     z = 1.0 / (y * y)
-    series = z * (0.08333333333333333 - z * (0.008333333333333333 - z * (0.003968253968253968 - z * 0.004166666666666667)))
+    series = z * (
+        0.08333333333333333
+        - z * (0.008333333333333333 - z * (0.003968253968253968 - z * 0.004166666666666667))
+    )
     result = libdevice.log(y) - 0.5 / y - series - shift
     pi = 3.141592653589793
     mirrored = result - pi / libdevice.tan(pi * x)

@@ -3,7 +3,7 @@
     aten.addmm(bias, a, b) whose result feeds pointwise ops   ->  aten.mm + prims.add, which fuse
     aten.addmm(bias, a, b) otherwise                          ->  stays: the library adds the bias itself
     aten.mm(one row, weight.t()) on a GPU                     ->  prims.sum(weight * row): a reduction that
-                                                                  runs at memory speed and fuses with its neighbours
+                                                                  runs at memory speed and fuses
 """
 from __future__ import annotations
 
