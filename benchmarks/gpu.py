@@ -241,7 +241,8 @@ def measure_apart(work: str, peer: str) -> dict[str, Any]:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        return {"work": work, "peer": peer, "error": (done.stderr or done.stdout)[-1500:]}
+        told = (done.stderr or done.stdout).replace(f"{Path.cwd()}/", "")
+        return {"work": work, "peer": peer, "error": told[-1500:]}
     result: dict[str, Any] = json.loads(lines[-1])
     if "Warning" in done.stderr:
         result["warnings"] = done.stderr[-600:]

@@ -208,14 +208,15 @@ def test_logs_from_the_environment(script: Path) -> None:
 
 
 def test_import_is_cheap() -> None:
-    code = "import torch, time; t = time.perf_counter(); import dovetail; print(time.perf_counter() - t)"
+    # Processor time, not wall time: other processes on the machine must not fail the test.
+    code = "import torch, time; t = time.process_time(); import dovetail; print(time.process_time() - t)"
     seconds = [
         float(
             subprocess.run(
                 [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
             ).stdout
         )
-        for _ in range(2)
+        for _ in range(3)
     ]
     assert min(seconds) < 0.15
 
