@@ -16,6 +16,7 @@ once, so that two names for one thing stay two names for one thing.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import dataclasses
 import functools
@@ -457,8 +458,14 @@ def entry_parameters(root: Activation, count: int) -> list[str]:
     return [*names, *(f"cell_{name}" for name in root.code.code.co_freevars)]
 
 
+OWN_NAMES: Final = frozenset(("out", "entry", "load_inputs", "fetched_inputs", "user_globals"))
+"""Names that the entry's text gives to things of its own; the others begin with an underscore."""
+
+
 def safe_name(name: str, index: int) -> str:
-    return name if name.isidentifier() else f"arg_{index}"
+    """The user's name for an argument, unless the text means something else by it."""
+    is_taken = name in OWN_NAMES or name.startswith(("_", "cell_", "graph_")) or hasattr(builtins, name)
+    return name if name.isidentifier() and not is_taken else f"arg_{index}"
 
 
 __all__ = ["Emitter", "Global", "entry_parameters", "safe_name"]
