@@ -44,6 +44,14 @@ Executable: TypeAlias = "Callable[..., Sequence[Any]]"
 
 _numbers: Final = itertools.count()
 
+_keeps_graph: Final[Callable[[], bool]] = (
+    torch._C._autograd._get_current_graph_task_keep_graph
+    if hasattr(torch._C._FunctionBase, "maybe_clear_saved_tensors")
+    and hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
+    else lambda: True
+)
+"""Whether backward was called with retain_graph; a torch that cannot say keeps saved tensors to the end."""
+
 MOST_CHECKED: Final = 32
 """With more tensors than this next to a written one (buffers of a large model) overlap is not looked for."""
 
@@ -121,7 +129,7 @@ class _Emitter:
             "set_grad_enabled": torch._C._set_grad_enabled,
             "is_grad_enabled": torch.is_grad_enabled,
             "restride": restride,
-            "keeps_graph": torch._C._autograd._get_current_graph_task_keep_graph,
+            "keeps_graph": _keeps_graph,
             "shares_memory": shares_memory,
             "run_eager": joint.eager,
             "eager_results": eager_results,

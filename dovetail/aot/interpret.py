@@ -128,7 +128,7 @@ def run_graph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
 
 def _laid_out(value: Any, node: Arg, symbols: Mapping[str, int]) -> Any:
     """The value with the strides of the node's type, unless its elements overlap there."""
-    if not isinstance(node, Node) or not isinstance(node.type, TensorType):
+    if not isinstance(node, Node) or not isinstance(node.type, TensorType) or value.is_mkldnn:
         return value
     stride = tuple(evaluate(expr, symbols) for expr in node.type.stride)
     if value.stride() == stride or 0 in stride:
@@ -155,7 +155,7 @@ def _own(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
     taken = {_memory(x) for x in inputs if isinstance(x, torch.Tensor)}
     made: list[Any] = []
     for output in outputs:
-        if isinstance(output, torch.Tensor):
+        if isinstance(output, torch.Tensor) and not output.is_mkldnn:
             if _memory(output) in taken:
                 output = output.clone()
             taken.add(_memory(output))
