@@ -27,7 +27,7 @@ UNMARKED: Final = object()
 DISABLES: Final = ("_dovetail_disable", "_torchdynamo_disable")
 CONSTANTS: Final = ("_dovetail_constant", "_dynamo_marked_constant")
 IGNORED: Final = frozenset(
-    {"mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_unbacked", "mark_static_address"}
+    {"tag", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_unbacked", "mark_static_address"}
 )
 
 

@@ -169,6 +169,8 @@ def truth(trace: Trace, value: Any) -> bool:
         try:
             return bool(value)
         except DataDependentValue:
+            if is_never_true(trace, value):
+                return False
             raise DataDependentBranch(trace.loc()) from None
     for name in ("__bool__", "__len__"):
         found, _ = find_in_mro(kind, name)
@@ -178,6 +180,20 @@ def truth(trace: Trace, value: Any) -> bool:
             check_native_use(trace, value, "bool")
             break
     return native(bool, value)
+
+
+def is_never_true(trace: Trace, value: Any) -> bool:
+    """`torch.rand([]) < 0.0`, which models write for "skip this layer with probability 0"."""
+    made = next((call for call in reversed(trace.calls) if call.result is value), None)
+    if (
+        made is None
+        or made.target is not operator.lt
+        or type(made.args[1]) not in (int, float)
+        or made.args[1] > 0
+    ):
+        return False
+    drawn = next((call for call in reversed(trace.calls) if call.result is made.args[0]), None)
+    return drawn is not None and drawn.target is torch.rand
 
 
 def check_native_use(trace: Trace, value: Any, what: str) -> None:
