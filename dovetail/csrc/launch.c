@@ -7,6 +7,7 @@
  * `python` begins with the table of functions below: a program calls back through it for what the shim
  * cannot do. The GIL is free while the program runs. */
 #include "native.h"
+#include <string.h>
 
 typedef struct Python Python;
 
@@ -165,8 +166,12 @@ static PyObject *run_program(Launch *self, Buffers *buffers, int owns_inputs) {
     python.thread = PyEval_SaveThread();
     int32_t failed = self->program(buffers->in, buffers->i, buffers->f, buffers->out, &python);
     PyEval_RestoreThread(python.thread);
-    if (failed && !PyErr_Occurred())
-        PyErr_Format(PyExc_RuntimeError, "%s", python.text[0] ? python.text : "a compiled program failed");
+    if (failed && !PyErr_Occurred()) {
+        static const char index_text[] = "index out of range"; /* eager raises IndexError for these */
+        int is_index = strncmp(python.text, index_text, sizeof index_text - 1) == 0;
+        PyErr_Format(is_index ? PyExc_IndexError : PyExc_RuntimeError, "%s",
+                     python.text[0] ? python.text : "a compiled program failed");
+    }
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *list = take_outputs(self, buffers->out, failed);
