@@ -33,8 +33,8 @@ FLAGS: Final = (
     "-fno-asynchronous-unwind-tables", "-fno-ident", "-w",
 )  # fmt: skip
 """IEEE results: no -ffast-math; contraction off, because eager rounds after every multiplication."""
-KERNEL_FLAGS: Final = ("-O3", "-fopenmp")
-HOST_FLAGS: Final = ("-O1",)
+KERNEL_FLAGS: Final = ("-O2", "-fopenmp")
+HOST_FLAGS: Final = ("-O0",)
 LINK_FLAGS: Final = ("-shared", "-nostdlib", "-Wl,--no-as-needed", "-Wl,-z,norelro", "-Wl,--build-id=none")
 
 

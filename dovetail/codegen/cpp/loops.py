@@ -20,7 +20,7 @@ from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
 from dovetail.codegen.cpp.partial import PIECES, Partial
 from dovetail.codegen.cpp.reduce import Accumulator
-from dovetail.codegen.cpp.values import KernelWriter, Scope, innermost
+from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
 from dovetail.ir.expr import ONE, Expr, ceildiv, mul, product
 from dovetail.ir.loop import Range
 from dovetail.ir.schedule import Group
@@ -217,9 +217,10 @@ class Body:
             kind = VECTOR_TYPE[self.writer.buffers[buffer].type.dtype]
             names = {vector.var: f"({vector.var.name} + line)", other.var: start}
             scope(f"{kind} {tile}[{lanes}]{' = {}' if rows else ''};")
-            count = f", {rows}" if rows else ""
-            source = f"load({self.writer.name(buffer)} + {c_expr(index, names)}{count})"
-            scope(f"for (int line = 0; line < {self.writer.tail or lanes}; ++line) {tile}[line] = {source};")
+            width = f", {rows}" if rows else ""
+            source = f"load({self.writer.name(buffer)} + {c_expr(index, names)}{width})"
+            count = self.writer.tail or lanes
+            scope(f"{EACH_LANE} for (int line = 0; line < {count}; ++line) {tile}[line] = {source};")
             scope(f"transpose({tile});")
             self.writer.tiles[buffer, index] = f"{tile}[{other.var.name} - {start}]"
         inside = Scope(scope.depth + 1, scope)
@@ -227,9 +228,9 @@ class Body:
         self.row(inside)
         self.writer.tiles = {}
         name = other.var.name
-        scope.block(
-            f"for (int64_t {name} = {start}; {name} < {start} + {rows or lanes}; ++{name}) {{", inside
-        )
+        unrolled = "" if rows else f"{EACH_LANE} "
+        limit = f"{start} + {rows or lanes}"
+        scope.block(f"{unrolled}for (int64_t {name} = {start}; {name} < {limit}; ++{name}) {{", inside)
 
     def vector_loop(
         self,

@@ -33,6 +33,10 @@ from dovetail.ir.schedule import Group
 from dovetail.ir.types import BF16, BOOL, F16, I64, DType
 
 
+EACH_LANE: Final = '_Pragma("GCC unroll 16")'
+"""Before a loop over the lanes of a vector: element numbers become constants."""
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     text: str
@@ -228,7 +232,7 @@ class KernelWriter:
         if self.mask is not None:
             guard = f"if ({self.mask.text}[l]) " if self.mask.is_vector else f"if ({self.mask.text}) "
         target, element = _lane_text(name, element, dtype)
-        scope(f"for (int l = 0; l < {self.tail or self.lanes}; ++l) {guard}{target} = {element};")
+        scope(f"{EACH_LANE} for (int l = 0; l < {self.tail or self.lanes}; ++l) {guard}{target} = {element};")
         return Value(name, dtype, True, scope.depth)
 
     def load_at(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
@@ -290,7 +294,7 @@ class KernelWriter:
             element = {BOOL: f"{value.text}[l] != 0"}.get(value.dtype, f"{value.text}[l]")
             if value.dtype in (BF16, F16):
                 element = f"{C_TYPE[value.dtype]}{{{value.text}.bits[l]}}"
-        scope(f"for (int l = 0; l < {self.tail or self.lanes}; ++l) {place} {sign} {element};")
+        scope(f"{EACH_LANE} for (int l = 0; l < {self.tail or self.lanes}; ++l) {place} {sign} {element};")
 
     def _in_vector(self, scope: Scope) -> bool:
         return self.vector_var is not None and self.depths.get(self.vector_var, 99) <= scope.depth
