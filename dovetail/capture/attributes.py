@@ -29,9 +29,9 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.origins import IDENTITY, PLAIN, wrap
-from dovetail.capture.trace import DELETED, STDLIB_FOLDER, Origin, Raised, Trace, Write
+from dovetail.capture.trace import DELETED, STDLIB_FOLDER, Origin, Raised, Trace, Write, is_library_file
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import ClassIs, Lacks, Length, TypeIs
+from dovetail.ir.guard import ClassIs, Is, Lacks, Length, TypeIs
 from dovetail.ir.source import Attr, Const, DictAttr, Item, Source
 
 MISSING: Final = object()
@@ -269,7 +269,8 @@ def _getattr_hook(trace: Trace, obj: Any, name: str) -> Any:
 
 
 def module_entry(trace: Trace, obj: Any, name: str, origin: Origin | None) -> Any:
-    """A parameter, buffer or submodule of an nn.Module."""
+    """A parameter, buffer or submodule of an nn.Module. A name is in one table only (nn.Module sees to that),
+    so that the tables before need no guard."""
     attributes = instance_dict(_original(obj, origin)) or {}
     for table in MODULE_TABLES:
         if (id(obj), table) in trace.reads:
@@ -284,8 +285,6 @@ def module_entry(trace: Trace, obj: Any, name: str, origin: Origin | None) -> An
                 value = wrap(trace, value, Item(DictAttr(origin.source, table), name))
                 trace.reads[(id(obj), name)] = value
             return value
-        if origin is not None and entries is not None:
-            trace.guard(DictAttr(origin.source, table), Lacks(name))
     return MISSING
 
 
@@ -325,6 +324,11 @@ def is_stable_module(module: ModuleType) -> bool:
     return found
 
 
+def is_users_read(trace: Trace) -> bool:
+    """Whether the code that reads is the user's: what it names in torch may have been patched by the user."""
+    return bool(trace.places) and not is_library_file(trace.places[-1].code.code.co_filename)
+
+
 def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
     pending = trace.writes.get((id(obj.__dict__), name))
     if pending is not None:
@@ -335,8 +339,11 @@ def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
     value = native_attr(obj, name)
     if is_stable_module(obj):
         if type(value) in PLAIN or isinstance(value, (FunctionType, *IDENTITY)):
+            if is_users_read(trace) and name in obj.__dict__ and not isinstance(value, ModuleType):
+                trace.guard(DictAttr(trace.const(obj, obj.__name__), name), Is(value))
             if isinstance(value, FunctionType) and value.__closure__ and id(value) not in trace.known:
                 wrap(trace, value, Attr(trace.const(obj, obj.__name__), name), stable=True)
+            trace.reads[(id(obj), name)] = value
             return value
         value = wrap(trace, value, Attr(trace.const(obj, obj.__name__), name), stable=True)
     else:

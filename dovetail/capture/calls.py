@@ -138,6 +138,11 @@ def is_passed_in(source: Source) -> bool:
     return isinstance(root_of(source), (RootArg, Cell))
 
 
+def is_installed_file(name: str) -> bool:
+    """Code that was installed is not edited while it runs, down to the defaults of its functions."""
+    return "/site-packages/" in name or is_library_file(name)
+
+
 def guard_defaults(trace: Trace, fn: FunctionType) -> None:
     """Once per function of the user's: its defaults have not been replaced."""
     key = (id(fn), "defaults")
@@ -156,7 +161,7 @@ def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
     code: CodeType = fn.__code__
     if len(trace.places) > MAX_DEPTH:
         raise Raised(RecursionError("maximum recursion depth exceeded"))
-    if (fn.__defaults__ or fn.__kwdefaults__) and not is_library_file(code.co_filename):
+    if (fn.__defaults__ or fn.__kwdefaults__) and not is_installed_file(code.co_filename):
         guard_defaults(trace, fn)
     slots = native(bind, fn, args, kwargs, defaults_of(trace, fn), kwdefaults_of(trace, fn))
     activation = Activation(trace, fn, slots)
