@@ -232,8 +232,9 @@ def _joined(a: Cluster, b: Cluster, alignment: Alignment) -> Cluster:
     reads = dict(a.reads)
     for buffer, found in b.reads.items():
         reads[buffer] = reads.get(buffer, frozenset()) | found
+    parts = {buffer: UNKNOWN for buffer in a.writes if buffer in b.writes}  # a buffer written in parts
     members = (*left, *right)
-    return Cluster(members, alignment.ranges, alignment.outer, reads, a.writes | b.writes, a.position)
+    return Cluster(members, alignment.ranges, alignment.outer, reads, a.writes | b.writes | parts, a.position)
 
 
 # -- what the join means ---------------------------------------------------------------------------

@@ -116,8 +116,9 @@ class Fuser:
             return Reason("S01", "scattered writes may collide")
         if len({self.devices[name] for name in (*first.writes, *second.writes)}) > 1:
             return Reason("S11", "on different devices")
-        if not first.writes.keys().isdisjoint(second.writes):
-            return Reason("S10", "both write parts of one buffer")
+        both = first.writes.keys() & second.writes.keys()
+        if both & (first.reads.keys() | second.reads.keys()):
+            return Reason("S10", "both write parts of a buffer that one of them reads")
         if len(first.members) + len(second.members) > self.options.max_fusion_size:
             return Reason("S05", f"more than {self.options.max_fusion_size} loop nests")
         if len(first.reads | second.reads | first.writes | second.writes) > MOST_BUFFERS:
@@ -146,7 +147,11 @@ class Fuser:
         if points.is_const and points.value <= SMALL:
             return None
         enough = max(points.lo, 1) * 2
-        both = [x for x in first.reads if x in second.reads and len(joined.reads[x]) == 1]
+        both = [
+            x
+            for x in first.reads
+            if x in second.reads and (len(joined.reads[x]) == 1 or first.reads[x] & second.reads[x])
+        ]
         if any(self.sizes.get(x, 0) >= enough for x in both):
             return None
         return Reason("S08", "no large read in common")

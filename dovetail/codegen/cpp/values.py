@@ -32,7 +32,6 @@ from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BF16, BOOL, F16, I64, DType
 
-
 EACH_LANE: Final = '_Pragma("GCC unroll 16")'
 """Before a loop over the lanes of a vector: element numbers become constants."""
 
