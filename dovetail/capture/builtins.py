@@ -409,7 +409,7 @@ def _unknown(name: str) -> Special:
     return rule
 
 
-for _name in ("open", "input", "compile", "breakpoint", "__import__"):
+for _name in ("open", "input", "compile", "breakpoint", "__import__", "__build_class__"):
     on(getattr(builtins, _name))(_unknown(_name))
 
 

@@ -645,6 +645,13 @@ class Activation:
         value = self.stack.pop()
         self.stack[-1] = value
 
+    def CLEANUP_THROW(self, arg: Any) -> None:
+        """(receiver, sent, error -- None, value): the inner generator returned when one was thrown into it"""
+        error = self.pop(3)[2]
+        if not isinstance(error, StopIteration):
+            raise Raised(error)
+        self.stack.extend((None, error.value))
+
     def STOPITERATION_ERROR(self, arg: Any) -> None:
         """A StopIteration that leaves a generator becomes a RuntimeError."""
         error = self.stack[-1]
@@ -652,6 +659,9 @@ class Activation:
             self.stack[-1] = RuntimeError("generator raised StopIteration")
 
     # -- exceptions
+
+    def LOAD_BUILD_CLASS(self, arg: Any) -> None:
+        self.stack.append(builtins.__build_class__)
 
     def LOAD_ASSERTION_ERROR(self, arg: Any) -> None:
         self.stack.append(AssertionError)

@@ -160,7 +160,9 @@ def wrap_list(trace: Trace, value: Any, source: Source) -> Any:
     shadow = type(value)() if type(value) is not deque else deque(maxlen=value.maxlen)
     origin = _shadow(trace, value, shadow, source)
     trace.guard(source, Length(len(value)))
-    shadow.extend([wrap(trace, item, Item(source, i)) for i, item in enumerate(value)])
+    base = own_base(type(value))
+    items = list.__iter__(value) if base else value
+    shadow.extend([wrap(trace, item, Item(source, i, base)) for i, item in enumerate(items)])
     origin.before = list(shadow)
     return shadow
 
@@ -207,7 +209,11 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
             raise UnsupportedValue(
                 trace.loc(), type="dict", detail=f"{source} has keys of type {type(key).__name__}"
             )
-        step = Item(source, key) if is_constant(key) else KeyItem(source, trace.const(key, "key").name, key)
+        step = (
+            Item(source, key, own_base(kind))
+            if is_constant(key)
+            else KeyItem(source, trace.const(key, "key").name, key)
+        )
         dict_set(shadow, inner, wrap(trace, item, step))
     origin.before = dict(raw_items(shadow))
     return shadow
@@ -239,6 +245,14 @@ def dict_set(shadow: Any, key: Any, value: Any) -> None:
     )
 
 
+def own_base(kind: type) -> str:
+    """The builtin whose [] reads the contents, where the class has replaced it; else nothing."""
+    for base in (dict, list, tuple):
+        if issubclass(kind, base):
+            return "" if kind.__getitem__ is base.__getitem__ else base.__name__
+    return ""
+
+
 def is_constant(key: Any) -> bool:
     """May be the key in a path: its repr is its text."""
     kind = type(key)
@@ -250,7 +264,8 @@ def is_constant(key: Any) -> bool:
 def wrap_tuple(trace: Trace, value: Any, source: Source) -> Any:
     trace.guard(source, TypeIs(type(value)))
     trace.guard(source, Length(len(value)))
-    items = [wrap(trace, item, Item(source, i)) for i, item in enumerate(value)]
+    base = own_base(type(value))
+    items = [wrap(trace, item, Item(source, i, base)) for i, item in enumerate(tuple.__iter__(value))]
     if all(new is old for new, old in zip(items, value)):
         register(trace, value, value, source)
         return value

@@ -116,12 +116,15 @@ class DictAttr(Step):
 
 @dataclass(frozen=True, slots=True)
 class Item(Step):
-    """of[key] of a list, tuple or dict."""
+    """of[key] of a list, tuple or dict; `builtin` names the class to ask where a subclass has its own []."""
 
     key: Key
+    builtin: str = field(default="", compare=False)
 
     @property
     def text(self) -> str:
+        if self.builtin:
+            return f"{self.builtin}.__getitem__({self.of.text}, {self.key!r})"
         return f"{self.of.text}[{self.key!r}]"
 
 

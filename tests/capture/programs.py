@@ -775,3 +775,41 @@ class Cube(torch.autograd.Function):
 @program(torch.randn(3, requires_grad=True))
 def custom_function(x: Any) -> Any:
     return Cube.apply(x) + 1
+
+
+@program(X, breaks=1)
+def class_in_function(x: Any) -> Any:
+    class Local:
+        scale = 3
+
+        def apply(self, z: Any) -> Any:
+            return z * self.scale
+
+    return Local().apply(x + 1)
+
+
+@program(X, {"a": 1, "b": X})
+def inner_functions_and_defaults(x: Any, options: Any) -> Any:
+    def outer(a: Any, b: Any = 2, *, c: Any = None, **rest: Any) -> Any:
+        def inner(z: Any = a) -> Any:
+            return z + b
+
+        return inner() + len(rest), c
+
+    return outer(x, **options) if "z" in options else outer(x, c=options["b"], d=1)
+
+
+@program(torch.ones(2, 3), [1, 2])
+def exception_groups_of_flow(x: Any, xs: Any) -> Any:
+    total = x
+    for i in xs:
+        try:
+            if i == 2:
+                raise KeyError(i)
+            total = total + i
+        except KeyError:
+            total = total * 10
+            continue
+        finally:
+            total = total + 0.5
+    return total

@@ -1,4 +1,5 @@
 """Arguments may be called anything: the entry's text has names of its own, and they do not clash."""
+
 import torch
 
 import dovetail
