@@ -95,8 +95,9 @@ def check_mode(specimen: Specimen, mode: str, peer: Peer, rounds: int) -> dict[s
 def measure_speedup(eager: Callable[[], Any], compiled: Callable[[], Any], rounds: int) -> float:
     """Ratio of medians, the two interleaved."""
     times: tuple[list[float], list[float]] = ([], [])
-    for call in (eager, compiled):
-        call()
+    for _ in range(5):
+        eager()
+        compiled()
     for _ in range(rounds):
         for call, kept in zip((eager, compiled), times, strict=True):
             started = time.perf_counter()
