@@ -199,6 +199,13 @@ class FrameRaises(SkippedFrame):
     code = "B13"
 
 
+class NoTensors(SkippedFrame):
+    """The frame touches no tensor: Python runs it best. Not reported, and no error under fullgraph."""
+
+    code = "B15"
+    message = "no tensors in {name}"
+
+
 class ResumedLoop(Break):
     """A loop in which the graph already broke steps its iterator in Python, once per round. Follows from
     another break, so it is not reported as one of its own."""

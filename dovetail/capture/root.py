@@ -34,7 +34,7 @@ from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace
-from dovetail.errors import Break, FrameRaises, ResumedLoop, SkippedFrame, UnfinishedGenerator
+from dovetail.errors import Break, FrameRaises, NoTensors, ResumedLoop, SkippedFrame, UnfinishedGenerator
 from dovetail.fake import FakeMode, SymbolicCalls
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
 from dovetail.ir.source import Arg
@@ -109,6 +109,8 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
         for _ in range(MAX_ATTEMPTS):
             try:
                 result = Attempt(frame, options, dynamic, steps, found).run()
+            except NoTensors:
+                raise
             except SkippedFrame as skip:
                 result = bare(skip)
             if isinstance(result, Capture):
@@ -186,6 +188,8 @@ class Attempt:
 
     def finish(self, root: Root, why: Break | None, grad_enabled: bool) -> Capture:
         trace, frame = self.trace, self.frame
+        if why is None and not trace.inputs and not trace.calls:
+            raise NoTensors(frame.loc, name=frame.code.co_qualname)
         graph_name = "graph_0"
         emit = Emitter(trace, root, graph_name)
         tail: list[str]
