@@ -19,7 +19,7 @@ import torch
 from dovetail.capture.attributes import find_in_mro, load_attr, python_method
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.trace import Raised, Trace
-from dovetail.errors import Break, DataDependentBranch, DataDependentValue, UnsupportedValue
+from dovetail.errors import Break, DataDependentBranch, DataDependentValue, FailedFake, UnsupportedValue
 from dovetail.fake.tensor import Fake
 
 SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -51,7 +51,18 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except Break:
         raise
     except Exception as error:
+        if isinstance(error, RuntimeError) and needs_data(error):
+            name = getattr(fn, "__name__", str(fn))
+            raise FailedFake(function=name, detail=str(error).split("\n")[0][:200]) from None
         raise Raised(error) from None
+
+
+NEEDS_DATA: Final = ("data is not allocated", "Cannot access data pointer", "doesn't have storage")
+"""How torch's C++ code complains about a tensor without memory."""
+
+
+def needs_data(error: RuntimeError) -> bool:
+    return any(hint in str(error) for hint in NEEDS_DATA)
 
 
 def has_fake(value: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.operations import has_fake, native, set_item
+from dovetail.capture.operations import has_fake, native, needs_data, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import Break, FailedFake, UnknownCall, UnsupportedValue
@@ -101,16 +101,12 @@ def perform(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> A
             ) from error
         raise Raised(error) from None
     except RuntimeError as error:
-        if any(hint in str(error) for hint in NEEDS_DATA):
+        if needs_data(error):
             name = getattr(fn, "__name__", str(fn))
             raise FailedFake(trace.loc(), function=name, detail=str(error).split("\n")[0][:200]) from error
         raise Raised(error) from None
     except Exception as error:
         raise Raised(error) from None
-
-
-NEEDS_DATA: Final = ("data is not allocated", "Cannot access data pointer", "doesn't have storage")
-"""How torch's C++ code complains about a tensor without memory."""
 
 
 def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
@@ -134,6 +130,11 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
     if name == "__setitem__":
         set_item(trace, *args)
         return None
+    if name == "requires_grad_":
+        wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+        if bool(wanted) == args[0].requires_grad:
+            return args[0]
+        raise UnknownCall(trace.loc(), function="Tensor.requires_grad_, which starts a new autograd graph")
     if kwargs and name in SCALED and isinstance(kwargs.get(SCALED[name]), Fake):
         return scale_by_tensor(trace, name, args, kwargs)
     check_arguments(trace, name, (args, kwargs))

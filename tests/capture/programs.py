@@ -813,3 +813,9 @@ def exception_groups_of_flow(x: Any, xs: Any) -> Any:
         finally:
             total = total + 0.5
     return total
+
+
+@program(X, breaks=1)
+def leaf_made_inside(x: Any) -> Any:
+    t = (x * 2).requires_grad_()
+    return t * 3, t.is_leaf, t.requires_grad

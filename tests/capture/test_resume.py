@@ -63,7 +63,9 @@ def test_a_loop_that_breaks_comes_back_to_the_same_code() -> None:
 
     compiled = dovetail.compile(f, backend="eager")
     EVENTS.clear()
-    assert torch.equal(compiled(torch.ones(2), 400), torch.ones(2) + 400), "deeper than the recursion limit allows"
+    assert torch.equal(compiled(torch.ones(2), 400), torch.ones(2) + 400), (
+        "deeper than the recursion limit allows"
+    )
     assert len(EVENTS.of("compile")) <= 8
 
 
