@@ -199,6 +199,13 @@ class FrameRaises(SkippedFrame):
     code = "B13"
 
 
+class ImportUnderWay(FrameRaises):
+    """A module is being imported: its code runs once, and in eager."""
+
+    code = "B16"
+    message = "an import is under way"
+
+
 class NoTensors(SkippedFrame):
     """The frame touches no tensor: Python runs it best. Not reported, and no error under fullgraph."""
 

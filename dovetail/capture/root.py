@@ -16,7 +16,7 @@ import linecache
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ import torch
 from dovetail.capture import contexts, copies
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
-from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call
+from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
 from dovetail.capture.dynamic import History
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
 from dovetail.capture.frame import Frame, slot_count
@@ -34,7 +34,15 @@ from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace
-from dovetail.errors import Break, FrameRaises, NoTensors, ResumedLoop, SkippedFrame, UnfinishedGenerator
+from dovetail.errors import (
+    Break,
+    FrameRaises,
+    ImportUnderWay,
+    NoTensors,
+    ResumedLoop,
+    SkippedFrame,
+    UnfinishedGenerator,
+)
 from dovetail.fake import FakeMode, SymbolicCalls
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
 from dovetail.ir.source import Arg
@@ -95,6 +103,8 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
     flags = frame.code.co_flags
     if flags & (CO_GENERATOR | CO_ASYNC):
         raise SkippedFrame(frame.loc, detail="generators and coroutines run in eager")
+    if is_importing():
+        raise ImportUnderWay(frame.loc)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise SkippedFrame(frame.loc, detail="a function under torch.func runs in eager")
     limit, collects = sys.getrecursionlimit(), gc.isenabled()
@@ -125,6 +135,16 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
         sys.setrecursionlimit(limit)
         if collects:
             gc.enable()
+
+
+def is_importing() -> bool:
+    """Whether this thread is in the middle of an import statement."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Attempt:
@@ -188,7 +208,8 @@ class Attempt:
 
     def finish(self, root: Root, why: Break | None, grad_enabled: bool) -> Capture:
         trace, frame = self.trace, self.frame
-        if why is None and not trace.inputs and not trace.calls:
+        hopeless = why is None or is_installed_file(frame.code.co_filename)
+        if hopeless and not trace.inputs and not trace.calls:
             raise NoTensors(frame.loc, name=frame.code.co_qualname)
         graph_name = "graph_0"
         emit = Emitter(trace, root, graph_name)

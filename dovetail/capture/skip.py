@@ -37,7 +37,10 @@ WALLS: Final = frozenset(
 
 
 def is_wall(code: CodeType) -> bool:
-    """What this frame calls is not ours to compile either."""
+    """What this frame calls is not ours to compile either: torch's wrappers, and imports, whose code runs
+    once and computes nothing."""
+    if code.co_name == "<module>" or code.co_filename.startswith("<frozen importlib"):
+        return True
     return code.co_qualname in WALLS and "/torch/" in code.co_filename
 
 
