@@ -10,11 +10,12 @@ reproducer file, and eager goes on.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any, Final, Literal, TypeAlias
@@ -33,12 +34,14 @@ from dovetail.errors import (
     FrameRaises,
     GraphBreakError,
     InternalWarning,
+    NoTensors,
     Reason,
     RecompileError,
 )
 from dovetail.events import EVENTS
-from dovetail.ir.capture import Capture
+from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.graph import Graph
+from dovetail.ir.source import DictAttr
 from dovetail.ir.types import TensorType
 from dovetail.options import Options
 from dovetail.race import Race, is_repeatable
@@ -87,12 +90,21 @@ def target_of(graph: Graph) -> list[str]:
     return [torch.__version__, runtime.machine_identity(), *names]
 
 
+def trace_joint(module: GraphModule, examples: Sequence[Any]) -> aot.Joint:
+    """The program itself is kept for double backward; what it runs then is not compiled again."""
+    joint = aot.trace_joint(module, examples)
+    return replace(joint, eager=functools.partial(_native.without, module))
+
+
 def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options) -> Callable[..., Any]:
     """Dovetail's own backend. Backward is built when it is first needed."""
     unit = f"graph_{next(_numbers)}"
-    joint: Any = run_stage(unit, "10.joint", lambda: aot.trace_joint(module, examples))
+    joint: Any = run_stage(unit, "10.joint", lambda: trace_joint(module, examples))
+    frozen = freeze(unit, joint, module.meta.get("steady", ()), options)
     stages = [("20.prims", ops.decompose), ("30.passes", passes.optimize)]
-    graph: Any = run_stages(unit, stages, joint.graph)
+    graph: Any = run_stages(unit, stages, joint.graph if frozen is None else frozen.main)
+    if frozen is not None:
+        return aot.bind(*assemble(unit, graph, frozen, joint, options), joint)
     budget = options.activation_memory_budget
     parts: Any = run_stage(unit, "40.partition", lambda: aot.partition(graph, joint.signature, budget))
     updates = () if parts.backward else joint.signature.updates
@@ -103,6 +115,37 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     second = replace(parts.backward, name=f"{unit}_backward")
     backward = _Later(second, options)
     return aot.bind(forward, backward, parts, joint)
+
+
+def freeze(unit: str, joint: aot.Joint, steady: Collection[int], options: Options) -> passes.Frozen | None:
+    """Move what depends only on weights out of an inference graph on the CPU."""
+    signature = joint.signature
+    kinds = {node.type.device.kind for node in joint.graph.inputs if isinstance(node.type, TensorType)}
+    if not options.freeze or signature.grad_inputs or kinds != {"cpu"}:
+        return None
+    chosen = set(steady) - {mutation.input for mutation in signature.mutations}
+    if not chosen:
+        return None
+    made: Any = run_stage(unit, "15.frozen", lambda: passes.freeze(joint.graph, chosen))
+    return made  # type: ignore[no-any-return]
+
+
+def assemble(
+    unit: str, graph: Graph, frozen: passes.Frozen, joint: aot.Joint, options: Options
+) -> tuple[runtime.Frozen, None, aot.Partition]:
+    """An inference program whose last inputs come from a prologue."""
+    prologue, updates = frozen.prologue, joint.signature.updates
+    main = build(replace(graph, name=f"{unit}_forward", updates=updates), options)
+    types = [node.tensor for node in prologue.inputs]
+    run = functools.partial(aot.run_graph, prologue)
+
+    def otherwise() -> Callable[..., Any]:
+        plain = passes.optimize(ops.decompose(joint.graph))
+        return _Later(replace(plain, name=f"{unit}_plain", updates=updates), options)
+
+    forward = runtime.Frozen(main, run, otherwise, unit, frozen.watched, types)
+    taken = graph.inputs[: joint.signature.inputs + joint.signature.constants]
+    return forward, None, aot.Partition(replace(graph, inputs=taken), None, joint.signature)
 
 
 def record(graph: Graph, options: Options, kept: int = 0) -> Callable[..., Any]:
@@ -165,7 +208,7 @@ def run_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., 
 
 def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """backend="aot_eager": capture and autograd are at work, and each op runs as itself."""
-    joint = aot.trace_joint(module, examples)
+    joint = trace_joint(module, examples)
     parts = aot.partition(joint.graph, joint.signature)
 
     def interpret(graph: Graph) -> Callable[..., Any]:
@@ -232,11 +275,14 @@ class Compiler:
         if entries and (verdict := self._recompile(frame, why or "", entries)) is not None:
             return verdict
         start = time.perf_counter()
-        random_state = torch.get_rng_state()
+        random_state, collects = torch.get_rng_state(), gc.isenabled()
+        gc.disable()  # compiling makes many small objects and little garbage; a collection walks the whole heap
         try:
             return self._compile(frame)
         except FrameRaises:
             return None
+        except NoTensors:
+            return False
         except Break as reason:
             if self.fullgraph:
                 raise GraphBreakError(reason.loc or frame.loc, reason=str(reason), fix=reason.hint) from None
@@ -246,6 +292,8 @@ class Compiler:
             )  # fmt: skip
             return False
         finally:
+            if collects:
+                gc.enable()
             torch.set_rng_state(random_state)  # compiling draws no numbers that the program would draw
             EVENTS.emit("compile", function=code.co_qualname, seconds=time.perf_counter() - start)
 
@@ -298,7 +346,9 @@ class Compiler:
     def _bind(self, captured: Capture) -> None:
         """Compile the graph and put it under its name."""
         examples = [item.traced if self.is_own else item.example for item in captured.inputs]
-        graph = self.backend(captured.graph, examples)  # type: ignore[arg-type]
+        module: Any = captured.graph
+        module.meta["steady"] = steady_inputs(captured)
+        graph = self.backend(module, examples)
         captured.namespace[captured.graph_name] = functools.partial(_native.without, graph)
         if self.options.notice_slow and getattr(graph, "is_pure", False):
             self._race(captured)
@@ -324,6 +374,20 @@ class Compiler:
             eager = functools.partial(_native.without, module.forward)
             keep_faster = self.options.keep_faster
             Race(captured.namespace, captured.graph_name, eager, captured.name, captured.loc, keep_faster)
+
+
+def steady_inputs(captured: Capture) -> tuple[int, ...]:
+    """Positions of parameters and buffers of modules, as plain tensors on the CPU."""
+    return tuple(i for i, item in enumerate(captured.inputs) if _is_steady(item))
+
+
+def _is_steady(item: GraphInput) -> bool:
+    held = item.source.base
+    if not isinstance(held, DictAttr) or held.name not in ("_parameters", "_buffers"):
+        return False
+    tensor: Any = item.example
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return item.symbolic is None and is_plain and tensor.layout is torch.strided and not tensor.is_inference()
 
 
 def _report(captured: Capture) -> None:
