@@ -126,3 +126,9 @@ def tensor_numbers(tensor: Any) -> tuple[int, int, int, int, int]:
 
 def tensor_extents(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(sizes, strides) as guards compare them."""
+
+def attach_watch(storage: int, offset: int, version: int, count: int, memory: int) -> None:
+    """Where a tensor keeps its storage, offset and version; dovetail.runtime.frozen finds out."""
+
+def tensor_states(inputs: tuple[Any, ...], spec: bytes) -> bytes:
+    """Equal as long as the watched inputs (three int64 each: position, bytes, bytes per item) are."""

@@ -4,7 +4,7 @@
     with EVENTS.timed("stage", stage="lower", graph="forward"): ...
 
 An event is a kind and a dict of plain values. Kinds in use: stage (seconds), graph, graph_break,
-recompile, skip, kernel, fallback, fusion, cache, fallback_to_eager, warning, slow.
+recompile, skip, kernel, fallback, fusion, cache, fallback_to_eager, warning, slow, frozen.
 """
 from __future__ import annotations
 

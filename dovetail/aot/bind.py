@@ -114,6 +114,12 @@ def shares_memory(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor
     return any(tensor.untyped_storage()._cdata in taken for tensor in others)
 
 
+def count_write(tensor: torch.Tensor) -> None:
+    """A program wrote to the tensor's memory: its version says so, as after an in-place op."""
+    if not tensor.is_inference():
+        torch._C._increment_version((tensor,))  # type: ignore[arg-type]
+
+
 class _Emitter:
     """Writes call, forward and backward of one graph."""
 
@@ -131,6 +137,7 @@ class _Emitter:
             "restride": restride,
             "keeps_graph": _keeps_graph,
             "shares_memory": shares_memory,
+            "count_write": count_write,
             "run_eager": joint.eager,
             "eager_results": eager_results,
             **{f"constant_{i}": value for i, value in enumerate(joint.constants)},
@@ -191,10 +198,9 @@ class _Emitter:
             for step in mutation.steps:
                 target = self.view(target, step)
             value = self.results[mutation.output]
-            test = (
-                "" if mutation.steps else f"if {value} is not {target}: "
-            )  # an executable may write in place
-            text = f"{test}{target}.copy_({value})"
+            text = f"{target}.copy_({value})"
+            if not mutation.steps:  # an executable may write in place
+                text = f"count_write({target}) if {value} is {target} else {text}"
             if mutation.output < 0:
                 text = (
                     f"{self.operator(mutation.op)}({', '.join([target, *map(self.literal, mutation.args)])})"

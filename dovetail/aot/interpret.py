@@ -105,7 +105,7 @@ def bind_symbols(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:
     """The value of every symbol that some input's type names."""
     found: dict[str, int] = {}
     for node, value in zip(graph.inputs, inputs):
-        if isinstance(node.type, TensorType):
+        if isinstance(node.type, TensorType) and not value.is_mkldnn:
             pairs = zip((*node.type.shape, *node.type.stride), (*value.shape, *value.stride()))
             found.update((expr.name, int(size)) for expr, size in pairs if expr.op == "sym")
         elif isinstance(node.type, ScalarType) and node.type.expr is not None and node.type.expr.op == "sym":
@@ -152,7 +152,7 @@ def _last_uses(graph: Graph) -> dict[int, list[Node]]:
 
 def _own(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
     """Outputs that share memory with an input or an earlier output are copied."""
-    taken = {_memory(x) for x in inputs if isinstance(x, torch.Tensor)}
+    taken = {_memory(x) for x in inputs if isinstance(x, torch.Tensor) and not x.is_mkldnn}
     made: list[Any] = []
     for output in outputs:
         if isinstance(output, torch.Tensor) and not output.is_mkldnn:

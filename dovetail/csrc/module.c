@@ -7,6 +7,8 @@ static PyMethodDef torch_methods[] = {
     {"tensor_numbers", tensor_numbers, METH_O,
      "(dtype, device kind, device index, requires_grad, dispatch keys)"},
     {"tensor_extents", tensor_extents, METH_O, "(sizes, strides)"},
+    {"attach_watch", attach_watch, METH_VARARGS, "attach_watch(storage, offset, version, count, memory)"},
+    {"tensor_states", tensor_states, METH_VARARGS, "tensor_states(inputs, spec) -> bytes"},
     {NULL},
 };
 

@@ -101,6 +101,10 @@ int check_state(const State *state, PyObject **why);
 void free_state(State *state);
 int visit_state(const State *state, visitproc visit, void *arg);
 
+/* -- watch.c */
+PyObject *attach_watch(PyObject *module, PyObject *args);
+PyObject *tensor_states(PyObject *module, PyObject *args);
+
 /* -- launch.c */
 extern PyTypeObject LaunchType;
 

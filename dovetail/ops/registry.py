@@ -22,7 +22,8 @@ SINGLE_PRIM: Final[set[str]] = set()
 
 TEMPLATES: Final[frozenset[str]] = frozenset((
     "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default",
-    "aten.convolution.default", "aten.convolution_backward.default", "aten.embedding_dense_backward.default",
+    "aten.convolution.default", "mkldnn._convolution_pointwise.default",
+    "aten.convolution_backward.default", "aten.embedding_dense_backward.default",
     "aten.scatter.src", "aten.scatter_add.default", "aten.index_add.default", "aten.gather.default",
     "aten.index_select.default",
     "aten._scaled_dot_product_flash_attention_for_cpu.default",

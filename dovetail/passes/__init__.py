@@ -1,4 +1,6 @@
-"""Graph to graph: cleaning and rewriting of prims. `optimize(graph) -> Graph` runs the list."""
+"""Graph to graph: cleaning and rewriting of prims. `optimize(graph) -> Graph` runs the list;
+`freeze(graph, steady) -> Frozen` comes before it where weights seldom change."""
+from dovetail.passes.freeze import Frozen, freeze
 from dovetail.passes.optimize import PASSES, optimize
 
-__all__ = ["PASSES", "optimize"]
+__all__ = ["PASSES", "Frozen", "freeze", "optimize"]

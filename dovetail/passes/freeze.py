@@ -1,0 +1,257 @@
+"""Work that depends only on weights moves out of the program, into a prologue that runs when they change.
+
+    Graph, steady inputs -> Frozen(prologue Graph, main Graph)
+
+    y = batch_norm(conv(x, w), gamma, beta, mean, var)      prologue:  s = gamma * rsqrt(var + eps)
+                                                                       w_folded = w * s
+                                                                       b_folded = beta - mean * s
+                                                            main:      y = conv(x, w_folded, b_folded)
+
+The prologue's outputs are the last inputs of main. It is run by PyTorch's own kernels, so it costs
+no compile time, and it computes folded weights in double precision.
+"""
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, cast
+
+from dovetail.ir.expr import ONE, Expr
+from dovetail.ir.graph import GET, INPUT, Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
+from dovetail.ir.types import F32, F64, DType, TensorType, Type, contiguous_stride
+from dovetail.ops.decompose import VIEW_OPS
+from dovetail.ops.registry import is_impure, is_view_call
+from dovetail.passes.clean import drop_dead
+from dovetail.passes.layout import PACK, channels_last
+
+CONV: Final = "aten.convolution.default"
+NORMS: Final = frozenset((
+    "aten.native_batch_norm.default", "aten._native_batch_norm_legit_no_training.default",
+    "aten._batch_norm_no_update.default",
+))  # fmt: skip
+"""Called as (x, weight, bias, running mean, running var, ..., eps)."""
+LEAST_BYTES: Final = 1 << 16
+"""Less than this is not worth watching weights for, unless a convolution gains."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frozen:
+    """`watched` are the positions of the original inputs that the prologue takes, in order."""
+
+    prologue: Graph
+    main: Graph
+    watched: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.prologue}\n{self.main}"
+
+
+def freeze(graph: Graph, steady: Collection[int]) -> Frozen | None:
+    """None where it would not pay. `steady` are positions of inputs that seldom change."""
+    weights = {graph.inputs[i] for i in steady}
+    folded = fold_norms(graph, weights)
+    changed = channels_last(folded, movable(folded, weights))
+    return hoist(changed, weights, gained=changed is not graph)
+
+
+# -- batch norm after convolution --------------------------------------------------------------------
+
+
+def fold_norms(graph: Graph, weights: Collection[Node]) -> Graph:
+    """Convolutions take over the scale and shift of a batch norm that is their only reader."""
+    folds = _find_folds(graph, movable(graph, weights))
+    if not folds:
+        return graph
+    builder = GraphBuilder(graph.name, list(graph.inputs))
+    for node in (*graph.inputs, *graph.nodes):
+        builder.unique(node.name)
+    env: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node in folds:
+            env[node] = _fold(builder, folds[node], node, env)
+            continue
+        moved = moved_over(node, env)
+        if moved is not node:
+            env[node] = moved
+        builder.nodes.append(moved)
+    outputs = tuple(map_arg(out, lambda n: env.get(n, n)) for out in graph.outputs)
+    return drop_dead(builder.finish(outputs))
+
+
+def _find_folds(graph: Graph, fixed: set[Node]) -> dict[Node, Node]:
+    """The first result of a batch norm -> the batch norm."""
+    users, returned = graph.users(), set(nodes_in(graph.outputs))
+    found: dict[Node, Node] = {}
+    for norm in graph.nodes:
+        if norm.op not in NORMS or not _is_foldable(norm, fixed):
+            continue
+        conv = cast(Node, norm.args[0])
+        results = [user for user in users[norm] if user.op == GET]
+        if users[conv] != [norm] or conv in returned or len(results) != 1 or results != users[norm]:
+            continue
+        if results[0].args[1] == 0 and results[0].type == conv.type:
+            found[results[0]] = norm
+    return found
+
+
+def _is_foldable(norm: Node, fixed: set[Node]) -> bool:
+    conv, *vectors = norm.args[:5]
+    is_training = norm.op == "aten.native_batch_norm.default" and norm.args[5] is not False
+    if is_training or not isinstance(norm.args[-1], float):
+        return False
+    if not isinstance(conv, Node) or conv.op != CONV or conv.args[6] is not False:  # not transposed
+        return False
+    dtype = conv.tensor.dtype
+    if dtype not in (F32, F64):  # eager rounds between the two in half precision
+        return False
+    given = [*vectors, *conv.args[1:3]]
+    if not isinstance(vectors[2], Node) or not isinstance(vectors[3], Node):
+        return False
+    return all(x is None or (x in fixed and cast(Node, x).tensor.dtype is dtype) for x in given)
+
+
+def _fold(builder: GraphBuilder, norm: Node, result: Node, env: dict[Node, Node]) -> Node:
+    """The convolution with its new weight and bias, under the name of the batch norm's result."""
+    conv = cast(Node, norm.args[0])
+    f = _Arithmetic(builder, norm)
+    gamma, beta, mean, var = (f.wide(env_get(env, arg)) for arg in norm.args[1:5])
+    weight, bias = f.wide(env_get(env, conv.args[1])), f.wide(env_get(env, conv.args[2]))
+    assert weight is not None and mean is not None and var is not None
+    scale = f.call("aten.rsqrt.default", f.call("aten.add.Scalar", var, norm.args[-1]))
+    if gamma is not None:
+        scale = f.call("aten.mul.Tensor", scale, gamma)
+    per_filter = (scale.tensor.shape[0], *(ONE for _ in weight.tensor.shape[1:]))
+    spread = f.call("aten.view.default", scale, per_filter, shape=per_filter)
+    folded = f.narrow(f.call("aten.mul.Tensor", weight, spread), conv.tensor.dtype, "weight")
+    centre = f.call("aten.neg.default", mean) if bias is None else f.call("aten.sub.Tensor", bias, mean)
+    shift = f.call("aten.mul.Tensor", centre, scale)
+    if beta is not None:
+        shift = f.call("aten.add.Tensor", shift, beta)
+    new_bias = f.narrow(shift, conv.tensor.dtype, "bias")
+    x = env_get(env, conv.args[0])
+    made = Node(CONV, (x, folded, new_bias, *conv.args[3:]), result.type, result.name, (), conv.loc)
+    builder.nodes.append(made)
+    return made
+
+
+def env_get(env: dict[Node, Node], arg: Arg) -> Arg:
+    return env.get(arg, arg) if isinstance(arg, Node) else arg
+
+
+class _Arithmetic:
+    """Nodes in double precision, row-major."""
+
+    def __init__(self, builder: GraphBuilder, norm: Node) -> None:
+        self.builder, self.norm = builder, norm
+
+    def call(self, op: str, *args: Arg, shape: tuple[Expr, ...] | None = None, dtype: DType = F64) -> Node:
+        first = cast(Node, args[0]).tensor
+        dims = shape or first.shape
+        type = TensorType(dims, contiguous_stride(dims), dtype, first.device)
+        name = f"{self.norm.name}_{op.split('.')[1].strip('_')}"
+        return self.builder.call(op, args, type, name=name, loc=self.norm.loc)
+
+    def wide(self, arg: Arg) -> Node | None:
+        return None if arg is None else self._convert(cast(Node, arg), F64, "wide")
+
+    def narrow(self, node: Node, dtype: DType, stem: str) -> Node:
+        return self._convert(node, dtype, stem)
+
+    def _convert(self, node: Node, dtype: DType, stem: str) -> Node:
+        type = TensorType(node.tensor.shape, contiguous_stride(node.tensor.shape), dtype, node.tensor.device)
+        kwargs: list[tuple[str, Arg]] = [("dtype", dtype), ("memory_format", "torch.contiguous_format")]
+        name = f"{self.norm.name}_{stem}"
+        return self.builder.call("aten._to_copy.default", (node,), type, kwargs, name, self.norm.loc)
+
+
+# -- what moves --------------------------------------------------------------------------------------
+
+
+def movable(graph: Graph, weights: Collection[Node]) -> set[Node]:
+    """Everything that depends on weights and on nothing else, weights included."""
+    found = set(weights)
+    for node in graph.nodes:
+        operands = node.operands
+        pure = node.op == PACK or not is_impure(node.op)
+        if operands and pure and _is_static(node) and all(each in found for each in operands):
+            found.add(node)
+    return found
+
+
+def _is_static(node: Node) -> bool:
+    """Tensors of known sizes, from arguments that mention no symbol."""
+    given = (*node.args, *(value for _, value in node.kwargs))
+    return _has_known_sizes(node.type) and not any(map(_is_symbolic, given))
+
+
+def _has_known_sizes(type: Type) -> bool:
+    if isinstance(type, tuple):
+        return all(map(_has_known_sizes, type))
+    return isinstance(type, TensorType) and not any(map(_is_symbolic, (*type.shape, *type.stride)))
+
+
+def _is_symbolic(arg: Arg) -> bool:
+    if isinstance(arg, tuple):
+        return any(map(_is_symbolic, arg))
+    return isinstance(arg, Expr) and not arg.is_const
+
+
+def hoist(graph: Graph, weights: Collection[Node], gained: bool) -> Frozen | None:
+    fixed = movable(graph, weights)
+    staying = _staying(graph, fixed)
+    read = {operand for node in staying for operand in node.operands} | set(nodes_in(graph.outputs))
+    frontier = [n for n in graph.nodes if n in fixed and n not in staying and n in read]
+    moving = tuple(node for node in graph.nodes if node in fixed and node not in staying)
+    made = sum(_bytes(node.type) for node in moving)
+    if not frontier or (made < LEAST_BYTES and not gained):
+        return None
+    before = drop_dead(Graph(f"{graph.name}_prologue", graph.inputs, moving, tuple(frontier)))
+    used = {operand for node in before.nodes for operand in node.operands}
+    watched = tuple(i for i, node in enumerate(graph.inputs) if node in used)
+    prologue = Graph(before.name, tuple(graph.inputs[i] for i in watched), before.nodes, before.outputs)
+    env = {node: Node(INPUT, (), node.type, node.name, loc=node.loc) for node in frontier}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node in staying:
+            moved = moved_over(node, env)
+            nodes.append(moved)
+            if moved is not node:
+                env[node] = moved
+    outputs = tuple(map_arg(out, lambda n: env.get(n, n)) for out in graph.outputs)
+    inputs = (*graph.inputs, *(env[node] for node in frontier))
+    return Frozen(prologue, Graph(graph.name, inputs, tuple(nodes), outputs, graph.updates), watched)
+
+
+def _staying(graph: Graph, fixed: set[Node]) -> set[Node]:
+    """Nodes of main: what depends on more than weights, and views and repetitions of weights that such
+    nodes read."""
+    staying: set[Node] = set()
+    needed = set(nodes_in(graph.outputs))
+    for node in reversed(graph.nodes):
+        if node not in fixed or (node in needed and _is_free(node)):
+            staying.add(node)
+            needed.update(node.operands)
+    return staying
+
+
+def _is_free(node: Node) -> bool:
+    """A view, or larger than what it is made of: cheaper to make anew than to keep and read."""
+    if node.op in VIEW_OPS or (node.op not in (GET, PACK) and is_view_call(node.op)):
+        return True
+    if not isinstance(node.type, TensorType) or node.op == GET:
+        return False
+    sources = [each.type for each in node.operands if isinstance(each.type, TensorType)]
+    return all(source.numel.hi < node.type.numel.lo for source in sources)
+
+
+def _bytes(type: Type) -> int:
+    return sum(map(_bytes, type)) if isinstance(type, tuple) else cast(TensorType, type).bytes.value
+
+
+def moved_over(node: Node, env: dict[Node, Node]) -> Node:
+    """The node over new operands."""
+    if not any(operand in env for operand in node.operands):
+        return node
+    args = tuple(map_arg(arg, lambda n: env.get(n, n)) for arg in node.args)
+    kwargs = tuple((key, map_arg(value, lambda n: env.get(n, n))) for key, value in node.kwargs)
+    return Node(node.op, args, node.type, node.name, kwargs, node.loc)

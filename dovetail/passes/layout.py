@@ -1,0 +1,179 @@
+"""Convolutions over weights that stay run channels-last, on weights laid out once for the library.
+
+    Graph -> Graph, both of ATen ops
+    y = convolution(x, w, b)   ->   w_packed = mkldnn._reorder_convolution_weight(w, ...)       steady
+    z = relu(y)                     y = mkldnn._convolution_pointwise(x', w_packed, b, ...)     {C last}
+                                    z = relu(y)                                                 {C last}
+
+Whatever computes element by element between two convolutions keeps that layout; a value that another
+library call or the caller reads is put back into eager's. oneDNN's own blocked weights pay for large
+or grouped filters; for small ones the lookup costs more than they save, and the plain call gets
+weights that are channels-last too.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import cache
+from typing import Final, cast
+
+import torch
+
+from dovetail.ir.expr import ONE, Expr, mul
+from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, map_arg
+from dovetail.ir.types import F32, TensorType, Type
+from dovetail.ops.registry import DECOMPOSITIONS
+
+CONV: Final = "aten.convolution.default"
+PACK: Final = "mkldnn._reorder_convolution_weight.default"
+PACKED_CONV: Final = "mkldnn._convolution_pointwise.default"
+SMALLEST_PACKED: Final = 1 << 16
+"""Weights of an ungrouped filter from which oneDNN's own layout pays."""
+FOLLOWS: Final = frozenset(("aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default", GET))
+"""Library calls whose results are laid out as their operand is."""
+AGAINST: Final = frozenset(("aten.native_group_norm.default",))
+"""Ops that lose more on scattered channels than convolutions gain."""
+EXACT: Final = frozenset(("aten.as_strided.default", "aten.as_strided_scatter.default"))
+"""Ops of ours whose meaning depends on memory."""
+
+
+@cache
+def has_packed_convolution() -> bool:
+    return torch.backends.mkldnn.is_available() and all(
+        hasattr(torch.ops.mkldnn, op.split(".")[1]) for op in (PACK, PACKED_CONV)
+    )
+
+
+def channels_last(graph: Graph, fixed: set[Node]) -> Graph:
+    """`fixed` are the values that weights determine. The same graph where no convolution qualifies."""
+    convs = {node for node in graph.nodes if _is_eligible(node, fixed)}
+    if not convs or any(node.op in AGAINST for node in graph.nodes) or not torch._C._get_mkldnn_enabled():
+        return graph
+    return _Layout(graph, convs).run()
+
+
+def _is_eligible(node: Node, fixed: set[Node]) -> bool:
+    if node.op != CONV or node.args[6] is not False or not has_packed_convolution():  # not transposed
+        return False
+    x, weight, bias = node.args[:3]
+    if weight not in fixed or x in fixed or not (bias is None or bias in fixed):
+        return False
+    types = [cast(Node, arg).tensor for arg in (x, weight, node)]
+    return all(
+        each.ndim == 4 and each.dtype is F32 and each.device.kind == "cpu" and _is_positive(each)
+        for each in types
+    )
+
+
+def _is_positive(type: TensorType) -> bool:
+    return all(size.is_const and size.value > 0 for size in type.shape)
+
+
+def laid(type: TensorType) -> TensorType:
+    """The same with channels innermost."""
+    n, c, h, w = type.shape
+    row = mul(c, w)
+    return TensorType(type.shape, (mul(row, h), ONE, row, c), type.dtype, type.device)
+
+
+def is_laid(type: Type) -> bool:
+    if not isinstance(type, TensorType) or type.ndim != 4:
+        return False
+    return all(size is ONE or a is b for size, a, b in zip(type.shape, type.stride, laid(type).stride))
+
+
+class _Layout:
+    """The walk over one graph. `env` has the new node for each old one, `eager` those with other strides
+    than eager's, with eager's type."""
+
+    def __init__(self, graph: Graph, convs: set[Node]) -> None:
+        self.graph, self.convs = graph, convs
+        self.builder = GraphBuilder(graph.name, list(graph.inputs))
+        for node in (*graph.inputs, *graph.nodes):
+            self.builder.unique(node.name)
+        self.env: dict[Node, Node] = {}
+        self.eager: dict[Node, TensorType] = {}
+        self.copies: dict[tuple[Node, TensorType], Node] = {}
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            if node in self.convs:
+                self.convolve(node)
+            elif node.op in EXACT or not (node.op in DECOMPOSITIONS or node.op in FOLLOWS):
+                self.keep(node, self.moved(node, self.restored), node.type)
+            else:
+                self.follow(node)
+        outputs = tuple(map_arg(out, self.restored) for out in self.graph.outputs)
+        return self.builder.finish(outputs)
+
+    def keep(self, node: Node, moved: Node, type: Type) -> None:
+        """Append the node's successor, and note where its layout differs from eager's."""
+        self.builder.nodes.append(moved)
+        self.env[node] = moved
+        if isinstance(type, TensorType) and isinstance(node.type, TensorType) and type != node.type:
+            self.eager[moved] = node.type
+
+    def moved(self, node: Node, find: Callable[[Node], Node], type: Type | None = None) -> Node:
+        args = tuple(map_arg(arg, find) for arg in node.args)
+        kwargs = tuple((key, map_arg(value, find)) for key, value in node.kwargs)
+        return Node(node.op, args, node.type if type is None else type, node.name, kwargs, node.loc)
+
+    def current(self, node: Node) -> Node:
+        return self.env.get(node, node)
+
+    def restored(self, node: Node) -> Node:
+        """The value in eager's layout."""
+        now = self.current(node)
+        return self.copied(now, self.eager[now]) if now in self.eager else now
+
+    def copied(self, node: Node, type: TensorType) -> Node:
+        if (node, type) not in self.copies:
+            name = f"{node.name}_laid_out"
+            self.copies[node, type] = self.builder.call("prims.copy", (node,), type, name=name, loc=node.loc)
+        return self.copies[node, type]
+
+    # -- kinds of nodes
+
+    def follow(self, node: Node) -> None:
+        """The result is laid out as an operand of its shape (its batch, for pooling) is."""
+        shapes = {now.tensor.shape for now in map(self.current, node.operands) if now in self.eager}
+        pools = node.op in FOLLOWS and bool(shapes)
+        if node.op == GET:
+            source = self.current(cast(Node, node.args[0]))
+            type = cast("tuple[Type, ...]", source.type)[cast(int, node.args[1])]
+        else:
+            type = _relaid(node.type, shapes, pools)
+        self.keep(node, self.moved(node, self.current, type), type)
+
+    def convolve(self, node: Node) -> None:
+        x, weight = self.current(cast(Node, node.args[0])), self.current(cast(Node, node.args[1]))
+        stride, padding, dilation, groups = node.args[3], node.args[4], node.args[5], cast(int, node.args[8])
+        if not is_laid(x.type):
+            x = self.copied(x, laid(x.tensor))
+        bias = map_arg(node.args[2], self.current)
+        filters = self.copied_weight(weight)
+        type = laid(node.tensor)
+        if groups == 1 and weight.tensor.numel.value < SMALLEST_PACKED:
+            made = Node(CONV, (x, filters, bias, *node.args[3:]), type, node.name, (), node.loc)
+        else:
+            geometry = (padding, stride, dilation, groups)
+            source = weight if groups == 1 else filters
+            packing: tuple[Arg, ...] = (source, *geometry, x.tensor.shape)
+            name = f"{node.name}_packed"
+            packed = self.builder.call(PACK, packing, weight.type, name=name, loc=node.loc)
+            args = (x, packed, bias, *geometry, "none", (), "")
+            made = Node(PACKED_CONV, args, type, node.name, (), node.loc)
+        self.keep(node, made, type)
+
+    def copied_weight(self, weight: Node) -> Node:
+        """Channels-last, by an op that the prologue can run."""
+        kwargs: tuple[tuple[str, Arg], ...] = (("memory_format", "torch.channels_last"),)
+        name, type = f"{weight.name}_laid_out", laid(weight.tensor)
+        return self.builder.call("aten.clone.default", (weight,), type, kwargs, name, weight.loc)
+
+
+def _relaid(type: Type, shapes: Collection[tuple[Expr, ...]], pools: bool) -> Type:
+    if isinstance(type, tuple):
+        return tuple(_relaid(each, shapes, pools) for each in type)
+    if not isinstance(type, TensorType) or type.ndim != 4 or not (pools or type.shape in shapes):
+        return type
+    return laid(type)
