@@ -330,8 +330,8 @@ def default_dtype() -> Any:
 
 @row
 def grad_mode() -> Any:
-    return with_undo(lambda x: x * 2 if torch.is_grad_enabled() else x * 3, lambda: torch.set_grad_enabled(True),
-                     lambda: torch.set_grad_enabled(False))
+    return with_undo(lambda x: x * 2 if torch.is_grad_enabled() else x * 3, lambda: torch.set_grad_enabled(False),
+                     lambda: torch.set_grad_enabled(True))
 
 
 @row
