@@ -25,7 +25,8 @@ from dovetail.capture import contexts, copies
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
-from dovetail.capture.dynamic import History
+from dovetail.capture.depth import DEPTH
+from dovetail.capture.dynamic import History, Policy
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
 from dovetail.capture.frame import Frame, slot_count
 from dovetail.capture.graphs import GraphBuilder
@@ -49,7 +50,6 @@ from dovetail.ir.source import Arg
 from dovetail.options import Options
 from dovetail.util.writer import Writer
 
-RECURSION_LIMIT = 12_000
 MAX_ATTEMPTS = 4
 TABLES = (contexts, copies)
 """Files that add rules to the table of builtins when they are imported."""
@@ -107,34 +107,38 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
         raise ImportUnderWay(frame.loc)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise SkippedFrame(frame.loc, detail="a function under torch.func runs in eager")
-    limit, collects = sys.getrecursionlimit(), gc.isenabled()
-    sys.setrecursionlimit(max(limit, RECURSION_LIMIT))
+    collects = gc.isenabled()
     gc.disable()  # a capture makes many small objects and almost no garbage
     try:
-        attempt = Attempt(frame, options, dynamic, None, None)
-        found = attempt.run()
-        if isinstance(found, Capture):
-            return found
-        steps = attempt.steps
-        for _ in range(MAX_ATTEMPTS):
-            try:
-                result = Attempt(frame, options, dynamic, steps, found).run()
-            except NoTensors:
-                raise
-            except SkippedFrame as skip:
-                result = bare(skip)
-            if isinstance(result, Capture):
-                return result
-            if not isinstance(result, UnfinishedGenerator) or result.step >= steps:
-                break
-            steps = result.step  # break where the generator is made instead: then it is a real one
-        raise SkippedFrame(
-            frame.loc, detail=f"{found.text}; and the frame cannot be resumed there: {result.text}"
-        )
+        with DEPTH:
+            return _attempts(frame, options, dynamic)
     finally:
-        sys.setrecursionlimit(limit)
         if collects:
             gc.enable()
+
+
+def _attempts(frame: Frame, options: Options, dynamic: Policy | None) -> Capture:
+    """The whole frame, or else the part before the first break."""
+    attempt = Attempt(frame, options, dynamic, None, None)
+    found = attempt.run()
+    if isinstance(found, Capture):
+        return found
+    steps = attempt.steps
+    for _ in range(MAX_ATTEMPTS):
+        try:
+            result = Attempt(frame, options, dynamic, steps, found).run()
+        except NoTensors:
+            raise
+        except SkippedFrame as skip:
+            result = bare(skip)
+        if isinstance(result, Capture):
+            return result
+        if not isinstance(result, UnfinishedGenerator) or result.step >= steps:
+            break
+        steps = result.step  # break where the generator is made instead: then it is a real one
+    raise SkippedFrame(
+        frame.loc, detail=f"{found.text}; and the frame cannot be resumed there: {result.text}"
+    )
 
 
 def is_importing() -> bool:

@@ -110,6 +110,7 @@ print(f(torch.ones(2)).tolist(), (torch.ones(2) * 3).tolist())
 
 def test_threads_with_different_functions() -> None:
     wrong: list[object] = []
+    limit = sys.getrecursionlimit()
 
     def work(n: int) -> None:
         f = dovetail.compile(lambda x: (x * n).cos() + n)
@@ -126,6 +127,7 @@ def test_threads_with_different_functions() -> None:
     for thread in threads:
         thread.join(120)
     assert not wrong and not any(thread.is_alive() for thread in threads)
+    assert sys.getrecursionlimit() == limit, "captures at the same time raise it and restore it together"
 
 
 def test_memory_does_not_grow_with_calls_or_recompiles() -> None:

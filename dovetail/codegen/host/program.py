@@ -284,7 +284,7 @@ def _last_reads(plan: Plan) -> dict[int, list[str]]:
     """Step -> buffers made by library calls that are used there for the last time."""
     last: dict[str, int] = {}
     for k, step in enumerate(plan.schedule.steps):
-        for name in step_buffers(step):
+        for name in sorted(step_buffers(step)):  # the same text in every process
             last[name] = k
     kept = {out.buffer for out in plan.schedule.loops.outputs if isinstance(out, BufferRef)}
     found: dict[int, list[str]] = {}
