@@ -276,7 +276,7 @@ class Compiler:
             return verdict
         start = time.perf_counter()
         random_state, collects = torch.get_rng_state(), gc.isenabled()
-        gc.disable()  # compiling makes many small objects and little garbage; a collection walks the whole heap
+        gc.disable()  # compiling makes many small objects and little garbage; collections walk the heap
         try:
             return self._compile(frame)
         except FrameRaises:

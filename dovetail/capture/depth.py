@@ -12,7 +12,7 @@ RECURSION_LIMIT: Final = 12_000
 
 
 class Depth:
-    """The limit belongs to the whole process, so the first to enter raises it and the last to leave restores it."""
+    """The limit belongs to the whole process: the first to enter raises it, the last to leave restores it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -232,7 +232,8 @@ def _joined(a: Cluster, b: Cluster, alignment: Alignment) -> Cluster:
     reads = dict(a.reads)
     for buffer, found in b.reads.items():
         reads[buffer] = reads.get(buffer, frozenset()) | found
-    parts = {buffer: UNKNOWN for buffer in a.writes if buffer in b.writes}  # a buffer written in parts
+    # A buffer that both write is written in parts.
+    parts: dict[str, Expr | None] = {buffer: UNKNOWN for buffer in a.writes if buffer in b.writes}
     members = (*left, *right)
     return Cluster(members, alignment.ranges, alignment.outer, reads, a.writes | b.writes | parts, a.position)
 
