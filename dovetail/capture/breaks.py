@@ -42,9 +42,9 @@ class Rest:
 def run_on(result: Any) -> Any:
     """Make the calls that are left, and give the frame's result."""
     while type(result) is Rest:
-        function, args = result.function, result.args
+        function, args = result.function, [result.args]
         del result
-        result = function(*args)
+        result = function(*args.pop())  # no reference is left here: an abandoned generator ends in time
     return result
 
 
@@ -112,6 +112,9 @@ class Site:
     def go_on(self, *pushed: str, drop: int = 0) -> None:
         """Fall through to the next instruction with `drop` entries popped and these pushed."""
         rest = self.stack[: len(self.stack) - drop] if drop else list(self.stack)
+        if "_r" in pushed and not self.prologue:
+            self.lines("_r = [_r]")  # this frame waits for the rest: let go of what the rest may abandon
+            pushed = tuple("_r.pop()" if text == "_r" else text for text in pushed)
         self.lines(self.resume(self.at + 1, [*rest, *pushed]))
 
     def do(self, line: str) -> None:
