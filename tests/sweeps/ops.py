@@ -244,7 +244,7 @@ def summarise(records: dict[str, dict[str, Any]], settings: dict[str, Any]) -> s
         named = [(name, record) for name, record in sorted(records.items()) if record["status"] == status]
         if named:
             lines += [f"## {status}", "", "| op | reason |", "|---|---|"]
-            lines += [f"| {name} | {str(record.get('reason', ''))[:160].replace('|', '/')} |" for name, record in named]
+            lines += [f"| {name} | {' '.join(str(record.get('reason', '')).split())[:160].replace('|', '/')} |" for name, record in named]
             lines.append("")
     return "\n".join(lines)
 
