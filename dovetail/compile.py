@@ -124,7 +124,7 @@ def freeze(unit: str, joint: aot.Joint, steady: Collection[int], options: Option
     if not options.freeze or signature.grad_inputs or kinds != {"cpu"}:
         return None
     chosen = set(steady) - {mutation.input for mutation in signature.mutations}
-    if not chosen:
+    if not chosen or not runtime.can_watch():
         return None
     made: Any = run_stage(unit, "15.frozen", lambda: passes.freeze(joint.graph, chosen))
     return made  # type: ignore[no-any-return]

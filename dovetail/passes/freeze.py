@@ -198,7 +198,7 @@ def _is_symbolic(arg: Arg) -> bool:
 
 def hoist(graph: Graph, weights: Collection[Node], gained: bool) -> Frozen | None:
     fixed = movable(graph, weights)
-    staying = _staying(graph, fixed)
+    staying = _staying(graph, fixed, _grown(graph, weights, fixed))
     read = {operand for node in staying for operand in node.operands} | set(nodes_in(graph.outputs))
     frontier = [n for n in graph.nodes if n in fixed and n not in staying and n in read]
     moving = tuple(node for node in graph.nodes if node in fixed and node not in staying)
@@ -222,26 +222,32 @@ def hoist(graph: Graph, weights: Collection[Node], gained: bool) -> Frozen | Non
     return Frozen(prologue, Graph(graph.name, inputs, tuple(nodes), outputs, graph.updates), watched)
 
 
-def _staying(graph: Graph, fixed: set[Node]) -> set[Node]:
-    """Nodes of main: what depends on more than weights, and views and repetitions of weights that such
-    nodes read."""
+def _staying(graph: Graph, fixed: set[Node], grown: set[Node]) -> set[Node]:
+    """Nodes of main: what depends on more than weights; and of weights, views and what is larger than
+    they are, where such nodes read it: cheaper to make anew than to keep."""
     staying: set[Node] = set()
     needed = set(nodes_in(graph.outputs))
     for node in reversed(graph.nodes):
-        if node not in fixed or (node in needed and _is_free(node)):
+        if node not in fixed or (node in needed and (node in grown or _is_view(node.op))):
             staying.add(node)
             needed.update(node.operands)
     return staying
 
 
-def _is_free(node: Node) -> bool:
-    """A view, or larger than what it is made of: cheaper to make anew than to keep and read."""
-    if node.op in VIEW_OPS or (node.op not in (GET, PACK) and is_view_call(node.op)):
-        return True
-    if not isinstance(node.type, TensorType) or node.op == GET:
-        return False
-    sources = [each.type for each in node.operands if isinstance(each.type, TensorType)]
-    return all(source.numel.hi < node.type.numel.lo for source in sources)
+def _is_view(op: str) -> bool:
+    return op in VIEW_OPS or (op != PACK and is_view_call(op))
+
+
+def _grown(graph: Graph, weights: Collection[Node], fixed: set[Node]) -> set[Node]:
+    """Values that take more memory than all weights they are made of: repeated, or of a wider type."""
+    origins: dict[Node, frozenset[Node]] = {node: frozenset((node,)) for node in weights}
+    grown: set[Node] = set()
+    for node in graph.nodes:
+        if node in fixed:
+            origins[node] = frozenset().union(*(origins[operand] for operand in node.operands))
+            if _bytes(node.type) > sum(_bytes(each.type) for each in origins[node]):
+                grown.add(node)
+    return grown
 
 
 def _bytes(type: Type) -> int:

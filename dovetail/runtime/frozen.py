@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dovetail import _native
 from dovetail.events import EVENTS
 from dovetail.ir.types import TensorType
-from dovetail.runtime.torch_abi import IMPL_BYTES, attach, impl_of, is_pointer, only, words_at
+from dovetail.runtime.torch_abi import IMPL_BYTES, UnknownLayout, attach, impl_of, is_pointer, only, words_at
 
 COUNTER_WORDS: Final = 4
 STORAGE_WORDS: Final = 8
@@ -53,6 +53,17 @@ def attach_watch() -> None:
         ]
         _native.attach_watch(*places)
         check_watch()
+
+
+@functools.cache
+def can_watch() -> bool:
+    """Whether tensors of this build of torch can be watched; if not, nothing is frozen."""
+    try:
+        attach_watch()
+    except UnknownLayout as error:
+        EVENTS.emit("warning", text=str(error))
+        return False
+    return True
 
 
 def find_version(words: Sequence[int], version: int) -> tuple[int, int]:

@@ -159,6 +159,27 @@ def test_weights_made_of_weights() -> None:
     assert any("rand" in op for op in ops(frozen.main)) and not any("div" in op for op in ops(frozen.main))
 
 
+class Quantized(nn.Module):
+    """Small weights that are widened where they are used, and a vector that is repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-99, 99, (256, 128), dtype=torch.int8))
+        self.scale, self.shift = nn.Parameter(torch.rand(256, 1)), nn.Parameter(torch.rand(256))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shift = self.shift.sin().repeat(500, 1).exp()
+        return x @ (self.weight.float() * self.scale).t() + shift[: x.shape[0]]
+
+
+def test_what_would_grow_stays() -> None:
+    module = Quantized()
+    graph, every, steady = trace(module, torch.randn(3, 128))
+    frozen = passes.freeze(graph, steady)
+    held = [] if frozen is None else frozen.prologue.outputs
+    assert all(node.tensor.bytes.value <= 1024 for node in held)
+
+
 @pytest.mark.parametrize("module", [nn.Linear(300, 300), nn.LayerNorm(8), nn.Embedding(9, 3)])
 def test_nothing_to_prepare(module: nn.Module) -> None:
     x = torch.zeros(2, dtype=torch.int64) if isinstance(module, nn.Embedding) else torch.randn(2, module.weight.shape[-1])
