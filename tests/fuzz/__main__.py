@@ -11,8 +11,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import platform
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from tests.fuzz.program import show_program
 from tests.fuzz.running import KINDS
@@ -32,7 +37,26 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quiet", action="store_true", help="print failures only")
     parser.add_argument("--results", type=Path, default=ROOT / "build/fuzz/results.jsonl")
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write docs/results/fuzz.md")
     return parser.parse_args()
+
+
+def summarise(kind: str, records: dict[str, dict[str, Any]]) -> str:
+    mine = [record for name, record in records.items() if name.startswith(kind)]
+    counts = Counter(record["status"] for record in mine)
+    compiled = sum(record.get("graphs", 0) > 0 for record in mine)
+    return (f"{kind}: {counts['pass']} equal to eager, {counts['fail']} different, of {len(mine)} programs; "
+            f"{compiled} had at least one graph, {sum(record.get('graphs', 0) for record in mine)} graphs in all")
+
+
+def write_results(lines: list[str], failures: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
+    """The last run for docs/: counts, seeds, machine, and the shrunk programs that differ."""
+    text = ["# Fuzzing", "", f"Command: `make fuzz` with seeds {chosen.start} to {chosen.start + chosen.count - 1} of each kind.  ",
+            f"Machine: {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}; {time.strftime('%Y-%m-%d')}.", ""]
+    text += [f"- {line}" for line in lines]
+    for name, record in failures.items():
+        text += ["", f"## {name}: {record['reason']}", "", "```python", record.get("program", "").rstrip(), "```"]
+    (ROOT / "docs/results/fuzz.md").write_text("\n".join(text) + "\n")
 
 
 def main() -> None:
@@ -51,12 +75,10 @@ def main() -> None:
     failures = {name: record for name, record in records.items() if record["status"] == "fail"}
     for name, record in failures.items():
         print(f"\n# --- {name}: {record['reason']}\n{record.get('program', '')}")
-    for kind in kinds:
-        counts = Counter(record["status"] for name, record in records.items() if name.startswith(kind))
-        mine = [record for name, record in records.items() if name.startswith(kind)]
-        compiled = sum(record.get("graphs", 0) > 0 for record in mine)
-        print(f"{kind}: {counts['pass']} equal to eager, {counts['fail']} different, of {len(mine)} programs; "
-              f"{compiled} had at least one graph, {sum(record.get('graphs', 0) for record in mine)} graphs in all")
+    lines = [summarise(kind, records) for kind in kinds]
+    print("\n".join(lines))
+    if chosen.write:
+        write_results(lines, failures, chosen)
     raise SystemExit(1 if failures else 0)
 
 
