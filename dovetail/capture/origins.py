@@ -269,7 +269,7 @@ def wrap_tuple(trace: Trace, value: Any, source: Source) -> Any:
     if all(new is old for new, old in zip(items, value)):
         register(trace, value, value, source)
         return value
-    is_record = hasattr(type(value), "n_sequence_fields")  # torch.return_types: C tuples with a maker of their own
+    is_record = hasattr(type(value), "n_sequence_fields")  # torch.return_types have a maker of their own
     stand_in = type(value)(items) if is_record else tuple.__new__(type(value), items)
     register(trace, value, stand_in, source)
     return stand_in
