@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-pytest.importorskip("timm")
+# Looked for, not imported: timm imports torchvision, which needs what zoo.py defines first.
+for package in ("transformers", "timm", "torchvision"):
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 from tests.models.zoo import Specimen, build, names  # noqa: E402
 from tests.sweeps.models import check_mode  # noqa: E402
