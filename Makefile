@@ -19,7 +19,7 @@ PIP := $(BIN) -m pip install --quiet --disable-pip-version-check -c constraints.
 demo: $(VENV)/base
 	$(BIN) examples/demo.py
 
-test: $(VENV)/test
+test: $(VENV)/models
 	OMP_NUM_THREADS=1 $(BIN) -m pytest -q -n auto --maxprocesses=4 tests
 
 lint: $(VENV)/test
@@ -59,7 +59,7 @@ $(VENV)/test: $(VENV)/base
 
 # timm and torchvision would pull in another torch, so they come without what they depend on.
 $(VENV)/models: $(VENV)/test
-	$(PIP) --no-deps timm torchvision
+	$(PIP) --no-deps timm torchvision pillow
 	touch $@
 
 # -- the native module alone, in place
