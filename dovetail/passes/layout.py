@@ -8,7 +8,8 @@
 Whatever computes element by element between two convolutions keeps that layout; a value that another
 library call or the caller reads is put back into eager's. oneDNN's own blocked weights pay for large
 or grouped filters; for small ones the lookup costs more than they save, and the plain call gets
-weights that are channels-last too.
+weights that are channels-last too. Activations stay in our own kernels: oneDNN's relu makes 0 of NaN,
+and fusing it saves less than a hundredth.
 """
 from __future__ import annotations
 
