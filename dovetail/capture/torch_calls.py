@@ -78,6 +78,8 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
     name = getattr(fn, "__name__", str(fn))
     if (name.startswith(STATEFUL) and not has_fake(args)) or fn.__module__ == "torch._C._functorch":
         raise UnknownCall(trace.loc(), function=f"{fn.__module__}.{name}")
+    if name == "run_backward":
+        raise UnknownCall(trace.loc(), function="autograd's engine, which differentiates what ran before")
     check_arguments(trace, fn, (args, kwargs))
     result = perform(trace, fn, args, kwargs)
     if has_fake(result) or (result is None and has_fake(args)):
