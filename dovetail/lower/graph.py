@@ -41,6 +41,7 @@ from dovetail.lower.nests import (
     regions,
     rewrite_scalar,
 )
+from dovetail.lower.rows import roomy_rows
 from dovetail.ops.build import is_dense
 from dovetail.ops.prims import kind_of
 from dovetail.ops.registry import STRIDE_FREE, is_view_call
@@ -59,6 +60,7 @@ class _Lowering:
         self.steps: list[Nest | Extern] = []
         self.env: dict[Node, Lazy | tuple[Lazy | None, ...]] = {}
         self.stored = find_stored(graph)
+        self.roomy = roomy_rows(graph)
         self.writers: dict[str, int] = {}
         self.returned: set[str] = set()
         self.updated: set[str] = set()
@@ -125,8 +127,8 @@ class _Lowering:
 
     def store(self, node: Node, value: Lazy, name: str | None = None) -> Lazy:
         """Write a value to a buffer of its own, in its type's memory order."""
-        type = storable(node.tensor)
-        ref = self.add_buffer(name or node.name, type)
+        type = self.roomy.get(node) if name is None else None
+        ref = self.add_buffer(name or node.name, type or storable(node.tensor))
         self.write_all(node, ref, value)
         return window(ref)
 
@@ -240,7 +242,9 @@ class _Lowering:
         args = tuple(self.extern_arg(arg, exact) for arg in node.args)
         kwargs = tuple((key, self.extern_arg(arg, exact)) for key, arg in node.kwargs)
         several = isinstance(node.type, tuple)
-        types = cast("tuple[TensorType | None, ...]", node.type if several else (node.type,))
+        types = cast(
+            "tuple[TensorType | None, ...]", node.type if several else (self.roomy.get(node, node.type),)
+        )
         names = [self.fresh(f"{node.name}_{i}") if several else node.name for i in range(len(types))]
         results: list[Lazy | None] = []
         for name, type in zip(names, types):

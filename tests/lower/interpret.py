@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dovetail.ir.expr import Expr
+from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.loop import Buffer, BufferRef, Extern, Loops, Nest, Scalar
 from dovetail.ir.types import Device, DType
 from dovetail.ops.eager import call_prim, torch_dtype
@@ -178,7 +178,10 @@ class _Machine:
         results = [g for g in (got if isinstance(got, (tuple, list)) else (got,)) if g is not None]
         buffers = {b.name: b for b in self.loops.buffers}
         for name, value in zip(step.outputs, results):
-            self.memory[name] = _flat(value, buffers[name])
+            if step.into:  # the call fills memory laid out beforehand
+                self.view(BufferRef(name, buffers[name].type, ZERO)).copy_(value)
+            else:
+                self.memory[name] = _flat(value, buffers[name])
 
     def plain(self, arg: Any) -> Any:
         if isinstance(arg, BufferRef):

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.codegen.analysis import loads_of
@@ -58,6 +58,8 @@ class HostWriter:
     counter: int = 0
     written: frozenset[str] = frozenset()
     """Inputs that the program writes in place."""
+    read: frozenset[str] = frozenset()
+    """Buffers that a kernel, a library call or the caller reads."""
 
     def __call__(self, text: str) -> None:
         self.lines += text.split("\n")
@@ -150,9 +152,12 @@ class HostWriter:
             self(f"{self.views.pop(ref)}.drop();")
 
     def settle(self, name: str, handle: str) -> None:
-        """A buffer that a library call has just made."""
+        """A buffer that a library call has just made. One that nobody reads (the statistics of attention
+        in inference, say) may look as the library pleases."""
         type = self.buffers[name].type
         self.handles[name] = handle
+        if name not in self.read:
+            return
         sizes, strides = self.sizes(type.shape), self.sizes(type.stride)
         kind = f"{TORCH_CODE[type.dtype]}, {device_code(type.device)}"
         call = f"settle({handle}, {type.ndim}, {sizes}, {strides}, {kind})"
@@ -192,6 +197,7 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     writer.written = frozenset(
         b for step in plan.schedule.steps for b in _written_inputs(step, writer.buffers)
     )
+    writer.read = frozenset(_read_buffers(plan))
     kinds = _bind_inputs(writer)
     _bind_symbols(writer)
     if plan.arena_bytes is not ZERO:
@@ -223,6 +229,15 @@ def _written_inputs(step: Group | Extern, buffers: dict[str, Buffer]) -> list[st
     if isinstance(step, Extern):
         return []
     return [b for nest in step.nests for w in nest.writes for b in w.buffers if buffers[b].kind == "input"]
+
+
+def _read_buffers(plan: Plan) -> Iterator[str]:
+    for step in plan.schedule.steps:
+        if isinstance(step, Group):
+            yield from (name for nest in step.nests for name, _ in loads_of(nest))
+        else:
+            yield from (ref.buffer for ref in extern_refs(step))
+    yield from (out.buffer for out in plan.schedule.loops.outputs if isinstance(out, BufferRef))
 
 
 def _bind_inputs(writer: HostWriter) -> str:
