@@ -452,11 +452,16 @@ def mod(left: IntLike, right: IntLike) -> Expr:
     return _make("mod", (a, b), 0, b.hi - 1)
 
 
+def is_at_most(a: Expr, b: Expr) -> bool:
+    """a <= b for every value of the symbols, by the ranges of both or of their difference."""
+    return a.hi <= b.lo or add(b, mul(a, -1)).lo >= 0
+
+
 def minimum(left: IntLike, right: IntLike) -> Expr:
     a, b = as_expr(left), as_expr(right)
-    if a is b or a.hi <= b.lo:
+    if a is b or is_at_most(a, b):
         return a
-    if b.hi <= a.lo:
+    if is_at_most(b, a):
         return b
     a, b = sorted((a, b), key=lambda x: x.serial)
     return _make("min", (a, b), min(a.lo, b.lo), min(a.hi, b.hi))
@@ -464,9 +469,9 @@ def minimum(left: IntLike, right: IntLike) -> Expr:
 
 def maximum(left: IntLike, right: IntLike) -> Expr:
     a, b = as_expr(left), as_expr(right)
-    if a is b or a.lo >= b.hi:
+    if a is b or is_at_most(b, a):
         return a
-    if b.lo >= a.hi:
+    if is_at_most(a, b):
         return b
     a, b = sorted((a, b), key=lambda x: x.serial)
     return _make("max", (a, b), max(a.lo, b.lo), max(a.hi, b.hi))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias, cast
 
-from dovetail.ir.expr import INF, ONE, ZERO, Expr, const, linear_in, mul, substitute, sym, symbols
+from dovetail.ir.expr import INF, ONE, ZERO, Expr, const, is_at_most, linear_in, mul, substitute, sym, symbols
 from dovetail.ir.loop import Range, Scalar, iter_scalars, scalar
 from dovetail.ir.types import TensorType
 from dovetail.lower.index import Index
@@ -136,16 +136,30 @@ def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]]) -> list[Block]:
         return whole
     found = whole
     for dim in dict.fromkeys(dim for dim, _ in cuts):
-        places = [place for d, place in cuts if d == dim]
-        if all(place.is_const for place in places):
-            places.sort(key=lambda place: place.value)
-        found = [part for block in found for part in _split_block(block, dim, places)]
+        end = type.shape[dim]
+        edges = _in_order([ZERO, end, *(place for d, place in cuts if d == dim)])
+        if edges is None:
+            return whole
+        edges = edges[edges.index(ZERO) : edges.index(end) + 1]
+        found = [part for block in found for part in _split_block(block, dim, edges)]
     return found if not several or len(found) <= MOST_REGIONS else whole
 
 
-def _split_block(block: Block, dim: int, places: Sequence[Expr]) -> list[Block]:
+def _in_order(places: Sequence[Expr]) -> list[Expr] | None:
+    """From the lowest to the highest, whatever the symbols' values; None where that depends on them."""
+    found: list[Expr] = []
+    for place in dict.fromkeys(places):
+        at = 0
+        while at < len(found) and is_at_most(found[at], place):
+            at += 1
+        if at < len(found) and not is_at_most(place, found[at]):
+            return None
+        found.insert(at, place)
+    return found
+
+
+def _split_block(block: Block, dim: int, edges: Sequence[Expr]) -> list[Block]:
     start, shape = block
-    edges = [*dict.fromkeys((ZERO, *places, shape[dim]))]
     parts = []
     for low, high in zip(edges, edges[1:]):
         size = high - low
