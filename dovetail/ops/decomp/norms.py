@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from dovetail.ir.expr import Expr, product
-from dovetail.ir.types import TensorType
+from dovetail.ir.types import F64, TensorType
 from dovetail.ops.build import Build, Value, plain
 from dovetail.ops.decomp.reductions import accumulate, as_float, check_not_empty, count, moments
 from dovetail.ops.promote import compute_dtype
@@ -115,6 +115,11 @@ def _channel(b: Build, x: Value | None, like: Value) -> Value | None:
     return None if x is None else b.broadcast(x.to(like.dtype), like.shape, (1,))
 
 
+def _exact(x: Value) -> Value:
+    """On the CPU, eager sums up a batch's statistics in double precision."""
+    return x.to(F64) if x.type.device.kind == "cpu" else x
+
+
 def _others(x: Value) -> tuple[int, ...]:
     return (0, *range(2, x.ndim))
 
@@ -170,15 +175,15 @@ def batch_norm_training(
     dims = _others(x)
     v = accumulate(x, x.dtype)
     size = count(x, dims)
-    if not size.is_const or size.value < 2:
+    if size.lo < 2:
         raise Declined
-    mean, squares = moments(b, v, dims, keepdim=False)
+    mean, squares = moments(b, _exact(v), dims, keepdim=False)
     rstd = _rstd(b, squares, size, eps)
-    y = _normalise(b, v, mean, rstd, weight, bias).to(x.dtype)
+    y = _normalise(b, v, mean.to(v.dtype), rstd.to(v.dtype), weight, bias).to(x.dtype)
     kept = 1.0 - plain(momentum)
-    unbiased = squares / (float(size.value) - 1.0)
-    new_mean = mean * plain(momentum) + running_mean.to(v.dtype) * kept
-    new_var = unbiased * plain(momentum) + running_var.to(v.dtype) * kept
+    unbiased = squares / as_float(size - 1)
+    new_mean = mean * plain(momentum) + running_mean.to(mean.dtype) * kept
+    new_var = unbiased * plain(momentum) + running_var.to(mean.dtype) * kept
     kinds = cast("tuple[TensorType, ...]", b.outs)
     return tuple(value.to(kind.dtype) for value, kind in zip((y, mean, rstd, new_mean, new_var), kinds))
 
@@ -200,17 +205,18 @@ def batch_norm_backward(
         mean, rstd = running_mean.to(v.dtype), b.call("rsqrt", running_var.to(v.dtype) + plain(eps))
     centred = v - cast(Value, _channel(b, mean, v))
     total = b.reduce("sum", g, dims)
-    dot = b.reduce("sum", g * centred, dims)
+    wide = _exact(v)
+    dot = b.reduce("sum", _exact(g) * (wide - cast(Value, _channel(b, mean, wide))), dims)
     to_x = to_weight = to_bias = None
     kinds = b.outs
     if output_mask[0]:
         scale = rstd if weight is None else rstd * weight.to(v.dtype)
         if train:
-            slope = cast(Value, _channel(b, dot * rstd * rstd / size, v))
+            slope = cast(Value, _channel(b, dot * rstd.to(dot.dtype) * rstd.to(dot.dtype) / size, v))
             g = g - centred * slope - cast(Value, _channel(b, total / size, v))
         to_x = (g * cast(Value, _channel(b, scale, v))).to(x.dtype)
     if output_mask[1] and kinds[1] is not None:
-        to_weight = (dot * rstd).to(kinds[1].dtype)
+        to_weight = (dot * rstd.to(dot.dtype)).to(kinds[1].dtype)
     if output_mask[2] and kinds[2] is not None:
         to_bias = total.to(kinds[2].dtype)
     return to_x, to_weight, to_bias
