@@ -186,6 +186,14 @@ class SkippedFrame(Break):
     message = "{detail}"
 
 
+class UnknownStores(Break):
+    """A Triton kernel of the user's whose writes cannot be told from its source."""
+
+    code = "B17"
+    message = "it is not known what the Triton kernel {kernel} writes to: {detail}"
+    hint = "wrap the launch in torch.library.custom_op, whose mutates_args says it"
+
+
 class UnsupportedMutation(Break):
     """A write that the functional graph cannot express; the graph runs in eager."""
 

@@ -28,6 +28,7 @@ from dovetail.aot.cost import bytes_of
 from dovetail.aot.record import Recorder, is_random
 from dovetail.errors import Break, UnsupportedMutation
 from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
+from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.expr import Expr
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
@@ -79,6 +80,7 @@ class _Trace:
 
 def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     """Examples are real tensors, Fakes, or numbers (SymInts where they may change)."""
+    watch_kernels()
     builder = GraphBuilder("joint")
     recorder = Recorder(builder)
     trace = _Trace(recorder, example_inputs)

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import torch
+from torch._library.custom_ops import OPDEFS
+from torch._library.triton import set_wrap_triton_enabled, triton_ops_to_kernels
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -272,6 +274,12 @@ def record_composite(recorder: Recorder, func: Any, args: tuple[Any, ...], kwarg
     """An op made of others, seen whole in inference mode."""
     with recorder:
         return func.decompose(*args, **kwargs)
+
+
+def record_kernels(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.library.triton_op: what it is made of, down to its kernels."""
+    with recorder, set_wrap_triton_enabled(False):
+        return OPDEFS[func._schema.name]._abstract_fn(*args, **kwargs)
 
 
 def record_view(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -581,6 +589,8 @@ def _route_by_kind(func: Any, facts: Record) -> Route:
         return record_composite
     if facts.changes_shape:
         return record_reshaped
+    if func._schema.name in triton_ops_to_kernels and func._schema.name in OPDEFS:
+        return record_kernels
     if facts.mutates:
         return record_write
     if not facts.name.startswith("aten."):

@@ -2,6 +2,7 @@
 
     MyFunction.apply(x)            one node of the graph, whose target runs MyFunction.apply
     checkpoint(block, x)           block(x), interpreted; what it records is marked for recomputation
+    kernel[grid](x, n, BLOCK=64)   a Triton kernel of the user's: one node, the op that launches it
 
 A custom autograd.Function runs as it is, on Fakes, so that autograd sees its own backward.
 """
@@ -15,10 +16,13 @@ import torch.utils.checkpoint
 
 from dovetail.capture.builtins import Args, Kwargs, Special, on
 from dovetail.capture.operations import has_fake
-from dovetail.capture.torch_calls import perform
+from dovetail.capture.origins import PLAIN
+from dovetail.capture.torch_calls import call_torch, perform
 from dovetail.capture.trace import Trace
-from dovetail.errors import UnknownCall
+from dovetail.errors import Break, UnknownCall
+from dovetail.fake.kernels import describe_launch, run_kernel, unwrapped
 from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import Is
 
 
 class Apply:
@@ -44,6 +48,34 @@ def _apply(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if has_fake(result):
         trace.record("call_function", target, tuple(rest), kwargs, result)
     return result
+
+
+@on(run_kernel)
+def _run_kernel(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """kernel.run(*args, grid=grid, warmup=False, **kwargs), which kernel[grid](...) ends in."""
+    kernel, *rest = args
+    rest_named = {key: value for key, value in kwargs.items() if key not in ("grid", "warmup")}
+    grid = kwargs.get("grid", getattr(kernel, "grid", None))
+    for value in (unwrapped(kernel), *rest, *rest_named.values()):
+        source = None if type(value) in PLAIN or isinstance(value, Fake) else trace.source_of(value)
+        if source is not None:
+            trace.guard(source, Is(value))
+
+    def evaluate(meta: dict[str, Any]) -> Any:
+        return trace.call(grid, [meta], {})
+
+    try:
+        op, operands = describe_launch(kernel, rest, rest_named, grid, evaluate)
+    except Break as stop:
+        stop.loc = stop.loc or trace.loc()
+        raise
+    return call_torch(trace, op, operands, {})
+
+
+@on(torch.library.wrap_triton)
+def _wrap_triton(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """Only torch's own tracing needs the wrapper."""
+    return args[0]
 
 
 def _associative_scan(trace: Trace, args: Args, kwargs: Kwargs) -> Any:

@@ -45,6 +45,7 @@ from dovetail.errors import (
     UnfinishedGenerator,
 )
 from dovetail.fake import FakeMode, SymbolicCalls
+from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
 from dovetail.ir.source import Arg
 from dovetail.options import Options
@@ -107,6 +108,7 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
         raise ImportUnderWay(frame.loc)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise SkippedFrame(frame.loc, detail="a function under torch.func runs in eager")
+    watch_kernels()
     collects = gc.isenabled()
     gc.disable()  # a capture makes many small objects and almost no garbage
     try:

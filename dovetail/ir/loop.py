@@ -216,6 +216,14 @@ class Extern:
     positions: tuple[int, ...] = ()
     """Which results of a call with several the outputs are; the others are no tensors, or are not used."""
 
+    is_in_place: bool = False
+    """The outputs are arguments that the call writes to (a user's kernel); it returns nothing."""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The buffers that the call returns."""
+        return () if self.is_in_place else self.outputs
+
     def __str__(self) -> str:
         shown = [show_extern_arg(a) for a in self.args]
         shown += [f"{k}={show_extern_arg(v)}" for k, v in self.kwargs]

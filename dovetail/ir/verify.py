@@ -54,7 +54,8 @@ def _refs(args: Iterable[ExternArg]) -> Iterable[str]:
 def step_reads(step: Nest | Extern) -> set[str]:
     """Buffer names that a step reads."""
     if isinstance(step, Extern):
-        return set(_refs((*step.args, *(value for _, value in step.kwargs))))
+        written = set(step.outputs) if step.is_in_place else set()
+        return set(_refs((*step.args, *(value for _, value in step.kwargs)))) - written
     roots = [w.value for w in step.writes] + [
         w.index_scalar for w in step.writes if w.index_scalar is not None
     ]

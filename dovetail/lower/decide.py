@@ -18,8 +18,8 @@ from dovetail.ops.prims import kind_of
 
 CHEAP: Final = frozenset(f"prims.{name}" for name in (
     "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "convert", "copy", "where", "eq", "ne", "lt",
-    "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "full", "iota", "bit_and", "bit_or",
-    "bit_xor", "bit_not", "floor", "ceil", "trunc", "round", "sign", "isnan",
+    "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "full", "empty", "iota", "bit_and",
+    "bit_or", "bit_xor", "bit_not", "floor", "ceil", "trunc", "round", "sign", "isnan",
 ))  # fmt: skip
 CHEAP_OPS: Final = 3
 """A value made of at most this many cheap operations is recomputed rather than stored."""

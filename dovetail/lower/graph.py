@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, cast
 
+from dovetail.fake.kernels import in_place_form
 from dovetail.ir.expr import ZERO, Expr, substitute
 from dovetail.ir.graph import GET, Arg, Graph, Node
 from dovetail.ir.loop import (
@@ -65,6 +66,8 @@ class _Lowering:
         self.returned: set[str] = set()
         self.updated: set[str] = set()
         """Inputs written in place."""
+        self.owners: dict[str, Node] = {}
+        """Buffers that a user's kernel has written: whose value each holds."""
         self.taken: set[str] = {node.name for node in (*graph.inputs, *graph.nodes)}
 
     def run(self) -> Loops:
@@ -101,7 +104,8 @@ class _Lowering:
             self.put(node)
         else:
             value = RULES.get(node.op, _pointwise)(self, node)
-            self.env[node] = self.store(node, value) if node in self.stored else value
+            is_stored = node in self.stored and node.op != "prims.empty"
+            self.env[node] = self.store(node, value) if is_stored else value
 
     def value(self, arg: Arg) -> Lazy:
         return cast(Lazy, self.env[cast(Node, arg)])
@@ -208,7 +212,7 @@ class _Lowering:
         """put(x, indices, dims, values): a copy of x, then the values written into it."""
         x, values = self.value(node.args[0]), self.value(node.args[3])
         base = cast(Node, node.args[0])
-        if self.is_update(node, base):  # nobody sees the old value again: write into it
+        if self.is_update(node, base, node):  # nobody sees the old value again: write into it
             ref = BufferRef(base.name, base.tensor, ZERO)
             self.updated.add(base.name)
         else:
@@ -228,16 +232,20 @@ class _Lowering:
         self.add_nest(node, self.fresh(f"{node.name}_put"), list(loops.values()), [], [write], (node.name,))
         self.env[node] = window(ref)
 
-    def is_update(self, node: Node, base: Node) -> bool:
-        """The node is the new value of the input it starts from, and the only one to read that input."""
+    def is_update(self, result: Node, base: Node, node: Node) -> bool:
+        """The result is the new value of the input `base`, which only the node that makes it reads."""
         pairs = {(self.graph.outputs[out], self.graph.inputs[given]) for out, given in self.graph.updates}
-        if (node, base) not in pairs or base in self.graph.outputs:
+        if (result, base) not in pairs or base in self.graph.outputs:
             return False
         return [n for n in self.graph.nodes if base in n.operands] == [node]
 
     # -- library calls -----------------------------------------------------------------------------
 
     def extern(self, node: Node) -> None:
+        form = in_place_form(node.op)
+        if form is not None:
+            self.in_place(node, *form)
+            return
         exact = node.op not in STRIDE_FREE
         args = tuple(self.extern_arg(arg, exact) for arg in node.args)
         kwargs = tuple((key, self.extern_arg(arg, exact)) for key, arg in node.kwargs)
@@ -259,6 +267,62 @@ class _Lowering:
             self.env[node] = tuple(results)
         elif results[0] is not None:
             self.env[node] = results[0]
+
+    def in_place(self, node: Node, op: str, written: tuple[int, ...]) -> None:
+        """A user's kernel: it writes to buffers that hold the old values and that nobody else reads."""
+        several = isinstance(node.type, tuple)
+        users = self.graph.users()
+        parts = {cast(int, n.args[1]): n for n in users[node] if n.op == GET} if several else {0: node}
+        args = [arg if k in written else self.extern_arg(arg, True) for k, arg in enumerate(node.args)]
+        results: list[Lazy] = []
+        for n, k in enumerate(written):
+            arg, result = cast(Node, node.args[k]), parts.get(n)
+            ref = self.private(node, arg, result, users[arg] == [node])
+            if result is not None:
+                self.owners[ref.buffer] = result
+            args[k] = ref
+            results.append(window(ref))
+        outputs = tuple(cast(BufferRef, args[k]).buffer for k in written)
+        given = cast("tuple[ExternArg, ...]", tuple(args))
+        self.steps.append(Extern(node.name, op, given, (), outputs, loc=node.loc, is_in_place=True))
+        self.env[node] = tuple(results) if several else results[0]
+
+    def last_of(self, result: Node) -> Node:
+        """Where one kernel after the other writes to the same memory, what the last of them makes."""
+        users = self.graph.users()
+        while len(users[result]) == 1:
+            (after,) = users[result]
+            form = in_place_form(after.op)
+            if form is None or after.args.count(result) != 1 or after.args.index(result) not in form[1]:
+                break
+            if isinstance(after.type, tuple):
+                place = form[1].index(after.args.index(result))
+                found = [n for n in users[after] if n.op == GET and n.args[1] == place]
+                if len(found) != 1:
+                    break
+                after = found[0]
+            result = after
+        return result
+
+    def private(self, node: Node, arg: Node, result: Node | None, is_last: bool) -> BufferRef:
+        """A buffer with arg's value that only this node uses: arg's own where possible, else a copy."""
+        name = self.fresh(f"{node.name}_memory")
+        if arg.op == "prims.empty":
+            return self.add_buffer(name, arg.tensor)
+        if result is not None and self.is_update(self.last_of(result), arg, node):
+            self.updated.add(arg.name)
+            return BufferRef(arg.name, arg.tensor, ZERO)
+        value = self.value(arg)
+        if is_last and arg not in self.graph.outputs and value.ref is not None:
+            ref, whole = value.ref, self.buffers[value.ref.buffer]
+            is_own = self.owners.get(ref.buffer) is arg or (
+                ref.buffer not in self.owners and ref.buffer == arg.name and whole.kind == "temp"
+            )
+            if is_own and same_layout(whole.type, arg.tensor):
+                return ref
+        ref = self.add_buffer(name, arg.tensor)
+        self.write_all(arg, ref, value)
+        return ref
 
     def extern_arg(self, arg: Arg, exact: bool) -> ExternArg:
         if isinstance(arg, tuple):
@@ -397,6 +461,10 @@ def _full(low: _Lowering, node: Node) -> Lazy:
     return Lazy(node.tensor, lambda index: lazy.as_constant(value, dtype), None, (node.name,))
 
 
+def _empty(low: _Lowering, node: Node) -> Lazy:
+    return Lazy(node.tensor, lambda index: lazy.as_constant(0, node.tensor.dtype), None, (node.name,))
+
+
 def _as_strided(low: _Lowering, node: Node) -> Lazy:
     base = low.in_memory(cast(Node, node.args[0]))
     shape, stride, offset = cast("tuple[tuple[Expr, ...], tuple[Expr, ...], Expr]", node.args[1:])
@@ -424,6 +492,7 @@ RULES: Final[dict[str, Callable[[_Lowering, Node], Lazy]]] = {
     "prims.bitcast": _bitcast,
     "prims.copy": _copy,
     "prims.full": _full,
+    "prims.empty": _empty,
     "prims.iota": lambda low, node: lazy.iota(node.tensor, node.args[1], node.args[2]),
     "prims.reshape": _view(lazy.reshape),
     "prims.permute": _view(lazy.permute, 1),

@@ -140,6 +140,11 @@ def _full(args: tuple[Arg, ...]) -> Result:
     return _shape(args[0]), cast(DType, args[2])
 
 
+def _empty(args: tuple[Arg, ...]) -> Result:
+    """empty(shape, dtype, device): memory for a kernel to write to; read as anything else, zeros"""
+    return _shape(args[0]), cast(DType, args[1])
+
+
 def _iota(args: tuple[Arg, ...]) -> Result:
     """iota(length, start, step, dtype, device): start + step * i"""
     return (as_expr(cast("int | Expr", args[0])),), cast(DType, args[3])
@@ -185,7 +190,7 @@ def _declare() -> dict[str, Prim]:
     declare("reduction", sum=_reduce, prod=_reduce, max=_reduce, min=_reduce, xor_sum=_reduce)
     declare("reduction", any=_reduce_bool, all=_reduce_bool, argmax=_reduce_index, argmin=_reduce_index)
     declare("reduction", welford=_welford)
-    declare("create", full=_full, iota=_iota)
+    declare("create", full=_full, empty=_empty, iota=_iota)
     declare("gather", take=_take, gather=_gather)
     declare("scatter", put=_like_first)
     return table

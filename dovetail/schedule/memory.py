@@ -75,7 +75,7 @@ def plan(schedule: Schedule) -> Plan:
         if isinstance(step, Group):
             places |= {name: Place("internal") for name in step.internal}
         elif not step.into:
-            places |= {name: Place("extern") for name in step.outputs}
+            places |= {name: Place("extern") for name in step.results}
             if step.aliases:  # the result may be a view: its arguments live on their own
                 shared = [name for name in extern_reads(step) if name not in places]
                 places |= {name: Place("output") for name in shared}

@@ -136,7 +136,7 @@ _PLAIN: Final[dict[str, Callable[[HostWriter, ExternArg], str]]] = {
 def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     """Emit the call if all its values can be carried; False leaves the writer as it was."""
     schema = find_schema(extern.op)
-    if schema is None or extern.into or len(schema.returns) != len(extern.outputs):
+    if schema is None or extern.into or len(schema.returns) != len(extern.results):
         return False
     if any(str(result.type) != "Tensor" for result in schema.returns):
         return False
@@ -163,11 +163,11 @@ def _default(argument: Any) -> Any:
 def _emit(writer: HostWriter, extern: Extern, values: list[str]) -> None:
     stack = writer.fresh("stack")
     namespace, name, overload = extern.op.split(".")
-    room = max(len(values), len(extern.outputs))
+    room = max(len(values), len(extern.results))
     writer(f"uint64_t {stack}[{room}] = {{{', '.join(values)}}};")
     overload = "" if overload == "default" else overload
     writer(f'if (dispatch(python, "{namespace}::{name}", "{overload}", {stack})) return 1;')
-    for k, output in enumerate(extern.outputs):
+    for k, output in enumerate(extern.results):
         writer(f"Tensor h_{output}{{(Handle){stack}[{k}]}};")
-    for output in extern.outputs:
+    for output in extern.results:
         writer.settle(output, f"h_{output}")

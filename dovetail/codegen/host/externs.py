@@ -134,9 +134,9 @@ def call_python(writer: HostWriter, extern: Extern) -> None:
     kwargs = tuple((key, slot(arg)) for key, arg in extern.kwargs)
     index = len(writer.python_calls)
     writer.python_calls.append(
-        PythonCall(extern.op, args, kwargs, len(tensors), len(extern.outputs), extern.positions)
+        PythonCall(extern.op, args, kwargs, len(tensors), len(extern.results), extern.positions)
     )
-    count = len(extern.outputs)
+    count = len(extern.results)
     given, ints, got = (writer.fresh(stem) for stem in ("in", "number", "out"))
     writer(f"Handle {given}[] = {{{', '.join(tensors) or 'nullptr'}}};")
     writer(f"const int64_t {ints}[] = {{{', '.join(numbers) or '0'}}};")
@@ -145,7 +145,7 @@ def call_python(writer: HostWriter, extern: Extern) -> None:
         f"python->call_with(python, {index}, {given}, {len(tensors)}, {ints}, {len(numbers)}, {got}, {count})"
     )
     writer(f"if ({call}) return 1;")
-    for k, name in enumerate(extern.outputs):
+    for k, name in enumerate(extern.results):
         _take(writer, extern, name, f"{got}[{k}]")
 
 

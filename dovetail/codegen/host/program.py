@@ -227,7 +227,7 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
 
 def _written_inputs(step: Group | Extern, buffers: dict[str, Buffer]) -> list[str]:
     if isinstance(step, Extern):
-        return []
+        return [b for b in step.outputs if buffers[b].kind == "input"]
     return [b for nest in step.nests for w in nest.writes for b in w.buffers if buffers[b].kind == "input"]
 
 

@@ -2,6 +2,7 @@
 
     aten.arange.start_step(0, 8, 2, dtype=i64)   ->  prims.iota
     aten.zeros_like(x)                           ->  prims.full
+    aten.empty_like(x)                           ->  prims.empty
 """
 from __future__ import annotations
 
@@ -24,8 +25,12 @@ def _filled(value: Number) -> Callable[..., Value]:
 decomposes("aten.zeros", "aten.zeros_like", "aten.new_zeros", prim=True)(_filled(0))
 decomposes("aten._efficientzerotensor")(_filled(0))
 decomposes("aten.ones", "aten.ones_like", "aten.new_ones", prim=True)(_filled(1))
-decomposes("aten.empty.memory_format", "aten.empty_like", "aten.new_empty", "aten.empty_strided",
-           "aten.new_empty_strided", "aten.empty_permuted")(_filled(0))  # fmt: skip
+
+
+@decomposes("aten.empty.memory_format", "aten.empty_like", "aten.new_empty", "aten.empty_strided",
+            "aten.new_empty_strided", "aten.empty_permuted")  # fmt: skip
+def empty(b: Build, *args: Any, **kwargs: Any) -> Value:
+    return b.empty(b.out.shape, b.out.dtype, b.out.device)
 
 
 @decomposes("aten.full", "aten.full_like", "aten.new_full", prim=True)
