@@ -32,6 +32,9 @@ from dovetail.sym import Real, Shapes, make_symfloat, make_symint
 
 Dims = frozenset[int]
 
+LARGEST: Final = 1 << 48
+"""Larger Python ints are constants: compiled code computes with 64 bits, Python with as many as it takes."""
+
 
 @dataclass(slots=True)
 class Seen:
@@ -153,12 +156,14 @@ class Policy:
         )
         if changed:
             seen.varying.add(text)
+        if isinstance(value, int) and abs(value) > LARGEST:
+            return None
         if text not in seen.varying and not (self.everything and isinstance(source, Arg)):
             return None
         shapes = self.shapes_of(trace)
         trace.guard(source, TypeIs(type(value)))
         if isinstance(value, int):
-            expr = shapes.symbol(value, source, lo=-INF)
+            expr = shapes.symbol(value, source, lo=-LARGEST, hi=LARGEST)
             self.sources[expr.name] = source
             return make_symint(shapes, expr, value)
         name = shapes.float_symbol(value, source)

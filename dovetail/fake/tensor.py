@@ -40,6 +40,9 @@ class Geometry:
     __slots__ = ()
 
 
+ONLY_STRIDED: Final = "only strided tensors are captured"
+
+
 class Fake(torch.Tensor):
     """`meta` is the same tensor on the meta device, made when first asked for; `constant` its value
     where that is known; `key` stands for (size, stride, dtype, device), None where not looked up yet."""
@@ -205,8 +208,7 @@ def fake_like(
 def _meta_like(tensor: torch.Tensor, memo: Memo | None = None) -> torch.Tensor:
     """A tensor on the meta device with the same sizes, strides, offset and dtype."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-        detail = "only strided tensors are captured"
-        raise FailedFake(function=f"a tensor of layout {tensor.layout}", detail=detail)
+        raise FailedFake(function=f"a tensor of layout {tensor.layout}", detail=ONLY_STRIDED)
     if tensor.is_conj() or tensor.is_neg():
         detail = "call resolve_conj() or resolve_neg() first"
         raise FailedFake(function="a lazily conjugated tensor", detail=detail)
@@ -567,6 +569,8 @@ def _wrap_result(result: Any, device: torch.device, inputs: _Inputs, constant: A
         for fake, meta in zip(inputs.fakes, inputs.metas):
             if meta is result:
                 return fake
+        if result.layout is not torch.strided:
+            raise FailedFake(function=f"a tensor of layout {result.layout}", detail=ONLY_STRIDED)
         return Fake(result, device, constant=constant)
     if isinstance(result, (list, tuple)):
         known = constant if isinstance(constant, (list, tuple)) else (None,) * len(result)

@@ -36,7 +36,9 @@ def loop_var(name: str, size: Expr) -> Range:
 
 
 def divide(value: Expr, by: Expr) -> Expr | None:
-    """value / by when that is exact, else None."""
+    """value / by when that is exact, else None. Loops of no steps at all fit each other."""
+    if by is ZERO:
+        return ONE if value is ZERO else None
     quotient = floordiv(value, by)
     return quotient if mul(quotient, by) is value else None
 

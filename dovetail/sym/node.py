@@ -18,6 +18,7 @@ import torch
 
 from dovetail.ir.expr import (
     FALSE,
+    INF,
     ONE,
     TRUE,
     Expr,
@@ -34,6 +35,7 @@ from dovetail.ir.expr import (
     mul,
     not_,
     or_,
+    symbols,
 )
 from dovetail.sym.real import (
     BINARY,
@@ -186,7 +188,7 @@ class Node:
         result = ONE
         for _ in range(power):
             result = mul(result, self.expr)
-        return Node(self.shapes, result, self.hint**power)
+        return _integer(self.shapes, result, self.hint**power)
 
     def truediv(self, other: Node) -> Node:
         return self.sym_float().float_truediv(other.sym_float())  # type: ignore[attr-defined, no-any-return]
@@ -241,6 +243,21 @@ class Node:
 
 def _integer(shapes: Shapes, expr: Expr, hint: int) -> Node:
     expr = shapes.simplify(expr)
+    if expr.lo <= -INF or expr.hi >= INF:
+        return _within_64_bits(shapes, expr, hint)
+    return Node(shapes, expr, hint)
+
+
+def _within_64_bits(shapes: Shapes, expr: Expr, hint: int) -> Node:
+    """Python's ints have no limit, compiled code's have. No tensor is so large that its sizes could reach
+    it; other numbers (hashes, seeds) are checked by a guard, or are taken as they are."""
+    if all(symbol.lo >= 0 for symbol in symbols(expr)):
+        return Node(shapes, expr, hint)
+    if abs(hint) >= INF:
+        shapes.specialise_symbols(expr, "it takes more than 64 bits")
+        return Node(shapes, const(hint), hint)
+    shapes.assume(le(expr, INF - 1), "it fits 64 bits")
+    shapes.assume(le(1 - INF, expr), "it fits 64 bits")
     return Node(shapes, expr, hint)
 
 
@@ -315,6 +332,10 @@ def _define_arithmetic(name: str) -> None:
                 value = binary(_FLOAT_NAME.get(name, name), _as_float(self), _as_float(other))
                 return Node(self.shapes, value, float(on_hint(self.hint, other.hint)))
             return self.truediv(other).floor().sym_float()
+        if abs(self.hint) >= INF or abs(other.hint) >= INF:
+            for node in (self, other):
+                node.shapes.specialise_symbols(node.expr, "it meets a number of more than 64 bits")
+            return self.wrap_int(on_hint(self.hint, other.hint))
         if "div" in name or name == "mod":  # expressions divide by positive numbers only
             if not self.shapes.decide(lt(0, other.expr)):
                 return self.wrap_int(on_hint(self.guard_int(), other.guard_int()))

@@ -200,6 +200,14 @@ def nonzero_and_masks() -> Any:
     return f, [(torch.tensor([1.0, -1.0, 2.0]),), (torch.tensor([-1.0, -1.0, 2.0]),)]
 
 
+@case("C3", breaks=ANY, tensors=False)
+def sparse_tensor_made_inside() -> Any:
+    def f(where: torch.Tensor, values: torch.Tensor, dense: torch.Tensor) -> Any:
+        return torch.sparse.mm(torch.sparse_coo_tensor(where, values, (3, 3)), dense * 2) + dense
+
+    return f, (torch.tensor([[0, 1], [1, 2]]), torch.randn(2), torch.randn(3, 2))
+
+
 @case("C3", breaks=ANY)
 def unknown_c_function() -> Any:
     def f(x: torch.Tensor) -> Any:

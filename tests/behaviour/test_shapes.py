@@ -70,6 +70,22 @@ def changing_python_int() -> Any:
     return lambda x, step: x * (step + 1) / 10, [(torch.ones(4), n) for n in range(3, 12)]
 
 
+@case("C8")
+def python_int_beyond_64_bits() -> Any:
+    def f(x: torch.Tensor, n: int) -> Any:
+        hashed = (n * 6364136223846793005 + 1442695040888963407) % 2**64
+        side = 1 if hashed > 2**63 else -1
+        return x * (hashed % 1000) * side, x + n**5 % 13, n * n
+
+    return f, [(torch.ones(4), n) for n in (3, 5, 2**31 + 1, 2**47, 2**62 + 5, -(2**65), 7)]
+
+
+@case("C8")
+def empty_batch_in_training() -> Any:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.LayerNorm(3))
+    return model, [(torch.randn(n, 4, requires_grad=True),) for n in (2, 0, 0, 3)]
+
+
 @case("C8", recompiles=1)
 def changing_python_float() -> Any:
     return lambda x, lr: x - lr * x.sign(), [(torch.ones(4), 0.1 * n) for n in range(1, 9)]
