@@ -107,7 +107,7 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
         return aot.bind(*assemble(unit, graph, frozen, joint, options), joint)
     budget = options.activation_memory_budget
     parts: Any = run_stage(unit, "40.partition", lambda: aot.partition(graph, joint.signature, budget))
-    updates = () if parts.backward else joint.signature.updates
+    updates = () if joint.signature.tangents else joint.signature.updates
     first = replace(parts.forward, name=f"{unit}_forward", updates=updates)
     forward = record(first, options, parts.signature.saved)
     if parts.backward is None:
@@ -121,7 +121,7 @@ def freeze(unit: str, joint: aot.Joint, steady: Collection[int], options: Option
     """Move what depends only on weights out of an inference graph on the CPU."""
     signature = joint.signature
     kinds = {node.type.device.kind for node in joint.graph.inputs if isinstance(node.type, TensorType)}
-    if not options.freeze or signature.grad_inputs or kinds != {"cpu"}:
+    if not options.freeze or signature.tangents or kinds != {"cpu"}:
         return None
     chosen = set(steady) - {mutation.input for mutation in signature.mutations}
     if not chosen or not runtime.can_watch():

@@ -72,8 +72,9 @@ class Bound:
 def bind(forward: Executable, backward: Executable | None, partition: Partition, joint: Joint) -> Bound:
     emitter = _Emitter(partition, joint)
     emitter.scope["run_forward"] = forward
+    is_tied = bool(partition.signature.tangents)
     if backward is None:
-        emitter.emit_inference()
+        emitter.emit_flat() if is_tied else emitter.emit_inference()
     else:
         emitter.scope["consume_backward"] = _consumer(backward)
         emitter.emit_training()
@@ -81,9 +82,9 @@ def bind(forward: Executable, backward: Executable | None, partition: Partition,
     filename = f"<dovetail bind {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     exec(compile(text, filename, "exec"), emitter.scope)
-    if backward is not None:
+    if is_tied:
         emitter.scope["apply"] = _make_function(emitter.scope)
-    is_pure = backward is None and not partition.signature.mutations
+    is_pure = backward is None and not is_tied and not partition.signature.mutations
     return Bound(emitter.scope["call"], text, is_pure)
 
 
@@ -298,6 +299,12 @@ class _Emitter:
     # -- with gradients
 
     def emit_training(self) -> None:
+        self.emit_applied()
+        self.emit_forward()
+        self.w()
+        self.emit_backward()
+
+    def emit_applied(self) -> None:
         with self.w.block(f"def call({', '.join(self.inputs)}):"):
             self.emit_checks()
             self.emit_sizes(self.output_exprs())
@@ -305,13 +312,19 @@ class _Emitter:
             self.emit_write_back()
             self.emit_return()
         self.w()
-        self.emit_forward()
+
+    def emit_flat(self) -> None:
+        """Outputs that require a gradient, and no input that gets one: a norm that counts, say."""
+        self.emit_applied()
+        with self.w.block(f"def forward(ctx, {', '.join(self.inputs)}):"):
+            self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
+            self.emit_marks()
         self.w()
-        self.emit_backward()
+        with self.w.block("def backward(ctx, *tangents):"):
+            self.w(f"return {_tuple(['None'] * len(self.inputs))}")
 
     def emit_forward(self) -> None:
         partition = self.partition
-        tied = set(self.signature.tangents)
         with self.w.block(f"def forward(ctx, {', '.join(self.inputs)}):"):
             if _is_random(partition.forward):
                 self.w("ctx.random = eager.random_state()")
@@ -329,11 +342,15 @@ class _Emitter:
                 self.w(f"ctx.sizes = {_tuple(e.name for e in sizes)}")
             self.w(f"ctx.inputs = {_tuple(self.inputs)}")
             self.w(f"ctx.versions = {_tuple(self.version(i) for i in range(len(self.inputs)))}")
-            flat = [self.results[i] for i in range(self.signature.values) if i not in tied]
-            if flat:
-                self.w(f"ctx.mark_non_differentiable({', '.join(flat)})")
-            self.w("ctx.set_materialize_grads(False)")
-            self.w(f"return {_tuple(self.values)}")
+            self.emit_marks()
+
+    def emit_marks(self) -> None:
+        tied = set(self.signature.tangents)
+        flat = [self.results[i] for i in range(self.signature.values) if i not in tied]
+        if flat:
+            self.w(f"ctx.mark_non_differentiable({', '.join(flat)})")
+        self.w("ctx.set_materialize_grads(False)")
+        self.w(f"return {_tuple(self.values)}")
 
     def version(self, position: int) -> str:
         """The input's version, which double backward compares; 0 for inputs that are no tensors."""

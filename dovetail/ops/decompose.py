@@ -31,6 +31,13 @@ VIEW_OPS: Final[frozenset[str]] = frozenset((
 """Ops that only pass a value on."""
 
 
+COMPUTED: Final = {
+    "aten._conj.default": "aten._conj_physical.default",
+    "aten._neg_view.default": "aten.neg.default",
+}
+"""Lazy views, and what computes them: library calls want plain memory."""
+
+
 def decompose(graph: Graph) -> Graph:
     builder = GraphBuilder(graph.name, list(graph.inputs))
     for node in (*graph.inputs, *graph.nodes):
@@ -81,6 +88,8 @@ def _rewrite(node: Node, b: Build, feeds_pointwise: bool) -> Arg:
         else:
             return _settle(node, result, b, start)
     if node.op not in TEMPLATES and node.op != GET and not node.op.startswith("prims."):
+        if node.op in COMPUTED:
+            node = Node(COMPUTED[node.op], node.args, node.type, node.name, node.kwargs, node.loc)
         EVENTS.emit("fallback", op=node.op, name=node.name, loc=node.loc)
     b.graph.nodes.append(node)
     return node

@@ -23,7 +23,13 @@ def test_equal_to_eager(name: str) -> None:
     assert record["status"] != "fail", record["reason"]
 
 
-@pytest.mark.parametrize("name", ["op:add", "op:sum", "op:nn.functional.gelu", "op:cat", "op:expand"])
+@pytest.mark.parametrize("name", ["op:norm", "op:fft.hfft", "op:_native_batch_norm_legit", "op:nn.functional.batch_norm"])
+def test_later_samples_equal_to_eager(name: str) -> None:
+    record = run_task(name, {**SETTINGS, "gradient": [True], "samples": 3})
+    assert record["status"] != "fail", record["reason"]
+
+
+@pytest.mark.parametrize("name", ["op:add", "op:sum", "op:nn.functional.gelu", "op:cat", "op:expand", "op:diff"])
 def test_dynamic_equal_to_eager(name: str) -> None:
     record = run_task(name, {**SETTINGS, "dynamic": [True], "samples": 3})
     assert record["status"] != "fail", record["reason"]
