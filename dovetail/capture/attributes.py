@@ -30,6 +30,7 @@ import torch
 
 from dovetail.capture.origins import IDENTITY, PLAIN, wrap
 from dovetail.capture.trace import DELETED, STDLIB_FOLDER, Origin, Raised, Trace, Write, is_library_file
+from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import ClassIs, Is, Lacks, Length, TypeIs
 from dovetail.ir.source import Attr, Const, DictAttr, Item, Source
@@ -180,6 +181,8 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
         return InstanceDict(trace, obj)
     if name == "__class__":
         return type(obj)
+    if name == "__traceback__" and origin is None:
+        raise UnsupportedValue(trace.loc(), type="traceback", detail="its exception was raised in the graph")
     value = native_attr(_original(obj, origin), name)
     if origin is None:
         return value

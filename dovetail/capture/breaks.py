@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FunctionType, MethodType
 from typing import Any, Final
 
 from dovetail.capture.decode import live_before
 from dovetail.capture.emit import Emitter
 from dovetail.capture.interpreter import Activation, format_value
-from dovetail.capture.resume import Layout, make_resume, origin_of
-from dovetail.capture.trace import NULL
+from dovetail.capture.places import caught_at
+from dovetail.capture.resume import HANDLED, NONE_THERE, VALUE, Layout, make_resume, origin_of
+from dovetail.capture.trace import NULL, Handling, LastInstruction
 from dovetail.capture.versions import NULL_FIRST
 from dovetail.errors import SkippedFrame
 from dovetail.util.writer import Writer
@@ -55,11 +57,18 @@ class Site:
         self.emit, self.root = emit, root
         self.code = root.code
         self.at, self.op, self.arg = root.at, root.code.ops[root.at], root.code.args[root.at]
-        self.stack = [NULL_TEXT if value is NULL else emit.value(value) for value in root.stack]
         self.origin, self.prologue = origin_of(root.code)
+        self.stack = [self.entry_text(value) for value in root.stack]
         self.slots = self.slot_texts()
         self.lines = Writer()
         self.values = list(root.stack)
+
+    def entry_text(self, value: Any) -> str:
+        if isinstance(value, Handling):
+            return HandledText(self.emit.value(value.error))
+        if isinstance(value, LastInstruction):
+            return str(self.origin.offsets[value - self.prologue] // 2)
+        return NULL_TEXT if value is NULL else self.emit.value(value)
 
     def slot_texts(self) -> dict[int, str]:
         """Texts of all slots that may be read by anything after this instruction."""
@@ -88,7 +97,7 @@ class Site:
         live = live_before(self.origin)[target]
         count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
         kept = [i in self.slots and (i in live or i in self.origin.cell_slots) for i in range(count)]
-        layout = Layout(tuple(not keep for keep in kept), tuple(text == NULL_TEXT for text in stack))
+        layout = Layout(tuple(not keep for keep in kept), tuple(kind_of(text) for text in stack))
         made = make_resume(self.origin, target, layout)
         args = [self.slots[i] if keep else "None" for i, keep in enumerate(kept)]
         args += [text for text in stack if text != NULL_TEXT]
@@ -121,26 +130,54 @@ class Site:
         """A line that may raise: in a try block of the user's, its handler goes on."""
         region = self.code.region(self.at)
         if region is None:
-            self.lines(line)
+            self.do_handling(line)
             return
         with self.lines.block("try:"):
-            self.lines(line)
-        with self.lines.block("except BaseException as _error:"):
-            last = [str(self.origin.offsets[self.at - self.prologue] // 2)] if region.keeps_last else []
-            self.lines("_error.__traceback__ = _error.__traceback__.tb_next")
+            self.do_handling(line)
+        with self.lines.block("except BaseException as _caught:"):
+            where = self.emit.const(self.root.trace.loc(), "line")
+            self.lines(f"_error = {self.const(caught_at)}(_caught, {where})")
+        with self.lines.block("else:"):
+            self.lines("_error = None")
+        with self.lines.block("if _error is not None:"):  # here it is not being handled: the rest does that
+            last = [self.entry_text(LastInstruction(self.at))] if region.keeps_last else []
             self.lines(self.resume(region.target, [*self.stack[: region.depth], *last, "_error"]))
+
+    def do_handling(self, line: str) -> None:
+        """The line, while the exceptions that the frame is handling are being handled here too."""
+        errors = [text for text in self.stack if isinstance(text, HandledText)]
+        with ExitStack() as blocks:
+            for error in errors:
+                self.lines(f"_kept = {error}.__traceback__, {error}.__context__")
+                with self.lines.block("try:"):
+                    self.lines(f"raise {error}")
+                blocks.enter_context(self.lines.block("except BaseException:"))
+                self.lines(f"{error}.__traceback__, {error}.__context__ = _kept")
+            self.lines(line)
+
+
+class HandledText(str):
+    """The text of an exception that is being handled."""
+
+
+def kind_of(text: str) -> str:
+    if isinstance(text, HandledText):
+        return HANDLED
+    return NONE_THERE if text == NULL_TEXT else VALUE
 
 
 def emit_break(emit: Emitter, root: Activation) -> list[str]:
     """Lines that end the entry. Texts of all values are made here, before effects are written."""
-    if root.handled is not None:
-        raise SkippedFrame(root.trace.loc(), detail="a break inside an `except` block")
     site = Site(emit, root)
-    rule = RULES.get(site.op)
-    if rule is None:
-        raise SkippedFrame(root.trace.loc(), detail=f"a break at {site.op}")
-    rule(site)
+    RULES.get(site.op, _in_the_rest)(site)
     return site.lines.lines
+
+
+def _in_the_rest(site: Site) -> None:
+    """An instruction that only the frame itself can do: the rest begins with it, and runs in eager."""
+    if site.prologue and site.root.steps <= site.prologue:  # type: ignore[attr-defined]
+        raise SkippedFrame(site.root.trace.loc(), detail=f"a break at {site.op}")
+    site.lines(site.resume(site.at, site.stack))
 
 
 def callable_text(site: Site, position: int) -> str:
@@ -297,10 +334,15 @@ def _into(method: str) -> Callable[[Site], None]:
 
 
 def _raise(site: Site) -> None:
-    if not site.arg:
-        raise SkippedFrame(site.root.trace.loc(), detail="a break at a bare raise")
     cause = f" from {site.stack[-1]}" if site.arg == 2 else ""
-    site.do(f"raise {site.stack[-int(site.arg)]}{cause}")  # type: ignore[call-overload]
+    error = f" {site.stack[-int(site.arg)]}" if site.arg else ""  # type: ignore[call-overload]
+    site.do(f"raise{error}{cause}")
+
+
+def _leave_with(site: Site) -> None:
+    leave, error = site.stack[-4], site.stack[-1]
+    site.do(f"_r = {leave}(type({error}), {error}, {error}.__traceback__)")
+    site.go_on("_r")
 
 
 def _load_global(site: Site) -> None:
@@ -356,4 +398,5 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "DICT_UPDATE": _into("update"),
     "DICT_MERGE": _into("update"),
     "RAISE_VARARGS": _raise,
+    "WITH_EXCEPT_START": _leave_with,
 }

@@ -16,14 +16,12 @@ import collections
 import functools
 import inspect
 import itertools
-import logging
 import math
 import operator
 import re
 import sys
 import types
 import typing
-import warnings
 import weakref
 from collections.abc import Callable
 from types import FunctionType, MethodType
@@ -47,7 +45,7 @@ from dovetail.capture.operations import iterate, native, truth
 from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, Raised, Trace
-from dovetail.errors import DataDependentValue, OutputCall, SkippedFrame, UnknownCall
+from dovetail.errors import DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
 
@@ -81,7 +79,8 @@ class Callback:
         try:
             return self.trace.call(self.fn, list(args), kwargs)
         except Raised as raised:
-            raise raised.value from None
+            error = raised.value
+        raise error  # outside of the handler, which would become its context
 
 
 def as_callback(trace: Trace, value: Any) -> Any:
@@ -340,7 +339,7 @@ def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return operations.binary(trace, operator.pow, *args) if len(args) == 2 else native(pow, *args)
 
 
-# -- text and output ---------------------------------------------------------------------------------
+# -- text --------------------------------------------------------------------------------------------
 
 
 def _text(function: Any, dunder: str) -> Special:
@@ -373,33 +372,6 @@ def _format_value(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if convert or not spec:
         value = trace.call((str, str, repr, ascii)[convert], [value], {})
     return native(format, value, spec)
-
-
-def _output(name: str) -> Special:
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        raise OutputCall(trace.loc(), function=name)
-
-    return rule
-
-
-on(print)(_output("print"))
-on(sys.stdout.write)(_output("sys.stdout.write"))
-
-
-def _deferred(function: Any) -> Special:
-    """Output that nothing in the program reads: performed by the entry, in order, after the graph."""
-
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        if operations.has_fake([args, kwargs]):
-            raise OutputCall(trace.loc(), function=function.__name__)
-        trace.deferred.append((function, args, kwargs))
-
-    return rule
-
-
-on(warnings.warn)(_deferred(warnings.warn))
-for _level in ("debug", "info", "warning", "error", "critical", "exception", "log", "warn"):
-    on(getattr(logging.Logger, _level))(_deferred(getattr(logging.Logger, _level)))
 
 
 def _unknown(name: str) -> Special:

@@ -30,6 +30,7 @@ import torch
 
 from dovetail.capture.attributes import InstanceDict
 from dovetail.capture.builtins import Callback, is_plain_owner
+from dovetail.capture.exceptions import rebuild_exception
 from dovetail.capture.generators import Generator
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.operations import SYMBOLIC
@@ -139,7 +140,7 @@ class Emitter:
         for function, args, kwargs in self.trace.deferred:
             named = [f"{key}={self.value(item)}" for key, item in kwargs.items()]
             shown = ", ".join([*(self.value(arg) for arg in args), *named])
-            lines.append(f"{self.const(function, function.__name__)}({shown})")
+            lines.append(f"{self.const(function, 'output')}({shown})")
         self.body.extend(lines)
 
     def write(self, write: Write) -> str:
@@ -346,8 +347,6 @@ def _instance(emit: Emitter, value: Any) -> str:
     )
     if isinstance(value, tuple):
         return emit.temp(f"tuple.__new__({owner}, ({emit.items(value)}{',' if value else ''}))")
-    if isinstance(value, BaseException):
-        return emit.temp(f"{owner}({emit.items(value.args)})")
     if isinstance(value, (int, float, str)):
         plain = next(kind for kind in (int, float, str) if isinstance(value, kind))
         return emit.temp(f"{plain.__name__}.__new__({owner}, {plain(value)!r})")
@@ -438,13 +437,13 @@ def rebuild_by_base(value: Any) -> Rule:
     if isinstance(value, types.CodeType | property | classmethod | staticmethod):
         return _constant
     solid = next(base for base in kind.__mro__ if not base.__flags__ & 512)
-    if solid not in REBUILT_BASES and not isinstance(value, BaseException):
+    if isinstance(value, BaseException):
+        return rebuild_exception
+    if solid not in REBUILT_BASES:
         return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
     if kind.__flags__ & 512 and (
         hasattr(value, "__dict__") or hasattr(kind, "__slots__") or isinstance(value, (tuple, int))
     ):
-        return _instance
-    if isinstance(value, BaseException):
         return _instance
     return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
 

@@ -67,15 +67,17 @@ class Generator:
         if self.running:
             raise ValueError("generator already executing")
         self.started = self.running = True
+        error: BaseException | None = None
         try:
             how = run()
         except Raised as raised:
-            self.finished = True
-            if isinstance(raised.value, StopIteration):
-                raise RuntimeError("generator raised StopIteration") from raised.value
-            raise raised.value from None
+            self.finished, error = True, raised.value
         finally:
             self.running = False
+        if isinstance(error, StopIteration):
+            raise RuntimeError("generator raised StopIteration") from error
+        if error is not None:
+            raise error  # outside of the handler, which would become its context
         if how == RETURN:
             self.finished = True
             raise StopIteration(self.activation.result)

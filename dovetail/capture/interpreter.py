@@ -27,7 +27,16 @@ from dovetail.capture.attributes import (
 )
 from dovetail.capture.decode import Code, decode
 from dovetail.capture.origins import PLAIN, wrap
-from dovetail.capture.trace import NULL, Raised, Trace, Write, is_library_file
+from dovetail.capture.trace import (
+    NULL,
+    Handling,
+    LastInstruction,
+    Raised,
+    Trace,
+    Write,
+    is_library_file,
+    topmost_handled,
+)
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
 from dovetail.errors import Break, DataDependentValue, ResumedLoop, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
@@ -70,6 +79,7 @@ class Activation:
                 try:
                     return self._loop()
                 except Raised as raised:
+                    self.trace.note_raised(raised.value, self)
                     if not self.unwind(raised.value):
                         raise
         finally:
@@ -87,14 +97,15 @@ class Activation:
 
     def unwind(self, error: BaseException) -> bool:
         """Go to the code that handles the exception; False when it leaves the frame."""
+        handled = topmost_handled(self.trace)
+        if error.__context__ is None and handled is not None and handled is not error:
+            set_context(error, handled)
         region = self.code.region(self.at)
         if region is None:
             return False
-        if error.__context__ is None and self.handled is not None and self.handled is not error:
-            error.__context__ = self.handled
         del self.stack[region.depth :]
         if region.keeps_last:
-            self.stack.append(self.at)
+            self.stack.append(LastInstruction(self.at))
         self.stack.append(error)
         self.at = region.target
         return True
@@ -667,10 +678,11 @@ class Activation:
         self.stack.append(AssertionError)
 
     def RAISE_VARARGS(self, arg: int) -> None:
+        handled = topmost_handled(self.trace)
         if arg == 0:
-            if self.handled is None:
-                raise Raised(RuntimeError("No active exception to reraise"))
-            raise Raised(self.handled)
+            if handled is None:
+                raise UnsupportedOpcode(self.trace.loc(), opcode="a bare raise of what a caller handles")
+            raise Raised(handled)
         cause: Any = self.stack.pop() if arg == 2 else MISSING
         error = self.stack.pop()
         if isinstance(error, type):
@@ -679,12 +691,14 @@ class Activation:
             raise Raised(TypeError("exceptions must derive from BaseException"))
         if cause is not MISSING:
             error.__cause__ = self.trace.call(cause, [], {}) if isinstance(cause, type) else cause
+        if handled is not None and handled is not error:
+            set_context(error, handled)
         raise Raised(error)
 
     def PUSH_EXC_INFO(self, arg: Any) -> None:
         """(error -- previous, error)"""
         error = self.stack.pop()
-        self.stack.extend((self.handled, error))
+        self.stack.extend((Handling(self.handled, error), error))
         self.handled = error
 
     def CHECK_EXC_MATCH(self, arg: Any) -> None:
@@ -692,7 +706,7 @@ class Activation:
         self.stack.append(operations.native(isinstance, self.stack[-1], kinds))
 
     def POP_EXCEPT(self, arg: Any) -> None:
-        self.handled = self.stack.pop()
+        self.handled = self.stack.pop().previous
 
     def RERAISE(self, arg: Any) -> None:
         raise Raised(self.stack.pop())
@@ -749,6 +763,17 @@ class Activation:
             if isinstance(raised.value, AttributeError):
                 return None
             raise
+
+
+def set_context(error: BaseException, handled: BaseException) -> None:
+    """What Python does when an exception is raised while another is handled: no cycle may arise."""
+    link = handled
+    while (before := link.__context__) is not None:
+        if before is error:
+            link.__context__ = None
+            break
+        link = before
+    error.__context__ = handled
 
 
 class GlobalsView(MutableMapping[str, Any]):

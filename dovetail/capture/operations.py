@@ -318,7 +318,8 @@ class Steps:
         try:
             return self.trace.call(self.step, [self.owner], {})
         except Raised as raised:
-            raise raised.value from None
+            error = raised.value
+        raise error  # outside of the handler, which would become its context
 
 
 def iterate(trace: Trace, value: Any) -> Iterator[Any]:

@@ -34,16 +34,19 @@ SLOT_OPS: Final = frozenset(
 PAIR_OPS: Final = frozenset(
     OP[name] for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST") if name in OP
 )
+VALUE, NONE_THERE, HANDLED = "value", "null", "handled"
 NO_LOCATION: Final = 15
 ARGS_FLAGS: Final = 4 | 8
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a resume function is given: which slots are dead, and which stack entries are NULL."""
+    """What a resume function is given: which slots are dead, and what each stack entry is."""
 
     dead: tuple[bool, ...]
-    nulls: tuple[bool, ...]
+    stack: tuple[str, ...]
+    """VALUE: an argument. NONE_THERE: NULL. HANDLED: an argument that is the exception being handled; the
+    entry itself is what was handled before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +87,7 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
     code = origin.code
     free = len(code.co_freevars)
     slots = origin.slot_names[: len(origin.slot_names) - free]
-    stack = tuple(f"stack_{i}" for i, null in enumerate(layout.nulls) if not null)
+    stack = tuple(f"stack_{i}" for i, kind in enumerate(layout.stack) if kind != NONE_THERE)
     units = [_unit("COPY_FREE_VARS", free)] if free else []
     units.append(_unit("RESUME"))
     count = 0
@@ -93,13 +96,16 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
             units.append(_unit("DELETE_FAST", i))
             count += 1
     at = len(slots)
-    for null in layout.nulls:
-        if null:
+    for kind in layout.stack:
+        if kind == NONE_THERE:
             units.append(_unit("PUSH_NULL"))
             count += 1
-        else:
-            units += [_unit("LOAD_FAST", at), _unit("DELETE_FAST", at)]
-            count, at = count + 2, at + 1
+            continue
+        units += [_unit("LOAD_FAST", at), _unit("DELETE_FAST", at)]
+        count, at = count + 2, at + 1
+        if kind == HANDLED:
+            units += [_unit("PUSH_EXC_INFO"), _unit("POP_TOP")]
+            count += 2
     units.append(_unit("JUMP_FORWARD", origin.offsets[target] // 2))
     head = b"".join(units)
     names = slots + stack
@@ -112,7 +118,7 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
         co_varnames=tuple(_unique(names)),
         co_cellvars=(),
         co_flags=code.co_flags & ~ARGS_FLAGS,
-        co_stacksize=max(code.co_stacksize, len(layout.nulls) + 2),
+        co_stacksize=max(code.co_stacksize, len(layout.stack) + 2),
         co_exceptiontable=_shift_regions(code.co_exceptiontable, len(head) // 2),
         co_linetable=_blank_lines(len(head) // 2) + code.co_linetable,
         co_name=f"{code.co_name}_resumed_at_{origin.line(target)}",

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture import contexts, copies
+from dovetail.capture import contexts, copies, exceptions, output
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
@@ -52,7 +52,7 @@ from dovetail.options import Options
 from dovetail.util.writer import Writer
 
 MAX_ATTEMPTS = 4
-TABLES = (contexts, copies)
+TABLES = (contexts, copies, exceptions, output)
 """Files that add rules to the table of builtins when they are imported."""
 
 

@@ -33,6 +33,19 @@ class Raised(BaseException):
         self.value = value
 
 
+class Handling:
+    """The stack entry under an exception that is being handled: what was handled before, and it itself."""
+
+    __slots__ = ("previous", "error")
+
+    def __init__(self, previous: BaseException | None, error: BaseException) -> None:
+        self.previous, self.error = previous, error
+
+
+class LastInstruction(int):
+    """The stack entry that says which instruction raised, for tracebacks."""
+
+
 class Null:
     """The NULL that CPython keeps on its stack next to a callable, and an unbound local."""
 
@@ -127,6 +140,8 @@ class Trace:
         self.is_over = False
         self.changed_classes: set[int] = set()
         self.postponed: Exception | None = None
+        self.raised: dict[int, tuple[BaseException, list[tuple[Any, Loc]]]] = {}
+        """The frames that each exception of the program reached, innermost first, and their lines."""
         self.resumes: dict[CodeType, Any] = {}
         self.storages: dict[Any, Any] = {}
 
@@ -168,6 +183,12 @@ class Trace:
         self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs()))
         own(self, result)
         return result
+
+    def note_raised(self, error: BaseException, place: Any) -> None:
+        """An exception of the program reaches a frame."""
+        lines = self.raised.setdefault(id(error), (error, []))[1]
+        if not lines or lines[-1][0] is not place:
+            lines.append((place, place_loc(place)))
 
     def source_of(self, value: Any) -> Source | None:
         origin = self.origins.get(id(value))
@@ -222,6 +243,11 @@ def own(trace: Trace, value: Any) -> None:
     elif isinstance(value, dict):
         for item in value.values():
             own(trace, item)
+
+
+def topmost_handled(trace: Trace) -> BaseException | None:
+    """The exception that is being handled, by the running frame or by whoever called it."""
+    return next((place.handled for place in reversed(trace.places) if place.handled is not None), None)
 
 
 _locs: dict[tuple[CodeType, int], Loc] = {}

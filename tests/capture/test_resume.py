@@ -10,7 +10,7 @@ import torch
 
 import dovetail
 from dovetail.capture.decode import decode, live_before
-from dovetail.capture.resume import Layout, make_resume
+from dovetail.capture.resume import VALUE, Layout, make_resume
 from dovetail.events import EVENTS
 
 
@@ -22,7 +22,7 @@ def straight(a: Any, b: Any) -> Any:
 def test_resume_in_the_middle() -> None:
     code = decode(straight.__code__)
     store = code.ops.index("STORE_FAST")
-    made = make_resume(code, store, Layout((False, True, True), (False,)))
+    made = make_resume(code, store, Layout((False, True, True), (VALUE,)))
     resumed = FunctionType(made.code, globals())
     assert resumed(3, None, None, 10) == 30, "c is taken from the stack, a from its slot"
     with pytest.raises(TypeError):
@@ -39,7 +39,7 @@ def test_resume_keeps_handlers_and_lines() -> None:
 
     code = decode(guarded.__code__)
     divide = code.ops.index("BINARY_OP")
-    made = make_resume(code, divide, Layout((False, True), (False, False)))
+    made = make_resume(code, divide, Layout((False, True), (VALUE, VALUE)))
     resumed = FunctionType(made.code, globals())
     assert resumed(0, None, 1, 4) == 0.25
     assert resumed(0, None, 1, 0) == -1

@@ -1,0 +1,59 @@
+"""Output of the program: print breaks the graph, warnings and logs wait until the graph has run.
+
+    print(x)                          a break: whoever prints wants to see it now
+    warnings.warn("old")              performed by the entry, once, as if from the user's line
+    logger.info("loss %s", loss)      a break: the value of a tensor is needed
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from typing import Any
+
+from dovetail.capture.builtins import SYMBOLIC_TYPES, Args, Kwargs, Special, on
+from dovetail.capture.origins import PLAIN
+from dovetail.capture.places import called_from
+from dovetail.capture.trace import Trace, place_loc
+from dovetail.errors import OutputCall
+
+
+def _output(name: str) -> Special:
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        raise OutputCall(trace.loc(), function=name)
+
+    return rule
+
+
+def _deferred(function: Any) -> Special:
+    """Output that nothing in the program reads: performed by the entry, in order, after the graph, and as
+    if from the user's line, which warnings and logs name."""
+    is_method = function is not warnings.warn
+
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        said = [*args[is_method:], *(value for key, value in kwargs.items() if key != "extra")]
+        shows_error = kwargs.get("exc_info") or function.__name__ == "exception"
+        if shows_error or not all(stays_as_it_is(value) for value in said):
+            raise OutputCall(trace.loc(), function=function.__name__)
+        places = [(place_loc(place), place.globals) for place in reversed(trace.places)]
+        depth = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
+        if not is_method and type(depth) is int and depth > len(places):  # past this frame lies the entry
+            args, kwargs = args[:2], {**kwargs, "stacklevel": depth + 1}
+        trace.deferred.append((called_from(function, places), args, kwargs))
+
+    return rule
+
+
+def stays_as_it_is(value: Any) -> bool:
+    """Whether a value says the same later in the call."""
+    if type(value) is tuple:
+        return all(stays_as_it_is(item) for item in value)
+    return type(value) in PLAIN or type(value) in SYMBOLIC_TYPES or isinstance(value, (type, Exception))
+
+
+on(print)(_output("print"))
+on(sys.stdout.write)(_output("sys.stdout.write"))
+on(warnings.warn)(_deferred(warnings.warn))
+for _level in ("debug", "info", "warning", "error", "critical", "exception", "log", "warn"):
+    on(getattr(logging.Logger, _level))(_deferred(getattr(logging.Logger, _level)))

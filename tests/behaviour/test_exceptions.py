@@ -1,0 +1,226 @@
+"""SPEC C3, C4: graph breaks where exceptions are handled. The exception that is being handled, its context and
+its traceback are as in plain Python, in the broken part and after it."""
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import traceback
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.capture.places import raised_at
+from dovetail.util.loc import Loc
+from tests.behaviour.running import Suite
+
+suite = Suite()
+case = suite.case
+
+
+def twice() -> list[tuple[torch.Tensor]]:
+    return [(torch.ones(3),), (torch.ones(3),)]
+
+
+@case("C3", breaks=1)
+def break_in_except_block() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            raise ValueError("a")
+        except ValueError as e:
+            y = x + 1
+            print("in except", e, sys.exception() is e)
+            y = y * 3
+        return y + 1
+
+    return f, twice()
+
+
+@case("C3", breaks=1)
+def bare_raise_after_a_break() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            raise ValueError("a")
+        except ValueError:
+            print((x + 1).shape)
+            raise
+
+    return f, twice()
+
+
+@case("C3", breaks=3)
+def nested_excepts_and_finally() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            try:
+                raise ValueError("a")
+            except ValueError as e:
+                x = x + 1
+                try:
+                    raise KeyError("k")
+                except KeyError as k:
+                    x = x * 2
+                    print(repr(sys.exception()), k.__context__ is e)
+                    x = x + 4
+                print(repr(sys.exception()))
+                x = x + 5
+        finally:
+            x = x + 6
+            print("finally")
+            x = x * 7
+        return x
+
+    return f, twice()
+
+
+@case("C3", breaks=4)
+def raised_by_the_broken_instruction_while_another_is_handled() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            raise ValueError("a")
+        except ValueError:
+            try:
+                x = x + 1
+                print(end=3)  # type: ignore[call-overload]
+            except TypeError as e:
+                x = x + 2
+                print(repr(e.__context__))
+                x = x + 3
+        print(sys.exc_info())
+        return x
+
+    return f, twice()
+
+
+@case("C3", breaks=6)
+def context_manager_that_prints_and_swallows() -> Any:
+    class Context:
+        def __enter__(self) -> None:
+            """Nothing to do."""
+
+        def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+            print("exit", kind, sys.exception() is error)
+            return True
+
+    def f(x: torch.Tensor) -> Any:
+        with Context():
+            x = x + 1
+            print("body")
+            x = x * 2
+            raise ValueError("w")
+        print(sys.exc_info())
+        return x + 3
+
+    return f, twice()
+
+
+@case("C3", breaks=1)
+def exception_with_an_init_of_its_own() -> Any:
+    class Stopped(Exception):
+        def __init__(self, value: torch.Tensor) -> None:
+            super().__init__("stopped")
+            self.value = value
+
+    def f(x: torch.Tensor) -> Any:
+        try:
+            raise Stopped(x * 2)
+        except Stopped as e:
+            print(e, e.args)
+            return e.value + 1
+
+    return f, twice()
+
+
+@case("C3", breaks=1)
+def context_across_an_inlined_call() -> Any:
+    def inner() -> None:
+        raise KeyError("inner")
+
+    def f(x: torch.Tensor) -> Any:
+        try:
+            raise ValueError("outer")
+        except ValueError:
+            try:
+                inner()
+            except KeyError as e:
+                print(repr(e.__context__), e.__cause__, e.__suppress_context__)
+        return x + 1
+
+    return f, twice()
+
+
+@case("C3", breaks=1)
+def error_through_native_code_keeps_its_chain() -> Any:
+    def key(item: Any) -> Any:
+        raise KeyError(item) from ValueError("cause")
+
+    def f(x: torch.Tensor) -> Any:
+        try:
+            sorted([1, 2], key=key)
+        except KeyError as e:
+            print(repr(e.__cause__), e.__suppress_context__, repr(e.__context__))
+        return x + 1
+
+    return f, twice()
+
+
+test_program = suite.test()
+
+
+def test_traceback_of_a_captured_exception() -> None:
+    def inner(x: torch.Tensor) -> None:
+        raise ValueError("inner")
+
+    def f(x: torch.Tensor) -> Any:
+        try:
+            inner(x)
+        except ValueError:
+            seen.append(traceback.format_exc())
+        return x + 1
+
+    seen: list[str] = []
+    f(torch.ones(2))
+    dovetail.compile(f, backend="eager")(torch.ones(2))
+    lines = [[line for line in text.splitlines() if line.strip("~^ ")] for text in seen]
+    assert lines[0] == lines[1]
+
+
+def test_raised_at() -> None:
+    error = raised_at(ValueError("v"), [Loc("a.py", 3, "C.g"), Loc("b.py", 70, "f")])
+    frames = traceback.extract_tb(error.__traceback__)
+    assert [(frame.filename, frame.lineno, frame.name) for frame in frames] == [("b.py", 70, "f"), ("a.py", 3, "g")]
+
+
+def test_nothing_is_handled_after_a_resumed_handler() -> None:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            x = x + 1
+            int(print("a"))  # type: ignore[arg-type]
+        except TypeError:
+            x = x * 2
+        raise KeyError("later")
+
+    with pytest.raises(KeyError) as caught:
+        dovetail.compile(f, backend="eager")(torch.ones(2))
+    assert caught.value.__context__ is None
+
+
+def test_logs_and_warnings_name_the_users_line() -> None:
+    stream = io.StringIO()
+    log = logging.Logger("test")
+    log.addHandler(logging.StreamHandler(stream))
+    log.handlers[0].setFormatter(logging.Formatter("%(filename)s:%(funcName)s:%(message)s"))
+
+    def f(x: torch.Tensor, n: int) -> Any:
+        log.warning("n is %d", n)
+        warnings.warn("old", stacklevel=1)
+        return x + 1
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dovetail.compile(f, backend="eager", fullgraph=True)(torch.ones(2), 3)
+    assert stream.getvalue() == "test_exceptions.py:f:n is 3\n"
+    assert [(w.filename, str(w.message)) for w in caught] == [(__file__, "old")]
