@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from dovetail.util.loc import Loc
 
-
 NO_COLUMNS: Final = 13
 
 
