@@ -28,8 +28,18 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.origins import IDENTITY, PLAIN, wrap
-from dovetail.capture.trace import DELETED, STDLIB_FOLDER, Origin, Raised, Trace, Write, is_library_file
+from dovetail.capture.origins import IDENTITY, PLAIN, read_list, wrap
+from dovetail.capture.trace import (
+    DELETED,
+    STDLIB_FOLDER,
+    Appender,
+    Origin,
+    Raised,
+    Trace,
+    Unread,
+    Write,
+    is_library_file,
+)
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import ClassIs, Is, Lacks, Length, TypeIs
@@ -170,9 +180,7 @@ def _from_instance_dict(trace: Trace, obj: Any, name: str, origin: Origin | None
         return MISSING
     if origin is None:
         return value
-    value = wrap(trace, value, DictAttr(origin.source, name))
-    trace.reads[(id(obj), name)] = value
-    return value
+    return trace.remember((id(obj), name), wrap(trace, value, DictAttr(origin.source, name)))
 
 
 def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> Any:
@@ -186,9 +194,7 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
     value = native_attr(_original(obj, origin), name)
     if origin is None:
         return value
-    value = wrap(trace, value, Attr(origin.source, name))
-    trace.reads[(id(obj), name)] = value
-    return value
+    return trace.remember((id(obj), name), wrap(trace, value, Attr(origin.source, name)))
 
 
 def _descriptor_get(trace: Trace, found: Any, obj: Any, kind: type) -> Any:
@@ -352,8 +358,7 @@ def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
     else:
         step = DictAttr if name in obj.__dict__ else Attr
         value = wrap(trace, value, step(trace.const(obj, obj.__name__), name))
-    trace.reads[(id(obj), name)] = value
-    return value
+    return trace.remember((id(obj), name), value)
 
 
 def class_attr(trace: Trace, obj: type, name: str) -> Any:
@@ -393,6 +398,10 @@ def method_attr(trace: Trace, obj: MethodType, name: str) -> Any:
     if name in ("__self__", "__func__"):
         return getattr(obj, name)
     return load_attr(trace, obj.__func__, name)
+
+
+def unread_attr(trace: Trace, obj: Unread, name: str) -> Any:
+    return Appender(obj) if name == "append" else load_attr(trace, read_list(trace, obj), name)
 
 
 def _native_rule(trace: Trace, obj: Any, name: str) -> Any:
@@ -577,6 +586,8 @@ RULES: Final[dict[type, Rule]] = {
         _native_rule,
     ),
     super: super_attr,
+    Unread: unread_attr,
+    Appender: _native_rule,
     FunctionType: function_attr,
     BuiltinFunctionType: _native_rule,
     MethodDescriptorType: _native_rule,

@@ -42,9 +42,9 @@ from dovetail.capture.attributes import (
 )
 from dovetail.capture.interpreter import GlobalsView, format_value
 from dovetail.capture.operations import iterate, native, truth
-from dovetail.capture.origins import PLAIN, wrap
+from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.torch_calls import type_of_value
-from dovetail.capture.trace import NULL, Raised, Trace
+from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread
 from dovetail.errors import DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
@@ -408,6 +408,8 @@ def _locals(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     place = trace.places[-1]
     found = {}
     for i, (name, value) in enumerate(zip(place.code.slot_names, place.slots)):
+        if isinstance(value, Unread):
+            value = place.slots[i] = read_list(trace, value)
         if value is not NULL:
             found[name] = place.read_cell(value, i) if isinstance(value, types.CellType) else value
     return found
@@ -809,6 +811,7 @@ CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     operator.methodcaller: _call_methodcaller,
     weakref.ref: _call_reference,
     Callback: _call_own,
+    Appender: _call_own,
 }
 
 

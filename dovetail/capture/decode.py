@@ -10,6 +10,7 @@ or for a jump the index of the target instruction.
 
 from __future__ import annotations
 
+import dis
 import opcode
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -189,3 +190,49 @@ def live_before(code: Code) -> list[frozenset[int]]:
                 live[i], changed = after, True
     _live[code.code] = live
     return live
+
+
+# -- stack depths: which entries a comprehension appends to -------------------------------------------
+
+ENDS: Final = frozenset(
+    {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
+     "JUMP_BACKWARD_NO_INTERRUPT"}
+)  # fmt: skip
+
+
+def stack_depths(code: Code) -> dict[int, int]:
+    """How many entries the stack has before the instruction at each offset."""
+    steps = list(dis.get_instructions(code.code))
+    after = {step.offset: following for step, following in zip(steps, steps[1:])}
+    found: dict[int, int] = {}
+    work = [(steps[0], 0)]
+    at = {step.offset: step for step in steps}
+    for region in code.regions:
+        work.append((at[code.offsets[region.target]], region.depth + region.keeps_last + 1))
+    while work:
+        step, depth = work.pop()
+        while step.offset not in found:
+            found[step.offset] = depth
+            arg = step.arg if step.opcode >= HAVE_ARGUMENT else None
+            if step.opname in JUMPS:
+                work.append((at[step.argval], depth + dis.stack_effect(step.opcode, arg, jump=True)))
+            if step.opname in ENDS:
+                break
+            depth += dis.stack_effect(step.opcode, arg, jump=False)
+            step = after[step.offset]
+    return found
+
+
+def growing_entries(code: Code, target: int) -> frozenset[int]:
+    """Stack positions at an instruction that hold a list to which LIST_APPEND goes on to append."""
+    appends = [i for i, op in enumerate(code.ops) if op == "LIST_APPEND"]
+    if not appends:
+        return frozenset()
+    depths = stack_depths(code)
+    found = set()
+    for i in appends:
+        position = depths[code.offsets[i]] - 1 - int(code.args[i])  # type: ignore[call-overload]
+        between = range(min(i, target), max(i, target) + 1)
+        if all(depths.get(code.offsets[j], 0) > position for j in between):
+            found.add(position)
+    return frozenset(found)

@@ -35,7 +35,7 @@ from dovetail.capture.generators import Generator
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.operations import SYMBOLIC
 from dovetail.capture.origins import IDENTITY, PLAIN, raw_items
-from dovetail.capture.trace import DELETED, NULL, Trace, Write
+from dovetail.capture.trace import DELETED, NULL, Appender, Trace, Write
 from dovetail.errors import UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Arg, Const, Global, Source
@@ -135,6 +135,9 @@ class Emitter:
         lines = []
         for write in self.trace.writes.values():
             lines.append(self.write(write))
+        for unread in self.trace.unread:
+            if unread.shadow is None and unread.added:
+                lines.append(f"{self.load(unread.source)}.extend([{self.items(unread.added)}])")
         for origin in self.trace.shadows:
             lines.extend(self.changed(origin))
         for function, args, kwargs in self.trace.deferred:
@@ -319,6 +322,10 @@ def _callback(emit: Emitter, value: Callback) -> str:
     return emit.value(value.fn)
 
 
+def _appender(emit: Emitter, value: Appender) -> str:
+    return f"{emit.load(value.owner.source)}.append"
+
+
 def _constant(emit: Emitter, value: Any) -> str:
     return emit.const(value, getattr(value, "__name__", type(value).__name__))
 
@@ -413,6 +420,7 @@ REBUILD: Final[dict[type, Rule]] = {
     InstanceDict: _instance_dict,
     GlobalsView: _globals_view,
     Callback: _callback,
+    Appender: _appender,
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): _null,
     collections.OrderedDict: _ordered_dict,

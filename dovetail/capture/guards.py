@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.capture.trace import Origin, Trace
+from dovetail.capture.trace import Origin, Trace, Unread
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Guard, SameAs, State
 from dovetail.ir.source import Arg, Const, Item, KeyItem, Source
@@ -42,6 +42,8 @@ def is_changed(origin: Origin) -> bool:
     now = origin.stand_in
     if isinstance(now, Fake):
         return now._version > 0
+    if isinstance(now, Unread):
+        return bool(now.added)
     if origin.before is None:
         return False
     items = list(now.items()) if isinstance(now, dict) else list(now)

@@ -26,13 +26,15 @@ from dovetail.capture.attributes import (
     store_global,
 )
 from dovetail.capture.decode import Code, decode
-from dovetail.capture.origins import PLAIN, wrap
+from dovetail.capture.origins import PLAIN, read_list, wrap
+from dovetail.capture.resume import growing_slots
 from dovetail.capture.trace import (
     NULL,
     Handling,
     LastInstruction,
     Raised,
     Trace,
+    Unread,
     Write,
     is_library_file,
     topmost_handled,
@@ -40,7 +42,7 @@ from dovetail.capture.trace import (
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
 from dovetail.errors import Break, DataDependentValue, ResumedLoop, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Lacks, SameAs
+from dovetail.ir.guard import Lacks, SameAs, TypeIs
 from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
 
 RETURN: Final = "return"
@@ -67,6 +69,8 @@ class Activation:
         self.kw_names: tuple[str, ...] = ()
         if not code.bound:
             code.bound = [METHODS.get(op) or unsupported(op) for op in code.ops]
+            for i in loads_to_append(code):
+                code.bound[i] = appending(code.bound[i])
 
     # -- running
 
@@ -74,6 +78,7 @@ class Activation:
         """To the next return or yield."""
         places = self.trace.places
         places.append(self)
+        self.trace.is_appending = False
         try:
             while True:
                 try:
@@ -154,7 +159,17 @@ class Activation:
                     f"cannot access local variable '{name}' where it is not associated with a value"
                 )
             )
+        if type(value) is Unread:
+            value = self.slots[arg] = self.look_at(value, arg)
         self.stack.append(value)
+
+    def look_at(self, value: Unread, slot: int) -> Any:
+        """A list in a local variable: read now, unless all that follows is appending to it."""
+        if self.trace.is_appending or slot in growing_slots(self.code.code):
+            if value.shadow is None:
+                self.trace.guard(value.source, TypeIs(list))
+                return value
+        return read_list(self.trace, value)
 
     def LOAD_FAST_AND_CLEAR(self, arg: int) -> None:
         self.stack.append(self.slots[arg])
@@ -167,7 +182,10 @@ class Activation:
         self.slots[arg] = NULL
 
     def MAKE_CELL(self, arg: int) -> None:
-        cell = CellType() if self.slots[arg] is NULL else CellType(self.slots[arg])
+        value = self.slots[arg]
+        if type(value) is Unread:
+            value = read_list(self.trace, value)
+        cell = CellType() if value is NULL else CellType(value)
         self.trace.made_cells[id(cell)] = cell
         self.slots[arg] = cell
 
@@ -204,7 +222,7 @@ class Activation:
             if found is MISSING:
                 source, stable = self.cell_source(slot)
                 found = wrap(trace, cell.cell_contents, source, stable)
-                trace.reads[(id(cell), "")] = found
+                trace.remember((id(cell), ""), found)
                 trace.keep.append(cell)
             return found
         except ValueError:
@@ -250,8 +268,7 @@ class Activation:
                 trace.guard(trace.const(where, "globals"), Lacks(name))
         elif not (stable and (type(value) in PLAIN or isinstance(value, type))):
             value = wrap(trace, value, self.global_source(name), stable)
-        trace.reads[key] = value
-        return value
+        return trace.remember(key, value)
 
     def LOAD_GLOBAL(self, arg: str) -> None:
         self.stack.append(self.load_global(arg))
@@ -423,6 +440,8 @@ class Activation:
             value = next(self.stack[-1])
         except StopIteration:
             self.stack.pop()
+            if self.stack and type(self.stack[-1]) is Unread:  # a comprehension has ended
+                self.stack[-1] = read_list(self.trace, self.stack[-1])
             self.next = arg
         except Break:
             raise
@@ -805,6 +824,26 @@ def format_value(value: Any, convert: int, spec: str) -> str:
     """What an f-string does with one field."""
     made = (lambda v: v, str, repr, ascii)[convert](value)
     return format(made, spec)
+
+
+def loads_to_append(code: Code) -> list[int]:
+    """Instructions that read something for the sake of its method `append`."""
+    pairs = enumerate(zip(code.ops, code.ops[1:], code.args[1:]))
+    return [i for i, pair in pairs if pair[0] in LOADS and pair[1:] == ("LOAD_METHOD", "append")]
+
+
+LOADS: Final = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR"})
+
+
+def appending(method: Any) -> Callable[[Activation, Any], None]:
+    def run(self: Activation, arg: Any) -> None:
+        self.trace.is_appending = True
+        try:
+            method(self, arg)
+        finally:
+            self.trace.is_appending = False
+
+    return run
 
 
 def unsupported(op: str) -> Callable[[Activation, Any], None]:

@@ -37,7 +37,7 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.trace import Origin, Trace
+from dovetail.capture.trace import Appender, Origin, Trace, Unread
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
@@ -70,6 +70,8 @@ def wrap(trace: Trace, value: Any, source: Source, stable: bool = False) -> Any:
         return value if stable else wrap_constant(trace, value, source)
     if kind is FunctionType:
         return wrap_function(trace, value, source, stable)
+    if kind is BuiltinFunctionType and (type(value.__self__) in WRAPPERS):
+        return wrap_bound(trace, value, source)
     if isinstance(value, IDENTITY):
         if not stable:
             trace.guard(source, Is(value))
@@ -80,6 +82,8 @@ def wrap(trace: Trace, value: Any, source: Source, stable: bool = False) -> Any:
     if seen is not None:
         if not stable and seen.source is not source:
             trace.guard(source, SameAs(seen.source))
+        if type(seen.stand_in) is Unread and not trace.is_appending:
+            return read_list(trace, seen.stand_in)
         return seen.stand_in
     wrapper = WRAPPERS.get(kind)
     if wrapper is None:
@@ -157,6 +161,10 @@ def make_fake(
 
 
 def wrap_list(trace: Trace, value: Any, source: Source) -> Any:
+    if trace.is_appending and type(value) is list:
+        trace.is_appending = False
+        trace.guard(source, TypeIs(list))
+        return leave_unread(trace, value, source)
     shadow = type(value)() if type(value) is not deque else deque(maxlen=value.maxlen)
     origin = _shadow(trace, value, shadow, source)
     trace.guard(source, Length(len(value)))
@@ -180,6 +188,35 @@ def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
     origin = _shadow(trace, value, shadow, source, guard=False)
     origin.before = set(shadow)
     return shadow
+
+
+def leave_unread(trace: Trace, value: list[Any], source: Source) -> Unread:
+    """A list of which nothing is read yet. Its type is guarded when something is done with it."""
+    unread = Unread(value, source)
+    register(trace, value, unread, source)
+    trace.unread.append(unread)
+    return unread
+
+
+def read_list(trace: Trace, unread: Unread) -> list[Any]:
+    """Its contents after all, and what was appended."""
+    if unread.shadow is None:
+        del trace.known[id(unread.original)]
+        unread.shadow = wrap_list(trace, unread.original, unread.source)
+        unread.shadow.extend(unread.added)
+    return unread.shadow
+
+
+def wrap_bound(trace: Trace, value: Any, source: Source) -> Any:
+    """A method in C of a container or a tensor, bound: its owner is what counts."""
+    trace.guard(source, TypeIs(BuiltinFunctionType))
+    trace.guard(Attr(source, "__name__"), Equals(value.__name__))
+    trace.is_appending = value.__name__ == "append"
+    owner = wrap(trace, value.__self__, Attr(source, "__self__"))
+    trace.is_appending = False
+    method = Appender(owner) if type(owner) is Unread else getattr(owner, value.__name__)
+    trace.keep.append(method)
+    return method
 
 
 def _shadow(trace: Trace, value: Any, shadow: Any, source: Source, guard: bool = True) -> Origin:

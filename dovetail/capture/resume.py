@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Final
 
-from dovetail.capture.decode import CACHES, Code, decode
+from dovetail.capture.decode import CACHES, Code, decode, growing_entries
 from dovetail.errors import SkippedFrame
 
 OP: Final = opcode.opmap
@@ -56,6 +56,7 @@ class Resume:
     code: CodeType
     origin: CodeType
     prologue: int
+    growing: frozenset[int]
 
 
 _made: dict[tuple[CodeType, int, Layout], Resume] = {}
@@ -66,6 +67,12 @@ def origin_of(code: Code) -> tuple[Code, int]:
     """The user's code that a (resume) code came from, and how much later its instructions are here."""
     made = _by_code.get(code.code)
     return (code, 0) if made is None else (decode(made.origin), made.prologue)
+
+
+def growing_slots(code: CodeType) -> frozenset[int]:
+    """Slots of a resume function that put a list on the stack to which a comprehension appends."""
+    made = _by_code.get(code)
+    return frozenset() if made is None else made.growing
 
 
 def make_resume(origin: Code, target: int, layout: Layout) -> Resume:
@@ -124,7 +131,10 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
         co_name=f"{code.co_name}_resumed_at_{origin.line(target)}",
         co_qualname=f"{code.co_qualname} resumed at line {origin.line(target)}",
     )
-    return Resume(made, code, count + 1)
+    positions = growing_entries(origin, target)
+    values = [i for i, kind in enumerate(layout.stack) if kind != NONE_THERE]
+    growing = frozenset(len(slots) + at for at, i in enumerate(values) if i in positions)
+    return Resume(made, code, count + 1, growing)
 
 
 def _unique(names: tuple[str, ...]) -> Iterator[str]:

@@ -32,7 +32,7 @@ from dovetail.capture.frame import Frame, slot_count
 from dovetail.capture.graphs import GraphBuilder
 from dovetail.capture.guards import alias_guards, state_guard
 from dovetail.capture.interpreter import Activation
-from dovetail.capture.origins import wrap
+from dovetail.capture.origins import leave_unread, wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace
 from dovetail.errors import (
@@ -85,6 +85,11 @@ class Root(Activation):
             if done is not None:
                 return done  # type: ignore[no-any-return]
             self.at = self.next
+
+
+def is_new_list(trace: Trace, value: Any) -> bool:
+    """A list met for the first time is not looked at before the program does."""
+    return type(value) is list and id(value) not in trace.known
 
 
 def make_entry(captured: Capture, frame: Frame) -> FunctionType:
@@ -208,7 +213,9 @@ class Attempt:
         code = self.frame.code
         names = code.co_varnames[: slot_count(code)]
         return [
-            wrap(self.trace, value, Arg(i, safe_name(name, i)))
+            (leave_unread if is_new_list(self.trace, value) else wrap)(
+                self.trace, value, Arg(i, safe_name(name, i))
+            )
             for i, (name, value) in enumerate(zip(names, self.frame.args))
         ]
 

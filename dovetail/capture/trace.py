@@ -69,6 +69,34 @@ class Origin:
     """For a shadow, a copy of its contents as first read; compared at exit to find mutations."""
 
 
+class Unread:
+    """Stands in for a list of which nothing was read: what is appended to it waits. So a loop or a model
+    that collects results does not depend on how many there are already."""
+
+    __slots__ = ("original", "source", "added", "shadow")
+
+    def __init__(self, original: list[Any], source: Source) -> None:
+        self.original, self.source = original, source
+        self.added: list[Any] = []
+        self.shadow: list[Any] | None = None
+
+    def append(self, item: Any) -> None:
+        (self.added if self.shadow is None else self.shadow).append(item)
+
+
+class Appender:
+    """The bound method `append` of such a list."""
+
+    __slots__ = ("owner",)
+    __name__ = "append"
+
+    def __init__(self, owner: Unread) -> None:
+        self.owner = owner
+
+    def __call__(self, item: Any) -> None:
+        self.owner.append(item)
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One recorded torch call. Arguments hold Fakes; `result` is what the call gave."""
@@ -127,6 +155,7 @@ class Trace:
         self.classes: set[type] = set()
         self.places: list[Any] = []
         self.shadows: list[Origin] = []
+        self.unread: list[Unread] = []
         self.state_effects: dict[str, tuple[str, Any]] = {}
         self.shapes: Any = None
         self.symbols: dict[str, Source] = {}
@@ -138,6 +167,8 @@ class Trace:
         self.held: dict[int, Any] = {}
         self.steps = 0
         self.is_over = False
+        self.is_appending = False
+        """The list that is read next is only appended to."""
         self.changed_classes: set[int] = set()
         self.postponed: Exception | None = None
         self.raised: dict[int, tuple[BaseException, list[tuple[Any, Loc]]]] = {}
@@ -189,6 +220,12 @@ class Trace:
         lines = self.raised.setdefault(id(error), (error, []))[1]
         if not lines or lines[-1][0] is not place:
             lines.append((place, place_loc(place)))
+
+    def remember(self, key: tuple[int, str], value: Any) -> Any:
+        """What was read there; a list whose contents were not looked at is asked for again."""
+        if type(value) is not Unread:
+            self.reads[key] = value
+        return value
 
     def source_of(self, value: Any) -> Source | None:
         origin = self.origins.get(id(value))

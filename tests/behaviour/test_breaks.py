@@ -447,6 +447,87 @@ def object_created_and_published() -> Any:
     return f, (torch.ones(2),), lambda: (registry["item"].value, registry["item"] is registry["same"])
 
 
+@case("C3", breaks=ANY, recompiles=2)
+def list_that_grows_in_a_loop_with_breaks() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        losses = []
+        for _ in range(12):
+            x = x * 0.9
+            losses.append(x.sum().item())
+        return x, losses, len(losses)
+
+    return f, [(torch.ones(3),), (torch.ones(3),)]
+
+
+@case("C3", breaks=3, recompiles=0)
+def comprehension_over_layers_that_print() -> Any:
+    class Layer(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = super().forward(x)
+            print(tuple(y.shape))
+            return y.relu()
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = torch.nn.ModuleList([Layer(4, 4) for _ in range(12)])
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.stack([head(x) for head in self.heads]).sum(0)
+
+    return Model(), [(torch.ones(2, 4),), (torch.ones(2, 4),)]
+
+
+@case("C3", breaks=4, recompiles=2)
+def many_layers_that_print() -> Any:
+    class Layer(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = super().forward(x)
+            print(tuple(y.shape))
+            return y.relu() + x
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Layer(4, 4) for _ in range(32)])
+
+        def forward(self, x: torch.Tensor) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    return Model(), [(torch.ones(2, 4),), (torch.ones(2, 4),)]
+
+
+@case("C6", recompiles=0)
+def list_of_the_model_that_grows_with_each_call() -> Any:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.history: list[torch.Tensor] = []
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.history.append(x.sum())
+            seen.append(x.dim())
+            return x * 2
+
+    seen: list[int] = []
+    model = Model()
+    return model, [(torch.ones(2),)] * 12, lambda: (model.history, seen)
+
+
+@case("C6")
+def list_that_is_appended_to_and_then_read() -> Any:
+    def f(x: torch.Tensor, items: list[Any], same: list[Any]) -> Any:
+        items.append(x)
+        items.append(x + 1)
+        same.append(len(items))
+        return items[-1] * len(same), [item * 2 for item in items]
+
+    one: list[Any] = [torch.ones(2)]
+    return f, [(torch.ones(2), one, one), (torch.ones(2), [], [])]
+
+
 test_program = suite.test()
 
 
