@@ -201,11 +201,11 @@ def hoist(graph: Graph, weights: Collection[Node], gained: bool) -> Frozen | Non
     staying = _staying(graph, fixed, _grown(graph, weights, fixed))
     read = {operand for node in staying for operand in node.operands} | set(nodes_in(graph.outputs))
     frontier = [n for n in graph.nodes if n in fixed and n not in staying and n in read]
-    moving = tuple(node for node in graph.nodes if node in fixed and node not in staying)
-    made = sum(_bytes(node.type) for node in moving)
+    made = sum(_bytes(node.type) for node in fixed.difference(graph.inputs) if node not in staying)
     if not frontier or (made < LEAST_BYTES and not gained):
         return None
-    before = drop_dead(Graph(f"{graph.name}_prologue", graph.inputs, moving, tuple(frontier)))
+    early = tuple(node for node in graph.nodes if node in fixed)  # what main makes anew may be read here too
+    before = drop_dead(Graph(f"{graph.name}_prologue", graph.inputs, early, tuple(frontier)))
     used = {operand for node in before.nodes for operand in node.operands}
     watched = tuple(i for i, node in enumerate(graph.inputs) if node in used)
     prologue = Graph(before.name, tuple(graph.inputs[i] for i in watched), before.nodes, before.outputs)

@@ -180,6 +180,22 @@ def test_what_would_grow_stays() -> None:
     assert all(node.tensor.bytes.value <= 1024 for node in held)
 
 
+class Shared(nn.Module):
+    """A repeated vector that a weight is made of, and that the rest of the program reads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row, self.weight = nn.Parameter(torch.rand(128)), nn.Parameter(torch.rand(128, 128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.row.expand(128, 128)
+        return x @ (self.weight * rows) + rows[: x.shape[0]] * x
+
+
+def test_what_stays_may_be_read_by_what_moves() -> None:
+    check(Shared(), torch.randn(3, 128))
+
+
 @pytest.mark.parametrize("module", [nn.Linear(300, 300), nn.LayerNorm(8), nn.Embedding(9, 3)])
 def test_nothing_to_prepare(module: nn.Module) -> None:
     x = torch.zeros(2, dtype=torch.int64) if isinstance(module, nn.Embedding) else torch.randn(2, module.weight.shape[-1])
