@@ -34,7 +34,7 @@ MANY: Final = 8
 """Past this many readers the exact set no longer matters."""
 
 VIEWS: Final = frozenset((
-    "prims.reshape", "prims.permute", "prims.slice", "prims.broadcast",
+    "prims.reshape", "prims.permute", "prims.slice", "prims.broadcast", "prims.as_strided",
 ))  # fmt: skip
 """Views that memory can show by strides alone (reshape: often)."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dovetail.ir.expr import Expr, as_expr, product
+from dovetail.ir.expr import ZERO, Expr, as_expr, product
 from dovetail.ir.types import BOOL, I64, Device, DType, TensorType
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.views import Size, bounds, shows_all
@@ -82,6 +82,8 @@ def constant_pad_nd(b: Build, x: Value, pad: Sequence[Size], value: Number = 0) 
         before[dim], after[dim] = (as_expr(0) if side.hi < 0 else side for side in (low, high))
     if all(side.is_const and side.value == 0 for side in (*before, *after)):
         return b.prim("copy", x)
+    if x.type.numel is ZERO:
+        return b.full(b.out.shape, value, x.dtype, x.type.device)
     return b.prim("pad", x, tuple(before), tuple(after), value)
 
 
