@@ -56,6 +56,9 @@ Verdict: TypeAlias = "_native.Entry | bool | None | Literal['skip_callees']"
 FEW_STEPS: Final = 4
 """Launches of a program that a CUDA graph would not make cheaper: its results have to be copied out."""
 
+NODES_A_WORKER: Final = 16
+"""Nodes of a graph for each process started to compile its kernels, before their number is known."""
+
 _numbers: Final = itertools.count()
 
 
@@ -77,15 +80,21 @@ def build(graph: Graph, options: Options) -> runtime.Executable:
         key, parts = program_key(graph, options, target_of(graph))
         program = programs.find(key)
         if program is None:
+            if any(type.device.kind == "cuda" for type in tensor_types(graph)):
+                runtime.start_workers(1 + len(graph.nodes) // NODES_A_WORKER, options)
             program = run_stages(graph.name, stages, graph)
             programs.keep(key, program, parts)
     loaded: Any = run_stage(graph.name, "90.executable", lambda: runtime.load(program, options))
     return loaded  # type: ignore[no-any-return]
 
 
+def tensor_types(graph: Graph) -> list[TensorType]:
+    return [node.type for node in graph.inputs if isinstance(node.type, TensorType)]
+
+
 def target_of(graph: Graph) -> list[str]:
     """What the generated text depends on besides the graph: versions and the machine."""
-    devices = {node.type.device for node in graph.inputs if isinstance(node.type, TensorType)}
+    devices = {type.device for type in tensor_types(graph)}
     names = sorted(torch.cuda.get_device_name(d.index or 0) for d in devices if d.kind == "cuda")
     return [torch.__version__, runtime.machine_identity(), *names]
 
@@ -160,8 +169,7 @@ def record(graph: Graph, options: Options, kept: int = 0) -> Callable[..., Any]:
 
 
 def why_not_record(graph: Graph, executable: runtime.Executable) -> Reason | None:
-    types = [node.type for node in graph.inputs if isinstance(node.type, TensorType)]
-    if not all(size.is_const for type in types for size in type.shape):
+    if not all(size.is_const for type in tensor_types(graph) for size in type.shape):
         return Reason("C01", "sizes change from call to call, and a recording has one size")
     if executable.program.steps < FEW_STEPS:
         return Reason("C02", "too few kernels for a recording to pay")

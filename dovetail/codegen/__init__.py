@@ -72,6 +72,7 @@ def _kernel(group: Group, made: Launchable, target: Target, plan: Plan) -> Kerne
         kernel,
         signature=made.signature,
         unaligned=made.unaligned,
+        fuses=made.fuses,
         constants=made.constants,
         blocks=made.blocks,
         sizes=tuple(sizes[name].value if sizes[name].is_const else 0 for name in made.params),

@@ -43,6 +43,8 @@ class Kernel:
     """Triton only: the type of each parameter,"""
     unaligned: tuple[int, ...] = ()
     """the positions of pointers that may have any address,"""
+    fuses: bool = False
+    """whether a product and a sum may be rounded once,"""
     constants: tuple[str, ...] = ()
     """the names of its block sizes,"""
     blocks: tuple[Blocks, ...] = ()

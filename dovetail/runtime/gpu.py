@@ -1,45 +1,39 @@
 """Triton kernels to functions of the GPU driver.
 
-    load_kernels(kernels, device, options) -> {key: GpuFunction(address, x, y, warps, shared)}
+    begin(kernels, device, options).finish() -> {key: GpuFunction(address, x, y, warps, shared)}
 
-Texts are compiled side by side in threads (most of the work is LLVM's, outside the interpreter lock).
-With options.tune every choice of block sizes is compiled and timed on buffers of the real sizes, and
-the fastest is remembered on disk by kernel and GPU. This is the only file that imports Triton.
+Texts are compiled side by side in worker processes, and what they give is kept in the store, so that a
+later process needs no Triton at all. With options.tune every choice of block sizes is compiled and timed
+on buffers of the real sizes, and the fastest is remembered on disk by kernel and GPU.
 """
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
+import importlib.metadata
 import json
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import torch
 
+from dovetail.cache.store import default_folder, store_in
 from dovetail.errors import BuildFailed
 from dovetail.events import EVENTS
 from dovetail.ir.program import Blocks, Kernel
 from dovetail.options import Options
-from dovetail.runtime.build import cache_folder, scratch
+from dovetail.runtime.build import scratch
+from dovetail.runtime.workers import WORKERS
 
-try:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-except ImportError:
-    triton = None
-
-HEAD: Final = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n\n"
 MOST_SHARED: Final = 48 * 1024
 """Bytes of shared memory a function gets without asking."""
-ALIGNED: Final = [["tt.divisibility", 16]]
+MOST_THREADS: Final = 64
+"""Requests under way at once; each waits for its worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,84 +46,112 @@ class GpuFunction:
 _loaded: dict[tuple[str, str], GpuFunction] = {}
 
 
-def load_kernels(kernels: Sequence[Kernel], device: torch.device, options: Options) -> dict[str, GpuFunction]:
-    """Every kernel's function; those loaded before are not compiled again."""
-    if triton is None:
-        raise BuildFailed(output="the triton package is not installed: pip install triton")
-    missing = [k for k in kernels if (k.key, str(device)) not in _loaded]
-    choices = [(k, b) for k in missing for b in _choices(k, device, options)]
-    threads = options.compile_threads or min(os.cpu_count() or 1, 16)
-    target = gpu_target(device)
-    modules = {k.key: _module(k) for k in missing}
-    with ThreadPoolExecutor(threads) as pool:
-        made = list(pool.map(lambda c: compile_kernel(modules[c[0].key], c[0], c[1], target), choices))
-    with torch.cuda.device(device):
-        torch.cuda.current_stream(device)  # the driver's context is this thread's from here on
-        for kernel in missing:
-            found = [(b, m) for (k, b), m in zip(choices, made) if k is kernel and m is not None]
-            functions = [_function(compiled, blocks) for blocks, compiled in found]
-            _loaded[kernel.key, str(device)] = _fastest(kernel, functions, device)
-    return {k.key: _loaded[k.key, str(device)] for k in kernels}
+@dataclass(slots=True, eq=False)
+class Pending:
+    """Kernels being compiled."""
+
+    kernels: Sequence[Kernel]
+    device: torch.device
+    choices: list[tuple[Kernel, Blocks, Future[dict[str, Any]]]]
+    pool: ThreadPoolExecutor | None
+
+    def finish(self) -> dict[str, GpuFunction]:
+        """Every kernel's function."""
+        made: dict[str, list[tuple[Blocks, dict[str, Any]]]] = {}
+        for kernel, blocks, future in self.choices:
+            answer = future.result()
+            if "error" not in answer:
+                made.setdefault(kernel.key, []).append((blocks, answer))
+            elif blocks is kernel.blocks[0]:
+                raise BuildFailed(output=f"{answer['error']}\n{kernel.text}")
+            else:
+                EVENTS.emit("tuning", kernel=kernel.name, blocks=str(blocks), error=answer["error"][:200])
+        if self.pool is not None:
+            self.pool.shutdown()
+        device = self.device
+        with torch.cuda.device(device):
+            torch.cuda.current_stream(device)  # the driver's context is this thread's from here on
+            for kernel in {k.key: k for k, _, _ in self.choices}.values():
+                functions = [_function(answer, blocks) for blocks, answer in made[kernel.key]]
+                _loaded[kernel.key, str(device)] = _fastest(kernel, functions, device)
+        return {k.key: _loaded[k.key, str(device)] for k in self.kernels}
+
+
+def begin(kernels: Sequence[Kernel], device: torch.device, options: Options) -> Pending:
+    """Start compiling; kernels loaded before are not compiled again."""
+    missing = {k.key: k for k in kernels if (k.key, str(device)) not in _loaded}
+    choices = [(k, b) for k in missing.values() for b in _choices(k, device, options)]
+    if not choices:
+        return Pending(kernels, device, [], None)
+    capability = capability_of(device)
+    pool = ThreadPoolExecutor(min(len(choices), MOST_THREADS))
+    return Pending(
+        kernels,
+        device,
+        [(k, b, pool.submit(compile_kernel, k, b, capability, options, len(choices))) for k, b in choices],
+        pool,
+    )
+
+
+def start_workers(wanted: int, options: Options) -> None:
+    """Kernels are coming: have processes ready to compile them."""
+    WORKERS.start(min(wanted, options.compile_threads or wanted))
 
 
 @cache
-def gpu_target(device: torch.device) -> Any:
+def capability_of(device: torch.device) -> int:
     major, minor = torch.cuda.get_device_capability(device)
-    return GPUTarget("cuda", 10 * major + minor, 32)
+    return 10 * major + minor
 
 
 # -- compiling ---------------------------------------------------------------------------------------
 
 
-def _module(kernel: Kernel) -> ModuleType:
-    """Triton reads a kernel's source from its file, so there is one for each."""
-    module = _import_text(kernel.key, HEAD + kernel.text)
-    (prelude,) = kernel.prelude
-    module.dv = _import_text(_digest(prelude), prelude)  # type: ignore[attr-defined]
-    return module
-
-
 @cache
-def _import_text(name: str, text: str) -> ModuleType:
-    folder = cache_folder().parent / "triton"
-    path = folder / f"{name}_{_digest(text)}.py"
-    if not path.exists():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{os.getpid()}.tmp")
-            partial.write_text(text)
-            os.replace(partial, path)
-        except OSError:
-            path = scratch() / path.name
-            path.write_text(text)
-    spec = importlib.util.spec_from_file_location(f"dovetail_triton_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def compile_kernel(module: ModuleType, kernel: Kernel, blocks: Blocks, target: Any) -> Any:
-    """Triton's compiled kernel, or None if this choice of blocks cannot be built."""
-    function = getattr(module, kernel.symbol)
-    names = function.arg_names
-    signature = dict(zip(names, kernel.signature)) | dict.fromkeys(kernel.constants, "constexpr")
-    constants = blocks.constants(kernel.constants)
-    pointers = [i for i, kind in enumerate(kernel.signature) if kind.startswith("*")]
-    attrs = {(i,): ALIGNED for i in pointers if i not in kernel.unaligned}
-    places = {(names.index(name),): value for name, value in constants.items()}
-    options = {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": False}
+def triton_version() -> str:
     try:
-        return triton.compile(ASTSource(function, signature, places, attrs), target=target, options=options)
-    except Exception as error:
-        if len(kernel.blocks) == 1 or blocks is kernel.blocks[0]:
-            raise BuildFailed(output=f"{error}\n{kernel.text}") from error
-        EVENTS.emit("tuning", kernel=kernel.name, blocks=str(blocks), error=str(error)[:200])
-        return None
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        raise BuildFailed(output="the triton package is not installed: pip install triton") from None
+
+
+def compile_kernel(
+    kernel: Kernel, blocks: Blocks, capability: int, options: Options, wanted: int = 1
+) -> dict[str, Any]:
+    """What triton_worker.compile_text answers, from the store if it is there."""
+    (prelude,) = kernel.prelude
+    described = (kernel.key, kernel.fuses, prelude, str(blocks), capability, triton_version())
+    key = "cubin-" + hashlib.sha256(repr(described).encode()).hexdigest()[:24]
+    store = store_in(default_folder()) if options.cache else None
+    kept = store.get(key) if store is not None else None
+    if kept is not None:
+        head, _, cubin = kept.partition(b"\n")
+        return json.loads(head) | {"cubin": cubin}  # type: ignore[no-any-return]
+    start_workers(wanted, options)
+    answer = WORKERS.compile(_request(kernel, blocks, capability, prelude))
+    if store is not None and "error" not in answer:
+        head = json.dumps({"name": answer["name"], "shared": answer["shared"]}).encode()
+        store.put(key, head + b"\n" + answer["cubin"], {"kind": "triton", "kernel": kernel.name})
+    return answer
+
+
+def _request(kernel: Kernel, blocks: Blocks, capability: int, prelude: str) -> dict[str, Any]:
+    folder = default_folder() / "triton"
+    if not os.access(default_folder() if default_folder().exists() else default_folder().parent, os.W_OK):
+        folder = scratch()
+    return {
+        "text": kernel.text,
+        "prelude": prelude,
+        "symbol": kernel.symbol,
+        "signature": kernel.signature,
+        "unaligned": kernel.unaligned,
+        "constants": blocks.constants(kernel.constants),
+        "warps": blocks.warps,
+        "stages": blocks.stages,
+        "fuses": kernel.fuses,
+        "capability": capability,
+        "folder": str(folder),
+    }
 
 
 # -- the driver --------------------------------------------------------------------------------------
@@ -149,13 +171,12 @@ def _check(code: int, what: str) -> None:
         raise BuildFailed(output=f"{what} failed with CUDA error {code}")
 
 
-def _function(compiled: Any, blocks: Blocks) -> GpuFunction:
+def _function(compiled: dict[str, Any], blocks: Blocks) -> GpuFunction:
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    image = compiled.asm["cubin"]
-    _check(driver().cuModuleLoadData(ctypes.byref(module), image), "loading a kernel")
-    name = compiled.metadata.name.encode()
+    _check(driver().cuModuleLoadData(ctypes.byref(module), compiled["cubin"]), "loading a kernel")
+    name = compiled["name"].encode()
     _check(driver().cuModuleGetFunction(ctypes.byref(function), module, name), "finding a kernel")
-    shared = compiled.metadata.shared
+    shared = compiled["shared"]
     if shared > MOST_SHARED:
         _check(driver().cuFuncSetAttribute(function, 8, shared), "asking for shared memory")
     return GpuFunction(function.value or 0, blocks, shared)
@@ -172,8 +193,8 @@ def _choices(kernel: Kernel, device: torch.device, options: Options) -> Iterable
 
 
 def _record(kernel: Kernel, device: torch.device) -> Path:
-    gpu = _digest(torch.cuda.get_device_name(device))
-    return cache_folder().parent / "tuned" / f"{kernel.key}_{gpu}.json"
+    gpu = hashlib.sha256(torch.cuda.get_device_name(device).encode()).hexdigest()[:16]
+    return default_folder() / "tuned" / f"{kernel.key}_{gpu}.json"
 
 
 def _remembered(kernel: Kernel, device: torch.device) -> Blocks | None:

@@ -9,7 +9,6 @@ read more often than needed.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from dovetail.events import EVENTS
 from dovetail.ir.expr import evaluate
 from dovetail.ir.program import Kernel, Program, PythonCall
 from dovetail.options import Options
+from dovetail.runtime import gpu
 from dovetail.runtime.arena import TEXT as ARENA
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
 from dovetail.runtime.calls import make_call
@@ -72,6 +72,8 @@ class Executable:
 
 def load(program: Program, options: Options | None = None) -> Executable:
     options = options or Options()
+    on_gpu = [kernel for kernel in program.kernels if kernel.language == "triton"]
+    pending = None if program.device == "cpu" else gpu.begin(on_gpu, torch.device(program.device), options)
     on_cpu = [kernel for kernel in program.kernels if kernel.language == "c++"]
     missing = [kernel for kernel in on_cpu if kernel.key not in _loaded]
     units = _deal(missing, options)
@@ -97,8 +99,8 @@ def load(program: Program, options: Options | None = None) -> Executable:
     attach()
     host = open_library(host_path)
     _connect(host, program)
-    if program.device != "cpu":
-        _connect_gpu(host, program, options)
+    if pending is not None:
+        _connect_gpu(host, program, pending.finish())
     calls = tuple(make_call(call) for call in program.python_calls if isinstance(call, PythonCall))
     launch = _native.Launch(_address(host, "run"), program.kinds, program.outputs, calls, host)
     plain = all(result.kind == "tensor" for result in program.results)
@@ -148,11 +150,8 @@ def _connect(host: ctypes.CDLL, program: Program) -> None:
     arena[0], arena[1] = _arena(True)
 
 
-def _connect_gpu(host: ctypes.CDLL, program: Program, options: Options) -> None:
+def _connect_gpu(host: ctypes.CDLL, program: Program, functions: dict[str, gpu.GpuFunction]) -> None:
     """Kernels of the GPU: their functions, and how each is launched."""
-    kernels = [kernel for kernel in program.kernels if kernel.language == "triton"]
-    gpu = importlib.import_module("dovetail.runtime.gpu")  # it needs Triton, which takes long to import
-    functions = gpu.load_kernels(kernels, torch.device(program.device), options)
     count = max(len(program.kernels), 1)
     table = (ctypes.c_void_p * count).in_dll(host, "dv_kernels")
     launches = (ctypes.c_int32 * (4 * count)).in_dll(host, "dv_launches")

@@ -58,6 +58,8 @@ class TritonKernel:
     constants: tuple[str, ...]
     unaligned: tuple[int, ...] = ()
     """Positions of the inputs that are written in place: they cannot be copied to a better address."""
+    fuses: bool = False
+    """Results are rounded to 16 bits anyway: a product and a sum inside one operation may be rounded once."""
     may_fail: bool = False
     prelude: tuple[str, ...] = ()
 
@@ -214,6 +216,7 @@ class _Emitter:
             self.blocks,
             constants,
             self._unaligned(),
+            self.is_rounded,
             prelude=(PRELUDE,),
         )
 

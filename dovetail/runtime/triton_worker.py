@@ -1,0 +1,106 @@
+"""Compile Triton texts, in a process of its own or in this one.
+
+    compile_text(request) -> {"name", "shared", "cubin"} | {"error"}
+
+Run as a program it answers one request after another, from standard input to standard output, each a
+pickle after its length. It needs Triton and nothing of Dovetail or torch, so it starts in a moment. This
+is the only file that imports Triton.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import pickle
+import struct
+import sys
+import traceback
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any, Final
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+HEAD: Final = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n\n"
+ALIGNED: Final = [["tt.divisibility", 16]]
+LENGTH: Final = struct.Struct("<Q")
+
+
+def compile_text(request: dict[str, Any]) -> dict[str, Any]:
+    """`request`: text, prelude, symbol, signature, unaligned, constants, warps, stages, fuses, capability,
+    folder."""
+    try:
+        made = build(request)
+        return {"name": made.metadata.name, "shared": made.metadata.shared, "cubin": made.asm["cubin"]}
+    except Exception as error:  # whatever it is, the one who asked has to be told
+        shown = "".join(traceback.format_exception_only(error)).strip()
+        return {"error": f"{shown}\n{error.__cause__ or ''}"}
+
+
+def build(request: dict[str, Any]) -> Any:
+    """Triton's compiled kernel."""
+    module = import_text(request["symbol"], HEAD + request["text"], request["folder"])
+    module.dv = import_text("prelude", request["prelude"], request["folder"])  # type: ignore[attr-defined]
+    function = getattr(module, request["symbol"])
+    names, kinds = function.arg_names, request["signature"]
+    constants = request["constants"]
+    signature = dict(zip(names, kinds)) | dict.fromkeys(constants, "constexpr")
+    pointers = [i for i, kind in enumerate(kinds) if kind.startswith("*")]
+    attrs = {(i,): ALIGNED for i in pointers if i not in request["unaligned"]}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    options = {
+        "num_warps": request["warps"],
+        "num_stages": request["stages"],
+        "enable_fp_fusion": request["fuses"],
+    }
+    source = ASTSource(fn=function, signature=signature, constexprs=places, attrs=attrs)
+    return triton.compile(source, target=GPUTarget("cuda", request["capability"], 32), options=options)
+
+
+@cache
+def import_text(name: str, text: str, folder: str) -> ModuleType:
+    """Triton reads a kernel's source from its file, so there is one for each; people may read it too."""
+    path = Path(folder) / f"{name[:60]}_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_text(text)
+        os.replace(partial, path)
+    spec = importlib.util.spec_from_file_location(f"dovetail_triton_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- as a program --------------------------------------------------------------------------------------
+
+
+def send(pipe: IO[bytes], message: dict[str, Any]) -> None:
+    content = pickle.dumps(message)
+    pipe.write(LENGTH.pack(len(content)) + content)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes]) -> dict[str, Any] | None:
+    """The next message; None when the other side is gone."""
+    head = pipe.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    content = pipe.read(LENGTH.unpack(head)[0])
+    return pickle.loads(content)  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what compilers print must not get between the answers
+    while (request := receive(sys.stdin.buffer)) is not None:
+        send(answers, compile_text(request))
+
+
+if __name__ == "__main__":
+    main()
