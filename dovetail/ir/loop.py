@@ -149,6 +149,8 @@ class Buffer:
     name: str
     type: TensorType
     kind: str = "temp"
+    is_loose: bool = False
+    """What is computed from it is rounded to 16 bits: the last bits of fp32 do not show."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"

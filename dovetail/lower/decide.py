@@ -13,7 +13,7 @@ from collections.abc import Set
 from typing import Final, cast
 
 from dovetail.ir.graph import GET, Graph, Node, nodes_in
-from dovetail.ir.types import TensorType
+from dovetail.ir.types import ScalarType, TensorType
 from dovetail.ops.prims import kind_of
 
 CHEAP: Final = frozenset(f"prims.{name}" for name in (
@@ -103,6 +103,30 @@ def find_stored(graph: Graph) -> set[Node]:
     _store_repeated(graph, users, stored)
     _store_large(graph, stored)
     return stored
+
+
+def find_loose(graph: Graph) -> set[Node]:
+    """Values of fp32 that reach the caller only after rounding to fp16 or bf16."""
+    users = graph.users()
+    seen = set(nodes_in(graph.outputs))
+    loose: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node in seen or node.type is None or isinstance(node.type, ScalarType):
+            continue
+        if all(_rounds(user, loose) for user in users[node]):
+            loose.add(node)
+    return loose
+
+
+def _rounds(user: Node, loose: set[Node]) -> bool:
+    """The user gives fp16 or bf16, or a value that only its own users round. Comparisons, integers and
+    library calls see the last bits."""
+    if user.op == GET:
+        return user in loose
+    if kind_of(user.op) is None or not isinstance(user.type, TensorType):
+        return user.op == "prims.welford" and user in loose
+    dtype = user.tensor.dtype
+    return dtype.is_low_precision or (dtype.is_float and user in loose)
 
 
 def _is_worth_storing(node: Node) -> bool:

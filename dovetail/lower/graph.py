@@ -10,6 +10,7 @@ stored becomes a Buffer and a Nest that inlines what it reads; every other op be
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, cast
 
 from dovetail.fake.kernels import in_place_form
@@ -31,7 +32,7 @@ from dovetail.ir.loop import (
 )
 from dovetail.ir.types import I64, ScalarType, TensorType, contiguous_stride
 from dovetail.lower import lazy
-from dovetail.lower.decide import find_stored
+from dovetail.lower.decide import find_loose, find_stored
 from dovetail.lower.index import Index, element_of, same_layout
 from dovetail.lower.lazy import Lazy, window
 from dovetail.lower.nests import (
@@ -62,6 +63,7 @@ class _Lowering:
         self.env: dict[Node, Lazy | tuple[Lazy | None, ...]] = {}
         self.stored = find_stored(graph)
         self.roomy = roomy_rows(graph)
+        self.loose = find_loose(graph)
         self.writers: dict[str, int] = {}
         self.returned: set[str] = set()
         self.updated: set[str] = set()
@@ -79,7 +81,7 @@ class _Lowering:
         outputs = tuple(self.output(out) for out in self.graph.outputs)
         written = {out.buffer for out in outputs if isinstance(out, BufferRef)}
         buffers = tuple(
-            Buffer(each.name, each.type, "output") if each.name in written and each.kind == "temp" else each
+            replace(each, kind="output") if each.name in written and each.kind == "temp" else each
             for each in self.buffers.values()
         )
         names = tuple(_input_name(node) for node in self.graph.inputs)
@@ -112,8 +114,10 @@ class _Lowering:
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def add_buffer(self, name: str, type: TensorType, kind: str = "temp") -> BufferRef:
-        self.buffers[name] = Buffer(name, type, kind)
+    def add_buffer(
+        self, name: str, type: TensorType, kind: str = "temp", holds: Node | None = None
+    ) -> BufferRef:
+        self.buffers[name] = Buffer(name, type, kind, holds in self.loose)
         return BufferRef(name, type, ZERO)
 
     def fresh(self, stem: str) -> str:
@@ -132,7 +136,7 @@ class _Lowering:
     def store(self, node: Node, value: Lazy, name: str | None = None) -> Lazy:
         """Write a value to a buffer of its own, in its type's memory order."""
         type = self.roomy.get(node) if name is None else None
-        ref = self.add_buffer(name or node.name, type or storable(node.tensor))
+        ref = self.add_buffer(name or node.name, type or storable(node.tensor), holds=node)
         self.write_all(node, ref, value)
         return window(ref)
 
@@ -194,7 +198,7 @@ class _Lowering:
         names = (
             [node.name] if len(types) == 1 else [self.fresh(f"{node.name}_{i}") for i in range(len(types))]
         )
-        refs = [self.add_buffer(name, storable(kind)) for name, kind in zip(names, types)]
+        refs = [self.add_buffer(name, storable(kind), holds=node) for name, kind in zip(names, types)]
         place = element_of(refs[0], tuple(index[d] for d in kept))
         kind, value = node.op.removeprefix("prims."), x.at(index)
         if inner:

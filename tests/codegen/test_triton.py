@@ -21,11 +21,13 @@ PROGRAMS = {
     "means": "lambda x, y: (x.mean(), y.amax(1), x.argmax(1), y.argmin(0), (x > 0).any(), x.var(1))",
     "where": "lambda x, y: torch.where(x > y, x, -y).clamp(-1, 1) + torch.arange(96)",
     "cat_pad": "lambda x, y: F.pad(torch.cat([x, y], 1), (1, 2), value=3.0) * 2",
+    "gelu_half": "lambda x, y: (F.gelu(x.half() * 3), F.gelu(x.half() * 3, approximate='tanh'), torch.erf(x.half() * y), torch.tanh(x.half() * 2))",
     "half": "lambda x, y: (x.half() * y.half() + 1).sum(1)",
     "integers": "lambda x, y: ((x * 10).long() // 3 % 7, (x * 10).int().sum(0), (x > 0) & (y > 0))",
     "long_rows": "lambda x, y: torch.softmax(x.reshape(2, -1).repeat(1, 6), -1)",
     "long_norm": "lambda x, y: F.layer_norm(x.reshape(2, -1).repeat(1, 6), (11520,))",
     "cross_entropy": "lambda x, y: F.cross_entropy(x, (y[:, 0] * 10).long().abs())",
+    "cross_entropy_half": "lambda x, y: F.log_softmax((x.half() * 4).float(), -1).half()",
     "casts": "lambda x, y: (torch.where(x > 0, x.half(), float('-inf')).float(), (x > 0).float() * 2)",
     "gather": "lambda x, y: x[:, [3, 1, 95]] + F.embedding(torch.arange(40) % 5, y)[:, :3]",
 }

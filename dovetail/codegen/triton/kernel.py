@@ -168,7 +168,8 @@ class _Emitter:
     @property
     def is_rounded(self) -> bool:
         """All results are rounded to 16 bits, so the last bits of fp32 arithmetic do not show."""
-        return all(a.buffer.type.dtype.is_low_precision for a in self.shape.args if a.is_written)
+        written = [a.buffer for a in self.shape.args if a.is_written]
+        return all(buffer.is_loose or buffer.type.dtype.is_low_precision for buffer in written)
 
     @property
     def has_rows(self) -> bool:
@@ -473,10 +474,15 @@ class _Emitter:
             at = known[node.args[1]]  # type: ignore[index]
             return self._read(str(node.args[0]), at.text, at.axes, node.dtype)
         operands = [known[x] for x in node.operands]
+        if self.is_rounded and (short := _one_plus(node)) is not None:
+            return self._define(f"dv.one_plus_{short.op}({known[short.operands[0]].text})", node.dtype,
+                                known[short].axes)  # fmt: skip
         entry = (FAST.get(node.op) if self.is_rounded else None) or TRITON[node.op]
         template = entry if isinstance(entry, str) else entry(node.dtype, tuple(x.dtype for x in operands))
         axes = frozenset().union(*(x.axes for x in operands)) if operands else frozenset()
         texts = [self._as_tensor(x) if ".to(" in template else x.text for x in operands]
+        if self.is_rounded and node.op in ONE_PLUS:  # where it is used: that may be 1 + erf(x)
+            return Tile(template.format(*texts), node.dtype, axes)
         return self._define(template.format(*texts), node.dtype, axes)
 
     def _as_tensor(self, tile: Tile) -> str:
@@ -569,6 +575,19 @@ class _Entered:
 
     def __exit__(self, *error: object) -> None:
         self.block.__exit__(*error)
+
+
+ONE_PLUS: Final = ("erf", "tanh")
+
+
+def _one_plus(node: Scalar) -> Scalar | None:
+    """The erf or tanh in 1 + erf(x), as GELU has it."""
+    if node.op != "add":
+        return None
+    a, b = node.operands
+    if a.op == "const":
+        a, b = b, a
+    return a if a.op in ONE_PLUS and b.op == "const" and b.args[0] == 1 else None
 
 
 # -- text ------------------------------------------------------------------------------------------

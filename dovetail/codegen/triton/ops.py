@@ -118,6 +118,7 @@ FAST: Final[dict[str, Entry]] = {
     "log": "tl.log({0})",
     "sqrt": "tl.sqrt({0})",
     "erf": "dv.erf({0})",
+    "tanh": "dv.tanh({0})",
     "sigmoid": "(1.0 / (1.0 + tl.exp(-{0})))",
     "div": "({0} / {1})",
 }

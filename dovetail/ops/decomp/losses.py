@@ -14,6 +14,7 @@ from dovetail.ir.types import I64, TensorType
 from dovetail.ops.build import Build, Number, Value, common_shape, plain
 from dovetail.ops.decomp.pointwise import clamp_values, finish
 from dovetail.ops.decomp.reductions import as_float
+from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import Declined, decomposes
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -173,7 +174,7 @@ def _weights(b: Build, x: Value, target: Value, weight: Value | None, ignore: Nu
     """(safe target, weight per target: 0 where ignored)"""
     kept = target.ne(ignore)
     safe = b.where(kept, target, 0)
-    v = x.dtype
+    v = compute_dtype(x.dtype)
     if weight is None:
         per = b.where(kept, 1.0, 0.0, dtype=v)
     else:
@@ -181,21 +182,27 @@ def _weights(b: Build, x: Value, target: Value, weight: Value | None, ignore: Nu
     return safe, per
 
 
+def _is_library_nll(x: Value, target: Value) -> bool:
+    """On the CPU, eager adds up half types in an order and a precision of its own."""
+    is_odd = x.dtype.is_low_precision and x.type.device.kind == "cpu"
+    return is_odd or target.dtype is not I64 or x.ndim == 1 or x.type.numel.hi == 0
+
+
 @decomposes("aten.nll_loss_forward", "aten.nll_loss2d_forward")
 def nll_loss_forward(
     b: Build, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Number
 ) -> tuple[Value, Value]:
-    if target.dtype is not I64 or x.dtype.is_low_precision or x.ndim == 1 or x.type.numel.hi == 0:
+    if _is_library_nll(x, target):
         raise Declined
     safe, per = _weights(b, x, target, weight, ignore_index)
     picked = b.reshape(b.prim("gather", x, 1, b.unsqueeze(safe, (1,))), target.shape)
-    loss = -picked * per
+    loss = -b.value(picked) * per
     kinds = cast("tuple[TensorType, ...]", b.outs)
     if reduction == NONE:
-        return loss, b.full(kinds[1].shape, 0, kinds[1].dtype, x.type.device)
+        return loss.to(x.dtype), b.full(kinds[1].shape, 0, kinds[1].dtype, x.type.device)
     count = b.reduce("sum", per, range(per.ndim))
     total = b.reduce("sum", loss, range(loss.ndim))
-    return total / count if reduction == MEAN else total, count
+    return (total / count if reduction == MEAN else total).to(x.dtype), count.to(x.dtype)
 
 
 @decomposes("aten.nll_loss_backward", "aten.nll_loss2d_backward")
@@ -204,11 +211,11 @@ def nll_loss_backward(
     ignore_index: Number, total_weight: Value,
 ) -> Value:  # fmt: skip
     """A one-hot comparison, so that it fuses with the gradient of log_softmax."""
-    if target.dtype is not I64 or x.dtype.is_low_precision or x.ndim == 1:
+    if _is_library_nll(x, target):
         raise Declined
     safe, per = _weights(b, x, target, weight, ignore_index)
-    g = grad if reduction != MEAN else grad / total_weight.to(grad.dtype)
-    value = -(b.expand(g, target.shape) * per)
+    g = grad if reduction != MEAN else (b.value(grad) / b.value(total_weight)).to(grad.dtype)
+    value = -(b.expand(b.value(g), target.shape) * per).to(x.dtype)
     dims = [d for d in range(x.ndim) if d != 1]
     classes = b.broadcast(b.iota(x.shape[1], I64, x.type.device), x.shape, (1,))
     hit = classes.eq(b.broadcast(safe, x.shape, dims))
