@@ -406,10 +406,26 @@ class _Emitter:
             if sizes:
                 self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
             used = [tangents[position] for position in partition.tangents]
+            present = self.emit_present(backward, used)
             for node, name in zip(self.tangent_nodes(), used):
                 self.emit_tangent(name, node.tensor)
             given = [f"saved_{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
-            self.emit_grads(backward, [*given, *used])
+            self.emit_grads(backward, [*given, *used], present)
+
+    def emit_present(self, backward: Graph, used: list[str]) -> dict[int, str]:
+        """Position of a gradient -> the name that says whether any tangent it depends on is there. As in
+        eager, an input that only outputs nobody used depend on has no gradient, rather than zeros."""
+        names: dict[frozenset[str], str] = {}
+        present = {}
+        tangents = dict(zip(self.tangent_nodes(), used))
+        for position, needed in enumerate(_tangents_of_outputs(backward, tangents)):
+            if needed and len(needed) < len(used):
+                if needed not in names:
+                    names[needed] = f"present_{len(names)}"
+                    there = " or ".join(f"{name} is not None" for name in used if name in needed)
+                    self.w(f"{names[needed]} = {there}")
+                present[position] = names[needed]
+        return present
 
     def emit_tangent(self, name: str, kind: TensorType) -> None:
         """A missing tangent is zeros; one with other strides is laid out anew."""
@@ -420,7 +436,7 @@ class _Emitter:
         with self.w.block(f"elif {name}.stride() != {stride}:"):
             self.w(f"{name} = restride({name}, {stride})")
 
-    def emit_grads(self, backward: Graph, given: list[str]) -> None:
+    def emit_grads(self, backward: Graph, given: list[str], present: dict[int, str]) -> None:
         """Gradients that are inputs of backward pass through; each other is computed once. Whoever runs
         backward gets the only references to the saved tensors, unless the graph is retained."""
         passed = dict(zip(backward.inputs, given))
@@ -438,9 +454,22 @@ class _Emitter:
             self.w("ctx.inputs = None")
         outputs = [f"g{i}" for i in range(len(backward.outputs))]
         self.emit_run(f"{_targets(outputs)} = ", "consume_backward", "given")
-        at = dict(zip(self.signature.grad_inputs, backward.outputs))
-        grads = [targets[at[i]] if i in at else "None" for i in range(self.signature.inputs)]  # type: ignore[index]
+        at = {i: position for position, i in enumerate(self.signature.grad_inputs)}
+        grads = ["None"] * self.signature.inputs
+        for i, position in at.items():
+            grads[i] = targets[backward.outputs[position]]  # type: ignore[index]
+            if position in present:
+                grads[i] += f" if {present[position]} else None"
         self.w(f"return {_tuple(grads)}")
+
+
+def _tangents_of_outputs(backward: Graph, tangents: dict[Node, str]) -> list[frozenset[str]]:
+    """For each gradient, the tangents it is computed from."""
+    reached: dict[Node, frozenset[str]] = {node: frozenset((name,)) for node, name in tangents.items()}
+    nothing: frozenset[str] = frozenset()
+    for node in backward.nodes:
+        reached[node] = nothing.union(*(reached.get(source, nothing) for source in node.operands))
+    return [reached.get(o, nothing) if isinstance(o, Node) else nothing for o in backward.outputs]
 
 
 def _consumer(executable: Executable) -> Callable[[list[Any]], Sequence[Any]]:

@@ -303,10 +303,14 @@ def record_same(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
 
 def record_as_strided(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Geometry within the storage, so a step from the root, counted from its first element."""
-    result = infer(func, args, kwargs)
     root = recorder.ref(args[0]).root
+    result = infer(func, args, kwargs)
     offset = relative_offset(expr_of(result.storage_offset()), root.storage)
     kind = type_of(result)
+    if kind.dtype != root.type.dtype:  # a root of complex numbers, say, counts its elements differently
+        if func is _aten.unfold.default:
+            return record_view(recorder, func, args, kwargs)
+        raise UnsupportedMutation(recorder.loc, detail=f"{func} of a tensor seen as another element type")
     recorder.view(result, root, ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset)))
     return result
 
@@ -400,8 +404,15 @@ def _write_all(recorder: Recorder, target: Any, node: Node) -> None:
     if isinstance(target, (list, tuple)):
         for i, item in enumerate(target):
             recorder.write(item, recorder.builder.get(node, i))
-    else:
+    elif node.tensor.shape == (ref := recorder.ref(target)).type.shape:
         recorder.write(target, node)
+    elif ref.storage.input is None and not ref.steps and ref.type.dtype == node.tensor.dtype:
+        recorder.write(target, node)
+        same: Ref | None = ref
+        while same is not None:  # out= of another shape, an empty tensor mostly, is resized
+            same.type, same = node.tensor, same.parent
+    else:
+        raise UnsupportedMutation(recorder.loc, detail="out= of a tensor that has another shape")
 
 
 def record_copy(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -450,6 +461,10 @@ def record_resize(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: 
     else:
         raise UnsupportedMutation(recorder.loc, detail="resize_ to more elements")
     return fake
+
+
+def record_resize_as(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return record_resize(recorder, _aten.resize_.default, (args[0], list(args[1].shape)), kwargs)
 
 
 def record_set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -566,6 +581,7 @@ ROUTES: Final[dict[str, Route]] = {
     "aten.lift.default": record_lift,
     "aten.lift_fresh_copy.default": record_lift,
     "aten.resize_.default": record_resize,
+    "aten.resize_as_.default": record_resize_as,
     "aten.set_.source_Tensor": record_set,
     "aten.mkldnn_rnn_layer.default": record_rnn,
     "aten.native_batch_norm.default": record_batch_norm,

@@ -116,7 +116,21 @@ class Activation:
         return True
 
     def throw(self, error: BaseException) -> str:
-        """Raise at the current instruction (of a suspended generator), then run on."""
+        """Raise at the current instruction (of a suspended generator), then run on. A generator that waits in
+        a `yield from` hands the exception to the inner one first."""
+        if self.at >= 2 and self.code.ops[self.at - 2 : self.at] == ["SEND", "YIELD_VALUE"]:
+            try:
+                is_kept, self.result = throw_into(self.stack[-1], error)
+            except StopIteration as stop:
+                self.end_send(stop.value)
+                self.at = self.code.args[self.at - 2]  # type: ignore[assignment]
+                return self.run()
+            except Break:
+                raise
+            except Exception as inner:
+                is_kept, error = False, inner
+            if is_kept:
+                return YIELD
         if not self.unwind(error):
             raise Raised(error)
         return self.run()
@@ -660,9 +674,7 @@ class Activation:
         try:
             got = next(receiver) if value is None else receiver.send(value)
         except StopIteration as stop:
-            if not SEND_KEEPS_RECEIVER:
-                self.stack.pop()
-            self.stack.append(stop.value)
+            self.end_send(stop.value)
             self.next = arg
         except Break:
             raise
@@ -670,6 +682,11 @@ class Activation:
             raise Raised(error) from None
         else:
             self.stack.append(got)
+
+    def end_send(self, value: Any) -> None:
+        if not SEND_KEEPS_RECEIVER:
+            self.stack.pop()
+        self.stack.append(value)
 
     def END_SEND(self, arg: Any) -> None:
         value = self.stack.pop()
@@ -766,7 +783,7 @@ class Activation:
         self.stack.append(self.match_class(subject, klass, names, arg))
 
     def match_class(self, subject: Any, klass: type, names: tuple[str, ...], count: int) -> Any:
-        if not operations.native(isinstance, subject, klass):
+        if not self.trace.call(isinstance, [subject, klass], {}):
             return None
         positional: tuple[str, ...] = ()
         if count:
@@ -793,6 +810,16 @@ def set_context(error: BaseException, handled: BaseException) -> None:
             break
         link = before
     error.__context__ = handled
+
+
+def throw_into(receiver: Any, error: BaseException) -> tuple[bool, Any]:
+    """Raise in the iterator of a `yield from`: whether it went on, and with what. One that cannot be
+    thrown into (a list's iterator) is left alone; one to be closed is closed."""
+    if isinstance(error, GeneratorExit):
+        if hasattr(receiver, "close"):
+            receiver.close()
+        return False, None
+    return (True, receiver.throw(error)) if hasattr(receiver, "throw") else (False, None)
 
 
 class GlobalsView(MutableMapping[str, Any]):

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import linecache
+import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,14 +51,14 @@ def show_program(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
-def load_program(program: Program) -> dict[str, Any]:
+def load_program(program: Program, edit: Callable[[str], str] = str) -> dict[str, Any]:
     """Execute the source as a module whose lines can be found by tracebacks and by the compiler."""
-    source = show_program(program)
+    source = edit(show_program(program))
     name = f"<fuzz {program.seed} {hash(source) & 0xFFFFFFFF:08x}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    scope: dict[str, Any] = {"__name__": "fuzzed"}
-    exec(compile(source, name, "exec"), scope)
-    return scope
+    module = sys.modules["fuzzed"] = types.ModuleType("fuzzed")
+    exec(compile(source, name, "exec"), vars(module))
+    return vars(module)
 
 
 def smaller_bodies(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, ...]]:

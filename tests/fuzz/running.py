@@ -2,14 +2,19 @@
 
     why_different(program, peer, settings) -> None, or "call 1: result 0: values ..."
 
+Where numbers differ, the program in double precision is the judge: what eager itself gets wrong, the compiled
+program may get wrong as much.
+
 Compared for every call: results (structure, dtype, shape, strides, values), inputs after the call, which of
-them share storage, exceptions, printed text, the list LOG of side effects, and gradients.
+them share storage, exceptions, and gradients; at the end: printed text, the list LOG of side effects, the dict
+STATE, and the parameters and buffers of the module NET.
 """
 from __future__ import annotations
 
 import contextlib
 import importlib
 import io
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,10 +23,12 @@ from typing import Any, Final
 import torch
 
 from tests.fuzz.program import Program, load_program, show_program, shrink
-from tests.sweeps.closeness import EPS
+from tests.sweeps.closeness import EPS, to_exact, why_not_accurate
 from tests.sweeps.peers import Peer, find_peer
 from tests.sweeps.workers import short_error
 
+NARROW: Final = re.compile(r"\.(?:float|half|bfloat16)\(\)|torch\.(?:float32|float16|bfloat16|half)\b")
+DRAWS: Final = re.compile(r"rand|dropout|normal|bernoulli|uniform_")
 KINDS: Final = {"tensors": "tests.fuzz.tensors", "python": "tests.fuzz.python"}
 
 
@@ -34,27 +41,32 @@ class Seen:
     gradients: list[Any] = field(default_factory=list)
     printed: str = ""
     log: Any = None
+    state: Any = None
 
 
 def observe(program: Program, wrap: Callable[[Any], Any], exact: bool = False) -> Seen:
-    """Every call of the program, everything a caller can see."""
-    scope = load_program(program)
-    run, seen, printed = wrap(scope["f"]), Seen(), io.StringIO()
+    """Every call of the program, everything a caller can see; `exact` runs all of it in double precision."""
+    scope = load_program(program, in_double if exact else str)
+    if exact and "NET" in scope:
+        scope["NET"].double()
+    run, seen, printed, net = wrap(scope["f"]), Seen(), io.StringIO(), scope.get("NET")
     with contextlib.redirect_stdout(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for call in range(len(program.sizes)):
-            args = scope["make_inputs"](call)
+            args = to_exact(scope["make_inputs"](call)) if exact else scope["make_inputs"](call)
             torch.manual_seed(100 + call)
+            torch.set_default_dtype(torch.float64 if exact else torch.float32)
             try:
                 result, error = run(*args), None
             except Exception as caught:
                 result, error = None, caught
-            seen.errors.append(error and (type(error).__name__, first_line(error)))
+            torch.set_default_dtype(torch.float32)
+            seen.errors.append(error and (type(error).__name__, first_line(error), type(error.__cause__).__name__))
             seen.results.append(result)
             seen.inputs.append(args)
             seen.sharing.append(sharing(args, result))
-            seen.gradients.append(gradients(args, result))
-    seen.printed, seen.log = printed.getvalue(), scope.get("LOG")
+            seen.gradients.append(gradients([args, list(net.parameters()) if net else []], result))
+    seen.printed, seen.log, seen.state = printed.getvalue(), scope.get("LOG"), [scope.get("STATE"), net and [net.count, {**net.state_dict()}]]
     return seen
 
 
@@ -87,20 +99,48 @@ def gradients(args: Any, result: Any) -> list[Any]:
         return [f"refused {type(error).__name__}"]
 
 
-def difference(got: Any, want: Any, path: str) -> str | None:
+def in_double(source: str) -> str:
+    """The program's text with every floating point type it names widened; make_inputs stays as it is."""
+    head, inputs, rest = source.partition("def make_inputs")
+    inputs_text, f, body = rest.partition("\ndef f(")
+    widened = (NARROW.sub(lambda found: ".double()" if "(" in found[0] else "torch.float64", text) for text in (head, body))
+    return next(widened) + inputs + inputs_text + f + next(widened)
+
+
+def exact_of(program: Program) -> Seen | None:
+    """The program in double precision; None where random numbers would differ with the type."""
+    if DRAWS.search(show_program(program).partition("\ndef f(")[2]):
+        return None
+    try:
+        return observe(program, lambda f: f, exact=True)
+    except Exception:  # widened, the program may not even load its module
+        return None
+
+
+def part(exact: Any, key: Any) -> Any:
+    try:
+        return exact[key]
+    except (TypeError, KeyError, IndexError):
+        return None
+
+
+def difference(got: Any, want: Any, path: str, exact: Any = None) -> str | None:
     """First difference of two values seen by a caller."""
     if isinstance(want, torch.Tensor):
-        return tensor_difference(got, want, path)
+        return tensor_difference(got, want, path, exact)
     if isinstance(want, list | tuple):
-        if type(got) is not type(want) or len(got) != len(want):
+        if type(got).__name__ != type(want).__name__ or len(got) != len(want):
             return f"{path}: {show(got)} instead of {show(want)}"
-        return next((d for i, pair in enumerate(zip(got, want, strict=True)) if (d := difference(*pair, f"{path}[{i}]"))), None)
+        return next((d for i, pair in enumerate(zip(got, want, strict=True)) if (d := difference(*pair, f"{path}[{i}]", part(exact, i)))), None)
     if isinstance(want, dict):
         if not isinstance(got, dict) or list(got) != list(want):
             return f"{path}: {show(got)} instead of {show(want)}"
-        return next((d for key in want if (d := difference(got[key], want[key], f"{path}[{key!r}]"))), None)
+        return next((d for key in want if (d := difference(got[key], want[key], f"{path}[{key!r}]", part(exact, key)))), None)
+    if isinstance(want, set | frozenset):
+        return None if got == want else f"{path}: {show(got)} instead of {show(want)}"
     if hasattr(want, "__dict__") and not callable(want):
-        return difference(vars(got), vars(want), f"{path}.__dict__") if hasattr(got, "__dict__") else f"{path}: {show(got)}"
+        inner = vars(exact) if hasattr(exact, "__dict__") else None
+        return difference(vars(got), vars(want), f"{path}.__dict__", inner) if hasattr(got, "__dict__") else f"{path}: {show(got)}"
     if callable(want):
         return None if callable(got) else f"{path}: {show(got)} is not callable"
     if isinstance(want, float) and isinstance(got, float):
@@ -109,7 +149,7 @@ def difference(got: Any, want: Any, path: str) -> str | None:
     return None if type(got) is type(want) and got == want else f"{path}: {show(got)} instead of {show(want)}"
 
 
-def tensor_difference(got: Any, want: torch.Tensor, path: str) -> str | None:
+def tensor_difference(got: Any, want: torch.Tensor, path: str, exact: Any = None) -> str | None:
     if not isinstance(got, torch.Tensor):
         return f"{path}: {show(got)} instead of a tensor"
     for name in ("dtype", "shape", "requires_grad"):
@@ -120,13 +160,17 @@ def tensor_difference(got: Any, want: torch.Tensor, path: str) -> str | None:
     a, b = got.detach(), want.detach()
     if torch.equal(a, b):
         return None
+    referee = exact.detach() if isinstance(exact, torch.Tensor) and exact.shape == b.shape else None
     if not b.is_floating_point():
-        return f"{path}: values {show(a)} instead of {show(b)}"
+        by_rounding = referee is not None and bool((referee.to(b.dtype) != b)[a != b].all())
+        return None if by_rounding else f"{path}: values {show(a)} instead of {show(b)}"
     bound = 64 * max(EPS[b.dtype], EPS[torch.float32])  # a double may come from float32 arithmetic
-    a, b = a.double(), b.double()
-    scale = float(b[torch.isfinite(b)].abs().max()) if bool(torch.isfinite(b).any()) else 1.0
-    close = torch.isclose(a, b, rtol=bound, atol=bound * max(scale, 1.0), equal_nan=True)
-    return None if bool(close.all()) else f"{path}: values {show(a[~close][:4])} instead of {show(b[~close][:4])}"
+    wide_a, wide_b = a.double(), b.double()
+    scale = float(wide_b[torch.isfinite(wide_b)].abs().max()) if bool(torch.isfinite(wide_b).any()) else 1.0
+    close = torch.isclose(wide_a, wide_b, rtol=bound, atol=bound * max(scale, 1.0), equal_nan=True)
+    if bool(close.all()) or (referee is not None and why_not_accurate(a, b, referee) is None):
+        return None
+    return f"{path}: values {show(wide_a[~close][:4])} instead of {show(wide_b[~close][:4])}"
 
 
 def meaningful_strides(t: torch.Tensor) -> tuple[int, ...]:
@@ -143,20 +187,28 @@ def why_different(program: Program, peer: Peer, settings: dict[str, Any]) -> str
         compiled = observe(program, lambda f: peer.compile(f, **settings))
     finally:
         peer.reset()
-    for call in range(len(program.sizes)):
-        if compiled.errors[call] != plain.errors[call]:
-            return f"call {call}: raises {compiled.errors[call]} instead of {plain.errors[call]}"
+    why = first_difference(compiled, plain, None)
+    if why is not None and "values" in why and (exact := exact_of(program)) is not None:
+        why = first_difference(compiled, plain, exact)
+    return why
+
+
+def first_difference(compiled: Seen, plain: Seen, exact: Seen | None) -> str | None:
+    for call, error in enumerate(plain.errors):
+        if compiled.errors[call] != error:
+            return f"call {call}: raises {compiled.errors[call]} instead of {error}"
         for what in ("results", "inputs", "gradients"):
             ours, theirs = getattr(compiled, what)[call], getattr(plain, what)[call]
             if what == "gradients" and theirs and isinstance(theirs[0], str):
                 continue
-            if (d := difference(ours, theirs, f"call {call}: {what}")) is not None:
+            if (d := difference(ours, theirs, f"call {call}: {what}", exact and getattr(exact, what)[call])) is not None:
                 return d
         if compiled.sharing[call] != plain.sharing[call]:
             return f"call {call}: storage shared by {compiled.sharing[call]} instead of {plain.sharing[call]}"
     if compiled.printed != plain.printed:
         return f"printed {compiled.printed!r} instead of {plain.printed!r}"
-    return difference(compiled.log, plain.log, "LOG")
+    log = difference(compiled.log, plain.log, "LOG", exact and exact.log)
+    return log or difference(compiled.state, plain.state, "state", exact and exact.state)
 
 
 def runs_plain(program: Program) -> bool:

@@ -23,6 +23,12 @@ UNARY: Final = (
     "torch.erf({a})", "{a} ** 2", "{a} * {k}", "{a} + {j}", "{j} - {a}", "{a} / 3", "{a} // 2", "{a} % 3", "1 / ({a}.abs() + 1)",
     "{a}.round()", "{a}.trunc()", "{a}.logical_not()", "{a}.isfinite()", "{a} > {k}", "{a} == {j}", "F.hardtanh({a})", "{a}.reciprocal().clamp(-3, 3)",
     "F.hardswish({a})", "torch.atan({a})", "{a}.expm1().clamp(-5, 5)", "F.mish({a})", "torch.nan_to_num({a})",
+    "{a}.div(3, rounding_mode='floor')", "{a}.div({k}, rounding_mode='trunc')", "torch.true_divide({a}, 3)", "{a}.long() >> 1", "({a}.int() & 6) | 1", "~{a}.int()",
+    "{a}.float().frac()", "F.relu6({a})", "F.threshold({a}, {k}, 0.5)", "{a}.float().sinh().clamp(-5, 5)", "torch.special.expit({a})",
+    "{a}.float().log1p().nan_to_num(0)", "F.hardsigmoid({a}.float())", "F.softsign({a})", "F.logsigmoid({a}.float())", "F.celu({a}.float())",
+    "F.prelu({a}.float(), torch.tensor(0.3))", "{a}.isnan() | ({a} > 1)", "torch.signbit({a})", "{a}.float().tan().clamp(-2, 2)", "{a} ** 3",
+    "({a}.abs() + 1) ** -1.0", "2 ** {a}.clamp(-3, 3)", "{a}.float().round(decimals=1)", "{a}.clamp(min={j})", "{a} * n", "{a} + n // 2", "{a}.float() / n",
+    "{a}.deg2rad()", "torch.exp2({a}.clamp(-3, 3))", "{a}.float().asinh()", "{a}.sgn()", "torch.sinc({a}.float())", "{a}.clamp_max(1)",
 )
 BINARY: Final = (
     "{a} + {b}", "{a} - {b}", "{a} * {b}", "{a} / ({b}.abs() + 1)", "torch.maximum({a}, {b})", "torch.minimum({a}, {b})", "{a} < {b}",
@@ -31,6 +37,19 @@ BINARY: Final = (
     "torch.fmod({a}, {b}.abs() + 1)", "torch.cat([{a}, {b}], {d})", "torch.stack([{a}, {b}], {d})", "{a} @ {b}", "{a}.mT @ {b}", "{a}.logaddexp({b})",
     "torch.broadcast_tensors({a}, {b})[0]", "F.mse_loss({a}, {b})", "F.smooth_l1_loss({a}, {b}.detach())", "torch.outer({a}.flatten()[:3], {b}.flatten()[:4])",
     "torch.einsum('i...,j...->ij', {a}[None].flatten(1)[:, :3], {b}[None].flatten(1)[:, :3])", "torch.remainder({a}, {b}.abs() + 2)",
+    "{a}.float().pow(({b}.float() % 2).abs())", "torch.bitwise_xor({a}.int(), {b}.int())", "torch.floor_divide({a}, {b}.abs() + 1)",
+    "torch.div({a}, {b}.abs() + 1, rounding_mode='trunc')", "torch.add({a}, {b}, alpha=2)", "torch.sub({a}, {b}, alpha=0.5)",
+    "torch.addcdiv({a}.float(), {b}.float(), {b}.float().abs() + 1)", "torch.heaviside({a}.float(), {b}.float())", "torch.copysign({a}.float(), {b}.float())",
+    "{a}.float().dist({b}.float())", "torch.fmax({a}, {b})", "{a}.ne({b})", "torch.isclose({a}.float(), {b}.float())", "torch.where({b} > 0, {a}, {j})",
+    "torch.where({a} > 0, {k}, {b})", "{a}.clamp({b}.amin(), {b}.amax())", "torch.clamp({a}, max={b})", "{a}.xlogy({b}.abs() + 1)",
+    "{a}[..., None] * {b}.flatten()[:2]", "{a}.unsqueeze(-1) @ {b}.flatten()[None, :3].to({a}.dtype)", "torch.hstack([{a}, {b}])", "torch.vstack([{a}, {b}])",
+    "torch.cat([{a}.flatten(), {b}.flatten()])", "torch.cat([{a}, {a}, {b}], {d})[1:]", "{a}.expand_as({b}) + {b}", "{a}.view_as({b})",
+    "torch.tensordot({a}.float().flatten()[:3], {b}.float().flatten()[:3], 1)", "torch.cdist({a}.float().reshape(-1, 1)[:4], {b}.float().reshape(-1, 1)[:3])",
+    "torch.baddbmm({a}.float().flatten()[0], torch.ones(1, 2, 3), {b}.float().flatten()[:3].reshape(1, 3, 1))", "F.cosine_similarity({a}.float(), {b}.float(), {d})",
+    "torch.cross({a}.float().flatten()[:3], {b}.float().flatten()[:3], 0)", "torch.kron({a}.flatten()[:2], {b}.flatten()[:3])",
+    "torch.searchsorted({a}.float().flatten().sort().values, {b}.float())", "F.binary_cross_entropy_with_logits({a}.float(), {b}.float().sigmoid())",
+    "F.l1_loss({a}.float(), {b}.float(), reduction='none')", "{a}.float().index_add(0, torch.tensor([0, 1, 0]), {b}.float()[:3])", "torch.isin({a}.int(), {b}.int())",
+    "{a}.masked_scatter({a} > 0, {b}.to({a}.dtype))",
 )
 REDUCE: Final = (
     "{a}.sum()", "{a}.sum({d})", "{a}.sum({d}, keepdim=True)", "{a}.mean({d})", "{a}.float().mean()", "{a}.amax({d})", "{a}.amin({d}, keepdim=True)",
@@ -38,6 +57,16 @@ REDUCE: Final = (
     "{a}.all()", "{a}.prod({d}).clamp(-50, 50)", "F.softmax({a}.float(), {d})", "F.log_softmax({a}.float(), {d})", "{a}.cumsum({d})", "{a}.max({d}).values",
     "{a}.float().norm(dim={d})", "{a}.min({d}).values", "F.normalize({a}.float(), dim={d})", "{a}.sort({d}).values", "{a}.topk(2, {d}).values",
     "F.layer_norm({a}.float(), {a}.shape[-1:])", "{a}.count_nonzero({d})", "{a}.argmin()", "{a}.median()", "torch.var_mean({a}.float(), {d}, unbiased=False)[0]",
+    "{a}.sum((0, -1))", "{a}.float().mean((0, 1), keepdim=True)", "{a}.amax((0, -1))", "{a}.amin((-1, 0), keepdim=True)", "{a}.float().var((0, -1))",
+    "{a}.float().std({d}, correction=0, keepdim=True)", "{a}.float().nansum({d})", "torch.aminmax({a}, dim={d}).max", "{a}.float().cumprod({d}).clamp(-9, 9)",
+    "torch.cummax({a}, {d}).values", "torch.logcumsumexp({a}.float(), {d})", "{a}.median({d}).values", "{a}.float().quantile(0.4)", "{a}.kthvalue(1, {d}).values",
+    "{a}.sum(dtype=torch.float64)", "{a}.sum({d}, dtype=torch.int64)", "{a}.float().norm(1)", "{a}.float().norm(p=float('inf'), dim={d})",
+    "torch.linalg.vector_norm({a}.float(), 3, {d})", "{a}.all({d}, keepdim=True)", "{a}.nonzero()", "{a}.argsort({d}, stable=True)", "{a}.diff(dim={d})",
+    "torch.std_mean({a}.float())[1]", "F.softmin({a}.float(), {d})", "{a}.float().mean(-1).sum()", "{a}.unique()", "torch.histc({a}.float(), 4, -2, 2)",
+    "torch.bincount({a}.flatten().long().abs() % 5, minlength=5)", "{a}.float().trace()", "{a}.float().softmax(-1).argmax(-1)",
+    "torch.logsumexp({a}.float(), (0, -1))", "{a}.any()", "{a}.prod()  % 7", "F.rms_norm({a}.float(), {a}.shape[-1:])", "{a}.max()",
+    "{a}.min({d}, keepdim=True).indices", "{a}.float().renorm(2, 0, 1.0)", "{a}.flip({d}).cumsum({d}).flip({d})", "torch.trapezoid({a}.float(), dim={d})",
+    "{a}.sum({d}) / {a}.shape[{d}]",
 )
 VIEW: Final = (
     "{a}.t()", "{a}.transpose(0, {d})", "{a}.mT", "{a}.unsqueeze({d})", "{a}.squeeze()", "{a}[0]", "{a}[-1]", "{a}[:, 0]", "{a}[1:]", "{a}[::2]", "{a}[..., :2]",
@@ -47,31 +76,105 @@ VIEW: Final = (
     "{a}.tril()", "{a}.triu(1)", "{a}.as_strided((2, 2), (1, 1))", "{a}.unfold(0, 2, 1)", "{a}.swapaxes(0, {d})", "{a}.movedim(0, -1)", "{a}.unflatten(0, (-1, 1))",
     "{a}[torch.arange({a}.shape[0]) % 2]", "{a}[{a} > 0]", "{a}.gather(0, torch.zeros_like({a}, dtype=torch.long))", "{a}.index_select(0, torch.tensor([0, 1]))",
     "torch.take_along_dim({a}, {a}.argsort({d}), {d})", "{a}.repeat_interleave(2, {d})", "torch.meshgrid({a}.flatten()[:2], {a}.flatten()[:3], indexing='ij')[1]",
+    "{a}.transpose(0, {d})[1:].unsqueeze({d})", "{a}[1:][:2].flatten()", "{a}[..., None].expand(*{a}.shape, 2)", "{a}[:, None]", "{a}[1:-1]", "{a}[:, [0, 2]]",
+    "{a}[[1, 0]]", "{a}[torch.tensor([[0, 1], [1, 0]])]", "{a}[:, torch.tensor([2, 0])]", "{a}[torch.tensor([0, 1]), torch.tensor([2, 0])]",
+    "{a}[torch.tensor([0, 1])[:, None], torch.tensor([2, 0, 1])]", "{a}[..., torch.tensor([1, 0]), None]", "{a}[-1:, ..., ::2]", "{a}[:n]", "{a}[: n // 2]",
+    "{a}[n - 2:]", "{a}.reshape(n, -1)", "{a}.flatten()[n % 3:]", "{a}.tensor_split(3, {d})[1]", "{a}.split([1, {a}.shape[0] - 1])[1]", "{a}.hsplit(1)[0]",
+    "F.pad({a}, (-1, 0))", "F.pad({a}, (0, 1, 1, 0))", "F.pad({a}.float()[None, None].flatten(0, -2), (1, 2), mode='reflect')",
+    "F.pad({a}.float()[None, None].flatten(0, -2), (1, 1), mode='circular')", "F.pad({a}.float()[None, None].flatten(0, -2), (2, 1), mode='replicate')", "{a}.tile(2)",
+    "{a}.tile(2, 1)", "{a}.rot90(1, (0, -1))", "torch.block_diag({a}.flatten()[:2], {a}.flatten()[:3])", "{a}.diag_embed()", "{a}.diag()", "{a}.fliplr()",
+    "{a}.take(torch.tensor([0, 1, 1]))", "{a}.unfold(-1, 2, 1).sum(-1)", "{a}.as_strided((2, 2), (1, 2), 1)",
+    "{a}.masked_select({a} > 0)", "{a}.mT.contiguous().mT", "{a}.contiguous().view({a}.shape[0], -1)", "{a}.select_scatter({a}.select(0, 0) * 2, 0, 1)",
+    "{a}.slice_scatter({a}[:1] + 1, 0, 0, 1)", "{a}.diagonal(1)", "{a}.squeeze({d})", "{a}.ravel()[::3]", "{a}.index_select({d}, torch.tensor([1, 0, 1]))",
+    "torch.atleast_2d({a})", "{a}.view(*{a}.shape, 1)", "{a}.repeat(2, *{a}.shape[:0], *[1] * ({a}.dim() - 1))", "{a}.broadcast_to(2, *{a}.shape)[1]", "{a}.T",
+    "torch.roll({a}, (1, -1), (0, -1))", "{a}[{a}.shape[0] // 2]", "{a}[(({a}.flatten().long().abs()) % {a}.shape[0])[:4]]",
 )
-CAST: Final = ("{a}.float()", "{a}.double()", "{a}.to(torch.bfloat16)", "{a}.half()", "{a}.long()", "{a}.int()", "{a}.bool()", "{a}.to(torch.uint8)", "{a}.type_as({b})", "{a}.to({b}.dtype)")
+CAST: Final = ("{a}.float()", "{a}.double()", "{a}.to(torch.bfloat16)", "{a}.half()", "{a}.long()", "{a}.int()", "{a}.bool()", "{a}.to(torch.uint8)", "{a}.type_as({b})", "{a}.to({b}.dtype)", "{a}.short()", "{a}.to(torch.int8)", "{a}.to(torch.float64)", "{a}.half().float()", "{a}.char().float()", "{a}.to(torch.complex64).real", "{a}.bfloat16() * {b}.float().mean()", "{a}.half() + {b}.to(torch.int8)")
 MAKE: Final = (
     "torch.zeros_like({a})", "torch.ones_like({a})", "torch.full_like({a}, {k})", "torch.arange({a}.shape[0])", "torch.zeros({a}.shape[0], 3)", "torch.rand_like({a}.float())",
     "torch.randn({a}.shape)", "torch.eye(3)", "{a}.new_full((2, 3), {k})", "torch.tensor([{k}, 1.0, {j}])", "F.dropout({a}.float(), 0.4)", "torch.linspace(0, {j} + 1, 4)",
     "F.one_hot(({a}.flatten()[:5].long() % 3).abs(), 3)", "torch.randint(0, 5, (3,))",
+    "torch.arange(n)", "torch.arange(0, n, 2) * 0.5", "torch.zeros(n, 3)", "torch.full((n,), {k})", "torch.ones(3, n, dtype=torch.int32)",
+    "torch.tril(torch.ones(n, n))", "torch.randperm(n)", "torch.empty(n, 3).fill_({k})", "torch.tensor(n)", "torch.tensor([n, 1])", "torch.scalar_tensor({k})",
+    "torch.bernoulli(torch.full((n,), 0.5))", "torch.normal(0.0, 1.0, (n,))", "{a}.new_zeros(n)", "torch.zeros_like({a}, dtype=torch.float32)",
+    "torch.arange(n)[:, None] >= torch.arange(n)", "torch.hann_window(4)", "torch.logspace(0, 1, 3)",
 )
 LAYER: Final = (
     "F.linear({a}.float().reshape(-1, {a}.shape[-1]), torch.ones(3, {a}.shape[-1]) * 0.1)", "F.conv1d({a}.float().reshape(1, 1, -1), torch.ones(2, 1, 3) * 0.2, padding=1)",
     "F.avg_pool1d({a}.float().reshape(1, 1, -1), 2, 1, 1)", "F.max_pool1d({a}.float().reshape(1, 1, -1), 2)", "F.embedding(({a}.flatten()[:6].long() % 4).abs(), {b}.float().flatten()[:4, None] * torch.ones(4, 3))",
     "F.scaled_dot_product_attention(*[{a}.float().reshape(1, 1, -1, 1)] * 3)", "F.cross_entropy({a}.float().reshape({a}.shape[0], -1), torch.zeros({a}.shape[0], dtype=torch.long))",
     "F.group_norm({a}.float().reshape(1, 1, -1), 1)", "F.interpolate({a}.float().reshape(1, 1, -1), scale_factor=2)", "torch.scatter_add(torch.zeros(5), 0, ({a}.flatten().long() % 5).abs(), {a}.float().flatten())",
+    "F.conv2d({a}.float().flatten()[:12].reshape(1, 1, 3, 4), torch.ones(2, 1, 2, 2) * 0.3, stride=2)",
+    "F.max_pool2d({a}.float().flatten()[:12].reshape(1, 1, 3, 4), 2, 1)",
+    "F.avg_pool2d({a}.float().flatten()[:12].reshape(1, 1, 3, 4), 2, 1, 1, count_include_pad=False)", "F.adaptive_avg_pool1d({a}.float().reshape(1, 1, -1), 3)",
+    "F.batch_norm({a}.float().reshape({a}.shape[0], -1), torch.zeros({a}.numel() // {a}.shape[0]), torch.ones({a}.numel() // {a}.shape[0]), training=True)",
+    "F.interpolate({a}.float().flatten()[:12].reshape(1, 1, 3, 4), size=(5, 3), mode='bilinear')", "NET({a}.float().flatten()[:6].reshape(2, 3))",
+    "NET({a}.float().reshape(-1, 3))", "NET.eval()({a}.float().reshape(-1, 3))", "NET.gate({a}.float())",
+    "F.conv_transpose1d({a}.float().reshape(1, 1, -1), torch.ones(1, 2, 3) * 0.2)",
+    "F.nll_loss(F.log_softmax({a}.float().reshape({a}.shape[0], -1), 1), torch.zeros({a}.shape[0], dtype=torch.long))",
+    "F.embedding_bag(({a}.flatten()[:6].long() % 4).abs().reshape(2, -1), torch.ones(4, 3) * {k})", "F.glu({a}.float().reshape(-1, 2))",
+    "F.multi_margin_loss({a}.float().reshape({a}.shape[0], -1), torch.zeros({a}.shape[0], dtype=torch.long))",
+    "torch.scatter_reduce(torch.zeros(4), 0, ({a}.flatten().long() % 4).abs(), {a}.float().flatten(), 'amax')",
+    "F.instance_norm({a}.float().flatten()[:6].reshape(1, 2, 3))",
+    "F.scaled_dot_product_attention(*[{a}.float().flatten()[:12].reshape(1, 2, 3, 2)] * 3, is_causal=True)",
+    "F.unfold({a}.float().flatten()[:12].reshape(1, 1, 3, 4), 2)", "F.pixel_shuffle({a}.float().flatten()[:4].reshape(1, 4, 1, 1), 2)",
+    "F.kl_div({a}.float().log_softmax(-1), {a}.float().softmax(-1), reduction='sum')",
 )
 MUTATE: Final = (
     "{a}.add_(1)", "{a}.mul_(0.5)", "{a}.relu_()", "{a}[0] = {k}", "{a}[..., 0] += 2", "{a}.copy_({b})", "{a}.clamp_(-2, 2)", "{a}.zero_()", "{a}.sub_({b})", "{a}.t().mul_(2)",
     "{a}.view(-1)[1:].add_(1)", "{a}.fill_({k})", "{a}.masked_fill_({a} > 1, 0)", "{a}[1:] = {a}[:-1].clone()", "{a} += {b}", "{a}.index_fill_(0, torch.tensor([0]), 1.0)",
     "torch.mul({a}, 2, out={a})", "{a}.transpose(0, -1)[0].neg_()", "{a}.index_put_((torch.tensor([0]),), {a}[0] * 0 + 1)", "{a}.scatter_(0, torch.zeros_like({a}, dtype=torch.long)[:1], 1)",
+    "{a}[..., :2] *= 0.5", "{a}[{a} > 0] = 0", "{a}[[0, 1]] = {k}", "{a}[torch.tensor([1, 0])] += 1", "{a}[:, 1:].copy_({a}[:, :-1].clone())", "{a}.T.add_(1)",
+    "{a}.flatten()[0].add_(1)", "{a}.unsqueeze(0)[0, 1:].mul_({k})", "{a}.index_add_(0, torch.tensor([0, 0]), {a}[:2].clone())",
+    "{a}.masked_scatter_({a} > 0, {a}.flatten().clone())", "{a}.diagonal().zero_()", "torch.add({b}, 1, out={a})", "{a}.add_({b}, alpha=2)",
+    "{a}.unbind(0)[0].sub_(1)", "{a}.chunk(2)[0].fill_({k})", "{a}.addcmul_({b}, {b})", "{a}.lerp_({b}, 0.5)", "{a}.sigmoid_()", "F.relu_({a})",
+    "{a}.detach().add_(1)", "{a}.data.mul_(0.5)", "{a}.squeeze().clamp_(min=0)", "{a}.cumsum_(0)", "{a}.swapaxes(0, -1)[..., :1].zero_()",
+    "{a}[0], {a}[1] = {a}[1].clone(), {a}[0].clone()", "{a}.expand(2, *{a}.shape)[0].add_(1)", "{a}.tril_()", "{a}.bitwise_and_(3)", "{a}.neg_().abs_()",
+    "{a}.view(-1)[::2].zero_()", "{a}.random_(0, 4)", "{a}.uniform_()", "{a}.index_copy_(0, torch.tensor([1]), {a}[:1].clone())",
+    "{a}.scatter_add_(0, torch.zeros_like({a}, dtype=torch.long), {a}.clone())", "{a} *= n", "{a}.transpose(0, -1).copy_({b})", "{a}.resize_as_({a})",
 )
-KINDS: Final = ((UNARY, 22), (BINARY, 22), (REDUCE, 14), (VIEW, 20), (CAST, 5), (MAKE, 5), (LAYER, 4), (MUTATE, 8))
+COMPOUND: Final = (
+    "acc = []\nfor i in range(n % 4 + 1):\n    acc.append({a} * (i + {k}))\n{t} = torch.stack(acc)", "{t} = {a}.clone()\nfor row in {t}.unbind(0):\n    row.mul_(0.5)", "{t} = {a}.clone()\n{t}[0] = {b}.float().mean()",
+    "w = {a}.clone()\n{t} = w.view(-1)\nw.add_(1)", "w = {a} * 1\n{t} = w[1:]\n{t}.mul_(2)\n{t} = {t} + w[:-1]", "parts = {a}.split(2, {d})\n{t} = parts[0].sum() + parts[-1].float().mean()", "{t} = torch.zeros({b}.shape)\n{t}[:2] = {b}[:2]\n{t} += 1",
+    "def inner(q, s={k}):\n    return torch.tanh(q) * s + {b}.float().mean()\n{t} = inner({a})", "{t} = {a}\nwhile {t}.dim() > 1:\n    {t} = {t}.sum(0)", "i = int({a}.float().abs().sum() * 4) % 2\n{t} = {b}[i]",
+    "if {a}.float().mean().item() > {k}:\n    {t} = {a} + 1\nelse:\n    {t} = {a} - 1", "print({a}.shape)\n{t} = {a} * 2", "with torch.autocast('cpu', dtype=torch.bfloat16):\n    {t} = {a}.float().reshape(-1, {a}.shape[-1]) @ torch.ones({a}.shape[-1], 3)",
+    "with torch.no_grad():\n    {t} = {a} * 2\n    {t}.add_({b})", "{t} = {a}.detach().clone()\n{t}.requires_grad_({t}.is_floating_point())\n{t} = {t} * 2", "u, {t} = torch.sort({a}, {d})", "{t}, u = {a}.max({d})", "{t} = [q * 0.5 for q in {a}][-1]",
+    "m = {a} > {k}\n{t} = {a}.clone()\n{t}[m] = {k}", "m = {a}.clone()\nm[m > 0] += 1\n{t} = m", "{t} = {a}.new_zeros({a}.shape[0], n)\n{t}[:, 0] = {a}.reshape({a}.shape[0], -1)[:, 0]", "w = {a}.clone()\nu = w[::2]\nw.mul_(3)\n{t} = u + 1\nu.add_({t})",
+    "{t} = {a}.clone()\nu = {t}.T\nu[0] = {k}\n{t} = {t} * 1", "{t} = {a}\nfor i in range({b}.dim()):\n    {t} = {t} * 0.5 + {b}.shape[i]", "w = {a}.clone()\nw += w.T if w.dim() == 2 and w.shape[0] == w.shape[1] else w\n{t} = w", "k = {a}.shape[0] * 2 - n\n{t} = {b} * k if k > 0 else {b} - k",
+    "{t} = {a}.float()\n{t} = {t} - {t}.mean(-1, keepdim=True)\n{t} = {t} / ({t}.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()", "{t} = {a}.tolist()\n{t} = torch.tensor({t})", "try:\n    {t} = {a} @ {b}\nexcept RuntimeError:\n    {t} = {a} + 1",
+    "u = torch.empty_like({a}.float())\ntorch.sin({a}.float(), out=u)\n{t} = u", "w = {a}.clone()\nw.view(-1)[:2], {t} = 0, w.sum()", "w = [{a}, {b}]\nw.reverse()\n{t} = w[0] + w[1]", "n = n + 1\n{t} = {a} * n\nn = n - 1",
+)
+KINDS: Final = ((UNARY, 22), (BINARY, 22), (REDUCE, 14), (VIEW, 20), (CAST, 5), (MAKE, 5), (LAYER, 6), (MUTATE, 10), (COMPOUND, 8))
 INPUTS: Final = (
     "torch.randn(n, 3)", "torch.randn(n)", "torch.randn(3)", "torch.randn(1, 3)", "torch.randn(n, 1)", "torch.randn(())", "torch.randn(2, n, 3)", "torch.randn(3, n).t()",
     "torch.randint(-3, 4, (n, 3))", "torch.rand(n, 3) > 0.5", "torch.randn(n, 3).bfloat16()", "torch.randn(n, 3).half()", "torch.randn(n, 3).double()", "torch.randn(4, n, 3)[1:3]",
-    "torch.randn(n, 6)[:, ::2]", "torch.randint(0, 9, (n,)).to(torch.uint8)", "torch.randint(-5, 5, (3,)).int()", "torch.randn(1, 3).expand(n, 3)",
+    "torch.randn(2, 3, n, 2)", "torch.randn(3, 4, 2).transpose(0, 2)", "torch.randn(n, 3, dtype=torch.float64).t()", "torch.randint(-9, 9, (2, n), dtype=torch.int8)", "torch.randint(0, 2, (3, 1)).short()", "torch.randn(0, 3)",
+    "torch.tensor(2, dtype=torch.int64)", "torch.tensor(1.5, dtype=torch.float64)", "torch.randn(n, n)", "torch.randn(1, 1, 3).bfloat16()", "torch.randn(n + 1, 3)[1:]", "torch.randn(n, 2, 3).permute(2, 0, 1)", "torch.randn(n, 6)[:, ::2]", "torch.randint(0, 9, (n,)).to(torch.uint8)", "torch.randint(-5, 5, (3,)).int()", "torch.randn(1, 3).expand(n, 3)",
 )
-CONDITIONS: Final = ("if {a}.shape[0] > 4:", "if {a}.dim() == 2:", "if {a}.sum() > 0:", "for i in range(3):", "for i in range({a}.shape[0]):", "with torch.no_grad():", "while {a}.shape[0] > 1000:")
+PRELUDE: Final = """class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.weight = torch.nn.Parameter(torch.randn(3, 3) * 0.3)
+        self.bias = torch.nn.Parameter(torch.zeros(3))
+        self.scale = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.register_buffer('calls', torch.zeros((), dtype=torch.long))
+        self.register_buffer('mean', torch.zeros(3))
+        self.count = 0
+    def forward(self, v):
+        self.calls += 1
+        self.count += 1
+        self.mean = self.mean * 0.9 + v.detach().mean(0) * 0.1
+        v = self.norm(torch.tanh(F.linear(v, self.weight, self.bias)))
+        return v if self.training else v - self.mean
+    def gate(self, v):
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(v.mean())
+        return v * self.scale + self.bias.sum()
+NET = Net()"""
+CONDITIONS: Final = ("if {a}.shape[0] > 4:", "if {a}.dim() == 2:", "if {a}.sum() > 0:", "for i in range(3):", "for i in range({a}.shape[0]):", "with torch.no_grad():", "while {a}.shape[0] > 1000:",
+    "if n > 4:", "for i in range(n % 3):", "if {a}.dtype == torch.float32 or {a}.is_floating_point():", "if not {a}.any():", "if {a}.float().max() > 1.0 and n > 2:", "with torch.enable_grad():", "if {a}.requires_grad:")
 MOST_ELEMENTS: Final = 3000
 
 
@@ -80,30 +183,31 @@ class Builder:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.sizes = (4, 4, self.random.choice((5, 7, 2))) if self.random.random() < 0.4 else (4, 4)
+        self.sizes = self.random.choice(((4, 4), (4, 4), (5, 5), (4, 4, 7), (4, 6, 9), (4, 2, 4), (3, 5, 1, 8)))
         self.inputs = [self.pick_input() for _ in range(self.random.randint(1, 4))]
         self.scopes: list[dict[str, Any]] = []
         for call in range(len(self.sizes)):
             torch.manual_seed(call)
             scope = {"torch": torch, "F": F, "n": self.sizes[call]}
             values = [eval(text, scope) for text in self.inputs]
-            self.scopes.append({"torch": torch, "F": F, **{f"x{i}": value for i, value in enumerate(values)}})
+            exec(PRELUDE, scope)
+            self.scopes.append({**scope, **{f"x{i}": value for i, value in enumerate(values)}})
         self.made = 0
 
     def pick_input(self) -> str:
         text = self.random.choice(INPUTS)
-        wants = "int" not in text and ">" not in text and "uint" not in text and "expand" not in text and "[" not in text
-        return text + ".requires_grad_()" if wants and self.random.random() < 0.4 else text
+        wants = "int" not in text and "int64" not in text and ">" not in text and "uint" not in text and "expand" not in text and "[" not in text
+        return text + ".requires_grad_()" if wants and "." not in text.split(")")[-1] and self.random.random() < 0.4 else text
 
     def names(self) -> list[str]:
         return [name for name, value in self.scopes[0].items() if isinstance(value, torch.Tensor)]
 
-    def fill(self, template: str) -> str:
+    def fill(self, template: str, target: str = "") -> str:
         """Put names and numbers into a template, recent values more often."""
         known = self.names()
         recent = known[-4:] if self.random.random() < 0.7 else known
         return template.format(a=self.random.choice(recent), b=self.random.choice(known), k=self.random.choice((0.5, -1.0, 1.5, 2.0)),
-                               j=self.random.choice((0, 1, 2)), d=self.random.choice((0, -1, 1)))
+                               j=self.random.choice((0, 1, 2)), d=self.random.choice((0, -1, 1)), t=target)
 
     def attempt(self, stmt: Stmt) -> bool:
         """Run a statement in copies of all scopes; keep the effects only if all went well."""
@@ -126,14 +230,19 @@ class Builder:
 
     def statement(self, inside: bool = False) -> Stmt:
         group = self.random.choices([kind for kind, _ in KINDS], [weight for _, weight in KINDS])[0]
+        if group is COMPOUND:
+            self.made += not inside
+            return Stmt(self.fill(self.random.choice(group), self.old_target() if inside else f"v{self.made}"))
         text = self.fill(self.random.choice(group))
         if group is MUTATE:
             return Stmt(text)
         if inside:
-            target = self.random.choice([name for name in self.names() if name.startswith("v")] or ["v0"])
-            return Stmt(f"{target} = {text}")
+            return Stmt(f"{self.old_target()} = {text}")
         self.made += 1
         return Stmt(f"v{self.made} = {text}")
+
+    def old_target(self) -> str:
+        return self.random.choice([name for name in self.names() if name.startswith("v")] or ["v0"])
 
     def block(self) -> Stmt:
         head = self.fill(self.random.choice(CONDITIONS))
@@ -146,7 +255,7 @@ def copy_value(value: Any) -> Any:
 
 
 def mutates(text: str) -> bool:
-    return "_(" in text or "] =" in text or "+=" in text or "out=" in text
+    return "_(" in text or "] =" in text or "+=" in text or "*=" in text or "out=" in text or "], {" in text
 
 
 def acceptable(value: Any) -> bool:
@@ -174,4 +283,5 @@ def make_program(seed: int) -> Program:
         names = [f"v{i}" for i in range(1, builder.made + 1) if f"v{i}" in builder.scopes[0]]
         count = min(len(names), builder.random.randint(1, 4))
         returns = tuple(sorted({*names[-1:], *builder.random.sample(names, count)})) if names else ("x0",)
-        return Program(seed, (), builder.sizes, tuple(f"x{i}" for i in range(len(builder.inputs))), tuple(builder.inputs), tuple(body), returns)
+        parameters = (*(f"x{i}" for i in range(len(builder.inputs))), "n")
+        return Program(seed, (Stmt(PRELUDE),), builder.sizes, parameters, (*builder.inputs, "n"), tuple(body), returns)

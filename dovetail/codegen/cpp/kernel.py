@@ -138,7 +138,7 @@ def _named(tokens: str, names: list[str], kernel: str, loops: set[str]) -> str:
         if (
             stem[0].isdigit()
             or stem in taken
-            or re.fullmatch(r"(t|g|acc|mean|best|both|better|apart)\d+|p|l|from|to", stem)
+            or re.fullmatch(r"(t|g|acc|mean|best|both|better|apart)\d+|p|l|from|to|[a-z0-9]+_", stem)
         ):
             stem = f"{stem}_v" if f"{stem}_v" not in taken else f"{stem}_v{len(taken)}"
         taken.add(stem)

@@ -1,0 +1,143 @@
+"""Programs in which the fuzzers found a difference, shrunk, each kept so that it stays found and fixed.
+
+    FOUND[function] = inputs of its calls, one after the other
+
+Compared with eager as the fuzzers do: results, inputs after the call, gradients, the list LOG.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Final
+
+import pytest
+import torch
+
+import dovetail
+from tests.fuzz.running import difference, gradients
+
+LOG: list[Any] = []
+FOUND: Final[dict[Callable[..., Any], tuple[Callable[[], list[Any]], ...]]] = {}
+
+
+def found(*calls: Callable[[], list[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def keep(program: Callable[..., Any]) -> Callable[..., Any]:
+        FOUND[program] = calls
+        return program
+
+    return keep
+
+
+@found(lambda: [torch.ones(3)], lambda: [torch.ones(3)])
+def a_bound_method_waits_during_a_break(x: torch.Tensor) -> torch.Tensor:
+    LOG.append(int(x.sum().item()) % 2)
+    LOG.append(int(x.sum().item()) % 3)
+    return x + 1
+
+
+def kind_of(thing: int) -> int:
+    match thing:
+        case 0 | 1:
+            return 5
+        case int(k) if k > 4:
+            return k - 4
+        case _:
+            return 1
+
+
+@found(*(lambda n=n: [torch.zeros(2), n] for n in (3, 0, 6, 2)))
+def a_class_pattern_meets_a_symbolic_int(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x + kind_of(n)
+
+
+@found(lambda: [torch.randn(5, 5)])
+def windows_of_a_complex_tensors_part(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1).to(torch.complex64).real.unfold(-1, 2, 1).sum(-1)
+
+
+@found(lambda: [torch.randn(0, 3)])
+def the_mean_of_nothing(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(0)
+
+
+@found(lambda: [torch.randn(4, 3), torch.zeros(3, 1).short()])
+def a_buffer_named_like_a_function_of_the_generated_code(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.neg_().abs_()
+    return y.long() >> 1
+
+
+@found(lambda: [torch.randn(3, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)])
+def an_input_of_a_result_nobody_uses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    first, second = x.sin(), y.cos()
+    if second.sum() > 100:
+        return second
+    return first
+
+
+@found(lambda: [torch.randn(4, 4)])
+def out_of_another_shape(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(0)
+    torch.add(x, 1, out=out)
+    return out * 2
+
+
+@found(lambda: [torch.randn(8, 3)])
+def resized_to_its_own_shape(x: torch.Tensor) -> torch.Tensor:
+    part = x.split(2, 0)[-1]
+    return part.resize_as_(part)
+
+
+def walk(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    try:
+        for i in range(3):
+            yield x * i
+    finally:
+        LOG.append("walked")
+
+
+def walk_and_more(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    LOG.append((yield from walk(x)))
+    yield x
+
+
+@found(lambda: [torch.ones(3)])
+def a_generator_inside_another_is_abandoned(x: torch.Tensor) -> torch.Tensor | None:
+    for v in walk_and_more(x):
+        LOG.append("in")
+        return v + 1
+    return None
+
+
+def answering() -> Generator[int, None, int]:
+    try:
+        yield 1
+    except ValueError as error:
+        LOG.append(str(error))
+        yield 7
+    return 5
+
+
+def asking() -> Generator[int, None, None]:
+    yield (yield from answering())
+
+
+@found(lambda: [torch.ones(3)])
+def an_exception_is_thrown_through_yield_from(x: torch.Tensor) -> torch.Tensor:
+    steps = asking()
+    return x * next(steps) + steps.throw(ValueError("seven")) + next(steps)
+
+
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+@pytest.mark.parametrize("program", FOUND, ids=lambda program: program.__name__)
+def test_equal_to_eager(program: Callable[..., Any], backend: str) -> None:
+    seen: list[list[Any]] = []
+    for run in (program, dovetail.compile(program, backend=backend, options={"fallback_to_eager": False})):
+        LOG.clear()
+        rounds = []
+        for make_inputs in FOUND[program]:
+            torch.manual_seed(0)
+            inputs = make_inputs()
+            result = run(*inputs)
+            rounds.append([result, inputs, gradients(inputs, result)])
+        seen.append([rounds, list(LOG)])
+    dovetail.reset()
+    assert difference(seen[1], seen[0], "program") is None
