@@ -355,6 +355,7 @@ def _text(function: Any, dunder: str) -> Special:
                 own = None
         if own is not None and own.__module__ not in ("enum",):
             return trace.call(own, args, kwargs)
+        operations.check_operands(trace, f"{function.__name__}()", *args[:1])
         return native(function, *args, **kwargs)
 
     return rule
@@ -471,6 +472,7 @@ def _int(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
         own = operations.dunder(type(args[0]), name) if args and cls is int else None
         if own is not None and own.__module__ != "enum":
             return trace.call(own, args, {})
+    operations.check_operands(trace, "int()", *args)
     return native(int, *args, **kwargs)
 
 
@@ -480,7 +482,10 @@ def _float(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     if args and isinstance(args[0], torch.SymInt):
         return native(torch.sym_float, args[0])
     own = operations.dunder(type(args[0]), "__float__") if args else None
-    return trace.call(own, args, {}) if own is not None else native(float, *args, **kwargs)
+    if own is not None:
+        return trace.call(own, args, {})
+    operations.check_operands(trace, "float()", *args)
+    return native(float, *args, **kwargs)
 
 
 def _bool(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -746,14 +751,18 @@ OPERATORS: Final[dict[Any, Callable[..., Any]]] = {
     ),
 }
 
-SYM_MATH: Final = {math.sqrt: "_sym_sqrt", math.floor: None, math.ceil: None}
+SYM_MATH: Final = {
+    getattr(math, name.removeprefix("_sym_")): function
+    for name, function in vars(torch).items()
+    if name.startswith("_sym_") and hasattr(math, name.removeprefix("_sym_"))
+}
+"""Functions of a number that torch can keep symbolic."""
 
 
 def call_math(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     symbolic = any(type(arg) in SYMBOLIC_TYPES for arg in args)
-    name = SYM_MATH.get(fn)
-    if symbolic and name is not None:
-        return native(getattr(torch, name), *args)
+    if symbolic and fn in SYM_MATH:
+        return native(SYM_MATH[fn], *args)
     if symbolic and fn is math.prod:
         return functools.reduce(operator.mul, args[0], 1)
     return native(fn, *args, **kwargs)

@@ -257,8 +257,6 @@ def leaves(value: Any) -> set[str]:
     return set()
 
 
-SYM_SQRT: Final[Any] = vars(torch)["_sym_sqrt"]
-
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "floordiv": operator.floordiv, "mod": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "not": torch.sym_not,
@@ -266,10 +264,10 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 }  # fmt: skip
 
 REAL_FUNCTIONS: Final[dict[str, Any]] = {
-    "neg": operator.neg, "abs": operator.abs, "sqrt": SYM_SQRT, "add": operator.add,
-    "sub": operator.sub,
+    "neg": operator.neg, "abs": operator.abs, "add": operator.add, "sub": operator.sub,
     "mul": operator.mul, "truediv": operator.truediv, "mod": operator.mod, "pow": operator.pow,
     "min": torch.sym_min, "max": torch.sym_max,
+    **{name.removeprefix("_sym_"): value for name, value in vars(torch).items() if name.startswith("_sym_")},
 }  # fmt: skip
 
 

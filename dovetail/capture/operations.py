@@ -113,6 +113,7 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
         return result
     if kind is Fake or other is Fake:
         return on_fakes(trace, op if plain is None or kind is Fake else plain, left, right)
+    check_operands(trace, op.__name__, left, right)
     return native(op, left, right)
 
 
@@ -156,6 +157,8 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
         return on_fakes(trace, op, left, right)
     if op is operator.ne and dunder(kind, "__eq__"):
         return not truth(trace, compare(trace, operator.eq, left, right))
+    if kind.__eq__ is not object.__eq__ and other.__eq__ is not object.__eq__:
+        check_operands(trace, op.__name__, left, right)
     return native(op, left, right)
 
 
@@ -164,7 +167,10 @@ def unary(trace: Trace, op: Callable[[Any], Any], value: Any) -> Any:
         return on_fakes(trace, op, value)
     name = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}.get(op)
     method = dunder(type(value), name) if name else None
-    return trace.call(method, [value], {}) if method else native(op, value)
+    if method is not None:
+        return trace.call(method, [value], {})
+    check_operands(trace, op.__name__, value)
+    return native(op, value)
 
 
 def truth(trace: Trace, value: Any) -> bool:
@@ -212,6 +218,13 @@ def check_native_use(trace: Trace, value: Any, what: str) -> None:
     origin = trace.origins.get(id(value))
     if origin is not None and origin.stand_in is origin.original and not _is_passive(value):
         raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"{what} of {origin.source}")
+
+
+def check_operands(trace: Trace, what: str, *values: Any) -> None:
+    """As check_native_use, for operators and conversions."""
+    for value in values:
+        if type(value) not in PLAIN and type(value) not in NATIVE_KINDS:
+            check_native_use(trace, value, what)
 
 
 def _is_passive(value: Any) -> bool:

@@ -17,6 +17,9 @@ import functools
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from types import (
     BuiltinFunctionType,
     BuiltinMethodType,
@@ -34,6 +37,7 @@ from types import (
     WrapperDescriptorType,
 )
 from typing import Any, Final
+from uuid import UUID
 
 import torch
 
@@ -337,6 +341,20 @@ def wrap_slice(trace: Trace, value: slice, source: Source) -> Any:
     return slice(*parts)
 
 
+def wrap_value(trace: Trace, value: Any, source: Source) -> Any:
+    """An immutable value of C: a constant of the trace."""
+    trace.guard(source, TypeIs(type(value)))
+    trace.guard(source, Equals(value))
+    return value
+
+
+def is_value_type(kind: type) -> bool:
+    """NumPy's scalars, and the number and time types of Python's library: immutable, compared by value."""
+    if any(base.__module__ == "numpy" and base.__name__ == "generic" for base in kind.__mro__):
+        return kind.__module__ == "numpy"
+    return kind in (Decimal, Fraction, date, datetime, time, timedelta, UUID)
+
+
 def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
     trace.guard(source, TypeIs(type(value)))
     register(trace, value, value, source)
@@ -384,7 +402,7 @@ BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
 
 
 def _find_wrapper(kind: type) -> Wrapper:
-    found: Wrapper = wrap_instance
+    found: Wrapper = wrap_value if is_value_type(kind) else wrap_instance
     for base, wrapper in BY_BASE:
         if issubclass(kind, base):
             found = wrapper
