@@ -143,7 +143,7 @@ class UserBreak(Break):
 
 class DisabledCall(Break):
     code = "B06"
-    message = "call to {function}, which is marked as not to be compiled"
+    message = "call to {function}, which is not to be compiled"
 
 
 class OutputCall(Break):
@@ -192,6 +192,12 @@ class UnknownStores(Break):
     code = "B17"
     message = "it is not known what the Triton kernel {kernel} writes to: {detail}"
     hint = "wrap the launch in torch.library.custom_op, whose mutates_args says it"
+
+
+class BackwardCall(Break):
+    code = "B18"
+    message = "call to {function}, which differentiates what ran before"
+    hint = "this break is needed; the parts before and after it are compiled"
 
 
 class UnsupportedMutation(Break):

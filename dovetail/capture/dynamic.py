@@ -27,7 +27,7 @@ from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.expr import INF, Expr, eq, sym, symbols
 from dovetail.ir.guard import Equals, Guard, Holds, TypeIs
-from dovetail.ir.source import Arg, DictAttr, Item, KeyItem, Size, Source, Stride
+from dovetail.ir.source import Arg, Computed, DictAttr, Item, KeyItem, Size, Source, Stride
 from dovetail.sym import Real, Shapes, make_symfloat, make_symint
 
 Dims = frozenset[int]
@@ -202,8 +202,31 @@ class Policy:
                 )
         return made
 
+    def is_computed(self, value: Any) -> bool:
+        """A float that is more than a symbol: kernels take it as one number, computed before they run."""
+        expr = self.simplified(value)
+        return isinstance(expr, Real) and expr.op != "sym"
+
+    def computed(self, values: Any) -> list[tuple[GraphInput, str]]:
+        """Inputs of the graph for such floats, each once, and what they stand for."""
+        found = {str(self.simplified(value)): value for value in values if self.is_computed(value)}
+        return [(self.compute(form, value), form) for form, value in found.items()]
+
+    def compute(self, form: str, value: Any) -> GraphInput:
+        shapes = self.shapes
+        assert shapes is not None
+        now: dict[str, object] = {name: symbol.hint for name, symbol in shapes.symbols.items()}
+        now |= {name: symbol.hint for name, symbol in shapes.floats.items()}
+        names = sorted(leaves(self.simplified(value)))
+        source = Computed(form, value, tuple((self.sources[name], now[name]) for name in names))
+        name = shapes.float_symbol(value.node.hint, source)
+        self.sources[name] = source
+        return GraphInput(name, source, value.node.hint, make_symfloat(shapes, name))
+
     def node(self, builder: Any, value: Any) -> Any:
         """A symbolic number as nodes of the fx graph."""
+        if (found := builder.symbol_nodes.get(str(self.simplified(value)))) is not None:
+            return found
         return fold(self.simplified(value), builder.symbol_nodes, builder.graph.call_function, builder.folded)
 
     def text(self, emit: Any, value: Any) -> str:
@@ -338,5 +361,7 @@ def all_guards(captured: Capture) -> tuple[Guard, ...]:
         reads = tuple((name, sources[name]) for name in names)
         made.append(Guard(reads[0][1], Holds(assumption.condition, reads), assumption.loc))
     for number in shapes.fixed_floats:
-        made.append(Guard(sources[number.name], Equals(number.hint)))
+        source = sources[number.name]
+        fixed = source.leaves if isinstance(source, Computed) else ((source, number.hint),)
+        made.extend(Guard(leaf, Equals(hint)) for leaf, hint in fixed)
     return tuple(made)

@@ -34,9 +34,10 @@ class GraphBuilder:
     def build(self, outputs: Sequence[Any], name: str) -> tuple[torch.fx.GraphModule, tuple[GraphInput, ...]]:
         used, numbers = used_ids(self.trace.calls, outputs)
         inputs = []
+        policy = self.trace.dynamic
         if numbers:
-            policy = self.trace.dynamic
-            for graph_input, symbol in policy.inputs(policy.names_in(numbers)):
+            plain = [number for number in numbers if not policy.is_computed(number)]
+            for graph_input, symbol in policy.inputs(policy.names_in(plain)):
                 self.symbol_nodes[symbol] = node = self.graph.placeholder(symbol)
                 node.meta["source"] = graph_input.source
                 inputs.append(graph_input)
@@ -46,6 +47,10 @@ class GraphBuilder:
                 node.meta["loc"], node.meta["source"] = self.trace.frame.loc, graph_input.source
                 self.nodes[id(fake)] = node
                 inputs.append(replace(graph_input, name=node.name))
+        for graph_input, form in policy.computed(numbers) if numbers else ():
+            self.symbol_nodes[form] = node = self.graph.placeholder(graph_input.name)
+            node.meta["source"] = graph_input.source
+            inputs.append(graph_input)
         for call in self.trace.calls:
             self.add(call)
         self.graph.output(tuple([self.arg(value) for value in outputs]))

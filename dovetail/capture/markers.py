@@ -26,6 +26,7 @@ from dovetail.ir.source import Attr
 UNMARKED: Final = object()
 DISABLES: Final = ("_dovetail_disable", "_torchdynamo_disable")
 CONSTANTS: Final = ("_dovetail_constant", "_dynamo_marked_constant")
+SCHEDULERS: Final = "/torch/optim/lr_scheduler.py"
 IGNORED: Final = frozenset(
     {"tag", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_unbacked", "mark_static_address"}
 )
@@ -54,6 +55,8 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
             return None
         if fn.__name__ == "is_compiling":
             return True
+    if fn.__code__.co_name == "step" and fn.__code__.co_filename.endswith(SCHEDULERS):
+        raise DisabledCall(trace.loc(), function="a learning rate scheduler, arithmetic on a few numbers")
     return call_torch(trace, fn, args, kwargs) if is_allowed_by_torch(fn) else UNMARKED
 
 

@@ -57,7 +57,9 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise Raised(error) from None
 
 
-NEEDS_DATA: Final = ("data is not allocated", "Cannot access data pointer", "doesn't have storage")
+NEEDS_DATA: Final = (
+    "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta"
+)  # fmt: skip
 """How torch's C++ code complains about a tensor without memory."""
 
 

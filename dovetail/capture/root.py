@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture import contexts, copies, exceptions, output
+from dovetail.capture import contexts, copies, exceptions, output, training
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
@@ -47,12 +47,12 @@ from dovetail.errors import (
 from dovetail.fake import FakeMode, SymbolicCalls
 from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
-from dovetail.ir.source import Arg
+from dovetail.ir.source import Arg, Computed
 from dovetail.options import Options
 from dovetail.util.writer import Writer
 
 MAX_ATTEMPTS = 4
-TABLES = (contexts, copies, exceptions, output)
+TABLES = (contexts, copies, exceptions, output, training)
 """Files that add rules to the table of builtins when they are imported."""
 
 
@@ -255,12 +255,16 @@ class Attempt:
             frame.code.co_qualname, graph, tuple(inputs), tuple(trace.guards), text, namespace, graph_name,
             breaks,
             symbols, frame.loc, trace.shapes,
-            tuple(i.source for i in inputs) if is_worth_fetching(inputs) else (),
+            tuple(i.source for i in inputs if not isinstance(i.source, Computed))
+            if is_worth_fetching(inputs) else (),
         )  # fmt: skip
 
     def text(self, emit: Emitter, root: Root, inputs: Any, tail: list[str], why: Break | None) -> str:
+        numbers = [i.source.value for i in inputs or () if isinstance(i.source, Computed)]
+        computed = [self.trace.dynamic.text(emit, number) for number in numbers]
         own = list(emit.loads)
-        args = ", ".join(emit.load(graph_input.source) for graph_input in inputs or ())
+        read = [i.source for i in inputs or () if not isinstance(i.source, Computed)]
+        args = ", ".join(emit.load(source) for source in read)
         parameters = ", ".join(entry_parameters(root, slot_count(self.frame.code)))
         w = Writer()
         if fetches := is_worth_fetching(inputs or ()):
@@ -274,7 +278,7 @@ class Attempt:
                 w(line)
             if inputs is not None:
                 given = f"*(fetched_inputs or load_inputs({parameters}))" if fetches else args
-                w(f"out = {emit.graph_name}({given})")
+                w(f"out = {emit.graph_name}({', '.join(filter(None, (given, *computed)))})")
             for line in emit.body:
                 w(line)
             if why is not None:

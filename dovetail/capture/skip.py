@@ -27,7 +27,9 @@ PLUMBING: Final = frozenset(
 GENERATED: Final = ("<dovetail",)
 MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/", "/torch/distributions/")
 """Parts of torch that are models and training code rather than machinery: worth a graph of their own."""
-MACHINERY: Final = ("/torch/nn/modules/module.py", "/torch/optim/optimizer.py")
+MACHINERY: Final = (
+    "/torch/nn/modules/module.py", "/torch/optim/optimizer.py", "/torch/optim/lr_scheduler.py"
+)  # fmt: skip
 
 
 WALLS: Final = frozenset(

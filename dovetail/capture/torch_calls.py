@@ -19,7 +19,7 @@ import torch
 from dovetail.capture.operations import has_fake, native, needs_data, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.trace import Raised, Trace, Write
-from dovetail.errors import Break, FailedFake, UnknownCall, UnsupportedValue
+from dovetail.errors import BackwardCall, Break, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Attr, DictAttr
 
@@ -44,7 +44,7 @@ STATEFUL: Final = ("set_", "_set_", "_push", "_pop", "_enter", "_exit", "_jit", 
 """C functions of torch whose names start so change hidden state."""
 
 REFUSED_METHODS: Final = frozenset(
-    {"backward", "register_hook", "register_post_accumulate_grad_hook", "share_memory_", "storage",
+    {"register_hook", "register_post_accumulate_grad_hook", "share_memory_", "storage",
     "untyped_storage",
      "_typed_storage", "set_", "pin_memory", "retain_grad"}
 )  # fmt: skip
@@ -79,7 +79,7 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
     if (name.startswith(STATEFUL) and not has_fake(args)) or fn.__module__ == "torch._C._functorch":
         raise UnknownCall(trace.loc(), function=f"{fn.__module__}.{name}")
     if name == "run_backward":
-        raise UnknownCall(trace.loc(), function="autograd's engine, which differentiates what ran before")
+        raise BackwardCall(trace.loc(), function="torch.autograd.grad or backward")
     check_arguments(trace, fn, (args, kwargs))
     result = perform(trace, fn, args, kwargs)
     if has_fake(result) or (result is None and has_fake(args)):
@@ -127,6 +127,8 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
     """x.name(...), where args[0] is x."""
     if not args or not isinstance(args[0], Fake):
         return call_torch(trace, getattr(torch.Tensor, name), args, kwargs)
+    if name == "backward":
+        raise BackwardCall(trace.loc(), function="Tensor.backward")
     if name in REFUSED_METHODS:
         raise UnknownCall(trace.loc(), function=f"Tensor.{name}")
     if name == "__setitem__":
@@ -195,6 +197,9 @@ OWN_FIELDS: Final = frozenset({"meta", "constant", "_meta", "_constant"})
 def store_tensor_attr(trace: Trace, fake: Fake, name: str, value: Any) -> None:
     if name in ("data", "grad", "requires_grad", "names"):
         if name == "requires_grad" and value == fake.requires_grad:
+            return
+        if name == "grad" and value is None and id(fake) in trace.origins:
+            trace.writes[(id(fake), name)] = Write(fake, name, None, "attr")
             return
         raise UnsupportedValue(trace.loc(), type="Tensor", detail=f"assigning to .{name}")
     if id(fake) in trace.origins:

@@ -104,6 +104,20 @@ class Attr(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class Computed(Source):
+    """A float that the entry computes from symbols before it calls the graph; `value` is a torch.SymFloat,
+    and `leaves` are the symbols' sources and what they are now."""
+
+    form: str
+    value: object = field(compare=False)
+    leaves: tuple[tuple[Source, object], ...] = field(compare=False)
+
+    @property
+    def text(self) -> str:
+        return self.form
+
+
+@dataclass(frozen=True, slots=True)
 class DictAttr(Step):
     """of.__dict__[name]: an instance attribute, read without descriptors."""
 

@@ -1,0 +1,71 @@
+"""Parts of a training step that torch keeps from compilers, or that need numbers in tensors.
+
+    optimizer.zero_grad()                           p.grad = None for every parameter, after the graph
+    torch._foreach_addcdiv_(ps, ms, vs, sizes)      p.add_(m / v * size) for each: sizes stays a tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dovetail.capture.attributes import load_attr, store_attr
+from dovetail.capture.builtins import Args, Kwargs, Special, on
+from dovetail.capture.operations import get_item, iterate, native, truth
+from dovetail.capture.origins import wrap
+from dovetail.capture.torch_calls import call_tensor_method, call_torch
+from dovetail.capture.trace import Trace
+from dovetail.errors import DisabledCall
+from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import Length
+from dovetail.ir.source import DictAttr, Item
+
+
+@on(torch.optim.Optimizer.zero_grad)
+def _zero_grad(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    optimizer, to_none = [*args, kwargs.get("set_to_none", True)][:2]
+    if not truth(trace, to_none):
+        raise DisabledCall(trace.loc(), function="Optimizer.zero_grad(set_to_none=False)")
+    for parameter in parameters_of(trace, optimizer):
+        store_attr(trace, parameter, "grad", None)
+
+
+def parameters_of(trace: Trace, optimizer: Any) -> Iterator[Any]:
+    """All parameters, without reading what else is in their groups: a learning rate changes often."""
+    origin = trace.origins.get(id(optimizer))
+    groups: Any = None if origin is None else origin.original.__dict__["param_groups"]
+    if origin is None or id(groups) in trace.known:
+        for group in iterate(trace, load_attr(trace, optimizer, "param_groups")):
+            yield from iterate(trace, get_item(trace, group, "params"))
+        return
+    where = DictAttr(origin.source, "param_groups")
+    trace.guard(where, Length(len(groups)))
+    for i, group in enumerate(groups):
+        inside = Item(Item(where, i), "params")
+        trace.guard(inside, Length(len(group["params"])))
+        for j, parameter in enumerate(group["params"]):
+            yield wrap(trace, parameter, Item(inside, j))
+
+
+def _scaled(function: Any, name: str) -> Special:
+    """A function of lists of tensors with a factor for each, which eager reads from a tensor."""
+
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        factors = args[3] if len(args) > 3 else kwargs.get("scalars")
+        if not isinstance(factors, Fake):
+            return call_torch(trace, function, args, kwargs)
+        lists = [native(list, iterate(trace, arg)) for arg in args[:3]]
+        made = [
+            call_tensor_method(trace, name, list(operands), {"value": factor})
+            for *operands, factor in zip(*lists, iterate(trace, factors))
+        ]
+        return None if name.endswith("_") else tuple(made)
+
+    return rule
+
+
+for _name in ("addcdiv_", "addcdiv", "addcmul_", "addcmul"):
+    _function = getattr(torch, f"_foreach_{_name}")
+    on(_function)(_scaled(_function, _name))

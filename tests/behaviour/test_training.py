@@ -1,0 +1,99 @@
+"""SPEC C9: a whole training step in one compiled function: zero_grad, forward, backward, optimizer, schedule."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import dovetail
+from tests.behaviour.running import check_same
+from tests.sweeps.peers import Observed, find_peer
+
+OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "sgd": lambda p: optim.SGD(p, 0.1),
+    "sgd_momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: optim.Adam(p, 0.1),
+    "adam_foreach": lambda p: optim.Adam(p, 0.1, foreach=True),
+    "adamw_amsgrad": lambda p: optim.AdamW(p, 0.1, amsgrad=True),
+    "adamw_tensor_lr": lambda p: optim.AdamW(p, torch.tensor(0.1)),
+}
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "cosine": lambda opt: optim.lr_scheduler.CosineAnnealingLR(opt, 10),
+    "lambda": lambda opt: optim.lr_scheduler.LambdaLR(opt, lambda epoch: 1 / (1 + epoch)),
+    "step": lambda opt: optim.lr_scheduler.StepLR(opt, 2, 0.5),
+}
+
+
+def train(make: Callable[[Any], optim.Optimizer], schedule: Any, wrap: Callable[[Any], Any], steps: int) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = make(model.parameters())
+    scheduler = schedule(optimizer) if schedule is not None else None
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        return loss.detach()
+
+    run = wrap(step)
+    losses = [run(torch.randn(3, 4), torch.randn(3, 2)) for _ in range(steps)]
+    return losses, list(model.parameters()), [p.grad for p in model.parameters()]
+
+
+def compare(make: Any, schedule: Any, backend: str, steps: int) -> Observed:
+    dovetail.reset()
+    plain = train(make, schedule, lambda f: f, steps)
+    peer = find_peer("dovetail")
+    seen = peer.observe(lambda: train(make, schedule, lambda f: peer.compile(f, backend=backend), steps))
+    check_same(seen.result, plain, "training")
+    return seen
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_step(name: str) -> None:
+    seen = compare(OPTIMIZERS[name], None, "eager", 4)
+    assert seen.breaks == 2, seen.reasons
+    assert seen.graphs <= 4, "forward, the optimizer's first step and its other steps"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_does_not_recompile_each_step(name: str) -> None:
+    seen = compare(OPTIMIZERS["adam"], SCHEDULES[name], "dovetail", 7)
+    assert seen.recompiles <= 2 and seen.breaks == 3, seen.reasons
+
+
+def test_arithmetic_on_a_changing_number_is_done_before_the_graph() -> None:
+    def f(x: torch.Tensor, step: int, rate: float) -> Any:
+        return x * math.cos(math.pi * step / 10) * (1 - rate) + 1 / (step + rate), rate * 2
+
+    compiled = dovetail.compile(f)
+    peer = find_peer("dovetail")
+    calls = [(torch.ones(3), step, 0.1 / step) for step in range(1, 8)]
+    seen = peer.observe(lambda: [compiled(*args) for args in calls])
+    check_same(seen.result, [f(*args) for args in calls], "result")
+    assert seen.recompiles == 1, seen.reasons
+
+
+def test_zero_grad_notices_another_parameter() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        return x * 2
+
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = optim.SGD([first], 0.1)
+    compiled = dovetail.compile(f, fullgraph=True, backend="eager")
+    for parameters in ([first], [first, second]):
+        for parameter in parameters:
+            parameter.grad = torch.ones(2)
+        compiled(torch.ones(2))
+        assert all(parameter.grad is None for parameter in parameters)
+        if len(parameters) == 1:
+            optimizer.add_param_group({"params": [second]})
