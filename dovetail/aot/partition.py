@@ -122,6 +122,11 @@ class _Problem:
         self.used = (used | grads) - tied
         self.names = {node.name for node in graph.nodes if node not in tied}
         self.distance = self._distances()
+        self.anchors = {
+            o for node in graph.nodes if node in tied and class_of(node.op) == "heavy" for o in node.operands
+        }
+        """What library calls of backward read: recomputed, it takes memory until then."""
+        self.kept: set[Node] = set()
         wanted = frozenset(signature.recompute)
         self.checkpointed = {n for n in graph.nodes if n.name in wanted and class_of(n.op) != "random"}
 
@@ -150,7 +155,31 @@ class _Problem:
         return max(1, bytes_of(node.type)) * factor
 
     def may_recompute(self, node: Node, freed: set[Node]) -> bool:
-        return node in freed or node in self.checkpointed or class_of(node.op) in ("cheap", "view")
+        if node in freed or node in self.checkpointed:
+            return True
+        return node not in self.kept and class_of(node.op) in ("cheap", "view")
+
+    def chained(self, saved: set[Node]) -> set[Node]:
+        """Recomputed values for library calls that other such values are recomputed from. The last of a
+        chain is needed first, so all of it would be in memory at once, which is what saving avoids; every
+        second one is saved."""
+        found: set[Node] = set()
+        behind: set[Node] = set()
+        """recomputed nodes that a recomputed anchor was needed for"""
+        for node in self.graph.nodes:
+            if node not in self.needed or node in saved:
+                continue
+            if any(operand in behind and operand not in found for operand in node.operands):
+                if self._is_anchor(node):
+                    found.add(node)
+                    continue
+                behind.add(node)
+            elif self._is_anchor(node):
+                behind.add(node)
+        return found
+
+    def _is_anchor(self, node: Node) -> bool:
+        return node in self.anchors and class_of(node.op) == "cheap" and node not in self.checkpointed
 
     def cut(self, freed: set[Node]) -> set[Node]:
         """The nodes to save."""
@@ -173,6 +202,9 @@ class _Problem:
 
     def solve(self, budget: float) -> set[Node]:
         best = self.cut(set())
+        if (chained := self.chained(best)):
+            self.kept = chained
+            best = self.cut(set())
         if budget >= 1.0:
             return best
         candidates = self._candidates()

@@ -100,6 +100,7 @@ def find_stored(graph: Graph) -> set[Node]:
             stored.add(node)
             shared.add(node)
     _recompute_cheap(graph, stored, shared)
+    _store_joins(graph, readers, stored)
     _store_repeated(graph, users, stored)
     _store_large(graph, stored)
     return stored
@@ -158,6 +159,29 @@ def _recompute_cheap(graph: Graph, stored: set[Node], shared: set[Node]) -> None
             stored.discard(node)
             if not _is_cheap(node, CHEAP_OPS, stored):
                 stored.add(node)
+
+
+def _store_joins(graph: Graph, readers: dict[Node, frozenset[Node]], stored: set[Node]) -> None:
+    """A value that several nests compute from two or more values of its size: storing it moves as many
+    bytes as reading those again, and those need not live on."""
+    for node in graph.nodes:
+        if node not in stored and len(readers.get(node, ())) > 1 and kind_of(node.op) == "pointwise":
+            if len(_large_sources(node, stored)) > 1:
+                stored.add(node)
+
+
+def _large_sources(node: Node, stored: Set[Node]) -> set[Node]:
+    """The values in memory, as large as this one, that computing it reads."""
+    found: set[Node] = set()
+    stack = list(node.operands)
+    while stack and len(found) < 2:
+        source = stack.pop()
+        if isinstance(source.type, TensorType) and source.type.numel is node.tensor.numel:
+            if source in stored or not is_inlinable(source):
+                found.add(source)
+            else:
+                stack.extend(source.operands)
+    return found
 
 
 def _is_cheap(node: Node, budget: int = CHEAP_OPS, stored: Set[Node] = frozenset()) -> bool:

@@ -4,13 +4,14 @@
     temporaries share one arena by lifetime; a kernel's output takes over the memory of an input that
     dies there when it reads and writes each element at the same position
 
-Sizes known at compile time are packed by first fit over offsets; symbolic ones reuse a freed slot of
-the same size or get one of their own, after the fixed part.
+Sizes known at compile time are packed with all lifetimes in view, the largest first; symbolic ones
+reuse a freed slot of the same size or get one of their own, after the fixed part.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bisect import insort
+from dataclasses import dataclass
 from typing import Final
 
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
@@ -22,42 +23,47 @@ from dovetail.schedule.fuse import extern_reads, kept_buffers
 ALIGN: Final = 64
 
 
-@dataclass(slots=True)
-class Arena:
-    """Free fixed-size gaps, and slots by symbolic size."""
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Memory for one temporary, or for several that take it over from each other."""
 
-    live: list[tuple[int, int]] = field(default_factory=list)
-    """(offset, bytes) in use, sorted."""
-    top: int = 0
-    symbolic: Expr = ZERO
-    spare: dict[Expr, list[Expr]] = field(default_factory=dict)
+    size: Expr
+    first: int
+    last: int
+    """The steps in between which it is in use."""
+    names: list[str]
+    offset: Expr = ZERO
 
-    def take(self, size: Expr) -> Expr:
-        return const(self._fit(size.value)) if size.is_const else self._slot(size)
+    def meets(self, other: Slot) -> bool:
+        return self.first <= other.last and other.first <= self.last
 
-    def _fit(self, size: int) -> int:
-        at = 0
-        for offset, taken in self.live:
-            if offset - at >= size:
+
+def pack(slots: list[Slot]) -> Expr:
+    """Give every slot its offset; the bytes of the whole arena. Large ones choose first: small ones fit
+    into the gaps that are left."""
+    placed: list[tuple[int, int, Slot]] = []
+    top = 0
+    for slot in sorted((s for s in slots if s.size.is_const), key=lambda s: (-s.size.value, s.first)):
+        at, size = 0, slot.size.value
+        for start, stop, other in placed:
+            if not slot.meets(other):
+                continue
+            if start - at >= size:
                 break
-            at = max(at, offset + taken)
-        self.live.append((at, size))
-        self.live.sort()
-        self.top = max(self.top, at + size)
-        return at
-
-    def _slot(self, size: Expr) -> Expr:
-        if self.spare.get(size):
-            return self.spare[size].pop()
-        offset = self.symbolic
-        self.symbolic = add(self.symbolic, size)
-        return offset
-
-    def give(self, offset: Expr, size: Expr) -> None:
-        if size.is_const:
-            self.live.remove((offset.value, size.value))
+            at = max(at, stop)
+        insort(placed, (at, at + size, slot), key=lambda entry: entry[:2])
+        slot.offset, top = const(at), max(top, at + size)
+    end: Expr = const(_aligned(top))
+    spare: dict[Expr, list[Slot]] = {}
+    for slot in (s for s in slots if not s.size.is_const):  # in order of time
+        free = [other for other in spare.get(slot.size, ()) if not slot.meets(other)]
+        if free:
+            slot.offset = free[0].offset
+            spare[slot.size].remove(free[0])
         else:
-            self.spare.setdefault(size, []).append(offset)
+            slot.offset, end = end, add(end, slot.size)
+        spare.setdefault(slot.size, []).append(slot)
+    return end
 
 
 def plan(schedule: Schedule) -> Plan:
@@ -82,20 +88,10 @@ def plan(schedule: Schedule) -> Plan:
     home = loops.device
     elsewhere = [b.name for b in loops.buffers if b.type.device != home and b.name not in places]
     places |= {name: Place("output") for name in elsewhere}  # the arena is on one device
-    arena = Arena()
-    _place_temporaries(schedule, buffers, places, last, arena)
-    fixed = const(_aligned(arena.top))
-    shifted = {
-        name: Place("arena", add(fixed, place.offset))
-        if place.offset is not None and _is_symbolic(buffers[name])
-        else place
-        for name, place in places.items()
-    }
-    return Plan(schedule, tuple(shifted.items()), add(fixed, arena.symbolic))
-
-
-def _is_symbolic(buffer: Buffer) -> bool:
-    return not storage_bytes(buffer).is_const
+    slots = find_slots(schedule, buffers, places, last)
+    end = pack(slots)
+    places |= {name: Place("arena", slot.offset) for slot in slots for name in slot.names}
+    return Plan(schedule, tuple(places.items()), end)
 
 
 def _aligned(size: int) -> int:
@@ -138,37 +134,32 @@ def _last_uses(schedule: Schedule) -> dict[str, int]:
     return last
 
 
-def _place_temporaries(
-    schedule: Schedule,
-    buffers: dict[str, Buffer],
-    places: dict[str, Place],
-    last: dict[str, int],
-    arena: Arena,
-) -> None:
-    dying: dict[int, list[str]] = {}
-    for name, k in last.items():
-        dying.setdefault(k, []).append(name)
+def find_slots(
+    schedule: Schedule, buffers: dict[str, Buffer], places: dict[str, Place], last: dict[str, int]
+) -> list[Slot]:
+    """Who needs memory of the arena, and from when to when."""
+    slots: dict[str, Slot] = {}
     for k, step in enumerate(schedule.steps):
         taken: set[str] = set()
         for name in dict.fromkeys(step_writes(step)):
-            if name in places:
+            if name in places or name in slots:
                 continue
-            donor = _find_donor(step, name, buffers, places, last, k, taken)
+            donor = _find_donor(step, name, buffers, slots, last, k, taken)
             if donor is not None:
                 taken.add(donor)
-                places[name] = Place("arena", places[donor].offset)
+                slots[name] = slots[donor]
+                slots[name].names.append(name)
+                slots[name].last = last[name]
             else:
-                places[name] = Place("arena", arena.take(storage_bytes(buffers[name])))
-        for name in dying.get(k, ()):
-            if places[name].kind == "arena" and name not in taken:
-                arena.give(places[name].offset, storage_bytes(buffers[name]))  # type: ignore[arg-type]
+                slots[name] = Slot(storage_bytes(buffers[name]), k, last[name], [name])
+    return list(dict.fromkeys(slots.values()))
 
 
 def _find_donor(
     step: Group | Extern,
     name: str,
     buffers: dict[str, Buffer],
-    places: dict[str, Place],
+    slots: dict[str, Slot],
     last: dict[str, int],
     k: int,
     taken: set[str],
@@ -183,8 +174,7 @@ def _find_donor(
         return None
     level, index, nest = target
     for other, found in _read_positions(step).items():
-        place = places.get(other)
-        if place is None or place.kind != "arena" or last.get(other) != k or other in taken:
+        if other not in slots or last.get(other) != k or other in taken:
             continue
         if storage_bytes(buffers[other]) is not storage_bytes(buffers[name]):
             continue
