@@ -236,7 +236,8 @@ def _group_name(nests: tuple[Nest, ...]) -> str:
 
 
 def _internal(cluster: Cluster, levels: tuple[int, ...], kept: set[str], fuser: Fuser) -> tuple[str, ...]:
-    """Buffers nobody else reads. One that outlives its pass over the row must fit beside it."""
+    """Buffers nobody else reads. One that outlives its pass over the row must fit beside it; a GPU's kernel
+    computes it again instead."""
     length = product(r.size for r in cluster.ranges[cluster.outer :])
     written: dict[str, tuple[int, str]] = {}
     later: set[str] = set()
@@ -252,7 +253,8 @@ def _internal(cluster: Cluster, levels: tuple[int, ...], kept: set[str], fuser: 
             continue
         if cluster.alone or fuser.producers[buffer] != {cluster.position}:
             continue
-        if kind == "point" and buffer in later and not (length.is_const and length.value * 8 <= ROW_BYTES):
+        is_kept = kind == "point" and buffer in later and fuser.devices[buffer].kind == "cpu"
+        if is_kept and not (length.is_const and length.value * 8 <= ROW_BYTES):
             continue
         found.append(buffer)
     return tuple(found)

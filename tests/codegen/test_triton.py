@@ -26,6 +26,8 @@ PROGRAMS = {
     "integers": "lambda x, y: ((x * 10).long() // 3 % 7, (x * 10).int().sum(0), (x > 0) & (y > 0))",
     "long_rows": "lambda x, y: torch.softmax(x.reshape(2, -1).repeat(1, 6), -1)",
     "long_norm": "lambda x, y: F.layer_norm(x.reshape(2, -1).repeat(1, 6), (11520,))",
+    "long_odd_rows": "lambda x, y: torch.log_softmax(x.reshape(2, -1).repeat(1, 6)[:, :11111], -1) * y[:2, :1]",
+    "long_argmax": "lambda x, y: (x.reshape(2, -1).repeat(1, 6)[:, :11111] + y[0, 0]).argmax(-1)",
     "cross_entropy": "lambda x, y: F.cross_entropy(x, (y[:, 0] * 10).long().abs())",
     "cross_entropy_half": "lambda x, y: F.log_softmax((x.half() * 4).float(), -1).half()",
     "casts": "lambda x, y: (torch.where(x > 0, x.half(), float('-inf')).float(), (x > 0).float() * 2)",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -155,6 +155,7 @@ class _Emitter:
     blocks: tuple[Blocks, ...] = field(init=False)
     masked: tuple[str, ...] = field(init=False)
     """Names of the axes along which a tile may reach past the end."""
+    written: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.shape = analyse(self.group, self.buffers)
@@ -163,6 +164,7 @@ class _Emitter:
         longest = LONG_COLUMN if self.shape.contiguous in self.axes[0].loops else PERSISTENT
         self.is_looped = not (row.is_const and row.value <= longest)
         self.blocks = tuple(choose_blocks(self.axes, self.shape, self.is_looped))
+        self.written = frozenset(b for n in self.group.nests for w in n.writes for b in w.buffers)
         self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
 
     @property
@@ -321,9 +323,11 @@ class _Emitter:
 
     def _looped(self, step: Pass) -> None:
         """One walk over the row in blocks; a second one for deviations from the mean."""
-        reductions = [w for n in step.points for w in n.writes if w.reduce]
+        writes = [w for n in step.points for w in n.writes]
+        reductions = [w for w in writes if w.reduce]
         accumulators = {w: self._start(w) for w in reductions}
-        with self._row_loop():
+
+        def take_block() -> None:
             for nest in step.points:
                 for write in nest.writes:
                     tile = self._value(write.value)
@@ -337,30 +341,49 @@ class _Emitter:
                         nothing = IDENTITY[kind](tile.dtype)
                         value = self._kept(self._full(tile), nothing)
                         self.w(f"{accumulators[write]} = {COMBINE[kind].format(accumulators[write], value)}")
+        self._walk([root for w in writes for root in roots_of(w)], take_block)
         self._end_of_walk(step)
         for write in reductions:
             self._finish(write, accumulators[write])
 
     def _end_of_walk(self, step: Pass) -> None:
         """Values per point belong to a block that is gone; later passes compute them anew."""
-        self.tiles.clear()
         for nest in step.points:
             for write in nest.writes:
                 if not write.reduce:
                     self.values.pop(write.buffers[0], None)
 
-    def _row_loop(self):  # type: ignore[no-untyped-def]
-        axis = self.axes[-1]
-        head = f"for roffset in range(0, {_text(axis.size)}, {axis.block}):"
+    def _walk(self, roots: list[Scalar], take_block: Callable[[], None]) -> None:
+        """Take the row block by block: whole blocks without a mask, so that their accesses can be wide,
+        then the rest. What does not change along the row is loaded before."""
+        axis, masked = self.axes[-1], self.masked
+        size, whole = _text(axis.size), f"{_text(axis.size)} // {axis.block} * {axis.block}"
+        stretches = [("0", size, masked)]
+        if "r" in masked and axis.size.is_const and not self.masks:
+            stretches = [("0", whole, tuple(m for m in masked if m != "r")), (whole, size, masked)]
         self.tiles.clear()
-        block = self.w.block(head)
-        return _Entered(block, self)
+        self._load_before(roots)
+        before = self.tiles
+        for start, end, self.masked in stretches:
+            with self.w.block(f"for roffset in range({start}, {end}, {axis.block}):"):
+                wide = ".to(tl.int64)" if self._is_wide() else ""
+                self.w(f"rindex = roffset + tl.arange(0, {axis.block}){_spread(axis, self.axes)}{wide}")
+                self._loops_of(axis)
+                self.tiles = dict(before)
+                take_block()
+        self.masked = masked
+        self.tiles.clear()
 
-    def enter_row(self) -> None:
-        wide = ".to(tl.int64)" if self._is_wide() else ""
-        axis = self.axes[-1]
-        self.w(f"rindex = roffset + tl.arange(0, {axis.block}){_spread(axis, self.axes)}{wide}")
-        self._loops_of(axis)
+    def _load_before(self, roots: list[Scalar]) -> None:
+        """Loads that are the same for every block of a row."""
+        for root in map(self._with_formulas, roots):
+            unmasked = self._unmasked(root)
+            for node in iter_scalars(root):
+                if node.op != "load" or node not in unmasked or str(node.args[0]) in self.values:
+                    continue
+                name, at = str(node.args[0]), self._axes_of(node.args[1])  # type: ignore[arg-type]
+                if "r" not in at and name not in self.written:
+                    self.tiles[node] = self._load(node)
 
     def _start(self, write: Write) -> str:
         name = self.fresh("acc")
@@ -397,11 +420,13 @@ class _Emitter:
         mean = self._define(f"_div(_col(tl.sum({name}, 1)), {count})", dtype, rows)
         self._keep(write.buffers[0], write, mean)
         squares = self._start(write)
-        with self._row_loop():
+
+        def take_block() -> None:
             full = self._full(self._value(write.value))
             self.w(f"apart = {self._kept(f'{full} - {mean.text}', '0')}")
             self.w(f"{squares} += apart * apart")
-        self.tiles.clear()
+
+        self._walk([write.value], take_block)
         self._keep(write.buffers[1], write, self._define(f"_col(tl.sum({squares}, 1))", dtype, rows))
 
     # -- values
@@ -563,20 +588,6 @@ class _Emitter:
             self.w(f"tl.store({_token(buffer)} + ({index}), {value}{mask})")
 
 
-class _Entered:
-    """The body of the loop over a row; entering it declares the row's indices."""
-
-    def __init__(self, block, emitter: _Emitter) -> None:  # type: ignore[no-untyped-def]
-        self.block, self.emitter = block, emitter
-
-    def __enter__(self) -> None:
-        self.block.__enter__()
-        self.emitter.enter_row()
-
-    def __exit__(self, *error: object) -> None:
-        self.block.__exit__(*error)
-
-
 ONE_PLUS: Final = ("erf", "tanh")
 
 
@@ -720,7 +731,7 @@ def choose_blocks(axes: tuple[Axis, ...], shape: Shape, is_looped: bool) -> list
 def _row_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
     """Rows are contiguous: few rows, much of each."""
     if is_looped:
-        return [Blocks(1, r=4096, warps=16), Blocks(1, r=2048, warps=8), Blocks(2, r=1024, warps=8)]
+        return [Blocks(1, r=4096, warps=8), Blocks(1, r=4096, warps=16), Blocks(2, r=1024, warps=8)]
     rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
     row = _power(axes[-1].size.value)
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
