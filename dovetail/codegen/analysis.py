@@ -127,6 +127,7 @@ def group_exprs(group: Group) -> Iterator[Expr]:
 UNIT: Final = 1.0
 SAME: Final = 0.25
 FAR: Final = -1.0
+STEP_SCORES: Final[dict[int | None, float]] = {0: SAME, 1: UNIT}
 STORE_WEIGHT: Final = 1.5
 SHORT: Final = 8
 ONCE_A_ROW: Final = 1 / 64
@@ -137,8 +138,10 @@ def choose_contiguous(group: Group) -> Range | None:
     best: Range | None = None
     best_score = 0.0
     accesses = list(_accesses(group))
+    gathers = list(_gathers(group))
     for item in reversed(group.ranges):
         score = sum(weight * step_score(index, item.var) for index, weight in accesses)
+        score += sum(STEP_SCORES.get(step_of(node, item.var), FAR) for node in gathers)
         if item.size.is_const and item.size.value < SHORT:
             score = score / 4 if score > 0 else score
         if best is None or score > best_score + 1e-6:
@@ -148,9 +151,9 @@ def choose_contiguous(group: Group) -> Range | None:
 
 def step_score(index: Expr, var: Expr) -> float:
     parts = linear_in(index, var)
-    if parts is None:
+    if parts is None or not parts[0].is_const:
         return FAR
-    return UNIT if parts[0] is ONE else SAME if parts[0].is_const and parts[0].value == 0 else FAR
+    return STEP_SCORES.get(parts[0].value, FAR)
 
 
 def step_of(node: Scalar, var: Expr) -> int | None:
@@ -197,6 +200,14 @@ def crossing_loads(group: Group, var: Expr, other: Expr) -> list[tuple[str, Expr
             if not across[0].is_const or across[0].value > 1:
                 found[buffer, index] = None
     return list(found)
+
+
+def _gathers(group: Group) -> Iterator[Scalar]:
+    """The positions that are computed from data and read outside the kernel."""
+    roots = [root for nest in group.nests for write in nest.writes for root in roots_of(write)]
+    for node in iter_scalars(*roots):
+        if node.op == "load_at" and node.args[0] not in group.internal:
+            yield node.operands[0]
 
 
 def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:

@@ -17,6 +17,7 @@ from dovetail.ir.loop import SCALAR_OPS
 from dovetail.options import Options
 
 NAN = float("nan")
+INF = float("inf")
 
 
 def make(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], options: Options) -> runtime.Executable:
@@ -88,6 +89,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "extremes": (lambda x: (x.amax(1), x.amin(1), x.argmax(1), x.argmin(0)), [with_nan(normal(64, 103))]),
     "argmax_all": (lambda x: x.argmax(), [normal(64, 1003)]),
     "first_of_equal": (lambda x: x.argmax(1), [whole(0, 3, 50, 40)]),
+    "first_of_equal_turned": (lambda x: (x.t().argmax(), x.argmin(0)), [whole(0, 3, 50, 40)]),
+    "nothing_better_than_the_start": (lambda x: (x.argmax(1), x.argmin(), x.argmax(0)), [normal(20, 37).abs() * -INF]),
+    "embedding_sum": (lambda w, i: F.embedding(i, w).sum(1), [normal(64, 100), whole(0, 64, 5, 7)]),
     "where": (lambda x, y: torch.where(x > 0, y, x * 2).clamp(-1, 1), [normal(64, 100), normal(64, 100)]),
     "transpose_add": (lambda x, y: x + y.t(), [normal(64, 100), normal(100, 64)]),
     "transpose": (lambda x: x.permute(0, 2, 3, 1).contiguous(), [normal(4, 35, 17, 9)]),

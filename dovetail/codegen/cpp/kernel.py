@@ -26,6 +26,7 @@ from dovetail.codegen.cpp.exprs import fits_int32
 from dovetail.codegen.cpp.loops import Body
 from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.cpp.prelude import emit_prelude
+from dovetail.codegen.cpp.reduce import place_dtype
 from dovetail.codegen.cpp.values import KernelWriter
 from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Buffer, Scalar, iter_scalars
@@ -96,9 +97,11 @@ def _all_scalars(group: Group) -> Iterable[Scalar]:
 def _widest(group: Group, shape: Shape) -> int:
     """Bytes of the widest element computed in vectors. Addresses of whole vectors are not."""
     var = shape.contiguous.var if shape.contiguous else None
-    roots = [root for n in group.nests for w in n.writes for root in roots_of(w)]
+    writes = [w for n in group.nests for w in n.writes]
+    searches = [w for w in writes if w.reduce in ("argmax", "argmin")]
+    roots = [root for w in writes for root in ((w.value,) if w in searches else roots_of(w))]
     changing = varies(roots, {var} if var is not None else set(), set())
-    widest = 8 if any(w.reduce in ("argmax", "argmin") for n in group.nests for w in n.writes) else 4
+    widest = max((place_dtype(w).bytes for w in searches), default=4)
     seen: set[Scalar] = set()
     while roots:
         node = roots.pop()
@@ -111,7 +114,7 @@ def _widest(group: Group, shape: Shape) -> int:
             widest = 8
         if node.op != "load_at" or var is None or step_of(node.operands[0], var) != 1:
             roots += node.operands
-    values = [w.value for n in group.nests for w in n.writes if w.reduce]
+    values = [w.value for w in writes if w.reduce]
     return max([widest, *(value.dtype.bytes for value in values)])
 
 

@@ -28,7 +28,7 @@ class Partial:
         self.name = self.writer.fresh("part")
         scope(f"{C_TYPE[self.item.dtype]} {self.name}[{PIECES}];")
         if self.item.is_position:
-            scope(f"int64_t {self.name}_at[{PIECES}];")
+            scope(f"{C_TYPE[self.item.place_dtype]} {self.name}_at[{PIECES}];")
         if self.item.needs_second:
             scope(f"{C_TYPE[self.item.dtype]} {self.name}_mean[{PIECES}];")
             scope(f"int64_t {self.name}_count[{PIECES}];")
@@ -54,7 +54,7 @@ class Partial:
         if item.is_position:
             best = self.writer.fresh("best")
             item.pick_best(scope, best, f"{self.name}[{{}}]", f"{self.name}_at[{{}}]", "pieces")
-            self._keep(0, f"{self.name}_at[{best}]", I64, scope)
+            self._keep(0, item.found(f"{self.name}_at[{best}]"), I64, scope)
         elif item.needs_second:
             self._combine_squares(scope)
         else:

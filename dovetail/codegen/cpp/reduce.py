@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from dovetail.codegen.cpp.exprs import c_expr
+from dovetail.codegen.cpp.exprs import c_expr, fits_int32
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, combine, functions_of, identity
-from dovetail.codegen.cpp.values import KernelWriter, Scope, Value
-from dovetail.ir.expr import product
-from dovetail.ir.loop import Nest, Write
-from dovetail.ir.types import BOOL, I64, DType
+from dovetail.codegen.cpp.values import KernelWriter, Scope, Value, innermost
+from dovetail.ir.expr import ONE, Expr, linear_in, mul, product
+from dovetail.ir.loop import Nest, Write, index_value
+from dovetail.ir.types import BOOL, I32, I64, DType
 
 CASCADE: Final = 64
 """Additions into one accumulator before it is flushed into the next."""
@@ -46,6 +46,24 @@ class Accumulator:
     @property
     def is_position(self) -> bool:
         return self.write.reduce in ("argmax", "argmin")
+
+    @property
+    def place_dtype(self) -> DType:
+        """What positions are counted in. The largest number stands for no position yet."""
+        return place_dtype(self.write)
+
+    @property
+    def finds_in_order(self) -> bool:
+        """Positions grow along the walk, so that of equal values the first one met is the first one."""
+        place = place_expr(self.write)
+        order = innermost(self.nest.reduce, self.writer.vector_var)
+        step: Expr = ONE
+        for item in reversed(order):
+            parts = linear_in(place, item.var)
+            if parts is None or parts[0] is not step:
+                return False
+            step = mul(step, item.size)
+        return True
 
     @property
     def needs_second(self) -> bool:
@@ -92,7 +110,9 @@ class Accumulator:
         array = f"[{self.copies}]" if self.copies > 1 else ""
         self._declare(scope, self.dtype, self.name + array, self.start)
         if self.is_position:
-            self._declare(scope, I64, f"{self.name}_at{array}", self.splat("-1l", I64))
+            kind = self.place_dtype
+            nowhere = self.splat(identity("min", kind), kind)
+            self._declare(scope, kind, f"{self.name}_at{array}", nowhere)
         if self.tracks_nan:
             self._declare(scope, self.dtype, f"{self.name}_nan{array}", f"{self.type(self.dtype)}{{}}")
         if self.cascades:
@@ -141,27 +161,28 @@ class Accumulator:
     def _slots(self) -> list[str]:
         return [""] if self.copies == 1 else [f"[{k}]" for k in range(self.copies)]
 
-    def named(self, text: str, scope: Scope) -> str:
+    def named(self, text: str, scope: Scope, dtype: DType | None = None) -> str:
         if text.isidentifier():
             return text
         name = self.writer.fresh()
-        scope(f"const {self.type(self.dtype)} {name} = {text};")
+        scope(f"const {self.type(dtype or self.dtype)} {name} = {text};")
         return name
 
     def _update_position(self, value: Value, scope: Scope) -> None:
-        assert self.write.index_scalar is not None
-        at = self.writer.value(self.write.index_scalar, scope)
-        sign = ">" if self.write.reduce == "argmax" else "<"
+        at = self.writer.value(index_value(place_expr(self.write), self.place_dtype), scope)
         acc, acc_at = self.name + self.at, f"{self.name}_at{self.at}"
         v = self.named(self.writer.as_vector(value) if self.is_vector else value.text, scope)
-        where = self.writer.as_vector(at) if self.is_vector else at.text
+        where = self.named(self.writer.as_vector(at) if self.is_vector else at.text, scope, self.place_dtype)
         turn = "to_mask" if self.is_vector else ""
-        better = f"{turn}({v} {sign} {acc})"
+        sign = ">" if self.write.reduce == "argmax" else "<"
+        better, equal = f"{turn}({v} {sign} {acc})", f"{turn}({v} == {acc})"
         if self.dtype.is_float:
-            better += f" | ({turn}({v} != {v}) & {turn}({acc} == {acc}))"
-        better = f"({better} | {turn}({acc_at} < 0))"
+            better = f"{turn}({v} {sign} {acc}) | ({turn}({v} != {v}) & {turn}({acc} == {acc}))"
+            equal = f"({equal} | ({turn}({v} != {v}) & {turn}({acc} != {acc})))"
+        if not self.finds_in_order:
+            better += f" | ({equal} & {turn}({where} < {acc_at}))"
         if self.writer.tail is not None and not self.writer.column:
-            better += f" & first({self.writer.tail})"
+            better = f"({better}) & first({self.writer.tail})"
         name = self.writer.fresh("better")
         scope(f"const {'mask' if self.is_vector else 'bool'} {name} = {better};")
         pick = "select({0}, {1}, {2})" if self.is_vector else "({0} ? {1} : {2})"
@@ -220,11 +241,23 @@ class Accumulator:
 
     def _position(self, scope: Scope) -> Value:
         """Of the lanes' extremes the best, and of equal ones the first."""
-        if not self.is_vector or self.writer.column:
-            return Value(f"{self.name}_at", I64, self.is_vector, scope.depth)
-        best = self.writer.fresh("best")
-        self.pick_best(scope, best, f"{self.name}[{{}}]", f"{self.name}_at[{{}}]", str(self.writer.lanes))
-        return Value(self._scalar(f"{self.name}_at[{best}]", I64, scope), I64, False, scope.depth)
+        if self.is_vector and not self.writer.column:
+            best = self.writer.fresh("best")
+            self.pick_best(scope, best, f"{self.name}[{{}}]", f"{self.name}_at[{{}}]", str(self.writer.lanes))
+            text = self.found(f"{self.name}_at[{best}]")
+            return Value(self._scalar(text, I64, scope), I64, False, scope.depth)
+        if not self.is_vector:
+            return Value(self._scalar(self.found(f"{self.name}_at"), I64, scope), I64, False, scope.depth)
+        name = self.writer.fresh()
+        scope(f"const i64v {name} = convert<i64v>({self.found(f'{self.name}_at')});")
+        return Value(name, I64, True, scope.depth)
+
+    def found(self, at: str) -> str:
+        """Where nothing was better than what a search starts from, all are equal: the first is meant."""
+        kind, nowhere = self.place_dtype, identity("min", self.place_dtype)
+        if self.is_vector and self.writer.column:
+            return f"({at} == {nowhere} ? {VECTOR_TYPE[kind]}{{}} : {at})"
+        return f"({at} == {nowhere} ? 0 : {at})"
 
     def pick_best(self, scope: Scope, best: str, value: str, at: str, count: str) -> None:
         sign = ">" if self.write.reduce == "argmax" else "<"
@@ -233,13 +266,9 @@ class Accumulator:
         if self.dtype.is_float:
             better += f" || ({a} != {a} && {b} == {b})"
             equal += f" || ({a} != {a} && {b} != {b})"
-        here, there = at.format("l"), at.format(best)
         scope(f"int {best} = 0;")
         scope(f"for (int l = 1; l < {count}; ++l)")
-        scope(
-            f"    if ({here} >= 0 && ({there} < 0 || {better} || (({equal}) && {here} < {there})))"
-            f" {best} = l;"
-        )
+        scope(f"    if ({better} || (({equal}) && {at.format('l')} < {at.format(best)})) {best} = l;")
 
     def _keep(self, which: int, value: Value, scope: Scope) -> None:
         self.writer.keep(self.write.buffers[which], self.write.index, value, scope)
@@ -262,3 +291,14 @@ class Accumulator:
         apart = self.writer.fresh("apart")
         scope(f"const {self.type(self.dtype)} {apart} = {text} - {self.mean};")
         self._add(f"{apart} * {apart}", scope)
+
+
+def place_expr(write: Write) -> Expr:
+    """The position that an argmax or argmin would return for the element at hand."""
+    assert write.index_scalar is not None
+    return write.index_scalar.args[0]  # type: ignore[return-value]
+
+
+def place_dtype(write: Write) -> DType:
+    """Narrow positions keep vectors of narrow values whole."""
+    return I32 if fits_int32(place_expr(write)) and write.value.dtype.bytes <= 4 else I64
