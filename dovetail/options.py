@@ -46,6 +46,9 @@ class Options:
     """Use eager for a graph that lost; results may then differ in the last bits from run to run."""
     background: bool = False
     """Compile on another thread, and let eager serve until the code is ready."""
+    keep_memory: bool = True
+    """Let the process keep up to 512 MiB of freed memory: glibc would hand it back after every step, and
+    touching new pages costs more than most kernels. Settings of your own (MALLOC_*_) win."""
     # -- caches
     cache: bool = True
     """Keep compiled code on disk."""

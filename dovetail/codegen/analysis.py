@@ -8,6 +8,7 @@ m and s are row values, e is kept for a later pass
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -134,19 +135,36 @@ ONCE_A_ROW: Final = 1 / 64
 
 
 def choose_contiguous(group: Group) -> Range | None:
-    """The loop along which most accesses are one element apart."""
+    """The loop along which most accesses are one element apart. What is touched once per row hardly
+    counts: each access weighs as much as the loops it varies with make it happen."""
     best: Range | None = None
     best_score = 0.0
-    accesses = list(_accesses(group))
-    gathers = list(_gathers(group))
+    sizes = {r.var: _about(r.size) for r in group.ranges}
+    accesses = [(index, weight * _share((index,), sizes)) for index, weight in _accesses(group)]
+    gathers = [(node, _share(_exprs_below(node), sizes)) for node in _gathers(group)]
     for item in reversed(group.ranges):
         score = sum(weight * step_score(index, item.var) for index, weight in accesses)
-        score += sum(STEP_SCORES.get(step_of(node, item.var), FAR) for node in gathers)
+        score += sum(weight * STEP_SCORES.get(step_of(node, item.var), FAR) for node, weight in gathers)
         if item.size.is_const and item.size.value < SHORT:
             score = score / 4 if score > 0 else score
         if best is None or score > best_score + 1e-6:
             best, best_score = item, score
     return best
+
+
+def _about(size: Expr) -> float:
+    """A size known at run time only counts as a few vectors."""
+    return max(float(size.value), 1.0) if size.is_const else 64.0
+
+
+def _share(exprs: Iterable[Expr], sizes: dict[Expr, float]) -> float:
+    """How often something over these expressions happens, of all points of the loops."""
+    used = {s for expr in exprs for s in symbols(expr)}
+    return 1.0 / math.prod(size for var, size in sizes.items() if var not in used)
+
+
+def _exprs_below(node: Scalar) -> list[Expr]:
+    return [expr for each in iter_scalars(node) for expr in scalar_exprs(each)]
 
 
 def step_score(index: Expr, var: Expr) -> float:

@@ -24,6 +24,7 @@ from dovetail.ir.program import Kernel, Program, PythonCall
 from dovetail.options import Options
 from dovetail.runtime import gpu
 from dovetail.runtime.arena import TEXT as ARENA
+from dovetail.runtime.arena import keep_freed_memory
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
 from dovetail.runtime.calls import make_call
 from dovetail.runtime.torch_abi import attach
@@ -74,6 +75,8 @@ def load(program: Program, options: Options | None = None) -> Executable:
     options = options or Options()
     on_gpu = [kernel for kernel in program.kernels if kernel.language == "triton"]
     pending = None if program.device == "cpu" else gpu.begin(on_gpu, torch.device(program.device), options)
+    if options.keep_memory and program.device == "cpu":
+        keep_freed_memory()
     on_cpu = [kernel for kernel in program.kernels if kernel.language == "c++"]
     missing = [kernel for kernel in on_cpu if kernel.key not in _loaded]
     units = _deal(missing, options)
