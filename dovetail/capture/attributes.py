@@ -576,15 +576,24 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
 
 Rule = Callable[[Trace, Any, str], Any]
 
+SYMBOLIC_TYPES: Final[dict[type, type]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+"""What a number of the user's program is, where the trace has a symbol for it."""
+
+
+def symbolic_attr(trace: Trace, obj: Any, name: str) -> Any:
+    return SYMBOLIC_TYPES[type(obj)] if name == "__class__" else _native_rule(trace, obj, name)
+
+
 RULES: Final[dict[type, Rule]] = {
     **dict.fromkeys(
         (
             int, float, str, bool, bytes, complex, type(None), list, tuple, set, frozenset, dict, range,
             slice,
-            torch.dtype, torch.device, torch.Size, InstanceDict, torch.SymInt, torch.SymFloat, torch.SymBool,
+            torch.dtype, torch.device, torch.Size, InstanceDict,
         ),
         _native_rule,
     ),
+    **dict.fromkeys(SYMBOLIC_TYPES, symbolic_attr),
     super: super_attr,
     Unread: unread_attr,
     Appender: _native_rule,

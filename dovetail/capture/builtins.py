@@ -31,6 +31,7 @@ import torch
 
 from dovetail.capture import operations
 from dovetail.capture.attributes import (
+    SYMBOLIC_TYPES,
     InstanceDict,
     delete_attr,
     delete_instance,
@@ -151,9 +152,6 @@ def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if not args:
         return _locals(trace, args, kwargs)
     return load_attr(trace, args[0], "__dict__")
-
-
-SYMBOLIC_TYPES: Final = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 @on(isinstance)
@@ -346,8 +344,8 @@ def _text(function: Any, dunder: str) -> Special:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         if any(isinstance(arg, Fake) for arg in args):
             raise DataDependentValue(trace.loc(), function=f"{function.__name__}()")
-        if args and type(args[0]) in SYMBOLIC_TYPES:
-            args = [SYMBOLIC_TYPES[type(args[0])](args[0]), *args[1:]]
+        if args:
+            args = [operations.as_known(args[0]), *args[1:]]
         own = operations.dunder(type(args[0]), dunder) if args else None
         if own is None and args and dunder == "__str__":
             own = operations.dunder(type(args[0]), "__repr__")
@@ -665,6 +663,9 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
             raise UnknownCall(trace.loc(), function=f"{type(owner).__qualname__}.{name}")
     if isinstance(owner, (dict, set, frozenset)) and args:
         args = [operations.as_hashable(args[0]), *args[1:]]
+    if name in ("format", "format_map"):
+        args = [operations.as_known(arg) for arg in args]
+        kwargs = {key: operations.as_known(value) for key, value in kwargs.items()}
     if name in CONSUMERS:
         args = [as_iterable(trace, as_mapping_argument(trace, name, arg)) for arg in args]
     if name == "sort" and "key" in kwargs:

@@ -102,6 +102,8 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
         return on_fakes(trace, op, left, right)
     if kind in PLAIN and other in PLAIN:
         return native(op, left, right)
+    if kind is str and op is operator.mod:
+        right = as_known(right)
     plain = INPLACE.get(op)
     if plain is not None:
         method = dunder(kind, "__i" + DUNDERS[plain][0][2:])
@@ -167,6 +169,8 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
 def unary(trace: Trace, op: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, Fake):
         return on_fakes(trace, op, value)
+    if op is operator.invert and type(value) in SYMBOLIC:
+        return -(value if type(value) is torch.SymInt else as_hashable(value)) - 1
     name = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}.get(op)
     method = dunder(type(value), name) if name else None
     if method is not None:
@@ -241,6 +245,17 @@ def as_hashable(value: Any) -> Any:
     if kind in SYMBOLIC:
         return native({torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[kind], value)
     return value
+
+
+def as_known(value: Any) -> Any:
+    """The same value to be shown as text: numbers in it must be known, also within containers."""
+    kind = type(value)
+    if kind in (list, tuple, set, torch.Size):
+        items = [as_known(item) for item in value]
+        return value if all(new is old for new, old in zip(items, value)) else kind(items)
+    if kind is dict:
+        return {key: as_known(item) for key, item in value.items()}
+    return as_hashable(value)
 
 
 def as_key(container: Any, key: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from dovetail.capture.attributes import SYMBOLIC_TYPES
 from dovetail.capture.operations import has_fake, native, needs_data, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.trace import Raised, Trace, Write
@@ -213,7 +214,7 @@ def type_of_value(trace: Trace, value: Any) -> type:
     if isinstance(value, Fake):
         origin = trace.origins.get(id(value))
         return type(origin.original) if origin is not None else torch.Tensor
-    return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value), type(value))  # type: ignore[call-overload, no-any-return]
+    return SYMBOLIC_TYPES.get(type(value), type(value))
 
 
 def loaded(name: str) -> Any:

@@ -122,7 +122,7 @@ def noted(word, value):
     print('chat', tuple(v.shape))
     return v + 1""",
     """def peek(v):
-    return int(v.sum().item() * 2) % 3""",
+    return int(v.sum().item() * 2 + 0.37) % 3""",
     """def guarded(fn):
     @functools.wraps(fn)
     def inner(*args, **kwargs):

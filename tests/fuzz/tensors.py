@@ -136,7 +136,7 @@ MUTATE: Final = (
 COMPOUND: Final = (
     "acc = []\nfor i in range(n % 4 + 1):\n    acc.append({a} * (i + {k}))\n{t} = torch.stack(acc)", "{t} = {a}.clone()\nfor row in {t}.unbind(0):\n    row.mul_(0.5)", "{t} = {a}.clone()\n{t}[0] = {b}.float().mean()",
     "w = {a}.clone()\n{t} = w.view(-1)\nw.add_(1)", "w = {a} * 1\n{t} = w[1:]\n{t}.mul_(2)\n{t} = {t} + w[:-1]", "parts = {a}.split(2, {d})\n{t} = parts[0].sum() + parts[-1].float().mean()", "{t} = torch.zeros({b}.shape)\n{t}[:2] = {b}[:2]\n{t} += 1",
-    "def inner(q, s={k}):\n    return torch.tanh(q) * s + {b}.float().mean()\n{t} = inner({a})", "{t} = {a}\nwhile {t}.dim() > 1:\n    {t} = {t}.sum(0)", "i = int({a}.float().abs().sum() * 4) % 2\n{t} = {b}[i]",
+    "def inner(q, s={k}):\n    return torch.tanh(q) * s + {b}.float().mean()\n{t} = inner({a})", "{t} = {a}\nwhile {t}.dim() > 1:\n    {t} = {t}.sum(0)", "i = int({a}.float().abs().sum() * 4 + 0.37) % 2\n{t} = {b}[i]",
     "if {a}.float().mean().item() > {k}:\n    {t} = {a} + 1\nelse:\n    {t} = {a} - 1", "print({a}.shape)\n{t} = {a} * 2", "with torch.autocast('cpu', dtype=torch.bfloat16):\n    {t} = {a}.float().reshape(-1, {a}.shape[-1]) @ torch.ones({a}.shape[-1], 3)",
     "with torch.no_grad():\n    {t} = {a} * 2\n    {t}.add_({b})", "{t} = {a}.detach().clone()\n{t}.requires_grad_({t}.is_floating_point())\n{t} = {t} * 2", "u, {t} = torch.sort({a}, {d})", "{t}, u = {a}.max({d})", "{t} = [q * 0.5 for q in {a}][-1]",
     "m = {a} > {k}\n{t} = {a}.clone()\n{t}[m] = {k}", "m = {a}.clone()\nm[m > 0] += 1\n{t} = m", "{t} = {a}.new_zeros({a}.shape[0], n)\n{t}[:, 0] = {a}.reshape({a}.shape[0], -1)[:, 0]", "w = {a}.clone()\nu = w[::2]\nw.mul_(3)\n{t} = u + 1\nu.add_({t})",
