@@ -8,6 +8,7 @@ last place: a compiled kernel may sum in another order, but may not be less care
 """
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -135,6 +136,21 @@ def why_not_accurate(ours: torch.Tensor, theirs: torch.Tensor, exact: Any) -> st
     worst = int((ours_error - allowed).argmax())
     return (f"error {float(ours_error[worst]):.1e} against fp64 at {worst} (value {z[worst].item():.4g}), "
             f"eager's worst is {float(eager_error.max()):.1e}")
+
+
+def error_ratio(got: list[Any], eager: list[Any], exact: Callable[[], Any]) -> float | None:
+    """How large our errors are beside eager's: the median over all tensors of the two errors' norms' ratio. About 1
+    for arithmetic as careful as eager's, whatever single elements do."""
+    exact_leaves = find_exact(exact)
+    if exact_leaves is None or len(exact_leaves) != len(got):
+        return None
+    ratios = []
+    for ours, theirs, true in zip(got, eager, exact_leaves, strict=True):
+        if isinstance(theirs, torch.Tensor) and isinstance(true, torch.Tensor) and theirs.numel() > 1 and theirs.is_floating_point():
+            theirs_error = float((theirs.double() - true).norm())
+            if theirs_error:
+                ratios.append(float((ours.double() - true).norm()) / theirs_error)
+    return round(statistics.median(ratios), 2) if ratios else None
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
