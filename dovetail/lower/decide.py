@@ -130,8 +130,15 @@ def _rounds(user: Node, loose: set[Node]) -> bool:
     return dtype.is_low_precision or (dtype.is_float and user in loose)
 
 
+def _is_widening(node: Node) -> bool:
+    """fp32 out of 16 bits: half the memory holds the same, and whoever reads it widens it again."""
+    if node.op != "prims.convert":
+        return False
+    return cast(Node, node.args[0]).tensor.dtype.is_low_precision and node.tensor.dtype.is_float
+
+
 def _is_worth_storing(node: Node) -> bool:
-    return kind_of(node.op) != "view" and not _is_cheap(node)
+    return kind_of(node.op) != "view" and not _is_widening(node) and not _is_cheap(node)
 
 
 def _is_aligned(users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:
@@ -216,7 +223,7 @@ def _store_repeated(graph: Graph, users: dict[Node, list[Node]], stored: set[Nod
         if node.op != "prims.broadcast":
             continue
         source = cast(Node, node.args[0])
-        while source.op in VIEWS and source not in stored:
+        while (source.op in VIEWS or _is_widening(source)) and source not in stored:
             source = cast(Node, source.args[0])
         if source in stored or not is_inlinable(source) or _is_cheap(source, 1, stored):
             continue

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 PROGRAMS = {
+    "row_constants": "lambda x, y: (lambda s: torch.relu(s.repeat(16, 1) * x[:, :1].repeat(16, 1) + y[:, 1:2].repeat(16, 1)))(x - y)",
     "pointwise": "lambda x, y: torch.relu(x * 2 + y) - x / (y * y + 1)",
     "softmax": "lambda x, y: torch.softmax(x + y, -1)",
     "layer_norm": "lambda x, y: F.layer_norm(x + y, (96,), y[0], y[1])",

@@ -19,11 +19,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, roots_of, step_score
+from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, loads_of, roots_of, step_score
 from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, TL_TYPE, TRITON
 from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, substitute, sym, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, scalar
@@ -38,6 +38,9 @@ PERSISTENT: Final = 8192
 """Longest row that is held in registers;"""
 LONG_COLUMN: Final = 256
 """the same where neighbouring rows, not elements of one row, are contiguous: a tile holds many."""
+MANY_ROWS: Final = 1024
+"""Rows that give every multiprocessor several programs."""
+SHORTEST_ROW: Final = 64
 INT32_LIMIT: Final = (1 << 31) - 1
 
 
@@ -113,6 +116,25 @@ def make_axes(group: Group, shape: Shape) -> tuple[Axis, ...]:
     return (Axis("x", outer, 0),)
 
 
+def as_rows(group: Group) -> Group:
+    """Points of which some loads are the same for a whole row: a program takes rows, and loads those once."""
+    if group.inner or len(group.ranges) < 2 or group.outer != len(group.ranges):
+        return group
+    *outer, last = group.ranges
+    rows = product(r.size for r in outer)
+    if not last.size.is_const or last.size.value < SHORTEST_ROW or rows.hi < MANY_ROWS // 2:
+        return group
+    writes = [write for nest in group.nests for write in nest.writes]
+    if any(write.mode != "set" or write.index_scalar is not None for write in writes):
+        return group
+    accesses = [index for nest in group.nests for _, index in loads_of(nest) if index is not None]
+    moving = [index for index in (*accesses, *(w.index for w in writes)) if last.var in symbols(index)]
+    is_same = len(moving) < len(accesses) + len(writes)
+    if not is_same or any(step_score(index, last.var) != 1.0 for index in moving):
+        return group
+    return replace(group, outer=group.outer - 1)
+
+
 def _crossing(group: Group, shape: Shape) -> tuple[Range, Range] | None:
     """The two loops of a transpose: most accesses are contiguous in the first, some only in the second."""
     fast = shape.contiguous
@@ -158,6 +180,7 @@ class _Emitter:
     written: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.group = as_rows(self.group)
         self.shape = analyse(self.group, self.buffers)
         self.axes = make_axes(self.group, self.shape)
         row = self.axes[-1].size if self.has_rows else ONE
@@ -735,7 +758,8 @@ def _row_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
     rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
     row = _power(axes[-1].size.value)
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
-    warps = max(1, min(16, row * per // 1024))  # 32 elements a thread: several loads in flight
+    each = 32 if rows >= MANY_ROWS else 4  # many rows: several loads in flight; few: all threads at work
+    warps = max(1, min(16, row * per // (32 * each)))
     found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=min(warps * 2, 16))]
     return (
         [*found, Blocks(per * 2, r=row, warps=warps)]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from dovetail.ir.expr import Expr, product
+from dovetail.ir.graph import Node
 from dovetail.ir.types import BOOL, I64, U8, DType
 from dovetail.ops.build import Build, Number, Value, plain
 from dovetail.ops.decomp.pointwise import truth
@@ -330,8 +332,31 @@ def softmax_backward(b: Build, grad: Value, y: Value, dim: int, input_dtype: DTy
 @decomposes("aten._log_softmax_backward_data")
 def log_softmax_backward(b: Build, grad: Value, y: Value, dim: int, input_dtype: DType) -> Value:
     g, v = accumulate(grad, grad.dtype), accumulate(y, y.dtype)
-    total = b.reduce("sum", g, dims_of(y, dim), keepdim=True)
-    return (g - b.call("exp", v) * total).to(b.out.dtype)
+    total = _one_hot_sum(b, grad, dim % max(y.ndim, 1))
+    if total is None:
+        total = b.reduce("sum", g, dims_of(y, dim), keepdim=True)
+    return (g - b.call("exp", v) * total.to(g.dtype)).to(b.out.dtype)
+
+
+def _one_hot_sum(b: Build, grad: Value, dim: int) -> Value | None:
+    """The sum of where(position == target, value, 0), which a loss over classes gives: the value itself."""
+    node = grad.node
+    if node.op != "prims.where":
+        return None
+    hit, value, rest = node.args
+    if rest != 0 or not isinstance(hit, Node) or hit.op != "prims.eq" or not isinstance(value, Node):
+        return None
+    classes, target = (cast(Node, arg) for arg in hit.args)
+    spread = (classes, target, value)
+    if any(each.op != "prims.broadcast" or each.tensor.shape != grad.shape for each in spread):
+        return None
+    others = tuple(d for d in range(grad.ndim) if d != dim)
+    counted = cast(Node, classes.args[0])
+    if counted.op != "prims.iota" or counted.args[1:3] != (0, 1) or classes.args[2] != (dim,):
+        return None
+    if target.args[2] != others or value.args[2] != others:
+        return None
+    return b.unsqueeze(Value(cast(Node, value.args[0]), b), (dim,))
 
 
 @decomposes("aten._safe_softmax")
