@@ -131,6 +131,7 @@ def start_logging(stream: EventStream, text: str | None = None, out: TextIO | No
     if not names:
         return
     kinds = {kind for name in names for kind in KIND_LOGS.get(name, ())}
+    stream.is_detailed |= not names.isdisjoint(STAGE_LOGS)  # a cached result would have nothing to print
 
     def listen(event: Event) -> None:
         target = sys.stderr if out is None else out

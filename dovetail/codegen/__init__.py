@@ -32,7 +32,8 @@ def emit(plan: Plan, options: Options) -> Program:
         "cpu": CppTarget(vector_bytes() if options.simd else 0),
         "cuda": TritonTarget(),
     }
-    buffers = {b.name: b for b in loops.buffers}
+    reused = {name for name, place in plan.places if place.kind == "reuse"}
+    buffers = {b.name: replace(b, kind="input") if b.name in reused else b for b in loops.buffers}
     launches: dict[Group, Launchable] = {}
     kernels: dict[str, Kernel] = {}
     for step in plan.schedule.steps:

@@ -256,6 +256,8 @@ class Loops:
     """Buffer names of the tensor inputs, and names of the scalar symbols, in the graph's order."""
     kinds: str = ""
     """One letter per input: t a tensor, i an int, f a float. Empty: all tensors."""
+    updates: tuple[tuple[str, str], ...] = ()
+    """(buffer, input) where the buffer is returned as the new value of the input and nothing else."""
 
     @property
     def device(self) -> Device:

@@ -94,7 +94,9 @@ def find_stored(graph: Graph) -> set[Node]:
         aligned[node] = _is_aligned(users[node], stored, aligned)
         if node in wanted and node.op not in VIEWS:
             stored.add(node)
-        elif node.op == "prims.cat" and not (aligned[node] and len(readers[node]) == 1):
+        elif node.op == "prims.cat" and not (
+            len(readers[node]) == 1 and (aligned[node] or _joins_rows(node, users))
+        ):
             stored.add(node)
         elif len(readers[node]) > 1 and is_inlinable(node) and _is_worth_storing(node):
             stored.add(node)
@@ -144,6 +146,21 @@ def _is_worth_storing(node: Node) -> bool:
 def _is_aligned(users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:
     """Only read element by element at the same index, so that a loop over it can be split at will."""
     return all(kind_of(user.op) == "pointwise" and (user in stored or aligned[user]) for user in users)
+
+
+def _joins_rows(join: Node, users: dict[Node, list[Node]]) -> bool:
+    """On a GPU: every row of a reduction picks its part, and the rest of the program with it."""
+    if join.tensor.device.kind == "cpu":
+        return False
+    stack = [join]
+    while stack:
+        for user in users[stack.pop()]:
+            kind = kind_of(user.op)
+            if kind == "pointwise":
+                stack.append(user)
+            elif kind != "reduction" or join.args[1] in cast("tuple[int, ...]", user.args[1]):
+                return False
+    return True
 
 
 def _readers(users: list[Node], stored: set[Node], readers: dict[Node, frozenset[Node]]) -> frozenset[Node]:

@@ -43,7 +43,6 @@ from dovetail.lower.nests import (
     regions,
     rewrite_scalar,
 )
-from dovetail.lower.rows import roomy_rows
 from dovetail.ops.build import is_dense
 from dovetail.ops.prims import kind_of
 from dovetail.ops.registry import STRIDE_FREE, is_view_call
@@ -62,7 +61,6 @@ class _Lowering:
         self.steps: list[Nest | Extern] = []
         self.env: dict[Node, Lazy | tuple[Lazy | None, ...]] = {}
         self.stored = find_stored(graph)
-        self.roomy = roomy_rows(graph)
         self.loose = find_loose(graph)
         self.writers: dict[str, int] = {}
         self.returned: set[str] = set()
@@ -86,7 +84,12 @@ class _Lowering:
         )
         names = tuple(_input_name(node) for node in self.graph.inputs)
         kinds = "".join(_input_kind(node) for node in self.graph.inputs)
-        return Loops(self.graph.name, buffers, tuple(self.steps), outputs, names, kinds)
+        updates = tuple(
+            (ref.buffer, self.graph.inputs[given].name)
+            for out, given in self.graph.updates
+            if isinstance(ref := outputs[out], BufferRef) and self.buffers[ref.buffer].kind != "input"
+        )
+        return Loops(self.graph.name, buffers, tuple(self.steps), outputs, names, kinds, updates)
 
     # -- one node ----------------------------------------------------------------------------------
 
@@ -135,8 +138,7 @@ class _Lowering:
 
     def store(self, node: Node, value: Lazy, name: str | None = None) -> Lazy:
         """Write a value to a buffer of its own, in its type's memory order."""
-        type = self.roomy.get(node) if name is None else None
-        ref = self.add_buffer(name or node.name, type or storable(node.tensor), holds=node)
+        ref = self.add_buffer(name or node.name, storable(node.tensor), holds=node)
         self.write_all(node, ref, value)
         return window(ref)
 
@@ -254,9 +256,7 @@ class _Lowering:
         args = tuple(self.extern_arg(arg, exact) for arg in node.args)
         kwargs = tuple((key, self.extern_arg(arg, exact)) for key, arg in node.kwargs)
         several = isinstance(node.type, tuple)
-        types = cast(
-            "tuple[TensorType | None, ...]", node.type if several else (self.roomy.get(node, node.type),)
-        )
+        types = cast("tuple[TensorType | None, ...]", node.type if several else (node.type,))
         names = [self.fresh(f"{node.name}_{i}") if several else node.name for i in range(len(types))]
         results: list[Lazy | None] = []
         for name, type in zip(names, types):

@@ -1,6 +1,7 @@
 """The fate of every ATen op, the prims, and the rewriting of ATen graphs into prims."""
 from dovetail.ops.decomp import (
     activation,
+    attention,
     copies,
     factories,
     foreach,
@@ -18,6 +19,6 @@ from dovetail.ops.fates import fates, show_fates
 
 __all__ = ["decompose", "fates", "show_fates"]
 FAMILIES = (
-    activation, copies, factories, foreach, index, losses, matmul, norms, pointwise, reductions, resize,
-    views,
+    activation, attention, copies, factories, foreach, index, losses, matmul, norms, pointwise, reductions,
+    resize, views,
 )  # fmt: skip

@@ -120,11 +120,13 @@ class Build:
         self.graph = graph
         self.stem, self.loc, self.out_type = "", cast("Loc | None", None), cast(Type, None)
         self.feeds_pointwise = False
+        self.used: frozenset[int] = frozenset()
 
-    def begin(self, node: Node, feeds_pointwise: bool = False) -> None:
-        """The node being rewritten, and whether its result goes on into pointwise arithmetic."""
+    def begin(self, node: Node, feeds_pointwise: bool = False, used: frozenset[int] = frozenset()) -> None:
+        """The node being rewritten, whether its result goes on into pointwise arithmetic, and which of
+        its results, if it has several, are used at all."""
         self.stem, self.loc, self.out_type = node.name, node.loc, node.type
-        self.feeds_pointwise = feeds_pointwise
+        self.feeds_pointwise, self.used = feeds_pointwise, used
 
     @property
     def out(self) -> TensorType:

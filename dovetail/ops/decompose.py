@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final, cast
 
 from dovetail.events import EVENTS
-from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, map_arg
+from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, TensorType, Type
 from dovetail.ops.build import Build, Value, wrap
 from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined
@@ -43,14 +43,14 @@ def decompose(graph: Graph) -> Graph:
     for node in (*graph.inputs, *graph.nodes):
         builder.unique(node.name)
     b = Build(builder)
-    fused = _feeding_pointwise(graph)
+    fused, used = _feeding_pointwise(graph), _used_results(graph)
     env: dict[Node, Arg] = {node: node for node in graph.inputs}
     for node in graph.nodes:
         if node.op == GET and isinstance(env[cast(Node, node.args[0])], tuple):
             env[node] = cast("tuple[Arg, ...]", env[cast(Node, node.args[0])])[cast(int, node.args[1])]
             continue
         moved = _rename(node, env)
-        env[node] = _rewrite(moved, b, node in fused)
+        env[node] = _rewrite(moved, b, node in fused, used.get(node, frozenset()))
     outputs = tuple(map_arg(out, lambda n: env[n]) for out in graph.outputs)
     return builder.finish(outputs)
 
@@ -74,12 +74,23 @@ def _feeding_pointwise(graph: Graph) -> set[Node]:
     return found
 
 
-def _rewrite(node: Node, b: Build, feeds_pointwise: bool) -> Arg:
+def _used_results(graph: Graph) -> dict[Node, frozenset[int]]:
+    """Which results of an op with several somebody reads."""
+    read = set(nodes_in(graph.outputs)).union(*(node.operands for node in graph.nodes))
+    found: dict[Node, frozenset[int]] = {}
+    for node in graph.nodes:
+        if node.op == GET and node in read:
+            source = cast(Node, node.args[0])
+            found[source] = found.get(source, frozenset()) | {cast(int, node.args[1])}
+    return found
+
+
+def _rewrite(node: Node, b: Build, feeds_pointwise: bool, used: frozenset[int]) -> Arg:
     """Append what the node becomes; return its value, a tuple for several results."""
     rule = DECOMPOSITIONS.get(node.op)
     start = len(b.graph.nodes)
-    if rule is not None and _is_supported(node):
-        b.begin(node, feeds_pointwise)
+    if rule is not None and _is_supported(node, used):
+        b.begin(node, feeds_pointwise, used)
         try:
             args = [wrap(arg, b) for arg in node.args]
             result = rule(b, *args, **{key: wrap(value, b) for key, value in node.kwargs})
@@ -95,8 +106,12 @@ def _rewrite(node: Node, b: Build, feeds_pointwise: bool) -> Arg:
     return node
 
 
-def _is_supported(node: Node) -> bool:
-    return _all_supported(node.type) and all(_all_supported(x.type) for x in node.operands)
+def _is_supported(node: Node, used: frozenset[int]) -> bool:
+    """Of several results, those that are used; an op whose results nobody takes apart counts whole."""
+    results = node.type
+    if isinstance(results, tuple) and used:
+        results = tuple(results[place] for place in sorted(used))
+    return _all_supported(results) and all(_all_supported(x.type) for x in node.operands)
 
 
 def _all_supported(type: Type) -> bool:

@@ -9,11 +9,17 @@ from typing import Final
 
 from dovetail.ir.graph import Graph
 from dovetail.passes.clean import drop_dead, merge_equal, simplify
+from dovetail.passes.pad import pad_products
+from dovetail.passes.rows import join_rows
 from dovetail.passes.split import split_reductions
 
 PASSES: Final[tuple[tuple[str, Callable[[Graph], Graph]], ...]] = (
     ("drop_dead", drop_dead),
     ("simplify", simplify),
+    ("merge_equal", merge_equal),
+    ("drop_dead", drop_dead),
+    ("pad_products", pad_products),
+    ("join_rows", join_rows),
     ("merge_equal", merge_equal),
     ("drop_dead", drop_dead),
     ("split_reductions", split_reductions),

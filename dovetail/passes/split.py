@@ -4,18 +4,19 @@
                                         ->  p = prims.sum(prims.reshape(x, (32, 256, 768)), (1,))
                                             s = prims.sum(p: f32[32, 768], (0,))
 
-A program of a kernel makes one result or a few; with fewer results than the GPU has room for
-programs, most of it would idle. The partial results are small. On the CPU, threads split the work
-inside the kernel instead.
+A program of a kernel makes one result of a contiguous row, or a few dozen neighbouring ones of columns;
+with fewer programs than the GPU has room for, most of it would idle. The partial results are small. On
+the CPU, threads split the work inside the kernel instead.
 """
 from __future__ import annotations
 
 from typing import Final, cast
 
-from dovetail.ir.expr import Expr, as_expr
-from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, map_arg
+from dovetail.ir.expr import ONE, Expr, as_expr
+from dovetail.ir.graph import Arg, Graph, Node
 from dovetail.ir.types import TensorType
 from dovetail.ops.build import Build, Value
+from dovetail.passes.several import replace_nodes
 
 SPLITTABLE: Final = (
     "prims.sum",
@@ -26,8 +27,11 @@ SPLITTABLE: Final = (
     "prims.all",
     "prims.welford",
 )
-ENOUGH: Final = 16384
+ENOUGH_COLUMNS: Final = 16384
+ENOUGH_ROWS: Final = 1024
 """Partial results that keep every multiprocessor busy with several programs."""
+LONGEST_ROW: Final = 8192
+"""Elements that one program reduces at once; fewer take it less time than a second kernel would."""
 SHORTEST: Final = 256
 """Elements below which a partial reduction is not worth its result."""
 
@@ -35,26 +39,12 @@ SHORTEST: Final = 256
 def split_reductions(graph: Graph) -> Graph:
     if not any(node.op in SPLITTABLE and _parts(node) > 1 for node in graph.nodes):
         return graph
-    builder = GraphBuilder(graph.name)
-    builder.inputs = list(graph.inputs)
-    for node in (*graph.inputs, *graph.nodes):
-        builder.unique(node.name)
-    b = Build(builder)
-    env: dict[Node, Arg] = {node: node for node in graph.inputs}
-    for node in graph.nodes:
-        source = node.args[0] if node.op == GET else None
-        if isinstance(source, Node) and isinstance(env[source], tuple):
-            env[node] = cast("tuple[Arg, ...]", env[source])[cast(int, node.args[1])]
-            continue
-        args = tuple(map_arg(arg, lambda n: env[n]) for arg in node.args)
-        kwargs = tuple((key, map_arg(value, lambda n: env[n])) for key, value in node.kwargs)
-        moved = Node(node.op, args, node.type, node.name, kwargs, node.loc)
-        if node.op in SPLITTABLE and (parts := _parts(node)) > 1:
-            env[node] = _split(moved, parts, b)
-        else:
-            builder.nodes.append(moved)
-            env[node] = moved
-    return builder.finish(tuple(map_arg(out, lambda n: env[n]) for out in graph.outputs))
+
+    def change(b: Build, node: Node) -> Arg:
+        parts = _parts(node) if node.op in SPLITTABLE else 1
+        return _split(node, parts, b) if parts > 1 else None
+
+    return replace_nodes(graph, change)
 
 
 def _operand(node: Node) -> tuple[TensorType, tuple[int, ...]]:
@@ -75,15 +65,16 @@ def _parts(node: Node) -> int:
     for d, size in enumerate(type.shape):
         results, count = (results, count * size.value) if d in dims else (results * size.value, count)
     length = type.shape[_place(type, dims)].value
-    if not results or count < 16 * SHORTEST:
+    rows = all(type.stride[d] is not ONE or d in dims for d in range(type.ndim) if type.shape[d] is not ONE)
+    if not results or count < (LONGEST_ROW + 1 if rows else 16 * SHORTEST):
         return 1
-    wanted = min(ENOUGH // max(results, 1), count // SHORTEST, length)
+    enough = ENOUGH_ROWS if rows else ENOUGH_COLUMNS
+    wanted = min(enough // results, count // SHORTEST, length)
     return max((k for k in range(1, wanted + 1) if length % k == 0), default=1)
 
 
 def _split(node: Node, parts: int, b: Build) -> Arg:
     type, dims = _operand(node)
-    b.begin(node)
     place = _place(type, dims)
     shape: list[Expr] = list(type.shape)
     shape[place : place + 1] = [as_expr(parts), as_expr(type.shape[place].value // parts)]

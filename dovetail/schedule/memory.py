@@ -77,6 +77,7 @@ def plan(schedule: Schedule) -> Plan:
             places[buffer.name] = Place("input")
         elif buffer.name in kept:
             places[buffer.name] = Place("output")
+    places |= _in_place_updates(schedule, buffers, last)
     for step in schedule.steps:
         if isinstance(step, Group):
             places |= {name: Place("internal") for name in step.internal}
@@ -155,6 +156,29 @@ def find_slots(
     return list(dict.fromkeys(slots.values()))
 
 
+def _in_place_updates(
+    schedule: Schedule, buffers: dict[str, Buffer], last: dict[str, int]
+) -> dict[str, Place]:
+    """New values of inputs that can be written straight over the old ones."""
+    found: dict[str, Place] = {}
+    given = {name for _, name in schedule.loops.updates}
+    writers: dict[str, list[int]] = {}
+    for k, step in enumerate(schedule.steps):
+        for name in dict.fromkeys(step_writes(step)):
+            writers.setdefault(name, []).append(k)
+    shown = kept_buffers(schedule.loops)
+    for name, base in schedule.loops.updates:
+        if base not in given or base in shown or name in found or buffers[name].type != buffers[base].type:
+            continue
+        (first, *more), read = writers.get(name, [-1, -1]), last.get(base, -1)
+        step = schedule.steps[first]
+        if not more and isinstance(step, Group) and read <= first:
+            if read < first or _overwrites(step, name, base, buffers):
+                found[name] = Place("reuse", of=base)
+                given.discard(base)
+    return found
+
+
 def _find_donor(
     step: Group | Extern,
     name: str,
@@ -167,25 +191,30 @@ def _find_donor(
     """A temporary that dies here and whose every read is at the position just being written."""
     if isinstance(step, Extern):
         return None
-    if buffers[name].type.device.kind != "cpu" and any(step.levels):
-        return None  # on a GPU, a later pass over a row may read again what an earlier one read
-    target = _write_positions(step).get(name)
-    if target is None:
-        return None
-    level, index, nest = target
-    for other, found in _read_positions(step).items():
+    for other in _read_positions(step):
         if other not in slots or last.get(other) != k or other in taken:
             continue
         if storage_bytes(buffers[other]) is not storage_bytes(buffers[name]):
             continue
         if buffers[other].type.dtype.bytes != buffers[name].type.dtype.bytes:
             continue
-        if all(
-            at is index and (at_level < level or (at_level == level and order <= nest))
-            for at_level, order, at in found
-        ):
+        if _overwrites(step, name, other, buffers):
             return other
     return None
+
+
+def _overwrites(step: Group, name: str, other: str, buffers: dict[str, Buffer]) -> bool:
+    """Every element of `other` is read before its place is written, were `name` to lie there."""
+    if buffers[name].type.device.kind != "cpu" and any(step.levels):
+        return False  # on a GPU, a later pass over a row may read again what an earlier one read
+    target = _write_positions(step).get(name)
+    if target is None:
+        return False
+    level, index, nest = target
+    return all(
+        at is index and (at_level < level or (at_level == level and order <= nest))
+        for at_level, order, at in _read_positions(step)[other]
+    )
 
 
 def _write_positions(group: Group) -> dict[str, tuple[int, Expr, int]]:

@@ -107,8 +107,11 @@ class HostWriter:
     def handle(self, name: str) -> str:
         """A handle for the whole buffer."""
         if name not in self.handles:
-            assert self.places[name].kind in ("output", "arena"), name
-            if self.places[name].kind == "output":
+            place = self.places[name]
+            assert place.kind in ("output", "arena", "reuse"), name
+            if place.of is not None:
+                self.handles[name] = self.handles[place.of]
+            elif place.kind == "output":
                 self.allocate(name)
             else:
                 return self.view(BufferRef(name, self.buffers[name].type, ZERO))
@@ -302,6 +305,7 @@ def _last_reads(plan: Plan) -> dict[int, list[str]]:
         for name in sorted(step_buffers(step)):  # the same text in every process
             last[name] = k
     kept = {out.buffer for out in plan.schedule.loops.outputs if isinstance(out, BufferRef)}
+    kept |= {place.of for _, place in plan.places if place.of is not None}
     found: dict[int, list[str]] = {}
     for name, k in last.items():
         if name not in kept:

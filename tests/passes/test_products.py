@@ -1,0 +1,71 @@
+"""Products of odd sizes are padded, and rows times several weights are joined, on a GPU only."""
+import torch
+
+from dovetail.aot import run_graph
+from dovetail.ir.parse import parse_graph
+from dovetail.lower import lower
+from dovetail.passes.pad import pad_products
+from dovetail.passes.rows import join_rows
+from tests.lower.interpret import run_loops
+
+ODD = """
+def forward(h: bf16[4096, 512] cuda, w: f32[1001, 512] cuda):
+    narrow = prims.convert(w, bf16)           # bf16[1001, 512] cuda
+    turned = prims.permute(narrow, (1, 0))    # bf16[512, 1001]{1, 512} cuda
+    logits = aten.mm.default(h, turned)       # bf16[4096, 1001] cuda
+    grown = prims.abs(logits)                 # bf16[4096, 1001] cuda
+    back = aten.mm.default(grown, narrow)     # bf16[4096, 512] cuda
+    columns = prims.permute(grown, (1, 0))    # bf16[1001, 4096]{1, 1001} cuda
+    weights = aten.mm.default(columns, h)     # bf16[1001, 512] cuda
+    return (logits, back, weights)
+"""
+
+
+def products(graph):
+    return [(node.op, [s.value for s in node.tensor.shape]) for node in graph.nodes if node.op.startswith("aten")]
+
+
+def test_odd_products_are_padded():
+    graph = pad_products(parse_graph(ODD))
+    assert [shape for _, shape in products(graph)] == [[4096, 1008], [4096, 512], [1008, 512]]
+    h, w = torch.randn(4096, 512).bfloat16() / 32, torch.randn(1001, 512) / 32
+    wanted = run_graph(parse_graph(ODD), [h, w])
+    got = run_loops(lower(graph), [h, w])
+    for a, b in zip(got, wanted):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b)
+
+
+def test_fitting_and_small_products_and_other_devices_are_left_alone():
+    for text in (ODD.replace("1001", "1008"), ODD.replace("4096", "64"), ODD.replace(" cuda", "")):
+        graph = parse_graph(text)
+        assert pad_products(graph) is graph
+
+
+ROWS = """
+def forward(x: f32[96] cuda, q: bf16[64, 96] cuda, k: bf16[16, 96] cuda, v: bf16[16, 96] cuda):
+    q32 = prims.convert(q, f32)                          # f32[64, 96] cuda
+    xq = prims.broadcast(x, (64, 96), (1,))              # f32[64, 96] cuda
+    mq = prims.mul(q32, xq)                              # f32[64, 96] cuda
+    sq = prims.sum(mq, (1,))                             # f32[64] cuda
+    k32 = prims.convert(k, f32)                          # f32[16, 96] cuda
+    xk = prims.broadcast(x, (16, 96), (1,))              # f32[16, 96] cuda
+    mk = prims.mul(k32, xk)                              # f32[16, 96] cuda
+    sk = prims.sum(mk, (1,))                             # f32[16] cuda
+    v32 = prims.convert(v, f32)                          # f32[16, 96] cuda
+    mv = prims.mul(v32, xk)                              # f32[16, 96] cuda
+    sv = prims.sum(mv, (1,))                             # f32[16] cuda
+    return (sq, sk, sv)
+"""
+
+
+def test_rows_times_several_weights_are_one_reduction():
+    graph = join_rows(parse_graph(ROWS))
+    x, q, k, v = torch.randn(96), torch.randn(64, 96), torch.randn(16, 96), torch.randn(16, 96)
+    given = [x, q.bfloat16(), k.bfloat16(), v.bfloat16()]
+    loops = lower(graph)
+    reductions = [step for step in loops.steps if step.writes[0].reduce]
+    assert len(reductions) == 1 and reductions[0].ranges[0].size.value == 96
+    assert max(b.type.numel.value for b in loops.buffers if b.kind != "input") == 96  # no weight is copied
+    for got, wanted in zip(run_loops(loops, given), run_graph(parse_graph(ROWS), given)):
+        torch.testing.assert_close(got, wanted)
