@@ -75,7 +75,8 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class Place:
     """kind: 'input', 'output' (allocated for the caller), 'arena' (at byte `offset`), 'reuse' (of the
-    input `of`, whose new value it is), 'extern' (the library call makes it), 'internal' (no memory outside its kernel)."""
+    input `of`, whose new value it is), 'extern' (the library call makes it), 'internal' (no memory outside
+    its kernel)."""
 
     kind: str
     offset: Expr | None = None
