@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dovetail
+from tests import vision_ops  # noqa: F401
 
 STEPS = 50
 Wrap = Callable[[nn.Module], Any]
@@ -85,7 +86,6 @@ class Lstm(nn.Module):
 
 
 def make_bert() -> nn.Module:
-    sys.modules.setdefault("torchvision", None)  # transformers runs without it
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(

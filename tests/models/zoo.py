@@ -17,10 +17,7 @@ from typing import Any, Final
 
 import torch
 
-_vision_ops = torch.library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
-    if not hasattr(torch.ops.torchvision, _name):
-        _vision_ops.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from tests import vision_ops  # noqa: F401 isort: skip
 
 import timm  # noqa: E402
 import transformers  # noqa: E402

@@ -32,13 +32,13 @@ def returned(a, b):
 
 def turned(a):
     a.copy_(a.flip(0) + a)
-    return a.sum()
+    return a.abs().sum()
 
 
 def old_and_new(a, b):
-    s = a.sum()
+    s = a.abs().sum()
     a.mul_(2)
-    return s + a.sum(), b * a
+    return s + a.abs().sum(), b * a
 
 
 def normalised(a):
