@@ -326,7 +326,7 @@ class Compiler:
         name = frame.code.co_qualname
         captured = None
         try:
-            captured = capture.capture_frame(frame, self.options, self.history)
+            captured = capture.capture_frame(frame, self.options, self.history, self.fullgraph)
             if self.fullgraph and captured.breaks:
                 point = captured.breaks[0]
                 raise GraphBreakError(point.loc, reason=f"[{point.code}] {point.text}", fix=point.hint)

@@ -200,6 +200,12 @@ class BackwardCall(Break):
     hint = "this break is needed; the parts before and after it are compiled"
 
 
+class ChosenArm(Break):
+    code = "B19"
+    message = "torch.cond runs one of its arms, chosen by the value of a tensor"
+    hint = "with fullgraph=True both arms are computed, and torch.where chooses"
+
+
 class UnsupportedMutation(Break):
     """A write that the functional graph cannot express; the graph runs in eager."""
 

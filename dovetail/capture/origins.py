@@ -375,6 +375,16 @@ def refuse(trace: Trace, value: Any, source: Source) -> Any:
     raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"{source} is a tensor subclass")
 
 
+def wrap_parameter(trace: Trace, value: Any, source: Source) -> Any:
+    """A subclass of Parameter: a tensor like others, unless it says what ops do to it."""
+    kind: Any = type(value)
+    has_own = (
+        kind.__torch_function__ is not torch.nn.Parameter.__torch_function__
+        or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    )
+    return refuse(trace, value, source) if has_own else wrap_tensor(trace, value, source)
+
+
 WRAPPERS: Final[dict[type, Wrapper]] = {
     CellType: wrap_instance,
     **dict.fromkeys(TENSOR_TYPES, wrap_tensor),
@@ -394,6 +404,10 @@ WRAPPERS: Final[dict[type, Wrapper]] = {
 }
 
 BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
+    (torch.nn.parameter.UninitializedParameter, refuse),
+    (torch.nn.parameter.UninitializedBuffer, refuse),
+    (torch.nn.Parameter, wrap_parameter),
+    (torch.nn.Buffer, wrap_parameter),
     (torch.Tensor, refuse),
     (tuple, wrap_tuple),
     (dict, wrap_dict_subclass),

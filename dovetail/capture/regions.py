@@ -1,10 +1,7 @@
-"""Torch constructs that take functions: custom autograd functions, checkpointing.
+"""Torch constructs that take functions: checkpointing, scans, Triton kernels.
 
-    MyFunction.apply(x)            one node of the graph, whose target runs MyFunction.apply
     checkpoint(block, x)           block(x), interpreted; what it records is marked for recomputation
     kernel[grid](x, n, BLOCK=64)   a Triton kernel of the user's: one node, the op that launches it
-
-A custom autograd.Function runs as it is, on Fakes, so that autograd sees its own backward.
 """
 
 from __future__ import annotations
@@ -15,39 +12,13 @@ import torch
 import torch.utils.checkpoint
 
 from dovetail.capture.builtins import Args, Kwargs, Special, on
-from dovetail.capture.operations import has_fake
 from dovetail.capture.origins import PLAIN
-from dovetail.capture.torch_calls import call_torch, perform
+from dovetail.capture.torch_calls import call_torch
 from dovetail.capture.trace import Trace
 from dovetail.errors import Break, UnknownCall
 from dovetail.fake.kernels import describe_launch, run_kernel, unwrapped
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
-
-
-class Apply:
-    """The target of a custom autograd function's node."""
-
-    def __init__(self, cls: type) -> None:
-        self.cls = cls
-        self.__name__ = self.__qualname__ = f"{cls.__name__}_apply"
-        self.__module__ = "dovetail"
-
-    def __call__(self, *args: Any) -> Any:
-        return self.cls.apply(*args)  # type: ignore[attr-defined]
-
-
-_applies: dict[type, Apply] = {}
-
-
-@on(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
-def _apply(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    cls, *rest = args
-    target = _applies.setdefault(cls, Apply(cls))
-    result = perform(trace, target, rest, kwargs)
-    if has_fake(result):
-        trace.record("call_function", target, tuple(rest), kwargs, result)
-    return result
 
 
 @on(run_kernel)

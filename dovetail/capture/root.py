@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture import contexts, copies, exceptions, output, training
+from dovetail.capture import contexts, copies, exceptions, functions, output, training
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
@@ -52,7 +52,7 @@ from dovetail.options import Options
 from dovetail.util.writer import Writer
 
 MAX_ATTEMPTS = 4
-TABLES = (contexts, copies, exceptions, output, training)
+TABLES = (contexts, copies, exceptions, functions, output, training)
 """Files that add rules to the table of builtins when they are imported."""
 
 
@@ -103,8 +103,11 @@ def make_entry(captured: Capture, frame: Frame) -> FunctionType:
     return entry
 
 
-def capture_frame(frame: Frame, options: Options, history: History | None = None) -> Capture:
-    """See the file's docstring. `history` says which sizes are symbolic; None: all are static."""
+def capture_frame(
+    frame: Frame, options: Options, history: History | None = None, is_whole: bool = False
+) -> Capture:
+    """See the file's docstring. `history` says which sizes are symbolic; None: all are static. `is_whole`:
+    a break would be an error."""
     dynamic = history.policy(frame) if history is not None else None
     flags = frame.code.co_flags
     if flags & (CO_GENERATOR | CO_ASYNC):
@@ -118,15 +121,15 @@ def capture_frame(frame: Frame, options: Options, history: History | None = None
     gc.disable()  # a capture makes many small objects and almost no garbage
     try:
         with DEPTH:
-            return _attempts(frame, options, dynamic)
+            return _attempts(frame, options, dynamic, is_whole)
     finally:
         if collects:
             gc.enable()
 
 
-def _attempts(frame: Frame, options: Options, dynamic: Policy | None) -> Capture:
+def _attempts(frame: Frame, options: Options, dynamic: Policy | None, is_whole: bool) -> Capture:
     """The whole frame, or else the part before the first break."""
-    attempt = Attempt(frame, options, dynamic, None, None)
+    attempt = Attempt(frame, options, dynamic, None, None, is_whole)
     found = attempt.run()
     if isinstance(found, Capture):
         return found
@@ -162,11 +165,12 @@ class Attempt:
     """One interpretation of the frame, to its end or to the instruction `stop`."""
 
     def __init__(
-        self, frame: Frame, options: Options, dynamic: Any, stop: int | None, why: Break | None
-    ) -> None:
+        self, frame: Frame, options: Options, dynamic: Any, stop: int | None, why: Break | None,
+        is_whole: bool = False,
+    ) -> None:  # fmt: skip
         self.frame, self.stop, self.why, self.steps = frame, stop, why, 0
         policy = dynamic.fresh() if dynamic is not None else None
-        trace = self.trace = Trace(frame, options, policy)
+        trace = self.trace = Trace(frame, options, policy, is_whole)
         trace.call = functools.partial(call, trace)
         trace.callback = functools.partial(as_callback, trace)
         trace.tensor_attr, trace.store_tensor_attr = tensor_attr, store_tensor_attr  # type: ignore[attr-defined]

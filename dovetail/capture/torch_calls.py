@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.attributes import SYMBOLIC_TYPES
+from dovetail.capture.attributes import SYMBOLIC_TYPES, bind_class_value, find_in_mro, guard_class
 from dovetail.capture.operations import has_fake, native, needs_data, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.trace import Raised, Trace, Write
@@ -179,6 +179,10 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
             return type(origin.original)
         if name in ("is_leaf", "grad_fn", "_backward_hooks"):
             return getattr(origin.original, name)
+        kind = type(origin.original)
+        if kind not in TENSOR_TYPES and (found := find_in_mro(kind, name))[1] not in torch.Tensor.__mro__:
+            if found[1] is not None and not found[1].__module__.startswith("torch"):
+                return bind_own(trace, found, fake, kind, name)
         own = getattr(origin.original, "__dict__", {})
         if name in own and name not in OWN_FIELDS:
             return wrap(trace, own[name], DictAttr(origin.source, name))
@@ -190,6 +194,14 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
     if isinstance(value, Fake) and value is not fake:
         trace.record("call_function", getattr, (fake, name), {}, value)
     return value
+
+
+def bind_own(trace: Trace, found: tuple[Any, Any], fake: Fake, kind: type, name: str) -> Any:
+    """What a subclass of Parameter defines itself."""
+    guard_class(trace, kind)
+    if isinstance(found[0], property):
+        return trace.call(found[0].fget, [fake], {})
+    return bind_class_value(trace, found[0], found[1], fake, kind, name)
 
 
 OWN_FIELDS: Final = frozenset({"meta", "constant", "_meta", "_constant"})

@@ -137,8 +137,10 @@ class Trace:
     callback: Callable[[Any], Any]
     """A callable of the user's as one that native code may call."""
 
-    def __init__(self, frame: Frame, options: Options, dynamic: Any) -> None:
+    def __init__(self, frame: Frame, options: Options, dynamic: Any, is_whole: bool = False) -> None:
         self.frame, self.options, self.dynamic = frame, options, dynamic
+        self.is_whole = is_whole
+        """A break would be an error: capture what could also be left to Python."""
         self.calls: list[Call] = []
         self.inputs: list[GraphInput] = []
         self.input_fakes: list[Any] = []

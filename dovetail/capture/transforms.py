@@ -5,8 +5,9 @@
     the function is interpreted once, on one example, into a graph of its own: (row, w) -> row @ w
     the outer graph gets one node that applies torch.func.vmap to that graph: transform(x, w)
 
-Tensors that the function reads from around it become inputs of its graph. torch.cond computes both
-branches, which it requires to be free of side effects, and chooses by torch.where.
+Tensors that the function reads from around it become inputs of its graph. torch.cond breaks the graph and
+runs the arm that is chosen, compiled on its own; with fullgraph=True it computes both arms, which it requires
+to be free of side effects, and chooses by torch.where.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dovetail.capture.operations import truth
 from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import perform
 from dovetail.capture.trace import Trace, freeze
-from dovetail.errors import UnknownCall
+from dovetail.errors import ChosenArm, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import ClosureOf
 
@@ -152,6 +153,8 @@ def call_cond(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
     pred, operands = given["pred"], list(given["operands"])
     if not isinstance(pred, Fake):
         return trace.call(given["true_fn" if truth(trace, pred) else "false_fn"], operands, {})
+    if not trace.is_whole:
+        raise ChosenArm(trace.loc())
     yes = trace.call(given["true_fn"], operands, {})
     no = trace.call(given["false_fn"], operands, {})
     return choose(trace, pred, yes, no)

@@ -1,0 +1,139 @@
+"""SPEC C9: custom autograd functions, torch.cond and subclasses of Parameter: captured, or left to Python, never wrong."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from tests.behaviour.running import Suite
+from tests.sweeps.peers import find_peer
+
+suite = Suite()
+case = suite.case
+SCALE = 2.0
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * SCALE
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * SCALE * x.sign()
+
+
+@case("C9", breaks=2)
+def function_that_prints() -> Any:
+    class Loud(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            print("forward")
+            return x * 3
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 3
+
+    def f(x: torch.Tensor) -> Any:
+        return Loud.apply(x.sin()) + 1
+
+    return f, [(torch.ones(3, requires_grad=True),)] * 2
+
+
+@case("C9")
+def function_with_setup_context() -> Any:
+    class Split(torch.autograd.Function):
+        @staticmethod
+        def forward(x: torch.Tensor, k: int) -> Any:
+            return x * k, x.sum()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.k = inputs[1]
+            ctx.save_for_backward(inputs[0])
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, grad: torch.Tensor, other: torch.Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            return grad * ctx.k + other * x.sign(), None
+
+    def f(x: torch.Tensor) -> Any:
+        y, total = Split.apply(x, 3)
+        return y + total
+
+    return f, [(torch.ones(3, requires_grad=True),)] * 2
+
+
+@case("C5")
+def parameter_of_a_class_of_its_own() -> Any:
+    class Weight(torch.nn.Parameter):
+        def twice(self) -> Any:
+            return self * 2
+
+        @property
+        def half(self) -> Any:
+            return self / 2
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = Weight(torch.ones(3))
+            self.weight.tag = 3
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x * self.weight.twice() + self.weight.half + self.weight.tag
+
+    return Model(), [(torch.ones(3),)] * 2
+
+
+test_program = suite.test()
+
+
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+def test_function_notices_a_global(backend: str) -> None:
+    global SCALE
+    compiled = dovetail.compile(lambda x: Scaled.apply(x) + 1, backend=backend, fullgraph=True)
+    for SCALE in (2.0, 5.0):
+        x = torch.ones(3, requires_grad=True)
+        y = compiled(x)
+        assert torch.equal(y, torch.full((3,), SCALE + 1))
+        y.sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), SCALE))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["number of NumPy", "decimal"])
+def test_immutable_numbers_are_guarded_by_value(kind: str) -> None:
+    numpy, decimal = pytest.importorskip("numpy"), __import__("decimal")
+    make = numpy.float64 if kind == "number of NumPy" else decimal.Decimal
+    compiled = dovetail.compile(lambda x, k: x * float(k + make(1)), backend="eager")
+    for value in (1.5, 2.5):
+        assert torch.equal(compiled(torch.ones(2), make(value)), torch.full((2,), value + 1))
+
+
+def test_arrays_are_not_read_without_a_guard() -> None:
+    numpy = pytest.importorskip("numpy")
+    peer = find_peer("dovetail")
+    compiled = peer.compile(lambda x, a: x * float((a + 1).sum()), backend="eager")
+    for value in (1.0, 2.0):
+        assert torch.equal(compiled(torch.ones(2), numpy.full(2, value)), torch.full((2,), 2 * value + 2))
+
+
+def test_cond_runs_the_chosen_arm_only() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda t: t.sqrt(), lambda t: t * 3, (x + 0,)) * 2
+
+    peer = find_peer("dovetail")
+    peer.reset()
+    compiled = peer.compile(f)
+    for value, gradient in ((1.0, 1.0), (0.0, 6.0)):
+        x = torch.full((3,), value, requires_grad=True)
+        seen = peer.observe(lambda x=x: compiled(x))  # type: ignore[misc]
+        assert torch.equal(seen.result, torch.full((3,), 2 * value))
+        assert torch.equal(*torch.autograd.grad(seen.result.sum(), x), torch.full((3,), gradient))
+    assert not seen.breaks and seen.graphs == 1, "the other arm, compiled when it is reached"
