@@ -30,6 +30,7 @@ import torch
 from torch.nn.modules import module as nn_module
 
 from dovetail.capture import builtins as known
+from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
 from dovetail.capture.attributes import find_in_mro, guard_class, load_attr
 from dovetail.capture.frame import bind
 from dovetail.capture.generators import Generator
@@ -88,6 +89,8 @@ def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) ->
     module = fn.__module__ or ""
     if module.startswith("dovetail.capture"):
         return native(fn, *args, **kwargs)
+    if module in MODULES:
+        return call_numpy(trace, fn, args, kwargs)
     if module.startswith("torch._higher_order_ops") and (module, fn.__name__) in BY_NAME:
         return BY_NAME[(module, fn.__name__)](trace, args, kwargs)
     if module.startswith("torch._functorch"):
@@ -193,6 +196,8 @@ def call_builtin(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_tensor_method(trace, fn.__name__, [owner, *args], kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
+    if fn.__module__ in MODULES or type(owner).__module__ == "numpy":
+        return call_numpy(trace, fn, args, kwargs)
     return known.call_native(trace, fn, owner, args, kwargs)
 
 
@@ -230,6 +235,8 @@ def call_wrapper(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if cls in known.CLASSES:
         return known.CLASSES[cls](trace, cls, args, kwargs)
+    if cls.__module__ == "numpy":
+        return call_numpy(trace, cls, args, kwargs)
     meta_call, _ = find_in_mro(type(cls), "__call__")
     if isinstance(meta_call, FunctionType) and type(cls).__module__ != "enum":
         return call(trace, meta_call, [cls, *args], kwargs)
@@ -324,21 +331,14 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call(trace, method, [fn, *args], kwargs)
     if isinstance(fn, torch.jit.ScriptFunction) and hasattr(fn, "_torchdynamo_inline"):
         return call(trace, fn._torchdynamo_inline, args, kwargs)
-    if kind.__module__ == "numpy" and kind.__name__ == "ufunc" and all(is_number(arg) for arg in args):
-        return native(fn, *args, **kwargs)
+    if is_numpy(fn):
+        return call_numpy(trace, fn, args, kwargs)
     if not callable(fn):
         raise Raised(TypeError(f"'{kind.__name__}' object is not callable"))
     wrapped = getattr(fn, "__wrapped__", None)
     if kind is LRU_CACHE:
         return call_cached(trace, fn, wrapped, args, kwargs)
     raise UnknownCall(trace.loc(), function=getattr(fn, "__qualname__", kind.__qualname__))
-
-
-def is_number(value: Any) -> bool:
-    """A Python or NumPy scalar, which no tensor operation hides behind."""
-    return type(value) in (int, float, bool) or (
-        type(value).__module__ == "numpy" and not hasattr(value, "__len__")
-    )
 
 
 def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -28,13 +28,13 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.attributes import InstanceDict
+from dovetail.capture.attributes import InstanceDict, find_in_mro
 from dovetail.capture.builtins import Callback, is_plain_owner
 from dovetail.capture.exceptions import rebuild_exception
 from dovetail.capture.generators import Generator
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.operations import SYMBOLIC
-from dovetail.capture.origins import IDENTITY, PLAIN, raw_items
+from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
 from dovetail.capture.trace import DELETED, NULL, Appender, Trace, Write
 from dovetail.errors import UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -330,6 +330,11 @@ def _constant(emit: Emitter, value: Any) -> str:
     return emit.const(value, getattr(value, "__name__", type(value).__name__))
 
 
+def _array(emit: Emitter, value: Any) -> str:
+    """An array that the frame made, out of constants: each call gets one of its own."""
+    return emit.temp(f"{emit.const(value, 'array')}.copy()")
+
+
 def _null(emit: Emitter, value: Any) -> str:
     return "None"
 
@@ -434,8 +439,10 @@ REBUILD: Final[dict[type, Rule]] = {
 
 def rebuild_by_base(value: Any) -> Rule:
     kind = type(value)
-    if kind in PLAIN or isinstance(value, IDENTITY):
+    if kind in PLAIN or isinstance(value, IDENTITY) or is_value_type(kind):
         return _constant
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return _array
     if kind.__module__ == "itertools" and hasattr(value, "__reduce__"):
         return _reduced
     if hasattr(kind, "n_sequence_fields"):
@@ -444,16 +451,24 @@ def rebuild_by_base(value: Any) -> Rule:
         return _unfinished
     if isinstance(value, types.CodeType | property | classmethod | staticmethod):
         return _constant
+    if kind.__name__ == "cython_function_or_method":
+        return _constant
     solid = next(base for base in kind.__mro__ if not base.__flags__ & 512)
     if isinstance(value, BaseException):
         return rebuild_exception
-    if solid not in REBUILT_BASES:
+    if solid not in REBUILT_BASES or has_maker_in_c(kind, solid):
         return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
     if kind.__flags__ & 512 and (
         hasattr(value, "__dict__") or hasattr(kind, "__slots__") or isinstance(value, (tuple, int))
     ):
         return _instance
     return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
+
+
+def has_maker_in_c(kind: type, solid: type) -> bool:
+    """Whether a class made by C code has a __new__ of its own, without which its instances are not safe."""
+    found, owner = find_in_mro(kind, "__new__")
+    return isinstance(found, types.BuiltinFunctionType) and owner not in (solid, object)
 
 
 REBUILT_BASES: Final = frozenset({object, dict, list, set, tuple, int, float, str, collections.OrderedDict})

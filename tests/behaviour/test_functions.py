@@ -137,3 +137,30 @@ def test_cond_runs_the_chosen_arm_only() -> None:
         assert torch.equal(seen.result, torch.full((3,), 2 * value))
         assert torch.equal(*torch.autograd.grad(seen.result.sum(), x), torch.full((3,), gradient))
     assert not seen.breaks and seen.graphs == 1, "the other arm, compiled when it is reached"
+
+
+def test_numpy_on_constants_is_done_while_capturing() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def f(x: torch.Tensor) -> Any:
+        steps = numpy.linspace(0, 1, 3, dtype=numpy.float32) * 2
+        for step in steps:
+            x = x + step * numpy.sqrt(x.shape[-1])
+        scaled = x * torch.from_numpy(steps) + torch.tensor(numpy.float64(2))
+        return scaled, steps, numpy.prod(x.shape), x * numpy.float32(0.5), numpy.int64(3) + x
+
+    got = dovetail.compile(f, backend="eager", fullgraph=True)(torch.ones(2, 3))
+    for ours, theirs in zip(got, f(torch.ones(2, 3)), strict=True):
+        assert type(ours) is type(theirs) and ours.dtype == theirs.dtype
+        torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs))
+
+
+def test_methods_of_extension_modules_are_left_to_python() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def f(x: torch.Tensor) -> Any:
+        order = numpy.random.RandomState(0).permutation(3)
+        return (x + 1)[torch.from_numpy(order)]
+
+    x = torch.arange(3.0)
+    assert torch.equal(dovetail.compile(f, backend="eager")(x), f(x))
