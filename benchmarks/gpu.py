@@ -4,7 +4,8 @@
     python -m benchmarks.gpu --only decode --peers dovetail:reduce-overhead
 
 A process builds the workload, times the first call (cold: empty caches), then reports the median of
-many timed calls. Bandwidth rows count each input and output once.
+several loops of calls; of many single calls on cold data for the bandwidth rows, which count each input
+and output once.
 """
 from __future__ import annotations
 
@@ -25,14 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-PEERS = (
-    "eager",
-    "torch",
-    "torch:max-autotune",
-    "dovetail",
-    "dovetail:reduce-overhead",
-    "dovetail:max-autotune",
-)
+MODES: dict[str, tuple[str, ...]] = {
+    "decode": ("torch:max-autotune", "dovetail:reduce-overhead"),
+    "mlp60": ("torch:reduce-overhead", "dovetail:reduce-overhead"),
+}
+"""Peers measured on top of eager and the default modes where the list is not given."""
 ROWS, COLUMNS = 16384, 4096
 
 
@@ -196,6 +194,36 @@ def first_tensor(value: Any) -> torch.Tensor:
     return value
 
 
+def between_events(work: Callable[[], Any]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def loop_times(use: Callable[[Any], Any], compiled: Any, calls: int = 10) -> list[float]:
+    """Milliseconds of a call among others, as in a training or serving loop."""
+
+    def work() -> None:
+        for _ in range(calls):
+            use(compiled)
+
+    return [between_events(work) / calls for _ in range(5)]
+
+
+def micro_times(use: Callable[[Any], Any], compiled: Any) -> list[float]:
+    """Milliseconds on the GPU of one call, with nothing of its inputs in the cache; filling a large buffer
+    before it keeps the GPU busy until the launch has arrived."""
+    flush = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(30):
+        flush.zero_()
+        times.append(between_events(lambda: use(compiled)))
+    return times
+
+
 def measure(work: str, peer: str) -> dict[str, Any]:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
@@ -212,15 +240,7 @@ def measure(work: str, peer: str) -> dict[str, Any]:
         use(compiled)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(30):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        use(compiled)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    result["ms"] = statistics.median(times)
+    result["ms"] = statistics.median(micro_times(use, compiled) if moved else loop_times(use, compiled))
     result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     if moved:
         result["tb_s"] = moved[0] / result["ms"] / 1e9
@@ -267,7 +287,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--one", nargs=2)
     parser.add_argument("--only", default=",".join(WORKLOADS))
-    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--peers", help="default: eager, torch and dovetail, and the best modes of MODES")
     parser.add_argument("--results", default="docs/results/gpu.json")
     args = parser.parse_args()
     if args.one:
@@ -275,7 +295,8 @@ def main() -> None:
         return
     results = []
     for work in args.only.split(","):
-        for peer in args.peers.split(","):
+        usual = ("eager", "torch", "dovetail", *MODES.get(work, ()))
+        for peer in args.peers.split(",") if args.peers else usual:
             result = measure_apart(work, peer)
             results.append(result)
             print(show(result), flush=True)
