@@ -115,9 +115,9 @@ def _channel(b: Build, x: Value | None, like: Value) -> Value | None:
     return None if x is None else b.broadcast(x.to(like.dtype), like.shape, (1,))
 
 
-def _exact(x: Value) -> Value:
-    """On the CPU, eager sums up a batch's statistics in double precision."""
-    return x.to(F64) if x.type.device.kind == "cpu" else x
+def _exact(x: Value, like: Value) -> Value:
+    """On the CPU, eager sums up a row-major batch's statistics in double precision."""
+    return x.to(F64) if like.type.device.kind == "cpu" and like.type.is_contiguous else x
 
 
 def _others(x: Value) -> tuple[int, ...]:
@@ -177,7 +177,7 @@ def batch_norm_training(
     size = count(x, dims)
     if size.lo < 2:
         raise Declined
-    mean, squares = moments(b, _exact(v), dims, keepdim=False)
+    mean, squares = moments(b, _exact(v, x), dims, keepdim=False)
     rstd = _rstd(b, squares, size, eps)
     y = _normalise(b, v, mean.to(v.dtype), rstd.to(v.dtype), weight, bias).to(x.dtype)
     kept = 1.0 - plain(momentum)
@@ -205,8 +205,8 @@ def batch_norm_backward(
         mean, rstd = running_mean.to(v.dtype), b.call("rsqrt", running_var.to(v.dtype) + plain(eps))
     centred = v - cast(Value, _channel(b, mean, v))
     total = b.reduce("sum", g, dims)
-    wide = _exact(v)
-    dot = b.reduce("sum", _exact(g) * (wide - cast(Value, _channel(b, mean, wide))), dims)
+    wide = _exact(v, x)
+    dot = b.reduce("sum", _exact(g, x) * (wide - cast(Value, _channel(b, mean, wide))), dims)
     to_x = to_weight = to_bias = None
     kinds = b.outs
     if output_mask[0]:
