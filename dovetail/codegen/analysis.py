@@ -209,8 +209,8 @@ def crossing_loads(group: Group, var: Expr, other: Expr) -> list[tuple[str, Expr
     """Loads that are far apart along `var` and one apart along `other`: what a transpose reads."""
     found: dict[tuple[str, Expr], None] = {}
     for nest in group.nests:
-        for buffer, index in loads_of(nest):
-            if index is None or buffer in group.internal:
+        for buffer, index in _certain_loads(nest):
+            if buffer in group.internal:
                 continue
             along, across = linear_in(index, other), linear_in(index, var)
             if along is None or across is None or along[0] is not ONE:
@@ -226,6 +226,23 @@ def _gathers(group: Group) -> Iterator[Scalar]:
     for node in iter_scalars(*roots):
         if node.op == "load_at" and node.args[0] not in group.internal:
             yield node.operands[0]
+
+
+def _certain_loads(nest: Nest) -> Iterator[tuple[str, Expr]]:
+    """Loads that happen whatever the data: those under a condition may be outside of their buffer."""
+    seen: set[Scalar] = set()
+    stack = [root for write in nest.writes for root in roots_of(write)]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "load":
+            yield node.args[0], node.args[1]  # type: ignore[misc]
+        elif node.op == "masked":
+            stack += [node.operands[0], node.operands[2]]
+        else:
+            stack += node.operands
 
 
 def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final, cast
 
+from dovetail.ir.expr import total
 from dovetail.ir.graph import GET, Graph, Node, nodes_in
 from dovetail.ir.types import ScalarType, TensorType
 from dovetail.ops.prims import kind_of
@@ -19,12 +20,15 @@ from dovetail.ops.prims import kind_of
 CHEAP: Final = frozenset(f"prims.{name}" for name in (
     "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "convert", "copy", "where", "eq", "ne", "lt",
     "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "full", "empty", "iota", "bit_and",
-    "bit_or", "bit_xor", "bit_not", "floor", "ceil", "trunc", "round", "sign", "isnan",
+    "bit_or", "bit_xor", "bit_not", "floor", "ceil", "trunc", "round", "sign", "isnan", "pad",
 ))  # fmt: skip
 CHEAP_OPS: Final = 3
 """A value made of at most this many cheap operations is recomputed rather than stored."""
 LARGEST_BODY: Final = 192
 """Operations in one nest's body, counting repeats; beyond it a value is stored."""
+FEW_OPS: Final = 8
+MOST_REPEATS: Final = 4
+"""A value of more than a few operations that more nodes read than this is stored."""
 DEEPEST_BODY: Final = 96
 """Operations in a row; reading a value recurses through them."""
 LARGEST_PICK: Final = 24
@@ -37,6 +41,8 @@ VIEWS: Final = frozenset((
     "prims.reshape", "prims.permute", "prims.slice", "prims.broadcast", "prims.as_strided",
 ))  # fmt: skip
 """Views that memory can show by strides alone (reshape: often)."""
+OVERLAPPED: Final = VIEWS | {"prims.pad"}
+"""What slices that overlap read through."""
 
 
 def is_inlinable(node: Node) -> bool:
@@ -104,7 +110,7 @@ def find_stored(graph: Graph) -> set[Node]:
     _recompute_cheap(graph, stored, shared)
     _store_joins(graph, readers, stored)
     _store_repeated(graph, users, stored)
-    _store_large(graph, stored)
+    _store_large(graph, users, stored)
     return stored
 
 
@@ -224,7 +230,7 @@ def _cost(node: Node, budget: int, stored: Set[Node]) -> int:
         return _cost(cast(Node, node.args[0]), budget, stored) if node.op != "prims.as_strided" else 0
     if kind is None or kind in ("reduction", "scatter"):
         return 0
-    if kind in ("gather", "join") or node.op not in CHEAP:
+    if kind == "gather" or node.op not in CHEAP:
         return budget + 1
     spent = 1
     for operand in node.operands:
@@ -235,21 +241,37 @@ def _cost(node: Node, budget: int, stored: Set[Node]) -> int:
 
 
 def _store_repeated(graph: Graph, users: dict[Node, list[Node]], stored: set[Node]) -> None:
-    """A costly value that a broadcast would compute many times over gets memory of its own."""
+    """A costly value that would be computed many times over gets memory of its own."""
     for node in graph.nodes:
-        if node.op != "prims.broadcast":
-            continue
-        source = cast(Node, node.args[0])
-        while (source.op in VIEWS or _is_widening(source)) and source not in stored:
-            source = cast(Node, source.args[0])
-        if source in stored or not is_inlinable(source) or _is_cheap(source, 1, stored):
-            continue
-        if cast(TensorType, node.type).numel is not cast(TensorType, source.type).numel:
+        source: Node | None = None
+        if node.op == "prims.broadcast":
+            source = _computed_below(cast(Node, node.args[0]), VIEWS, stored)
+            if source.tensor.numel is node.tensor.numel:
+                continue
+        elif is_inlinable(node) and _is_read_in_overlaps(node, users[node]):
+            source = _computed_below(node, OVERLAPPED, stored)
+        if source is not None and is_inlinable(source) and not _is_cheap(source, 1, stored):
             stored.add(source)
 
 
-def _store_large(graph: Graph, stored: set[Node]) -> None:
-    """Keep bodies bounded: what would grow too large is stored."""
+def _computed_below(node: Node, views: Set[str], stored: Set[Node]) -> Node:
+    """What the views (and conversions to a wider type) show."""
+    while (node.op in views or _is_widening(node)) and node not in stored:
+        node = cast(Node, node.args[0])
+    return node
+
+
+def _is_read_in_overlaps(node: Node, users: list[Node]) -> bool:
+    """Several slices, which together have more elements than there are (pooling)."""
+    slices = [user for user in users if user.op == "prims.slice"]
+    if len(slices) < 2:
+        return False
+    read = total(user.tensor.numel for user in slices)
+    return (read - node.tensor.numel).lo > 0
+
+
+def _store_large(graph: Graph, users: dict[Node, list[Node]], stored: set[Node]) -> None:
+    """Keep bodies bounded: what would grow too large is stored, and what would be repeated often."""
     size: dict[Node, int] = {}
     depth: dict[Node, int] = {}
     for node in graph.nodes:
@@ -258,6 +280,7 @@ def _store_large(graph: Graph, stored: set[Node]) -> None:
         inlined = [operand for operand in node.operands if operand not in stored]
         total = 1 + sum(size.get(operand, 1) for operand in inlined)
         levels = 1 + max((depth.get(operand, 0) for operand in inlined), default=0)
-        if (total > LARGEST_BODY or levels > DEEPEST_BODY) and kind_of(node.op) != "view":
+        is_popular = total > FEW_OPS and len(users[node]) > MOST_REPEATS
+        if (total > LARGEST_BODY or levels > DEEPEST_BODY or is_popular) and kind_of(node.op) != "view":
             stored.add(node)
         size[node], depth[node] = (1, 0) if node in stored else (total, levels)

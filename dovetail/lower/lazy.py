@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, cast
 
-from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ge, lt, mul, sym, symbols
+from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ceildiv, ge, lt, mul, sym, symbols
 from dovetail.ir.graph import Node
 from dovetail.ir.loop import (
     BufferRef,
@@ -171,7 +171,8 @@ def slice_(x: Lazy, type: TensorType, dim: int, start: Expr, step: int) -> Lazy:
         moved[dim] = add(mul(index[dim], step), start)
         return x.at(tuple(moved))
 
-    return Lazy(type, at, None, x.origins)
+    moved_cuts = ((d, ceildiv(place - start, step) if d == dim else place) for d, place in x.cuts)
+    return Lazy(type, at, None, x.origins, tuple(moved_cuts))
 
 
 def flip(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:

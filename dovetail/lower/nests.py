@@ -14,8 +14,8 @@ from dovetail.ir.types import TensorType
 from dovetail.lower.index import Index
 
 FEW_CUTS: Final = 8
-MOST_REGIONS: Final = 9
-"""Blocks that one value is split into along several dimensions (padding of two)."""
+NARROW: Final = 4
+"""Elements that are not worth a loop of their own beside others as few."""
 
 
 def make_range(name: str, size: Expr) -> Range:
@@ -127,22 +127,35 @@ Block: TypeAlias = "tuple[Index, tuple[Expr, ...]]"
 def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]]) -> list[Block]:
     """Each block between the cuts; the whole if splitting does not pay.
 
-    A GPU launches a kernel per nest and masks for free, so there only many cuts are worth it."""
+    A GPU launches a kernel per nest and masks for free, so there only many cuts are worth it. A condition
+    on an outer dimension holds for all lanes of a vector or for none, so of cuts along several dimensions
+    (padding) only those along the lanes are made."""
     whole = [((ZERO,) * type.ndim, type.shape)]
-    several = len({dim for dim, _ in cuts}) > 1
-    if not cuts or (type.device.kind != "cpu" and (several or len(cuts) < FEW_CUTS)):
+    dims = list(dict.fromkeys(dim for dim, _ in cuts))
+    several = len(dims) > 1
+    if type.device.kind != "cpu" and (several or len(cuts) < FEW_CUTS):
         return whole
-    if not all(place.is_const for _, place in cuts) and several:
-        return whole
+    if several:
+        dims = [dim for dim in dims if type.stride[dim] is ONE]
     found = whole
-    for dim in dict.fromkeys(dim for dim, _ in cuts):
+    for dim in dims:
         end = type.shape[dim]
         edges = _in_order([ZERO, end, *(place for d, place in cuts if d == dim)])
         if edges is None:
             return whole
         edges = edges[edges.index(ZERO) : edges.index(end) + 1]
+        edges = _without_slivers(edges) if several else edges
         found = [part for block in found for part in _split_block(block, dim, edges)]
-    return found if not several or len(found) <= MOST_REGIONS else whole
+    return found
+
+
+def _without_slivers(edges: list[Expr]) -> list[Expr]:
+    """No edge between two blocks that are both a few elements wide."""
+    kept = edges[:1]
+    for edge, after in zip(edges[1:], edges[2:]):
+        if (edge - kept[-1]).hi >= NARROW or (after - edge).hi >= NARROW:
+            kept.append(edge)
+    return [*kept, edges[-1]]
 
 
 def _in_order(places: Sequence[Expr]) -> list[Expr] | None:

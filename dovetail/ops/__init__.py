@@ -10,6 +10,7 @@ from dovetail.ops.decomp import (
     matmul,
     norms,
     pointwise,
+    pooling,
     reductions,
     resize,
     views,
@@ -19,6 +20,6 @@ from dovetail.ops.fates import fates, show_fates
 
 __all__ = ["decompose", "fates", "show_fates"]
 FAMILIES = (
-    activation, attention, copies, factories, foreach, index, losses, matmul, norms, pointwise, reductions,
-    resize, views,
+    activation, attention, copies, factories, foreach, index, losses, matmul, norms, pointwise, pooling,
+    reductions, resize, views,
 )  # fmt: skip

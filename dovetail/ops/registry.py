@@ -35,8 +35,15 @@ TEMPLATES: Final[frozenset[str]] = frozenset((
     "aten._scaled_dot_product_flash_attention.default",
     "aten._scaled_dot_product_efficient_attention.default",
     "aten._scaled_dot_product_attention_math.default", "aten.scaled_dot_product_attention.default",
+    "aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default",
+    "aten.max_pool2d_with_indices_backward.default", "aten.max_pool3d_with_indices_backward.default",
+    "aten.sort.default", "aten.sort.stable", "aten.topk.default",
+    "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand.default", "aten.rand_like.default",
+    "aten.randn.default", "aten.randn_like.default", "aten.randint.default", "aten.randint.low",
+    "aten.uniform.default", "aten.exponential.default", "aten.normal_functional.default",
 ))  # fmt: skip
-"""Library calls that are the right choice, so they are not reported as fallbacks."""
+"""Library calls that are the right choice, so they are not reported as fallbacks. (Random numbers are
+eager's own for the same seed only if eager's kernels draw them.)"""
 
 STRIDE_FREE: Final[frozenset[str]] = frozenset((
     "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default",

@@ -345,6 +345,7 @@ def _vectors(lanes: int, widest: int) -> str:
         "scale": _SCALE.get(lanes * 4, _SCALE[0]),
         "from_half": from_half,
         "to_half": to_half,
+        "second": _shuffle("a", "b", (2 * k if k < lanes // 2 else 2 * k + 1 for k in every)),
         "L": str(lanes), "M": str(widest), "iota": f"i32v{{{numbers}}}", "turns": turns,
         "splat": "V{" + ", ".join(["x"] * lanes) + "}",
     }  # fmt: skip

@@ -216,12 +216,23 @@ class KernelWriter:
                 condition = f"any_lane({self.mask.text})" if self.mask.is_vector else self.mask.text
                 text = f"({condition} ? {text} : {C_TYPE[dtype]}{{}})"
             return Value(text, dtype, False)
-        if parts is not None and parts[0] is ONE and self.mask is None:
-            call = "load_mask" if dtype is BOOL else "load"
+        call = self._vector_call(parts[0], dtype) if parts is not None else None
+        if call is not None and (self.mask is None or not self.mask.is_vector):
             count = f", {self.tail}" if self.tail else ""
-            return Value(f"{call}({pointer} + {c_expr(index)}{count})", dtype, True)
+            text = f"{call}({pointer} + {c_expr(index)}{count})"
+            if self.mask is not None:
+                text = f"({self.mask.text} ? {text} : {VECTOR_TYPE[dtype]}{{}})"
+            return Value(text, dtype, True)
         assert var is not None
         return self._load_lanes(f"{pointer}[{c_expr(index, {var: f'({var.name} + l)'})}]", dtype, scope)
+
+    def _vector_call(self, step: Expr, dtype: DType) -> str | None:
+        """The function that loads lanes so many elements apart at once."""
+        if step is ONE:
+            return "load_mask" if dtype is BOOL else "load"
+        if step.is_const and step.value == 2 and dtype is not BOOL and self.tail is None:
+            return "load_second"
+        return None
 
     def _load_lanes(self, element: str, dtype: DType, scope: Scope) -> Value:
         """Lane by lane: strided, gathered or masked."""
@@ -339,11 +350,12 @@ class KernelWriter:
         got = self.value(wanted, inside)  # type: ignore[arg-type]
         self.mask = outer
         scope.lines += inside.lines
-        if test.is_vector or got.is_vector:
+        if test.is_vector:
             text = f"select({self.as_vector(test)}, {self.as_vector(got)}, {self.as_vector(fallback)})"
             return Value(text, node.dtype, True)
-        if fallback.is_vector:
-            return Value(f"({test.text} ? {self.as_vector(got)} : {fallback.text})", node.dtype, True)
+        if got.is_vector or fallback.is_vector:
+            text = f"({test.text} ? {self.as_vector(got)} : {self.as_vector(fallback)})"
+            return Value(text, node.dtype, True)
         return Value(f"({test.text} ? {got.text} : {fallback.text})", node.dtype, False)
 
     def _both(self, a: Value, b: Value, scope: Scope) -> Value:

@@ -33,6 +33,10 @@ INLINE f16v load(const f16* p) { return {load((const uint16_t*)p)}; }
 INLINE f16v load(const f16* p, int64_t n) { return {load((const uint16_t*)p, n)}; }
 INLINE void store(f16* p, f16v v) { store((uint16_t*)p, v.bits); }
 INLINE void store(f16* p, f16v v, int64_t n) { store((uint16_t*)p, v.bits, n); }
+// Every second element, none beyond the last one used.
+template <class T> INLINE typename vec_of<T>::type load_second(const T* p) { auto a = load(p), b = load(p + (L - 1)); return %(second)s; }
+INLINE bf16v load_second(const bf16* p) { return {load_second((const uint16_t*)p)}; }
+INLINE f16v load_second(const f16* p) { return {load_second((const uint16_t*)p)}; }
 template <class W, class V> INLINE W convert(V v) { return __builtin_convertvector(v, W); }
 template <class C> INLINE mask to_mask(C c) { return __builtin_convertvector(c, mask); }
 INLINE mask load_mask(const bool* p) { return to_mask(load((const int8_t*)p) != 0); }

@@ -1,0 +1,278 @@
+"""Pooling with small windows: one shifted slice of the padded input per place in the window.
+
+    aten.max_pool2d(x, 3, 2, 1)   ->  p = prims.pad(x, -inf);  the maximum of the 9 slices p[i::2, j::2]
+    aten.avg_pool2d(x, 2)         ->  the sum of the 4 slices x[i::2, j::2], / 4
+
+Slices are index maps, so the whole is one pointwise loop that reads its neighbours. Larger windows, and
+gradients of windows that overlap, stay library calls.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product as combinations
+from typing import Final
+
+from dovetail.ir.expr import ONE, Expr, as_expr
+from dovetail.ir.types import I64
+from dovetail.ops.build import Build, Number, Value
+from dovetail.ops.decomp.reductions import accumulate
+from dovetail.ops.promote import compute_dtype
+from dovetail.ops.registry import Declined, decomposes
+
+MOST_PLACES: Final = 32
+"""Places in a window that are written out one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Along each of the last dimensions: size, step, padding, and distance of places within a window."""
+
+    size: tuple[int, ...]
+    step: tuple[int, ...]
+    margin: tuple[int, ...]
+    spread: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.size)
+
+    @property
+    def places(self) -> list[tuple[int, ...]]:
+        return list(combinations(*map(range, self.size)))
+
+
+def _per_dimension(given: Sequence[int] | int, rank: int) -> tuple[int, ...]:
+    listed = (given,) if isinstance(given, int) else tuple(given)
+    return listed * rank if len(listed) == 1 else listed
+
+
+def make_windows(
+    rank: int, size: Sequence[int], step: Sequence[int] = (), margin: Sequence[int] | int = 0,
+    spread: Sequence[int] | int = 1,
+) -> Windows:  # fmt: skip
+    sizes = _per_dimension(size, rank)
+    windows = Windows(
+        sizes, _per_dimension(step, rank) if step else sizes,
+        _per_dimension(margin, rank), _per_dimension(spread, rank),
+    )  # fmt: skip
+    if not 0 < math.prod(sizes) <= MOST_PLACES:
+        raise Declined
+    return windows
+
+
+def taps(b: Build, x: Value, windows: Windows, count: Sequence[Expr], fill: float) -> list[Value]:
+    """For each place in the window, the value there of every window; `fill` beyond the edges."""
+    lead = x.ndim - windows.rank
+    before, after = [as_expr(0)] * x.ndim, [as_expr(0)] * x.ndim
+    for d in range(windows.rank):
+        reach = (count[d] - 1) * windows.step[d] + (windows.size[d] - 1) * windows.spread[d] + 1
+        beyond = reach - x.shape[lead + d] - windows.margin[d]
+        before[lead + d] = as_expr(windows.margin[d])
+        if beyond.hi > 0:
+            room = windows.margin[d] + windows.step[d] - 1
+            after[lead + d] = beyond if beyond.lo >= 0 else as_expr(room)
+    if any(not (side.is_const and side.value == 0) for side in (*before, *after)):
+        x = b.prim("pad", x, tuple(before), tuple(after), fill)
+    return [_tap(b, x, windows, count, place) for place in windows.places]
+
+
+def _tap(b: Build, x: Value, windows: Windows, count: Sequence[Expr], place: tuple[int, ...]) -> Value:
+    lead = x.ndim - windows.rank
+    for d, at in enumerate(place):
+        start = at * windows.spread[d]
+        x = b.slice(x, lead + d, start, (count[d] - 1) * windows.step[d] + (start + 1), windows.step[d])
+    return x
+
+
+def _check(x: Value, rank: int) -> None:
+    if not x.dtype.is_float or x.ndim < rank + 1 or any(size.lo == 0 for size in x.shape):
+        raise Declined
+
+
+# -- maximum ---------------------------------------------------------------------------------------
+
+
+def _max_pool(b: Build, x: Value, windows: Windows) -> tuple[Value, Value]:
+    _check(x, windows.rank)
+    channel = x.ndim - windows.rank - 1
+    if 1 in b.used and x.type.stride[channel] is ONE and x.type.device.kind == "cpu":
+        raise Declined  # with channels innermost, the library finds positions in fewer instructions
+    count = b.out.shape[-windows.rank :]
+    found = taps(b, accumulate(x, x.dtype), windows, count, -math.inf)
+    best = found[0]
+    for tap in found[1:]:
+        best = b.call("maximum", best, tap)
+    return best.to(x.dtype), _positions(b, x, windows, found, best)
+
+
+def _positions(b: Build, x: Value, windows: Windows, found: list[Value], best: Value) -> Value:
+    """Where in its plane each maximum is: the first of equal ones. A window of -inf alone, or with a NaN,
+    points to its first element within the plane."""
+    lead, device = x.ndim - windows.rank, x.type.device
+    sizes = x.shape[lead:]
+    shift: Value | None = None
+    for tap, place in reversed(list(zip(found, windows.places))):
+        offset: Expr = as_expr(0)
+        for d, at in enumerate(place):
+            offset = offset * sizes[d] + at * windows.spread[d]
+        chosen: Number = offset.value if offset.is_const else offset
+        if shift is None:
+            shift = b.full(best.shape, chosen, I64, device)
+        else:
+            shift = b.where(tap.eq(best), chosen, shift)
+    assert shift is not None
+    corner, inside = (b.full((), 0, I64, device) for _ in range(2))
+    for d in range(windows.rank):
+        line = b.iota(best.shape[lead + d], I64, device, start=-windows.margin[d], step=windows.step[d])
+        along = b.broadcast(line, best.shape, (lead + d,))
+        size: Number = sizes[d].value if sizes[d].is_const else sizes[d]
+        first = along
+        if windows.margin[d]:
+            first = b.call("maximum", along, 0)
+        corner, inside = corner * size + along, inside * size + first
+    plain = (best > -math.inf) & ~b.call("isnan", best)
+    return b.where(plain, corner + shift, inside)
+
+
+def max_pool(
+    rank: int, b: Build, x: Value, kernel_size: Sequence[int], stride: Sequence[int] = (),
+    padding: Sequence[int] | int = 0, dilation: Sequence[int] | int = 1, ceil_mode: bool = False,
+) -> tuple[Value, Value]:  # fmt: skip
+    windows = make_windows(rank, kernel_size, stride, padding, dilation)
+    if any(step > 1 and margin for step, margin in zip(windows.spread, windows.margin)):
+        raise Declined
+    return _max_pool(b, x, windows)
+
+
+def _even(x: Value, count: Sequence[Expr]) -> Windows:
+    """Windows that cut each dimension into equal parts."""
+    rank = len(count)
+    sizes = []
+    for size, parts in zip(x.shape[-rank:], count):
+        if not (size.is_const and parts.is_const) or not parts.value or size.value % parts.value:
+            raise Declined
+        sizes.append(size.value // parts.value)
+    return make_windows(rank, sizes)
+
+
+@decomposes("aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
+def adaptive_max_pool(b: Build, x: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
+    return _max_pool(b, x, _even(x, b.out.shape[-len(output_size) :]))
+
+
+# -- average ---------------------------------------------------------------------------------------
+
+
+def _divisor(
+    b: Build, x: Value, windows: Windows, count: Sequence[Expr], include_pad: bool, override: int | None
+) -> Value | float:
+    """Places of each window that count: those of the padded plane, or of the plane itself."""
+    if override:
+        return float(override)
+    lead = x.ndim - windows.rank
+    shape = (*x.shape[:lead], *count)
+    total: Value | float = 1.0
+    for d in range(windows.rank):
+        size, margin = x.shape[lead + d], windows.margin[d]
+        low, high = (-margin, size + margin) if include_pad else (0, size)
+        last = (count[d] - 1) * windows.step[d] - margin + windows.size[d]
+        if (margin == 0 or include_pad) and (last - high).hi <= 0:
+            total = total * float(windows.size[d])
+            continue
+        first = b.iota(count[d], I64, x.type.device, start=-margin, step=windows.step[d])
+        stop = b.call("minimum", first + windows.size[d], high)
+        places = (stop - b.call("maximum", first, low)).to(compute_dtype(x.dtype))
+        total = b.broadcast(places, shape, (lead + d,)) * total
+    return total
+
+
+def _average(b: Build, x: Value, windows: Windows, count: Sequence[Expr], divisor: Value | float) -> Value:
+    total: Value | None = None
+    for tap in taps(b, accumulate(x, x.dtype), windows, count, 0.0):
+        total = tap if total is None else total + tap
+    assert total is not None
+    return (total / divisor).to(x.dtype)
+
+
+def avg_pool(
+    rank: int, b: Build, x: Value, kernel_size: Sequence[int], stride: Sequence[int] = (),
+    padding: Sequence[int] | int = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:  # fmt: skip
+    windows = make_windows(rank, kernel_size, stride, padding)
+    _check(x, rank)
+    count = b.out.shape[-rank:]
+    divisor = _divisor(b, x, windows, count, count_include_pad, divisor_override)
+    return _average(b, x, windows, count, divisor)
+
+
+@decomposes("aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool3d")
+def adaptive_avg_pool(b: Build, x: Value, output_size: Sequence[Expr]) -> Value:
+    count = b.out.shape[-len(output_size) :]
+    windows = _even(x, count)
+    _check(x, windows.rank)
+    return _average(b, x, windows, count, float(len(windows.places)))
+
+
+def avg_pool_backward(
+    rank: int, b: Build, grad: Value, x: Value, kernel_size: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int] | int, ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
+) -> Value:  # fmt: skip
+    """Windows side by side hand their gradient to each place; windows one step apart are windows again."""
+    windows = make_windows(rank, kernel_size, stride, padding)
+    _check(x, rank)
+    count = grad.shape[-rank:]
+    divisor = _divisor(b, x, windows, count, count_include_pad, divisor_override)
+    share = accumulate(grad, grad.dtype) / divisor
+    if set(windows.step) == {1}:
+        back = tuple(size - 1 - margin for size, margin in zip(windows.size, windows.margin))
+        if min(back) < 0:
+            raise Declined
+        mirrored = make_windows(rank, windows.size, windows.step, back)
+        found = taps(b, share, mirrored, x.shape[-rank:], 0.0)
+        total = found[-1]
+        for tap in reversed(found[:-1]):
+            total = total + tap
+        return total.to(b.out.dtype)
+    if any(windows.margin) or windows.step != windows.size:
+        raise Declined
+    return _spread(b, share, x, windows)
+
+
+def _spread(b: Build, share: Value, x: Value, windows: Windows) -> Value:
+    """Each window's value at each of its places; 0 where no window is."""
+    lead = x.ndim - windows.rank
+    shape, dims = list(share.shape[:lead]), list(range(lead))
+    flat = list(share.shape[:lead])
+    for d in range(windows.rank):
+        dims.append(len(shape))
+        shape += [share.shape[lead + d], as_expr(windows.size[d])]
+        flat.append(share.shape[lead + d] * windows.size[d])
+    spread = b.reshape(b.broadcast(share, shape, dims), flat)
+    for d in range(lead, x.ndim):
+        if flat[d] is not x.shape[d]:
+            missing = x.shape[d] - flat[d]
+            if missing.lo < 0:
+                raise Declined
+            zeros, after = [as_expr(0)] * x.ndim, [as_expr(0)] * x.ndim
+            after[d] = missing
+            spread = b.prim("pad", spread, tuple(zeros), tuple(after), 0.0)
+    return b.prim("copy", spread).to(b.out.dtype)
+
+
+def adaptive_avg_pool_backward(rank: int, b: Build, grad: Value, x: Value) -> Value:
+    windows = _even(x, grad.shape[-rank:])
+    _check(x, rank)
+    return _spread(b, accumulate(grad, grad.dtype) / float(len(windows.places)), x, windows)
+
+
+for _rank in (2, 3):
+    for _name, _rule in (
+        ("max_pool{}d_with_indices", max_pool), ("avg_pool{}d", avg_pool),
+        ("avg_pool{}d_backward", avg_pool_backward),
+        ("_adaptive_avg_pool{}d_backward", adaptive_avg_pool_backward),
+    ):  # fmt: skip
+        decomposes(f"aten.{_name.format(_rank)}")(partial(_rule, _rank))
