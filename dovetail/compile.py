@@ -37,6 +37,7 @@ from dovetail.errors import (
     NoTensors,
     Reason,
     RecompileError,
+    SkippedFrame,
 )
 from dovetail.events import EVENTS
 from dovetail.ir.capture import Capture, GraphInput
@@ -48,6 +49,7 @@ from dovetail.race import Race, is_repeatable
 from dovetail.reproduce import write_reproducer
 from dovetail.runtime.guards import make_guards
 from dovetail.stages import Stage, is_watched, run_stage, run_stages
+from dovetail.util.loc import Loc
 
 Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]"
 Verdict: TypeAlias = "_native.Entry | bool | None | Literal['skip_callees']"
@@ -109,6 +111,7 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     """Dovetail's own backend. Backward is built when it is first needed."""
     unit = f"graph_{next(_numbers)}"
     joint: Any = run_stage(unit, "10.joint", lambda: trace_joint(module, examples))
+    joint = replace(joint, again=functools.partial(compile_again, options=options))
     frozen = freeze(unit, joint, module.meta.get("steady", ()), options)
     stages = [("20.prims", ops.decompose), ("30.passes", passes.optimize)]
     graph: Any = run_stages(unit, stages, joint.graph if frozen is None else frozen.main)
@@ -124,6 +127,21 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     second = replace(parts.backward, name=f"{unit}_backward")
     backward = _Later(second, options)
     return aot.bind(forward, backward, parts, joint)
+
+
+def compile_again(
+    module: GraphModule, examples: Sequence[Any], options: Options
+) -> Callable[..., Any] | None:
+    """A program that a compiled one asks for at run time: its gradient, to be differentiated. None where
+    it cannot be compiled, which is said."""
+    try:
+        return _native.without(compile_graph, module, examples, options)  # type: ignore[no-any-return]
+    except Exception as error:
+        if not options.fallback_to_eager and not isinstance(error, Break):
+            raise
+        shown = f"{type(error).__name__}: {error}"
+        EVENTS.emit("fallback_to_eager", function="the gradient of a gradient", error=shown)
+        return None
 
 
 def freeze(unit: str, joint: aot.Joint, steady: Collection[int], options: Options) -> passes.Frozen | None:
@@ -252,6 +270,8 @@ class Compiler:
         self.history = capture.History(dynamic)
         self.context = _native.Context(self, Compiler.on_frame)
         self.has_failed = False
+        self.passed_by: set[CodeType] = set()
+        """Code that ran under a transform, which is reported once."""
         self.lock = threading.RLock()
 
     def forget(self) -> None:
@@ -271,10 +291,22 @@ class Compiler:
         """The hook has no entry for this call."""
         if capture.why_not_capture(code) is not None:
             return "skip_callees" if capture.is_wall(code) else False
+        if (why_eager := capture.why_not_now()) is not None:
+            return self._pass_by(code, why_eager)
         with self.lock:
             if len(self.context.entries(code)) != entries:
                 return True  # another thread compiled it meanwhile: look again
             return self._on_miss(capture.Frame(code, function, globals, args, closure or ()), why, entries)
+
+    def _pass_by(self, code: CodeType, why: str) -> Verdict:
+        """This call runs in eager; the next may not."""
+        loc = Loc(code.co_filename, code.co_firstlineno)
+        if self.fullgraph:
+            raise GraphBreakError(loc, reason=why, fix="apply the transform inside of the compiled function")
+        if code not in self.passed_by:
+            self.passed_by.add(code)
+            EVENTS.emit("skip", function=code.co_qualname, code=SkippedFrame.code, text=why, loc=loc)
+        return None
 
     def _on_miss(self, frame: capture.Frame, why: str | None, entries: int) -> Verdict:
         code = frame.code

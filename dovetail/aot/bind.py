@@ -393,7 +393,7 @@ class _Emitter:
         assert backward is not None
         tangents = {position: f"tangent_{position}" for position in self.signature.tangents}
         params = [tangents.get(i, f"unused_{i}") for i in range(self.signature.values)]
-        self.scope["eager"] = Eager(self.joint, self.signature)
+        self.scope["eager"] = Eager(self.joint, partition)
         self.scope["differentiate"] = differentiate
         with self.w.block(f"def backward(ctx, {', '.join(params)}):"):
             with self.w.block("if is_grad_enabled():"):

@@ -1,40 +1,55 @@
-"""Gradients of gradients: differentiate the captured program itself.
+"""Gradients of gradients: the gradient of the captured program is a program too, and is compiled.
 
-    grad(f, x, create_graph=True)     backward runs with grad mode on: run f again in eager on the same
-                                      inputs, with the same random numbers, and differentiate that
+    grad(f, x, create_graph=True)     backward runs with grad mode on. The program
+                                          inputs, tangents -> autograd.grad(f(inputs), inputs, tangents)
+                                      is traced and compiled like any other, and its result has a backward;
+                                      that one, differentiated again, is compiled in turn
 
-The compiled backward is no part of autograd's graph, so when its result must be differentiable the
-program is recomputed by PyTorch. That is eager's speed and exactly eager's meaning, custom
-autograd.Functions and no_grad regions included.
+It is built when first asked for, once per geometry of inputs and tangents, up to a few; beyond them, or
+where it cannot be compiled, PyTorch runs and differentiates the captured program. Both recompute
+forward, with the same random numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch.fx import Graph as FxGraph
+from torch.fx import GraphModule
 
 from dovetail.aot.joint import Joint
+from dovetail.aot.partition import Partition
 from dovetail.errors import UnsupportedMutation
-from dovetail.ir.signature import Signature
+from dovetail.ir.graph import nodes_in
+
+MOST_COMPILED: Final = 4
+"""Geometries for which the gradient's program is compiled."""
+
+_BATCH_NORMS: Final = (
+    "aten._native_batch_norm_legit_functional.default", "aten._batch_norm_with_update_functional.default",
+)  # fmt: skip
+"""In training their running statistics are updated, and play no part in the rest."""
 
 
 class Eager:
     """The program as captured, and how its results correspond to the forward graph's values."""
 
-    def __init__(self, joint: Joint, signature: Signature) -> None:
-        self.joint, self.signature = joint, signature
+    def __init__(self, joint: Joint, partition: Partition) -> None:
+        self.joint, self.partition, self.signature = joint, partition, partition.signature
+        signature = partition.signature
         self.mutated = frozenset(m.input for m in signature.mutations)
+        self.compiled: dict[object, Callable[..., Any] | None] = {}
+        """Gradient programs by geometry; None where compiling failed."""
         self.has_cuda = any(c.is_cuda for c in joint.constants) or torch.cuda.is_available()
 
     def random_state(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         return torch.get_rng_state(), torch.cuda.get_rng_state_all() if self.has_cuda else []
 
-    def run(self, inputs: Sequence[Any], random: Any) -> list[Any]:
-        """The forward graph's values, differentiable."""
-        assert self.joint.eager is not None
+    def gradients(self, inputs: Sequence[Any], tangents: Sequence[Any], random: Any) -> Sequence[Any]:
+        """Of the inputs that get one, in order; differentiable."""
         with ExitStack() as stack:
             if random is not None:
                 stack.enter_context(torch.random.fork_rng(range(len(random[1])), enabled=True))
@@ -43,8 +58,76 @@ class Eager:
                     torch.cuda.set_rng_state_all(random[1])
             for device, dtype in self.joint.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
-            results = self.joint.eager(*inputs)
-        return self.values(inputs, eager_results(results))
+            program = self.program_for(inputs, tangents)
+            given = (*inputs, *(t for t in tangents if t is not None))
+            if program is not None:
+                return program(*given)  # type: ignore[no-any-return]
+            assert self.joint.eager is not None
+            own = [x.clone() if i in self.mutated else x for i, x in enumerate(inputs)]
+            return self.differentiated(inputs, own, tangents, eager_results(self.joint.eager(*own)))
+
+    def differentiated(
+        self, inputs: Sequence[Any], own: Sequence[Any], tangents: Sequence[Any], results: list[Any]
+    ) -> list[Any]:
+        """Gradients of the program's results. `own` are the inputs that it was given, and may have
+        written to."""
+        values = self.values(own, results)
+        heads = [(values[p], t) for p, t in zip(self.signature.tangents, tangents) if t is not None]
+        wanted = [inputs[i] for i in self.signature.grad_inputs]
+        run = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
+        with ExitStack() as stack:
+            for device, _ in self.joint.autocast:  # backward runs outside of the autocast region
+                stack.enter_context(torch.autocast(device, enabled=False))
+            grads = run(
+                tuple(v for v, _ in heads), tuple(t for _, t in heads), True, True, tuple(wanted), True, False
+            )
+        return list(grads)
+
+    def program_for(self, inputs: Sequence[Any], tangents: Sequence[Any]) -> Callable[..., Any] | None:
+        """The compiled gradient; None: let PyTorch do it."""
+        key = tuple(_geometry(x) for x in (*inputs, *tangents))
+        if key not in self.compiled:
+            if self.joint.again is None or len(self.compiled) >= MOST_COMPILED:
+                return None
+            given = (*inputs, *(t for t in tangents if t is not None))
+            self.compiled[key] = self.joint.again(self.as_program(tangents), given)
+        return self.compiled[key]
+
+    def as_program(self, tangents: Sequence[Any]) -> GraphModule:
+        """inputs, tangents -> gradients, as a graph of the captured calls and one more."""
+        module = self.joint.program
+        assert module is not None
+        graph = FxGraph()
+        known: dict[Any, Any] = {}
+        inputs, own = [], []
+        for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
+            inputs.append(graph.placeholder(node.name))
+            own.append(graph.call_function(torch.clone, (inputs[i],)) if i in self.mutated else inputs[i])
+            known[node] = own[i]
+        present = [t is not None for t in tangents]
+        numbers = [i for i, here in enumerate(present, len(inputs)) if here]
+        places = [graph.placeholder(f"dovetail_tangent_{i}") for i in numbers]
+        results = graph.graph_copy(module.graph, known)
+
+        def gradient(inputs: Any, own: Any, results: Any, places: Any) -> list[Any]:
+            left = iter(places)
+            given = [next(left) if here else None for here in present]
+            return self.differentiated(inputs, own, given, eager_results(results))
+
+        graph.output(graph.call_function(gradient, (inputs, own, results, places)))
+        _sort_placeholders(graph)
+        return GraphModule(module, graph)
+
+    def is_overwritten(self) -> bool:
+        """What backward was given depends on the old value of an input that has a new one by now."""
+        graph = self.partition.forward
+        given = [graph.outputs[s.index] for s in self.partition.saved if s.source == "output"]
+        needed = set(nodes_in(given))
+        for node in reversed(graph.nodes):
+            if node in needed:
+                running = node.args[3:5] if node.op in _BATCH_NORMS and node.args[5] is not False else ()
+                needed.update(operand for operand in node.operands if operand not in running)
+        return any(graph.inputs[i] in needed for i in self.mutated)
 
     def values(self, inputs: Sequence[Any], results: list[Any]) -> list[Any]:
         found: list[Any] = [None] * self.signature.values
@@ -73,19 +156,26 @@ def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any,
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 f"operation: input {i} of a compiled region, whose backward is being differentiated"
             )
-    if any(not mutation.under_no_grad for mutation in signature.mutations):
+    if any(not mutation.under_no_grad for mutation in signature.mutations) or eager.is_overwritten():
         raise UnsupportedMutation(
-            detail="double backward through a region that writes to an input with a gradient"
+            detail="double backward through a region that overwrites an input that its gradient needs"
         )
-    inputs = [x.clone() if i in eager.mutated else x for i, x in enumerate(ctx.inputs)]
-    values = eager.run(inputs, ctx.random)
-    heads = [(values[p], t) for p, t in zip(signature.tangents, tangents) if t is not None]
-    grads = torch.autograd.grad(
-        [value for value, _ in heads],
-        [ctx.inputs[i] for i in signature.grad_inputs],
-        [tangent for _, tangent in heads],
-        create_graph=True,
-        allow_unused=True,
-    )
+    grads = eager.gradients(ctx.inputs, tangents, ctx.random)
     at = dict(zip(signature.grad_inputs, grads))
     return tuple(at.get(i) for i in range(signature.inputs))
+
+
+def _geometry(value: Any) -> object:
+    """What a compiled program is compiled for."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+
+
+def _sort_placeholders(graph: FxGraph) -> None:
+    """Inputs come first."""
+    first = next(iter(graph.nodes))
+    for node in [n for n in graph.nodes if n.op == "placeholder"]:
+        if node is not first:
+            first.append(node)
+            first = node

@@ -47,6 +47,9 @@ class Joint:
     constants: tuple[torch.Tensor, ...] = ()
     eager: Callable[..., Any] | None = None
     """The captured program itself; double backward differentiates it."""
+    program: GraphModule | None = None
+    """The same as a graph, and what compiles another graph like it; None where that fails."""
+    again: Callable[[GraphModule, Sequence[Any]], Callable[..., Any] | None] | None = None
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     """Device types under autocast while tracing, with their dtype."""
     has_grad: tuple[bool, ...] = ()
@@ -117,7 +120,9 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     loose = tuple(
         i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor) and not _is_parameter(x)
     )
-    return Joint(prune(graph), signature, constants, gm, autocast, has_grad, tuple(trace.same), loose)
+    return Joint(
+        prune(graph), signature, constants, gm, gm, None, autocast, has_grad, tuple(trace.same), loose
+    )
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
@@ -331,7 +336,7 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
     ref = trace.recorder.ref(result)
     storage, wants_grad = ref.storage, result.requires_grad
     owner = None if storage.input is None else trace.passed[storage.input]
-    if storage.input is not None and _has_history_of(owner, result):
+    if storage.input is not None and _has_history_of(owner, result) and _is_replayable(ref.steps):
         if result is owner:
             return OutputIs("input", storage.input, ref.type, requires_grad=wants_grad)
         return OutputIs(
@@ -339,7 +344,7 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
         )
     base: Any = storage.owner
     is_part = shared[id(storage)] > 1 or (ref.steps and not is_dense(ref.type))
-    if is_part and storage.input is None and _has_history_of(base, result):
+    if is_part and storage.input is None and _has_history_of(base, result) and _is_replayable(ref.steps):
         if id(storage) not in bases:
             root = trace.recorder.memory.read(ref.root)
             bases[id(storage)] = _add_value(trace, root, base if base.requires_grad else None, ref.root.type)
@@ -355,6 +360,12 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
 def _replayed(base: Any, result: Any, ref: Ref) -> tuple[ViewStep, ...]:
     cut = (_DETACH,) if base.requires_grad and not result.requires_grad else ()
     return cut + ref.steps or (ViewStep("aten.alias.default"),)
+
+
+def _is_replayable(steps: Sequence[ViewStep]) -> bool:
+    """Lazily conjugated tensors have no view as real numbers; here they are not lazy."""
+    ops = [step.op for step in steps]
+    return not ("aten._conj.default" in ops and "aten.view_as_real.default" in ops)
 
 
 def _has_history_of(base: Any, result: Any) -> bool:

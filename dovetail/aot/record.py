@@ -530,6 +530,15 @@ def _factory(fake: torch.Tensor) -> dict[str, Any]:
     return {"dtype": fake.dtype, "device": fake.device}
 
 
+def record_legit_batch_norm(
+    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Its schema says that it updates the running statistics; in evaluation it only reads them."""
+    if args[5]:
+        return record_write(recorder, func, args, kwargs)
+    return record_call(recorder, _aten.native_batch_norm.default, args, kwargs)
+
+
 def record_batch_norm_backward(
     recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -586,6 +595,7 @@ ROUTES: Final[dict[str, Route]] = {
     "aten.mkldnn_rnn_layer.default": record_rnn,
     "aten.native_batch_norm.default": record_batch_norm,
     "aten.cudnn_batch_norm.default": record_batch_norm,
+    "aten._native_batch_norm_legit.default": record_legit_batch_norm,
     "aten.native_batch_norm_backward.default": record_batch_norm_backward,
     "aten.cudnn_batch_norm_backward.default": record_cudnn_backward,
 }

@@ -2,7 +2,11 @@
 
 from dovetail.capture.dynamic import History, all_guards
 from dovetail.capture.frame import Frame
+from dovetail.capture.guards import why_not_now
 from dovetail.capture.root import capture_frame, make_entry
 from dovetail.capture.skip import is_wall, why_not_capture
 
-__all__ = ["Frame", "History", "all_guards", "capture_frame", "is_wall", "make_entry", "why_not_capture"]
+__all__ = [
+    "Frame", "History", "all_guards", "capture_frame", "is_wall", "make_entry",
+    "why_not_capture", "why_not_now",
+]  # fmt: skip

@@ -1,6 +1,7 @@
 """Guards that are decided at the beginning or at the end of a capture, not while reading.
 
 state_guard()           torch's global state: grad mode, autocast, default dtype ...
+level_guard()           no forward-mode differentiation
 alias_guards(trace)     what was changed is not, in another call, also something else
 """
 
@@ -8,16 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+from torch.autograd import forward_ad
+
 from dovetail.capture.trace import Origin, Trace, Unread
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Guard, SameAs, State
-from dovetail.ir.source import Arg, Const, Item, KeyItem, Source
+from dovetail.ir.guard import Equals, Guard, SameAs, State
+from dovetail.ir.source import Arg, Const, DictAttr, Item, KeyItem, Source
 from dovetail.util.torch_state import read_state
 
 
 def state_guard() -> Guard:
     """Call before entering modes of our own: they are part of the state."""
     return Guard(Const("torch", None), State(read_state()))
+
+
+def level_guard() -> Guard:
+    """Under forward-mode differentiation tensors carry tangents, which a compiled graph would lose."""
+    return Guard(DictAttr(Const("forward_ad", forward_ad), "_current_level"), Equals(-1))
+
+
+def why_not_now() -> str | None:
+    """A transform is at work that sees each operation; what it is applied to runs in eager meanwhile."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a function under torch.func runs in eager"
+    if forward_ad._current_level >= 0:
+        return "a function under forward-mode differentiation runs in eager"
+    return None
 
 
 def alias_guards(trace: Trace) -> Iterator[Guard]:

@@ -30,7 +30,7 @@ from dovetail.capture.dynamic import History, Policy
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
 from dovetail.capture.frame import Frame, slot_count
 from dovetail.capture.graphs import GraphBuilder
-from dovetail.capture.guards import alias_guards, state_guard
+from dovetail.capture.guards import alias_guards, level_guard, state_guard
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import leave_unread, wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
@@ -114,8 +114,6 @@ def capture_frame(
         raise SkippedFrame(frame.loc, detail="generators and coroutines run in eager")
     if is_importing():
         raise ImportUnderWay(frame.loc)
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise SkippedFrame(frame.loc, detail="a function under torch.func runs in eager")
     watch_kernels()
     collects = gc.isenabled()
     gc.disable()  # a capture makes many small objects and almost no garbage
@@ -177,7 +175,7 @@ class Attempt:
 
     def run(self) -> Capture | Break:
         trace = self.trace
-        trace.guards.append(state_guard())
+        trace.guards += [state_guard(), level_guard()]
         grad_enabled = torch.is_grad_enabled()
         root: Root | None = None
         try:

@@ -1,0 +1,122 @@
+"""Gradients of gradients through compiled regions: compiled themselves, and equal to eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dovetail
+from dovetail.aot import double
+from dovetail.errors import UnsupportedMutation
+
+Wrap = Callable[[Any], Any]
+
+
+class _Wrong(torch.autograd.Function):
+    """A gradient that is not the derivative: only the user's own backward gives it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return grad * x * 3
+
+
+def _without_grad(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        scale = x.exp()
+    return x * x * scale
+
+
+PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "detached": lambda x: x * x.detach() * x,
+    "no_grad": _without_grad,
+    "autograd.Function": lambda x: _Wrong.apply(x) * x,
+    "views": lambda x: (x.t()[1:] * 2).exp() @ x,
+    "dropout": lambda x: F.dropout(x.sin(), 0.5) * x,
+}
+
+
+def _derivatives(call: Callable[[torch.Tensor], torch.Tensor], orders: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    x = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+    value, found = call(x), []
+    for _ in range(orders):
+        (value,) = torch.autograd.grad((value * value).sum(), x, create_graph=True)
+        found.append(value)
+    return found
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_three_orders(program: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    build = double.Eager.as_program
+    monkeypatch.setattr(double.Eager, "as_program", lambda self, tangents: made.append(self) or build(self, tangents))
+    call = dovetail.compile(program, options={"fallback_to_eager": False})
+    for ours, theirs in zip(_derivatives(call, 3), _derivatives(program, 3)):
+        torch.testing.assert_close(ours, theirs)
+    assert made
+
+
+def _penalty(wrap: Wrap) -> list[torch.Tensor]:
+    """As in a Wasserstein GAN: the norm of the gradient of the judge is part of its loss."""
+    torch.manual_seed(0)
+    judge = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.LeakyReLU(0.2), nn.Dropout(0.2),
+                          nn.Flatten(), nn.Linear(4 * 16, 1)).double()  # fmt: skip
+    run = wrap(judge)
+    for step in range(2):
+        torch.manual_seed(step)
+        x = torch.randn(4, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+        score = run(x)
+        (grad,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+        ((grad.flatten(1).norm(dim=1) - 1).square().mean() + score.mean()).backward()
+    return [p.grad for p in judge.parameters()]
+
+
+def test_a_gradient_penalty() -> None:
+    compiled = _penalty(lambda m: dovetail.compile(m, options={"fallback_to_eager": False}))
+    for ours, theirs in zip(compiled, _penalty(lambda m: m)):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_many_sizes_end_in_eager() -> None:
+    call = dovetail.compile(lambda x: x.sin().exp(), dynamic=True)
+    for size in range(2, 9):
+        x = torch.rand(size, requires_grad=True)
+        (grad,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(grad.sum(), x)
+        torch.testing.assert_close(second, (x.cos() ** 2 - x.sin()) * x.sin().exp())
+
+
+def test_an_overwritten_input_is_refused() -> None:
+    """The old value is gone when the gradient is to be differentiated."""
+
+    def count(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        y = x * x * seen.exp()
+        seen.add_(1)
+        return y
+
+    x, seen = torch.rand(3, requires_grad=True), torch.ones(3)
+    y = dovetail.compile(count)(x, seen)
+    with pytest.raises(UnsupportedMutation, match="overwrites an input"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_forward_mode_keeps_its_tangents() -> None:
+    call = dovetail.compile(lambda x: x.sin() * x)
+    x = torch.rand(4)
+    call(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones(4))
+        tangent = torch.autograd.forward_ad.unpack_dual(call(dual)).tangent
+    torch.testing.assert_close(tangent, x.cos() * x + x.sin())
+    torch.testing.assert_close(torch.func.grad(lambda x: call(x).sum())(x), x.cos() * x + x.sin())
