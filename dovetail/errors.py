@@ -136,6 +136,12 @@ class DataDependentValue(Break):
     hint = "keep the value in a tensor, or compute it outside the compiled function"
 
 
+class DataDependentNumber(Break):
+    code = "B21"
+    message = "{function} needs the value of a float that changes from call to call"
+    hint = "keep it in a tensor, or pass a bool or an int"
+
+
 class UserBreak(Break):
     code = "B05"
     message = "graph_break() was called"

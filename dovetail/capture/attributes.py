@@ -29,6 +29,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.origins import IDENTITY, PLAIN, read_list, wrap
+from dovetail.capture.text import LateText
 from dovetail.capture.trace import (
     DELETED,
     STDLIB_FOLDER,
@@ -596,6 +597,7 @@ RULES: Final[dict[type, Rule]] = {
     **dict.fromkeys(SYMBOLIC_TYPES, symbolic_attr),
     super: super_attr,
     Unread: unread_attr,
+    LateText: _native_rule,
     Appender: _native_rule,
     FunctionType: function_attr,
     BuiltinFunctionType: _native_rule,

@@ -22,9 +22,10 @@ import torch
 
 from dovetail.capture.decode import live_before
 from dovetail.capture.emit import Emitter
-from dovetail.capture.interpreter import Activation, format_value
+from dovetail.capture.interpreter import Activation
 from dovetail.capture.places import caught_at
 from dovetail.capture.resume import HANDLED, NONE_THERE, VALUE, Layout, make_resume, origin_of
+from dovetail.capture.text import format_value
 from dovetail.capture.trace import NULL, Handling, LastInstruction
 from dovetail.capture.versions import NULL_FIRST
 from dovetail.errors import SkippedFrame

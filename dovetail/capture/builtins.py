@@ -41,9 +41,10 @@ from dovetail.capture.attributes import (
     store_attr,
     store_plain,
 )
-from dovetail.capture.interpreter import GlobalsView, format_value
-from dovetail.capture.operations import iterate, native, truth
+from dovetail.capture.interpreter import GlobalsView
+from dovetail.capture.operations import as_hashable, iterate, native, truth
 from dovetail.capture.origins import PLAIN, read_list, wrap
+from dovetail.capture.text import LateText, fill, format_value, is_late, late
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread
 from dovetail.errors import DataDependentValue, SkippedFrame, UnknownCall
@@ -116,10 +117,11 @@ def as_iterable(trace: Trace, value: Any) -> Any:
 
 @on(getattr)
 def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    name = as_hashable(args[1])
     if len(args) == 2:
-        return load_attr(trace, args[0], args[1])
+        return load_attr(trace, args[0], name)
     try:
-        return load_attr(trace, args[0], args[1])
+        return load_attr(trace, args[0], name)
     except Raised as raised:
         if isinstance(raised.value, AttributeError):
             return args[2]
@@ -129,7 +131,7 @@ def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 @on(hasattr)
 def _hasattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     try:
-        load_attr(trace, args[0], args[1])
+        load_attr(trace, args[0], as_hashable(args[1]))
     except Raised as raised:
         if isinstance(raised.value, AttributeError):
             return False
@@ -139,12 +141,12 @@ def _hasattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 @on(setattr)
 def _setattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    store_attr(trace, *args)
+    store_attr(trace, args[0], as_hashable(args[1]), args[2])
 
 
 @on(delattr)
 def _delattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    delete_attr(trace, *args)
+    delete_attr(trace, args[0], as_hashable(args[1]))
 
 
 @on(vars)
@@ -157,7 +159,7 @@ def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 @on(isinstance)
 def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value, kinds = args
-    known = SYMBOLIC_TYPES.get(type(value))
+    known = str if isinstance(value, LateText) else SYMBOLIC_TYPES.get(type(value))
     if known is not None:
         return native(issubclass, known, kinds) or native(isinstance, value, kinds)
     if isinstance(value, InstanceDict):
@@ -342,8 +344,8 @@ def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 def _text(function: Any, dunder: str) -> Special:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        if any(isinstance(arg, Fake) for arg in args):
-            raise DataDependentValue(trace.loc(), function=f"{function.__name__}()")
+        if is_late(args) and not kwargs:
+            return late(trace, function, args)
         if args:
             args = [operations.as_known(args[0]), *args[1:]]
         own = operations.dunder(type(args[0]), dunder) if args else None
@@ -471,6 +473,7 @@ def _int(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
         if own is not None and own.__module__ != "enum":
             return trace.call(own, args, {})
     operations.check_operands(trace, "int()", *args)
+    operations.check_unknown_float(trace, "int()", *args)
     return native(int, *args, **kwargs)
 
 
@@ -666,6 +669,10 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
     if name in ("format", "format_map"):
         args = [operations.as_known(arg) for arg in args]
         kwargs = {key: operations.as_known(value) for key, value in kwargs.items()}
+    if type(owner) is str and name in ("format", "join"):
+        made = late_text(trace, fn, args, kwargs)
+        if made is not None:
+            return made
     if name in CONSUMERS:
         args = [as_iterable(trace, as_mapping_argument(trace, name, arg)) for arg in args]
     if name == "sort" and "key" in kwargs:
@@ -673,6 +680,15 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
     if name in ("index", "count", "remove") and isinstance(owner, list) and needs_compare(owner, args[0]):
         return search_list(trace, name, owner, args[0])
     return native(fn, *args, **kwargs)
+
+
+def late_text(trace: Trace, method: Any, args: Args, kwargs: Kwargs) -> Any:
+    """text.format(...) and text.join(...) of values that only the graph knows; else None."""
+    if method.__name__ == "format":
+        late_one = is_late([args, kwargs])
+        return late(trace, fill, [method.__self__, tuple(args), kwargs]) if late_one else None
+    args[0] = drain(trace, args[0])
+    return late(trace, str.join, [method.__self__, args[0]]) if is_late(args[0]) else None
 
 
 def needs_compare(items: Any, wanted: Any) -> bool:
@@ -764,6 +780,7 @@ def call_math(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     symbolic = any(type(arg) in SYMBOLIC_TYPES for arg in args)
     if symbolic and fn in SYM_MATH:
         return native(SYM_MATH[fn], *args)
+    operations.check_unknown_float(trace, f"math.{fn.__name__}()", *args)
     if symbolic and fn is math.prod:
         return functools.reduce(operator.mul, args[0], 1)
     return native(fn, *args, **kwargs)

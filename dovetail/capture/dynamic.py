@@ -32,6 +32,8 @@ from dovetail.sym import Real, Shapes, make_symfloat, make_symint
 
 Dims = frozenset[int]
 
+STACK: Final = "stack_"
+"""Arguments of resume functions that were on the stack: a float there was read from a tensor, as a rule."""
 LARGEST: Final = 1 << 48
 """Larger Python ints are constants: compiled code computes with 64 bits, Python with as many as it takes."""
 
@@ -158,7 +160,8 @@ class Policy:
             seen.varying.add(text)
         if isinstance(value, int) and abs(value) > LARGEST:
             return None
-        if text not in seen.varying and not (self.everything and isinstance(source, Arg)):
+        is_result = isinstance(value, float) and isinstance(source, Arg) and source.name.startswith(STACK)
+        if text not in seen.varying and not (self.everything and isinstance(source, Arg)) and not is_result:
             return None
         shapes = self.shapes_of(trace)
         trace.guard(source, TypeIs(type(value)))

@@ -35,6 +35,7 @@ from dovetail.capture.generators import Generator
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.operations import SYMBOLIC
 from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
+from dovetail.capture.text import LateText
 from dovetail.capture.trace import DELETED, NULL, Appender, Trace, Write
 from dovetail.errors import UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -322,6 +323,12 @@ def _callback(emit: Emitter, value: Callback) -> str:
     return emit.value(value.fn)
 
 
+def _late_text(emit: Emitter, value: LateText) -> str:
+    if value.is_outdated:
+        emit.refuse(value, "a tensor in the text was changed since")
+    return emit.temp(f"{emit.const(value.function, value.function.__name__)}({emit.items(value.args)})")
+
+
 def _appender(emit: Emitter, value: Appender) -> str:
     return f"{emit.load(value.owner.source)}.append"
 
@@ -426,6 +433,7 @@ REBUILD: Final[dict[type, Rule]] = {
     GlobalsView: _globals_view,
     Callback: _callback,
     Appender: _appender,
+    LateText: _late_text,
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): _null,
     collections.OrderedDict: _ordered_dict,

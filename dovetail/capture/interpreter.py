@@ -28,6 +28,7 @@ from dovetail.capture.attributes import (
 from dovetail.capture.decode import Code, decode
 from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.resume import growing_slots
+from dovetail.capture.text import concatenate, format_value, is_late, late
 from dovetail.capture.trace import (
     NULL,
     Handling,
@@ -40,7 +41,7 @@ from dovetail.capture.trace import (
     topmost_handled,
 )
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
-from dovetail.errors import Break, DataDependentValue, ResumedLoop, UnsupportedOpcode
+from dovetail.errors import Break, ResumedLoop, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks, SameAs, TypeIs
 from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
@@ -488,7 +489,9 @@ class Activation:
         self.stack.append(dict(zip(keys, self.pop(arg))))
 
     def BUILD_STRING(self, arg: int) -> None:
-        self.stack.append("".join(self.pop(arg)))
+        parts = self.pop(arg)
+        made = late(self.trace, concatenate, [parts]) if is_late(parts) else "".join(parts)
+        self.stack.append(made)
 
     def BUILD_SLICE(self, arg: int) -> None:
         self.stack.append(slice(*self.pop(arg)))
@@ -565,10 +568,10 @@ class Activation:
 
     # -- text
 
-    def format(self, value: Any, convert: int, spec: str) -> str:
-        if isinstance(value, Fake):
-            raise DataDependentValue(self.trace.loc(), function="format()")
-        return self.trace.call(format_value, [value, convert, spec], {})  # type: ignore[no-any-return]
+    def format(self, value: Any, convert: int, spec: Any) -> Any:
+        if is_late(value) or is_late(spec):
+            return late(self.trace, format_value, [value, convert, spec])
+        return self.trace.call(format_value, [value, convert, spec], {})
 
     def FORMAT_VALUE(self, arg: int) -> None:
         spec = self.stack.pop() if arg & 4 else ""
@@ -845,12 +848,6 @@ class GlobalsView(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.real)
-
-
-def format_value(value: Any, convert: int, spec: str) -> str:
-    """What an f-string does with one field."""
-    made = (lambda v: v, str, repr, ascii)[convert](value)
-    return format(made, spec)
 
 
 def loads_to_append(code: Code) -> list[int]:

@@ -18,9 +18,18 @@ import torch
 
 from dovetail.capture.attributes import find_in_mro, load_attr, python_method
 from dovetail.capture.origins import PLAIN
+from dovetail.capture.text import LateText, fill_percent, is_late, known, late
 from dovetail.capture.trace import Raised, Trace
-from dovetail.errors import Break, DataDependentBranch, DataDependentValue, FailedFake, UnsupportedValue
+from dovetail.errors import (
+    Break,
+    DataDependentBranch,
+    DataDependentNumber,
+    DataDependentValue,
+    FailedFake,
+    UnsupportedValue,
+)
 from dovetail.fake.tensor import Fake
+from dovetail.sym.real import iter_leaves
 
 SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -51,6 +60,8 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except Break:
         raise
     except Exception as error:
+        if isinstance(error, TypeError) and any(type(arg) is LateText for arg in args):
+            return native(fn, *native(known, list(args)), **kwargs)  # C code that takes nothing but a str
         if isinstance(error, RuntimeError) and needs_data(error):
             name = getattr(fn, "__name__", str(fn))
             raise FailedFake(function=name, detail=str(error).split("\n")[0][:200]) from None
@@ -103,6 +114,8 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
     if kind in PLAIN and other in PLAIN:
         return native(op, left, right)
     if kind is str and op is operator.mod:
+        if is_late(right):
+            return late(trace, fill_percent, [left, right])
         right = as_known(right)
     plain = INPLACE.get(op)
     if plain is not None:
@@ -159,6 +172,7 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
         return result
     if kind is Fake or other is Fake:
         return on_fakes(trace, op, left, right)
+    check_unknown_float(trace, "a comparison", left, right)
     if op is operator.ne and dunder(kind, "__eq__"):
         return not truth(trace, compare(trace, operator.eq, left, right))
     if kind.__eq__ is not object.__eq__ and other.__eq__ is not object.__eq__:
@@ -187,6 +201,7 @@ def truth(trace: Trace, value: Any) -> bool:
     if kind in PLAIN or kind in (list, tuple, dict, set):
         return bool(value)
     if kind in SYMBOLIC:
+        check_unknown_float(trace, "bool()", value)
         return native(bool, value)  # type: ignore[no-any-return]
     if isinstance(value, Fake):
         try:
@@ -226,6 +241,15 @@ def check_native_use(trace: Trace, value: Any, what: str) -> None:
         raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"{what} of {origin.source}")
 
 
+def check_unknown_float(trace: Trace, what: str, *values: Any) -> None:
+    """A float that changes from call to call, such as a loss or a learning rate: rather than assume its
+    value, which hardly comes again, leave the question to Python. Where a break is an error, assume it."""
+    for value in values:
+        if type(value) is torch.SymFloat and not trace.is_whole:
+            if any(isinstance(leaf, str) for leaf in iter_leaves(value.node.expr)):
+                raise DataDependentNumber(trace.loc(), function=what)
+
+
 def check_operands(trace: Trace, what: str, *values: Any) -> None:
     """As check_native_use, for operators and conversions."""
     for value in values:
@@ -242,9 +266,7 @@ def as_hashable(value: Any) -> Any:
     kind = type(value)
     if kind is tuple:
         return tuple([as_hashable(item) for item in value])
-    if kind in SYMBOLIC:
-        return native({torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[kind], value)
-    return value
+    return native(known, value) if kind in SYMBOLIC or kind is LateText else value
 
 
 def as_known(value: Any) -> Any:

@@ -12,9 +12,11 @@ import sys
 import warnings
 from typing import Any
 
-from dovetail.capture.builtins import SYMBOLIC_TYPES, Args, Kwargs, Special, on
+from dovetail.capture.builtins import Args, Kwargs, Special, on
+from dovetail.capture.operations import has_fake
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.places import called_from
+from dovetail.capture.text import is_late
 from dovetail.capture.trace import Trace, place_loc
 from dovetail.errors import OutputCall
 
@@ -49,7 +51,9 @@ def stays_as_it_is(value: Any) -> bool:
     """Whether a value says the same later in the call."""
     if type(value) is tuple:
         return all(stays_as_it_is(item) for item in value)
-    return type(value) in PLAIN or type(value) in SYMBOLIC_TYPES or isinstance(value, (type, Exception))
+    if isinstance(value, Warning):
+        return stays_as_it_is(value.args)
+    return type(value) in PLAIN or is_late(value) and not has_fake(value) or isinstance(value, type)
 
 
 on(print)(_output("print"))

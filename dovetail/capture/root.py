@@ -188,7 +188,7 @@ class Attempt:
                 except Stop:
                     return self.finish(root, self.why, grad_enabled)
         except Raised as raised:
-            text = f"{type(raised.value).__name__}: {raised.value}"
+            text = show_error(raised.value)
             raise FrameRaises(trace.loc(), detail=f"the program raises {text}") from None
         except SkippedFrame:
             raise
@@ -288,6 +288,14 @@ class Attempt:
             for line in tail:
                 w(line)
         return w.text
+
+
+def show_error(error: BaseException) -> str:
+    """The class of an exception, and its text if that can be known without running the program."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Break:
+        return type(error).__name__
 
 
 def is_worth_fetching(inputs: Sequence[GraphInput]) -> bool:

@@ -65,6 +65,8 @@ def why_not_capture(code: CodeType) -> Reason | None:
         return Reason("S06", "part of Triton, which launches kernels")
     if code.co_name in PLUMBING:
         return Reason("S05", "a method that other code's attribute reads, prints or comparisons run")
+    if code.co_name in ("<lambda>", "__new__") and code.co_varnames[:1] == ("_cls",):
+        return Reason("S05", "the maker of a named tuple")
     if code.co_name == "<module>":
         return Reason("S04", "code of a module, which runs once")
     return None

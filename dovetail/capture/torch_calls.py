@@ -19,6 +19,7 @@ import torch
 from dovetail.capture.attributes import SYMBOLIC_TYPES, bind_class_value, find_in_mro, guard_class
 from dovetail.capture.operations import has_fake, native, needs_data, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
+from dovetail.capture.text import LateText
 from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import BackwardCall, Break, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -120,6 +121,8 @@ def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
     elif isinstance(value, dict):
         for item in value.values():
             check_arguments(trace, fn, item)
+    elif isinstance(value, LateText):
+        raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a text made later")
     elif isinstance(value, FunctionType):
         raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a Python function")
 
@@ -226,7 +229,7 @@ def type_of_value(trace: Trace, value: Any) -> type:
     if isinstance(value, Fake):
         origin = trace.origins.get(id(value))
         return type(origin.original) if origin is not None else torch.Tensor
-    return SYMBOLIC_TYPES.get(type(value), type(value))
+    return str if isinstance(value, LateText) else SYMBOLIC_TYPES.get(type(value), type(value))
 
 
 def loaded(name: str) -> Any:

@@ -447,7 +447,7 @@ def object_created_and_published() -> Any:
     return f, (torch.ones(2),), lambda: (registry["item"].value, registry["item"] is registry["same"])
 
 
-@case("C3", breaks=ANY, recompiles=2)
+@case("C3", breaks=ANY, recompiles=1)
 def list_that_grows_in_a_loop_with_breaks() -> Any:
     def f(x: torch.Tensor) -> Any:
         losses = []
@@ -526,6 +526,51 @@ def list_that_is_appended_to_and_then_read() -> Any:
 
     one: list[Any] = [torch.ones(2)]
     return f, [(torch.ones(2), one, one), (torch.ones(2), [], [])]
+
+
+@case("C3", breaks=1, recompiles=0)
+def print_of_a_formatted_tensor() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        print(f"mean {y.mean():.3f}, {[y]!r}", "%.2f of {}".format(y.dim()) % y.sum(), str(y[0]) + "!")
+        return y + 1
+
+    return f, [(torch.randn(4),) for _ in range(12)]
+
+
+@case("C3", breaks=4, recompiles=2)
+def print_and_compare_a_loss_that_was_read() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        loss = (x * x).mean().item()
+        if loss < 0.5:
+            x = x + 1
+        print(f"loss {loss:.4f}", ", ".join(f"{v:.1f}" for v in (loss, 2 * loss)))
+        return x * loss
+
+    return f, [(torch.full((4,), 0.1 * i),) for i in range(1, 6)]
+
+
+@case("C4", breaks=0, recompiles=0)
+def text_that_is_returned() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        text = f"{x.sum():.2f}"
+        return x + 1, text, isinstance(text, str), type(text) is str
+
+    return f, [(torch.randn(4),) for _ in range(3)]
+
+
+@case("C4")
+def text_of_a_changing_number_used_as_a_name() -> Any:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for i in range(4):
+                setattr(self, f"scale_{i}", float(i))
+
+        def forward(self, x: torch.Tensor, i: int) -> Any:
+            return x * getattr(self, f"scale_{i}"), {f"key {i}": x}, f"scale_{i}" == "scale_2", len(f"{i}")
+
+    return Model(), [(torch.ones(2), i) for i in range(4)]
 
 
 test_program = suite.test()

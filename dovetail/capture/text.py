@@ -1,0 +1,152 @@
+"""Text that contains values which the graph computes, or numbers that change from call to call.
+
+    print(f"loss {loss:.3f}")     the text is a LateText; the break at print makes it, and nothing is guarded
+    names[f"layer_{i}"]           used as text while capturing: made now, if no tensor is in it
+
+late(trace, function, args) -> the text `function(*args)` will give, when the entry runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from dovetail.capture.trace import Trace
+from dovetail.errors import DataDependentValue
+from dovetail.fake.tensor import Fake
+
+NUMBERS: Final[dict[type, Callable[[Any], Any]]] = {
+    torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool
+}  # fmt: skip
+LITERAL: Final = frozenset(
+    {str, int, float, bool, type(None), bytes, complex, torch.dtype, torch.device, torch.Size}
+)  # fmt: skip
+
+
+class LateText:
+    """Stands in for a str. `seen` are the tensors in it, each with its version at that time."""
+
+    __slots__ = ("trace", "function", "args", "seen")
+
+    def __init__(self, trace: Trace, function: Callable[..., str], args: tuple[Any, ...]) -> None:
+        self.trace, self.function, self.args = trace, function, args
+        self.seen = [(fake, fake._version) for fake in fakes_in(args)]
+
+    def now(self) -> str:
+        """The text itself, for whoever has to look at it."""
+        if any(True for _ in fakes_in(self.args)):
+            raise DataDependentValue(self.trace.loc(), function="a text that contains a tensor")
+        return self.function(*known(self.args))
+
+    @property
+    def is_outdated(self) -> bool:
+        return any(fake._version != version for fake, version in self.seen)
+
+    def __add__(self, other: Any) -> Any:
+        return late(self.trace, concatenate, [[self, other]])
+
+    def __radd__(self, other: Any) -> Any:
+        return late(self.trace, concatenate, [[other, self]])
+
+    def __str__(self) -> str:
+        return self.now()
+
+    def __repr__(self) -> str:
+        return repr(self.now())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.now(), spec)
+
+    def __eq__(self, other: object) -> bool:
+        return self.now() == (other.now() if isinstance(other, LateText) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.now())
+
+    def __len__(self) -> int:
+        return len(self.now())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.now())
+
+    def __contains__(self, part: str) -> bool:
+        return part in self.now()
+
+    def __getitem__(self, key: Any) -> str:
+        return self.now()[key]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.now(), name)
+
+
+def late(trace: Trace, function: Callable[..., str], args: Any) -> Any:
+    """The text function(*args), made later; a break if something in it could change until then."""
+    return LateText(trace, function, snapshot(trace, tuple(args)))
+
+
+def snapshot(trace: Trace, value: Any) -> Any:
+    """A copy that later changes of containers do not reach."""
+    kind = type(value)
+    if kind in LITERAL or kind in NUMBERS or kind is Fake or kind is LateText:
+        return value
+    if kind in (list, tuple):
+        return kind([snapshot(trace, item) for item in value])
+    if kind is dict:
+        return {key: snapshot(trace, item) for key, item in value.items()}
+    raise DataDependentValue(trace.loc(), function="a text that contains a tensor")
+
+
+def fakes_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, Fake):
+        yield value
+    elif isinstance(value, LateText):
+        yield from fakes_in(value.args)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from fakes_in(item)
+    elif isinstance(value, dict):
+        yield from fakes_in(list(value.values()))
+
+
+def known(value: Any) -> Any:
+    """With the numbers that symbols have now; asking for them assumes them."""
+    kind = type(value)
+    if kind in NUMBERS:
+        return NUMBERS[kind](value)
+    if kind is LateText:
+        return value.now()
+    if kind in (list, tuple):
+        return kind([known(item) for item in value])
+    return {key: known(item) for key, item in value.items()} if kind is dict else value
+
+
+def is_late(value: Any) -> bool:
+    """Whether a text of this value has to be made later."""
+    kind = type(value)
+    if kind is Fake or kind in NUMBERS or kind is LateText:
+        return True
+    if kind in (list, tuple):
+        return any(is_late(item) for item in value)
+    return kind is dict and any(is_late(item) for item in value.values())
+
+
+def concatenate(parts: list[str]) -> str:
+    return "".join(parts)
+
+
+def fill(text: str, args: tuple[Any, ...], named: dict[str, Any]) -> str:
+    """str.format"""
+    return text.format(*args, **named)
+
+
+def fill_percent(text: str, values: Any) -> str:
+    """The operator % of str."""
+    return text % values
+
+
+def format_value(value: Any, convert: int, spec: str) -> str:
+    """What an f-string does with one field."""
+    made = (lambda v: v, str, repr, ascii)[convert](value)
+    return format(made, spec)
