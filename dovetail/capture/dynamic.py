@@ -79,6 +79,8 @@ class Policy:
         self.numbers: dict[str, tuple[int, float]] = {}
         self.sources: dict[str, Source] = {}
         self.texts: dict[int, str] = {}
+        self.unsteady: set[str] = set()
+        """Floats that are known to change."""
 
     def fresh(self) -> Policy:
         return Policy(self.everything, self.seen)
@@ -171,6 +173,8 @@ class Policy:
             return make_symint(shapes, expr, value)
         name = shapes.float_symbol(value, source)
         self.sources[name] = source
+        if is_result or text in seen.varying:
+            self.unsteady.add(name)
         return make_symfloat(shapes, name)
 
     # -- symbols in the graph

@@ -246,7 +246,7 @@ def check_unknown_float(trace: Trace, what: str, *values: Any) -> None:
     value, which hardly comes again, leave the question to Python. Where a break is an error, assume it."""
     for value in values:
         if type(value) is torch.SymFloat and not trace.is_whole:
-            if any(isinstance(leaf, str) for leaf in iter_leaves(value.node.expr)):
+            if any(leaf in trace.dynamic.unsteady for leaf in iter_leaves(value.node.expr)):
                 raise DataDependentNumber(trace.loc(), function=what)
 
 
