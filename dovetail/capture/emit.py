@@ -476,7 +476,7 @@ def rebuild_by_base(value: Any) -> Rule:
 def has_maker_in_c(kind: type, solid: type) -> bool:
     """Whether a class made by C code has a __new__ of its own, without which its instances are not safe."""
     found, owner = find_in_mro(kind, "__new__")
-    return isinstance(found, types.BuiltinFunctionType) and owner not in (solid, object)
+    return isinstance(found, types.BuiltinFunctionType) and owner not in solid.__mro__
 
 
 REBUILT_BASES: Final = frozenset({object, dict, list, set, tuple, int, float, str, collections.OrderedDict})

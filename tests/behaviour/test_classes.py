@@ -1,6 +1,7 @@
 """SPEC C4: classes, context managers, exceptions and `match`, captured whole and equal to plain Python."""
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import enum
@@ -28,6 +29,17 @@ class Point:
 
     def norm(self) -> torch.Tensor:
         return (self.x**2 + self.y**2).sqrt()
+
+
+class Named(collections.OrderedDict):
+    """Results by name and position, as model libraries return them."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(given)
+        self.__dict__.update(given)
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +170,18 @@ def dataclass_in_and_out() -> Any:
         return q.norm(), q, dataclasses.replace(q, label="r").label
 
     return f, (Point(x4(), x4()),)
+
+
+@case("C4")
+def ordered_dict_subclass_made_inside() -> Any:
+    def inner(x: torch.Tensor) -> Named:
+        return Named(loss=x.sum(), logits=x * 2)
+
+    def f(x: torch.Tensor) -> Any:
+        made = inner(x)
+        return made, made[0] + made["loss"], made.logits
+
+    return f, (x4(),)
 
 
 @case("C4")
