@@ -71,9 +71,10 @@ MICRO_NAMES: Final = (
 class Runner:
     """Starts measuring processes and keeps their answers by key."""
 
-    def __init__(self, results: Path, timeout: float, threads: int) -> None:
+    def __init__(self, results: Path, timeout: float, threads: int, caches: Path | None) -> None:
         self.path, self.timeout, self.threads = results, timeout, threads
-        self.caches = Path(tempfile.mkdtemp(prefix="bench-caches-"))
+        self.keeps_caches = caches is not None
+        self.caches = caches or Path(tempfile.mkdtemp(prefix="bench-caches-"))
         self.answers: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
 
     def measure(self, key: str, cache: str, *arguments: str) -> dict[str, Any]:
@@ -112,7 +113,8 @@ class Runner:
         return answer
 
     def close(self) -> None:
-        shutil.rmtree(self.caches, ignore_errors=True)
+        if not self.keeps_caches:
+            shutil.rmtree(self.caches, ignore_errors=True)
 
 
 def measure_workload(runner: Runner, name: str, mode: str, chosen: argparse.Namespace) -> None:
@@ -133,6 +135,8 @@ def measure_workload(runner: Runner, name: str, mode: str, chosen: argparse.Name
         ",".join(["eager", *peers]),
         "--seconds",
         str(chosen.seconds),
+        "--clock",
+        chosen.clock,
         *common,
     )
 
@@ -176,7 +180,7 @@ def measure_import() -> float:
     return min(seconds, default=math.nan)
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine(chosen: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     model = next(
@@ -193,7 +197,8 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
-        "threads": torch.get_num_threads(),
+        "threads": chosen.threads or torch.get_num_threads(),
+        "clock": chosen.clock,
     }
 
 
@@ -209,6 +214,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument(
+        "--clock", default="wall", choices=("wall", "cpu"), help="cpu: for one thread on a busy machine"
+    )
+    parser.add_argument("--caches", type=Path, help="a folder to keep: a later run finds what was compiled")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--write", action="store_true")
@@ -222,7 +231,7 @@ def main() -> None:
         chosen.results.unlink(missing_ok=True)
     groups = {"models": MODEL_NAMES, "micro": MICRO_NAMES}
     wanted = chosen.only.split(",") if chosen.only else ["machinery", "micro", "models"]
-    runner = Runner(chosen.results, chosen.timeout, chosen.threads)
+    runner = Runner(chosen.results, chosen.timeout, chosen.threads, chosen.caches)
     compileall.compile_dir(ROOT / "dovetail", quiet=1)
     try:
         if "machinery" in wanted:
@@ -234,7 +243,7 @@ def main() -> None:
                     measure_workload(runner, name, mode, chosen)
     finally:
         runner.close()
-    runner.answers["machine"] = describe_machine()
+    runner.answers["machine"] = describe_machine(chosen)
     chosen.results.write_text(json.dumps(runner.answers, indent=0))
     text = show_results(runner.answers)
     print(text)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MARKERS: Final = ("<!-- results -->", "<!-- /results -->")
+CLOCKS: Final = {"wall": "wall time", "cpu": "steady states in CPU time, since the machine was busy"}
 Answers = dict[str, Any]
 
 
@@ -19,6 +20,7 @@ def show_results(answers: Answers) -> str:
         f"Measured on {machine.get('cpu', '?')}, {machine.get('cores', '?')} cores, "
         f"Python {machine.get('python', '?')}, torch {machine.get('torch', '?')}, "
         f"{machine.get('date', '?')}; `make bench`. "
+        f"{machine.get('threads', '?')} thread(s), {CLOCKS[machine.get('clock', 'wall')]}. "
         "Speed-ups are over eager, medians, peers interleaved in one process.",
         "",
     ]

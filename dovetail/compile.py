@@ -113,7 +113,9 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     joint: Any = run_stage(unit, "10.joint", lambda: trace_joint(module, examples))
     joint = replace(joint, again=functools.partial(compile_again, options=options))
     frozen = freeze(unit, joint, module.meta.get("steady", ()), options)
-    stages = [("20.prims", ops.decompose), ("30.passes", passes.optimize)]
+    stages: list[Stage] = [("20.prims", ops.decompose), ("30.passes", passes.optimize)]
+    if joint.signature.tangents:
+        stages.insert(0, ("15.layout", passes.channels_last_in_training))
     graph: Any = run_stages(unit, stages, joint.graph if frozen is None else frozen.main)
     if frozen is not None:
         return aot.bind(*assemble(unit, graph, frozen, joint, options), joint)

@@ -131,7 +131,6 @@ FAR: Final = -1.0
 STEP_SCORES: Final[dict[int | None, float]] = {0: SAME, 1: UNIT}
 STORE_WEIGHT: Final = 1.5
 SHORT: Final = 8
-ONCE_A_ROW: Final = 1 / 64
 
 
 def choose_contiguous(group: Group) -> Range | None:
@@ -246,13 +245,6 @@ def _certain_loads(nest: Nest) -> Iterator[tuple[str, Expr]]:
 
 
 def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
-    """Indices with what they count; one that the inner loops do not move is used once a row."""
-    inner = {r.var for r in group.inner}
-    for index, weight in _all_accesses(group):
-        yield index, weight if not inner or inner & symbols(index) else weight * ONCE_A_ROW
-
-
-def _all_accesses(group: Group) -> Iterator[tuple[Expr, float]]:
     internal = set(group.internal)
     seen: set[tuple[str, Expr]] = set()
     for nest in group.nests:

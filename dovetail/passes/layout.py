@@ -1,4 +1,4 @@
-"""Convolutions over weights that stay run channels-last, on weights laid out once for the library.
+"""Convolutions run channels-last; over weights that stay, on weights laid out once for the library.
 
     Graph -> Graph, both of ATen ops
     y = convolution(x, w, b)   ->   w_packed = mkldnn._reorder_convolution_weight(w, ...)       steady
@@ -10,6 +10,10 @@ library call or the caller reads is put back into eager's. oneDNN's own blocked 
 or grouped filters; for small ones the lookup costs more than they save, and the plain call gets
 weights that are channels-last too. Activations stay in our own kernels: oneDNN's relu makes 0 of NaN,
 and fusing it saves less than a hundredth.
+
+In training the weights change with every step, and the plain calls, forward and backward, turn them
+around each time. That pays where convolutions are grouped, which oneDNN does by copying patches
+otherwise, and where there are few weights to turn.
 """
 from __future__ import annotations
 
@@ -27,9 +31,13 @@ from dovetail.ops.registry import DECOMPOSITIONS
 CONV: Final = "aten.convolution.default"
 PACK: Final = "mkldnn._reorder_convolution_weight.default"
 PACKED_CONV: Final = "mkldnn._convolution_pointwise.default"
+CONV_BACKWARD: Final = "aten.convolution_backward.default"
 SMALLEST_PACKED: Final = 1 << 16
 """Weights of an ungrouped filter from which oneDNN's own layout pays."""
-FOLLOWS: Final = frozenset(("aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default", GET))
+FOLLOWS: Final = frozenset((
+    "aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default", GET,
+    "aten.max_pool2d_with_indices_backward.default", "aten.avg_pool2d_backward.default",
+))  # fmt: skip
 """Library calls whose results are laid out as their operand is."""
 AGAINST: Final = frozenset(("aten.native_group_norm.default",))
 """Ops that lose more on scattered channels than convolutions gain."""
@@ -47,22 +55,49 @@ def has_packed_convolution() -> bool:
 def channels_last(graph: Graph, fixed: set[Node]) -> Graph:
     """`fixed` are the values that weights determine. The same graph where no convolution qualifies."""
     convs = {node for node in graph.nodes if _is_eligible(node, fixed)}
-    if not convs or any(node.op in AGAINST for node in graph.nodes) or not torch._C._get_mkldnn_enabled():
+    if not convs or not has_packed_convolution() or not _may_move(graph):
         return graph
-    return _Layout(graph, convs).run()
+    return _Layout(graph, convs, fixed).run()
+
+
+def channels_last_in_training(graph: Graph) -> Graph:
+    """The same for a joint graph, where it pays."""
+    convs = {node for node in graph.nodes if _is_plain(node)}
+    grouped = [_tensor(node, 0) for node in convs if node.op == CONV and cast(int, node.args[8]) > 1]
+    turned = [_tensor(node, 1) for node in convs if node.op == CONV and not is_laid(_tensor(node, 1))]
+    gain = sum(type.bytes.value for type in grouped)
+    if gain <= sum(type.bytes.value for type in turned) or not _may_move(graph):
+        return graph
+    return _Layout(graph, convs, set()).run()
+
+
+def _may_move(graph: Graph) -> bool:
+    return torch._C._get_mkldnn_enabled() and not any(node.op in AGAINST for node in graph.nodes)
 
 
 def _is_eligible(node: Node, fixed: set[Node]) -> bool:
-    if node.op != CONV or node.args[6] is not False or not has_packed_convolution():  # not transposed
+    if node.op != CONV:
         return False
     x, weight, bias = node.args[:3]
     if weight not in fixed or x in fixed or not (bias is None or bias in fixed):
         return False
-    types = [cast(Node, arg).tensor for arg in (x, weight, node)]
-    return all(
+    return _is_plain(node)
+
+
+def _is_plain(node: Node) -> bool:
+    """A convolution of images, or its gradient, on the CPU, of known sizes and not transposed."""
+    if node.op not in (CONV, CONV_BACKWARD):
+        return False
+    operands, transposed = (node.args[:2], 6) if node.op == CONV else (node.args[:3], 7)
+    types = [cast(Node, arg).tensor for arg in operands]
+    return node.args[transposed] is False and all(
         each.ndim == 4 and each.dtype is F32 and each.device.kind == "cpu" and _is_positive(each)
         for each in types
     )
+
+
+def _tensor(node: Node, position: int) -> TensorType:
+    return cast(Node, node.args[position]).tensor
 
 
 def _is_positive(type: TensorType) -> bool:
@@ -70,7 +105,13 @@ def _is_positive(type: TensorType) -> bool:
 
 
 def laid(type: TensorType) -> TensorType:
-    """The same with channels innermost."""
+    """The same with channels innermost; as it is where only strides of single elements would change."""
+    if is_laid(type):
+        return type
+    return _innermost_channels(type)
+
+
+def _innermost_channels(type: TensorType) -> TensorType:
     n, c, h, w = type.shape
     row = mul(c, w)
     return TensorType(type.shape, (mul(row, h), ONE, row, c), type.dtype, type.device)
@@ -79,15 +120,15 @@ def laid(type: TensorType) -> TensorType:
 def is_laid(type: Type) -> bool:
     if not isinstance(type, TensorType) or type.ndim != 4:
         return False
-    return all(size is ONE or a is b for size, a, b in zip(type.shape, type.stride, laid(type).stride))
+    return all(size is ONE or a is b for size, a, b in zip(type.shape, type.stride, _innermost_channels(type).stride))
 
 
 class _Layout:
     """The walk over one graph. `env` has the new node for each old one, `eager` those with other strides
     than eager's, with eager's type."""
 
-    def __init__(self, graph: Graph, convs: set[Node]) -> None:
-        self.graph, self.convs = graph, convs
+    def __init__(self, graph: Graph, convs: set[Node], fixed: set[Node]) -> None:
+        self.graph, self.convs, self.fixed = graph, convs, fixed
         self.builder = GraphBuilder(graph.name, list(graph.inputs))
         for node in (*graph.inputs, *graph.nodes):
             self.builder.unique(node.name)
@@ -97,7 +138,9 @@ class _Layout:
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
-            if node in self.convs:
+            if node in self.convs and node.op == CONV_BACKWARD:
+                self.convolve_back(node)
+            elif node in self.convs:
                 self.convolve(node)
             elif node.op in EXACT or not (node.op in DECOMPOSITIONS or node.op in FOLLOWS):
                 self.keep(node, self.moved(node, self.restored), node.type)
@@ -146,13 +189,15 @@ class _Layout:
         self.keep(node, self.moved(node, self.current, type), type)
 
     def convolve(self, node: Node) -> None:
-        x, weight = self.current(cast(Node, node.args[0])), self.current(cast(Node, node.args[1]))
+        x, weight = self.laid_out(node.args[0]), self.current(cast(Node, node.args[1]))
         stride, padding, dilation, groups = node.args[3], node.args[4], node.args[5], cast(int, node.args[8])
-        if not is_laid(x.type):
-            x = self.copied(x, laid(x.tensor))
         bias = map_arg(node.args[2], self.current)
-        filters = self.copied_weight(weight)
         type = laid(node.tensor)
+        if node.args[1] not in self.fixed:
+            made = Node(CONV, (x, weight, bias, *node.args[3:]), type, node.name, (), node.loc)
+            self.keep(node, made, type)
+            return
+        filters = self.copied_weight(weight)
         if groups == 1 and weight.tensor.numel.value < SMALLEST_PACKED:
             made = Node(CONV, (x, filters, bias, *node.args[3:]), type, node.name, (), node.loc)
         else:
@@ -164,6 +209,19 @@ class _Layout:
             args = (x, packed, bias, *geometry, "none", (), "")
             made = Node(PACKED_CONV, args, type, node.name, (), node.loc)
         self.keep(node, made, type)
+
+    def convolve_back(self, node: Node) -> None:
+        """The gradients of images and weights come out as the images are laid out."""
+        gradient, x = self.laid_out(node.args[0]), self.laid_out(node.args[1])
+        rest = tuple(map_arg(arg, self.current) for arg in node.args[2:])
+        kinds = cast("tuple[Type, ...]", node.type)
+        types = tuple(laid(t) if isinstance(t, TensorType) and t.ndim == 4 else t for t in kinds)
+        made = Node(CONV_BACKWARD, (gradient, x, *rest), types, node.name, node.kwargs, node.loc)
+        self.keep(node, made, types)
+
+    def laid_out(self, arg: Arg) -> Node:
+        now = self.current(cast(Node, arg))
+        return now if is_laid(now.type) else self.copied(now, laid(now.tensor))
 
     def copied_weight(self, weight: Node) -> Node:
         """Channels-last, by an op that the prologue can run."""

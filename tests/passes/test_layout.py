@@ -1,0 +1,67 @@
+"""Channels-last in training: the same gradients in the same layouts, where it pays."""
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+import dovetail
+from dovetail import aot, passes
+from dovetail.passes.layout import CONV, CONV_BACKWARD, is_laid
+
+
+def mobile(width: int = 32) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width), nn.Hardswish(),
+        nn.Conv2d(width, width, 3, padding=1, groups=width), nn.BatchNorm2d(width), nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 1), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Flatten(),
+    )  # fmt: skip
+
+
+def joint_graph(model: nn.Module, x: torch.Tensor) -> aot.Joint:
+    graph = torch.fx.symbolic_trace(model)
+    taken = list(dict(model.named_parameters()).values())
+    program = torch.fx.GraphModule(graph, graph.graph)
+
+    def run(image: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        named = dict(zip(dict(model.named_parameters()), weights))
+        return torch.func.functional_call(program, named, (image,))  # type: ignore[no-any-return]
+
+    outer = torch.fx.Graph()
+    inputs = [outer.placeholder(f"p{k}") for k in range(1 + len(taken))]
+    outer.output(outer.call_function(run, tuple(inputs)))
+    return aot.trace_joint(torch.fx.GraphModule(nn.Module(), outer), [x, *taken])
+
+
+def test_gradients_equal_eager() -> None:
+    torch.manual_seed(0)
+    model = mobile()
+    other = copy.deepcopy(model)
+    x = torch.randn(4, 3, 32, 32, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    compiled = dovetail.compile(other)
+    for _ in range(2):
+        model(x).square().mean().backward()
+        compiled(y).square().mean().backward()
+    torch.testing.assert_close(y.grad, x.grad)
+    assert x.grad is not None and y.grad is not None and x.grad.stride() == y.grad.stride()
+    for want, got in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad, rtol=1e-4, atol=1e-5)
+        assert got.grad is not None and got.grad.is_contiguous()
+    for have, made in zip(model.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(made, have)
+
+
+def test_grouped_convolutions_move_the_graph() -> None:
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(), nn.Conv2d(16, 32, 1))
+    graph = passes.channels_last_in_training(joint_graph(model, torch.randn(4, 16, 32, 32)).graph)
+    convs = [node for node in graph.nodes if node.op == CONV]
+    assert len(convs) == 2 and all(is_laid(node.type) for node in convs)
+    assert any(node.op == CONV_BACKWARD for node in graph.nodes)
+
+
+def test_large_filters_stay() -> None:
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1))
+    joint = joint_graph(model, torch.randn(2, 64, 8, 8))
+    assert passes.channels_last_in_training(joint.graph) is joint.graph
