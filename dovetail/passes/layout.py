@@ -120,7 +120,8 @@ def _innermost_channels(type: TensorType) -> TensorType:
 def is_laid(type: Type) -> bool:
     if not isinstance(type, TensorType) or type.ndim != 4:
         return False
-    return all(size is ONE or a is b for size, a, b in zip(type.shape, type.stride, _innermost_channels(type).stride))
+    strides = _innermost_channels(type).stride
+    return all(size is ONE or a is b for size, a, b in zip(type.shape, type.stride, strides))
 
 
 class _Layout:
