@@ -294,6 +294,24 @@ def _branch(jumps_if: bool, keeps: bool) -> Callable[[Site], None]:
     return rule
 
 
+def _truth(form: str, count: int) -> Callable[[Site], None]:
+    """An instruction that leaves a bool. If a jump asks for it at once, its two ways are resumed instead."""
+
+    def rule(site: Site) -> None:
+        operation = site.const(site.arg) if callable(site.arg) else ""
+        rest, following = site.stack[: len(site.stack) - count], site.code.ops[site.at + 1]
+        site.do(f"_r = {form.format(*site.stack[-count:], operation=operation)}")
+        if following not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
+            site.go_on("_r", drop=count)
+            return
+        target: Any = site.code.args[site.at + 1]
+        with site.lines.block("if _r:" if following == "POP_JUMP_IF_TRUE" else "if not _r:"):
+            site.lines(site.resume(target, rest))
+        site.lines(site.resume(site.at + 2, rest))
+
+    return rule
+
+
 def _for_iter(site: Site) -> None:
     done = site.resume(int(site.arg), site.stack[:-1])  # type: ignore[call-overload]
     end = site.const(_End)
@@ -325,6 +343,18 @@ def _format(site: Site) -> None:
     drop = 2 if flags & 4 else 1
     site.do(f"_r = {site.const(format_value)}({site.stack[-drop]}, {flags & 3}, {spec})")
     site.go_on("_r", drop=drop)
+
+
+def _format_one(site: Site) -> None:
+    """3.13: !r and the like, or a field without a specification."""
+    convert = site.arg if site.op == "CONVERT_VALUE" else 0
+    site.do(f"_r = {site.const(format_value)}({site.stack[-1]}, {convert}, '')")
+    site.go_on("_r", drop=1)
+
+
+def _format_with(site: Site) -> None:
+    site.do(f"_r = {site.const(format_value)}({site.stack[-2]}, 0, {site.stack[-1]})")
+    site.go_on("_r", drop=2)
 
 
 def _import(site: Site) -> None:
@@ -380,7 +410,8 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "UNARY_INVERT": _with(operator.invert, 1),
     "UNARY_POSITIVE": _with(operator.pos, 1),
     "UNARY_NOT": _with(_not, 1),
-    "TO_BOOL": _with(bool, 1),
+    "TO_BOOL": _truth("bool({0})", 1),
+    "COMPARE_OP_BOOL": _truth("bool({operation}({0}, {1}))", 2),
     "GET_ITER": _with(iter, 1),
     "GET_YIELD_FROM_ITER": _with(iter, 1),
     "LIST_TO_TUPLE": _with(tuple, 1),
@@ -402,6 +433,9 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "UNPACK_SEQUENCE": _unpack,
     "BEFORE_WITH": _enter_with,
     "FORMAT_VALUE": _format,
+    "FORMAT_SIMPLE": _format_one,
+    "CONVERT_VALUE": _format_one,
+    "FORMAT_WITH_SPEC": _format_with,
     "IMPORT_NAME": _import,
     "LIST_EXTEND": _into("extend"),
     "SET_UPDATE": _into("update"),

@@ -355,6 +355,8 @@ def _text(function: Any, dunder: str) -> Special:
                 own = None
         if own is not None and own.__module__ not in ("enum",):
             return trace.call(own, args, kwargs)
+        if args and isinstance(args[0], BaseException) and id(args[0]) in trace.origins:
+            return late(trace, function, args)
         operations.check_operands(trace, f"{function.__name__}()", *args[:1])
         return native(function, *args, **kwargs)
 
@@ -372,7 +374,7 @@ def _format_value(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value, convert, spec = args
     if convert or not spec:
         value = trace.call((str, str, repr, ascii)[convert], [value], {})
-    return native(format, value, spec)
+    return late(trace, format_value, [value, 0, spec]) if is_late(value) else native(format, value, spec)
 
 
 def _unknown(name: str) -> Special:

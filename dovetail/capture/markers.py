@@ -35,6 +35,9 @@ IGNORED: Final = frozenset(
 def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
     marks = fn.__dict__
     if marks:
+        original = marks.get("_torchdynamo_orig_callable")
+        if original is not None and (original.__module__ or "").startswith("torch.optim."):
+            return trace.call(original, args, kwargs)  # torch keeps them from its own compiler only
         if any(marks.get(name) for name in DISABLES):
             raise DisabledCall(trace.loc(), function=fn.__qualname__)
         if marks.get("_dovetail_graph_break"):

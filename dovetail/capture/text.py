@@ -20,6 +20,7 @@ from dovetail.fake.tensor import Fake
 NUMBERS: Final[dict[type, Callable[[Any], Any]]] = {
     torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool
 }  # fmt: skip
+UNKNOWN: Final = "a text that contains a tensor or an exception"
 LITERAL: Final = frozenset(
     {str, int, float, bool, type(None), bytes, complex, torch.dtype, torch.device, torch.Size}
 )  # fmt: skip
@@ -32,12 +33,12 @@ class LateText:
 
     def __init__(self, trace: Trace, function: Callable[..., str], args: tuple[Any, ...]) -> None:
         self.trace, self.function, self.args = trace, function, args
-        self.seen = [(fake, fake._version) for fake in fakes_in(args)]
+        self.seen = [(fake, fake._version) for fake in unknown_in(args) if isinstance(fake, Fake)]
 
     def now(self) -> str:
         """The text itself, for whoever has to look at it."""
-        if any(True for _ in fakes_in(self.args)):
-            raise DataDependentValue(self.trace.loc(), function="a text that contains a tensor")
+        if any(True for _ in unknown_in(self.args)):
+            raise DataDependentValue(self.trace.loc(), function=UNKNOWN)
         return self.function(*known(self.args))
 
     @property
@@ -89,25 +90,26 @@ def late(trace: Trace, function: Callable[..., str], args: Any) -> Any:
 def snapshot(trace: Trace, value: Any) -> Any:
     """A copy that later changes of containers do not reach."""
     kind = type(value)
-    if kind in LITERAL or kind in NUMBERS or kind is Fake or kind is LateText:
+    if kind in LITERAL or kind in NUMBERS or kind is LateText or isinstance(value, (Fake, BaseException)):
         return value
     if kind in (list, tuple):
         return kind([snapshot(trace, item) for item in value])
     if kind is dict:
         return {key: snapshot(trace, item) for key, item in value.items()}
-    raise DataDependentValue(trace.loc(), function="a text that contains a tensor")
+    raise DataDependentValue(trace.loc(), function=UNKNOWN)
 
 
-def fakes_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, Fake):
+def unknown_in(value: Any) -> Iterator[Any]:
+    """Tensors, and exceptions of the caller's, whose text is not known while capturing."""
+    if isinstance(value, (Fake, BaseException)):
         yield value
     elif isinstance(value, LateText):
-        yield from fakes_in(value.args)
+        yield from unknown_in(value.args)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from fakes_in(item)
+            yield from unknown_in(item)
     elif isinstance(value, dict):
-        yield from fakes_in(list(value.values()))
+        yield from unknown_in(list(value.values()))
 
 
 def known(value: Any) -> Any:
