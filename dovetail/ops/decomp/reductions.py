@@ -178,11 +178,13 @@ def variance(
     if not dims:
         raise Declined
     mean, squares = moments(b, v, dims, keepdim)
-    size = count(v, dims)
+    size, less = count(v, dims), plain(correction)
     if size.is_const:
-        divisor: Number = max(float(size.value) - plain(correction), 0.0)
+        divisor: Number | Value = max(float(size.value) - less, 0.0)
+    elif size.lo >= less == int(less):
+        divisor = size - int(less)
     else:
-        divisor = size - int(plain(correction))
+        divisor = b.call("maximum", b.full((), size, v.dtype, v.type.device) - less, 0.0)
     return squares / divisor, mean
 
 
