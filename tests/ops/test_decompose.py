@@ -163,3 +163,20 @@ def test_positions_out_of_range_fail(index):
     graph, inputs, _ = traced(F.embedding, torch.tensor(index), torch.randn(10, 4))
     with pytest.raises(IndexError):
         run_loops(lower(optimize(decompose(graph))), inputs)
+
+
+@pytest.mark.parametrize(("start", "end", "step"), [(0, None, 2), (1, None, 2), (2, 7, 3), (0, 1, 2)])
+def test_slices_with_steps_are_written_back(start, end, step):
+    x = torch.randn(3, 9, 5)
+    part = x[:, start:end:step].contiguous()
+    aten = torch.ops.aten
+    check_call(lambda g: aten.slice_backward(g, [3, 9, 5], 1, start, end or 99, step), part)
+    check_call(lambda x, g: aten.slice_scatter(x, g, 1, start, end, step), x, part)
+    check_call(lambda x, g: aten.slice_scatter(x, g, 1, start, end, step), x.long(), part.long())
+
+
+def test_windows_side_by_side_are_a_view():
+    x = torch.randn(2, 3, 16, 14)
+    check_call(lambda x: x.unfold(2, 4, 4).unfold(3, 4, 4) * 2, x)
+    graph, _, _ = traced(lambda x: x.unfold(2, 4, 4).unfold(3, 4, 4), x)
+    assert all(node.op in PRIMS for node in decompose(graph).nodes)

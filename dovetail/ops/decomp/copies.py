@@ -163,6 +163,21 @@ def _zero(x: Value) -> Number:
 # -- writing into part of a tensor -----------------------------------------------------------------
 
 
+def _spaced(b: Build, x: Value, dim: int, start: Expr, step: int, size: Expr) -> Value:
+    """x at start, start + step, ... of a dimension of that size, and zeros in between."""
+    none, gaps = [as_expr(0)] * (x.ndim + 1), [as_expr(0)] * (x.ndim + 1)
+    gaps[dim + 1] = as_expr(step - 1)
+    wide = b.prim("pad", b.unsqueeze(x, (dim + 1,)), tuple(none), tuple(gaps), _zero(x))
+    length = x.shape[dim] * step
+    line = b.reshape(wide, [length if d == dim else n for d, n in enumerate(x.shape)])
+    line = b.slice(line, dim, 0, length - (step - 1))  # nothing follows the last one
+    before, after = [as_expr(0)] * x.ndim, [as_expr(0)] * x.ndim
+    before[dim], after[dim] = start, size - start - line.shape[dim]
+    if after[dim].lo < 0 or start.lo < 0 or x.shape[dim].lo < 1:
+        raise Declined
+    return b.prim("pad", line, tuple(before), tuple(after), _zero(x))
+
+
 @decomposes("aten.slice_scatter")
 def slice_scatter(
     b: Build,
@@ -183,7 +198,10 @@ def slice_scatter(
         parts = [b.slice(x, dim, 0, first), src, b.slice(x, dim, last, size)]
         kept = [p for p in parts if not (p.shape[dim].is_const and p.shape[dim].value == 0)]
         return b.cat(kept, dim) if len(kept) > 1 else b.prim("copy", kept[0])
-    raise Declined
+    spread = _spaced(b, src, dim, first, step, size)
+    along = positions(b, x, dim)
+    hit = (b.call("remainder", along - first, step).eq(0)) & (along >= first) & (along < last)
+    return b.where(hit, spread, x)
 
 
 @decomposes("aten.select_scatter")
@@ -229,7 +247,7 @@ def slice_backward(
     size = as_expr(input_sizes[dim])
     first, last = bounds(size, start, end)
     if step != 1:
-        raise Declined
+        return b.prim("copy", _spaced(b, grad, dim, first, step, size))
     before, after = [as_expr(0)] * grad.ndim, [as_expr(0)] * grad.ndim
     before[dim], after[dim] = first, size - last
     return b.prim("pad", grad, tuple(before), tuple(after), _zero(grad))

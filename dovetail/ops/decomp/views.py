@@ -184,10 +184,16 @@ def shows_all(memory: TensorType, window: TensorType, offset: Expr) -> bool:
 
 @decomposes("aten.unfold")
 def unfold(b: Build, x: Value, dimension: int, size: int, step: int) -> Value:
-    """Windows along one dimension, the window last. A window of 1 is a strided slice."""
+    """Windows along one dimension, the window last: side by side they cut it into parts."""
     if not x.ndim:
         return b.reshape(x, b.out.shape)
-    raise Declined
+    dim = dimension % x.ndim
+    count = b.out.shape[dim]
+    if size != step or count.lo < 1:
+        raise Declined
+    whole = b.slice(x, dim, 0, count * size)
+    parts = b.reshape(whole, [*x.shape[:dim], count, as_expr(size), *x.shape[dim + 1 :]])
+    return b.permute(parts, [d for d in range(parts.ndim) if d != dim + 1] + [dim + 1])
 
 
 @decomposes("aten.view.dtype")
