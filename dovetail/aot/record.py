@@ -63,7 +63,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.builder, self.memory = builder, Memory(builder)
         self.constants: list[torch.Tensor] = []
         self.constant_nodes: list[Node] = []
-        self.constant_fakes: dict[int, Fake] = {}
+        self.constant_fakes: dict[int, tuple[torch.Tensor, Fake]] = {}
+        """by identity, with the tensor itself: another one made later may not take its place in memory"""
         self.name, self.loc = "value", None  # type: tuple[str, Loc | None]
         self.is_backward = False
         self.is_silent = False
@@ -135,7 +136,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A tensor from outside the program: an input more, or a number."""
         known = self.constant_fakes.get(id(tensor))
         if known is not None:
-            return known
+            return known[1]
         if type(tensor) is Fake:
             if tensor.constant is None:
                 raise UnsupportedMutation(self.loc, detail="a tensor made outside the recorded program")
@@ -149,7 +150,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 real = tensor.detach()
             fake = fake_like(real)
         self.constants.append(real)
-        self.constant_fakes[id(tensor)] = fake
+        self.constant_fakes[id(tensor)] = (tensor, fake)
         node = self.builder.input(f"constant_{len(self.constants) - 1}", type_of(fake))
         self.constant_nodes.append(node)
         self.own(fake, node)

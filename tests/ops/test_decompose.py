@@ -180,3 +180,13 @@ def test_windows_side_by_side_are_a_view():
     check_call(lambda x: x.unfold(2, 4, 4).unfold(3, 4, 4) * 2, x)
     graph, _, _ = traced(lambda x: x.unfold(2, 4, 4).unfold(3, 4, 4), x)
     assert all(node.op in PRIMS for node in decompose(graph).nodes)
+
+
+def test_lists_as_positions_are_not_mixed_up():
+    """Tensors made of them live as long as the recording: memory that is free again has no identity."""
+    x = torch.arange(125.0).reshape(5, 5, 5)
+    lists = [[0, 2, 3], [1, 3, 3], [0, 0, 2], [4, 0, 1]]
+    for _ in range(40):
+        graph, inputs, _ = traced(lambda x: x[lists[0], lists[1], lists[2]] + x[lists[3], lists[0], lists[2]], x)
+        (got,) = run_loops(lower(optimize(decompose(graph))), inputs)
+        assert torch.equal(got, x[lists[0], lists[1], lists[2]] + x[lists[3], lists[0], lists[2]])
