@@ -16,7 +16,7 @@
  * and no tensor alive. */
 #include "guards.h"
 
-enum { MOST_MEMOS = 256 };
+enum { MOST_MEMOS = 256, AHEAD = 24 };
 
 /* A step that looked something up in a dict, and the words of that dict. */
 typedef struct {
@@ -323,6 +323,7 @@ static int repair(Run *run, const Group *group, Memo *memo, int word) {
 static int are_unchanged(Run *run, const Group *group, Memo *memo) {
     const Words *words = &memo->words;
     for (int i = 0; i < words->count; i++) {
+        if (i + AHEAD < words->count) __builtin_prefetch(word_address(&words->items[i + AHEAD]));
         if (__builtin_expect(word_now(words, &words->items[i]) == words->items[i].expected, 1)) continue;
         int repaired = repair(run, group, memo, i);
         if (repaired <= 0) return repaired;
