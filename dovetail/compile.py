@@ -260,6 +260,12 @@ def choose_backend(backend: str | Backend, options: Options) -> Backend:
 # -- from a frame to an entry ------------------------------------------------------------------------
 
 
+def is_library_code(code: CodeType) -> bool:
+    """Code that is captured only where captured code calls it: torch's and Python's own."""
+    why = capture.why_not_capture(code)
+    return why is not None and why.code == "S02"
+
+
 class Compiler:
     """What one dovetail.compile() call set up: how to compile the frames that run under it."""
 

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch import nn
 
 from dovetail import _native, control
-from dovetail.compile import Compiler
+from dovetail.compile import Compiler, is_library_code
 from dovetail.errors import BadArgument, UnknownBackend
 from dovetail.events import EVENTS
 from dovetail.logs import start_logging
@@ -126,10 +126,14 @@ class CompiledFunction:
 
 
 def _has_frame(fn: Callable[..., Any]) -> bool:
-    """Does calling fn run Python code that the frame hook will see?"""
+    """Does calling fn run Python code that the frame hook will see, and that is captured?"""
+    if isinstance(fn, types.FunctionType):
+        return not is_library_code(fn.__code__)
     while isinstance(fn, (functools.partial, types.MethodType)):
         fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
-    return isinstance(fn, types.FunctionType) or isinstance(type(fn).__call__, types.FunctionType)
+    if isinstance(fn, types.FunctionType):
+        return True
+    return isinstance(type(fn).__call__, types.FunctionType)
 
 
 FRAME: Final = builtins.compile(
@@ -139,7 +143,8 @@ FRAME: Final = builtins.compile(
 
 
 def _give_frame(builtin: Callable[..., Any]) -> Callable[..., Any]:
-    """A Python function around one written in C, such as torch.softmax."""
+    """A Python function around one written in C, such as torch.softmax, or one of torch's own, such as
+    torch.func.vmap returns: those are captured when other code calls them."""
     space: dict[str, Any] = {"builtin": builtin}
     exec(FRAME, space)
     return space["call"]  # type: ignore[no-any-return]

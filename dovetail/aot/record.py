@@ -19,6 +19,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._library.triton import set_wrap_triton_enabled, triton_ops_to_kernels
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dovetail.aot.alias import Memory, Ref, Storage, relative_offset
 from dovetail.aot.functional import twin_of
@@ -247,11 +248,24 @@ def record_random(route: Route) -> Route:
 
 def record_call(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An op that only computes."""
+    if args and type(args[0]) in NUMBERS and isinstance(func._schema.arguments[0].type, torch.TensorType):
+        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
+            return of_number(func, args, kwargs)
     nodes = tuple([recorder.arg(a) for a in args])
     result = infer(func, args, kwargs)
     if result is not None and not isinstance(result, (int, float, bool, torch.SymInt)):
         recorder.results(recorder.call(facts_of(func).name, nodes, result_type(result), kwargs), result)
     return result
+
+
+NUMBERS: Final = (int, float, bool, complex)
+
+
+def of_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """An op of a wrapped number, which the dispatcher hands over as a number: a constant."""
+    with torch._C._DisableTorchDispatch():
+        made: torch.Tensor = func(torch.tensor(args[0]), *args[1:], **kwargs)
+        return made.resolve_conj().resolve_neg()
 
 
 def record_custom(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -284,9 +298,8 @@ def record_kernels(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs:
 
 
 def record_view(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not isinstance(args[0], torch.Tensor):  # the dispatcher hands over a wrapped number as a number
-        with torch._C._DisableTorchDispatch():
-            return func(torch.tensor(args[0]), *args[1:], **kwargs).resolve_conj().resolve_neg()
+    if not isinstance(args[0], torch.Tensor):
+        return of_number(func, args, kwargs)
     result = infer(func, args, kwargs)
     step = ViewStep(facts_of(func).name, tuple([recorder.arg(a) for a in (*args[1:], *kwargs.values())]))
     if isinstance(result, (list, tuple)):

@@ -41,7 +41,7 @@ from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.regions import BY_NAME
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import Raised, Trace, is_library_file
-from dovetail.capture.transforms import UNCHANGED, call_transform
+from dovetail.capture.transforms import TRANSFORMS, call_transform
 from dovetail.errors import UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Length
@@ -93,10 +93,8 @@ def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) ->
         return call_numpy(trace, fn, args, kwargs)
     if module.startswith("torch._higher_order_ops") and (module, fn.__name__) in BY_NAME:
         return BY_NAME[(module, fn.__name__)](trace, args, kwargs)
-    if module.startswith("torch._functorch"):
-        result = call_transform(trace, fn, args, kwargs)
-        if result is not UNCHANGED:
-            return result
+    if id(fn.__code__) in TRANSFORMS:
+        return call_transform(trace, fn, args, kwargs)
     return inline(trace, fn, args, kwargs)
 
 

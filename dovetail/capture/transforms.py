@@ -1,23 +1,27 @@
-"""torch.func.grad and vmap of captured functions, and torch.cond.
+"""torch.func's transforms (grad, vmap, jacrev, jvp...) of captured functions, and torch.cond.
 
     torch.func.vmap(lambda row: row @ w)(x)
 
     the function is interpreted once, on one example, into a graph of its own: (row, w) -> row @ w
     the outer graph gets one node that applies torch.func.vmap to that graph: transform(x, w)
 
-Tensors that the function reads from around it become inputs of its graph. torch.cond breaks the graph and
-runs the arm that is chosen, compiled on its own; with fullgraph=True it computes both arms, which it requires
-to be free of side effects, and chooses by torch.where.
+Arguments may be trees of tensors and constants, as torch.func allows them. Tensors and symbolic sizes that
+the function reads from around it become inputs of its graph. torch.cond breaks the graph and runs the arm
+that is chosen, compiled on its own; with fullgraph=True it computes both arms, which it requires to be free
+of side effects, and chooses by torch.where.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any, Final
 
 import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import _broadcast_to_and_flatten as broadcast_tree
 
 from dovetail.capture.builtins import on
 from dovetail.capture.graphs import GraphBuilder, used_ids
@@ -29,37 +33,80 @@ from dovetail.errors import ChosenArm, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import ClosureOf
 
-UNCHANGED: Final = object()
-FILE: Final = "torch/_functorch/apis.py"
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""A transform with its settings: from a function to its gradient, its batched form..."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A function interpreted into a graph: its tensors, then `free`, what it read from around it."""
+
+    module: torch.fx.GraphModule
+    free: tuple[Any, ...]
+    result: TreeSpec
 
 
 class Transformed:
-    """The target of a transform's node: the transform of a graph, whose last inputs come from outside."""
+    """The target of a transform's node: the transform of a graph, called with trees made of the inputs."""
 
-    def __init__(self, name: str, make: Callable[..., Any], module: torch.fx.GraphModule, count: int) -> None:
+    def __init__(self, name: str, make: Make, inner: Inner, leaves: Sequence[Any], tree: TreeSpec) -> None:
         self.__name__ = self.__qualname__ = name
         self.__module__ = "dovetail"
-        self.make, self.module, self.count = make, module, count
+        self.make, self.module, self.result, self.tree = make, inner.module, inner.result, tree
+        self.leaves = [None if isinstance(leaf, Fake) else leaf for leaf in leaves]
+        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Fake)]
 
     def __call__(self, *inputs: Any) -> Any:
-        free = inputs[self.count :]
-        return self.make(lambda *args: self.module(*args, *free))(*inputs[: self.count])
+        free = inputs[len(self.places) :]
+        leaves = list(self.leaves)
+        for place, given in zip(self.places, inputs):
+            leaves[place] = given
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            return tree_unflatten(self.module(*tensors, *free), self.result)
+
+        args, kwargs = tree_unflatten(leaves, self.tree)
+        return self.make(function)(*args, **kwargs)
 
 
 def call_transform(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """If fn is what torch.func.grad or vmap returned: its call as one node. Else UNCHANGED."""
-    if not fn.__code__.co_filename.endswith(FILE):
-        return UNCHANGED
-    rule = RULES.get(fn.__code__.co_qualname)
-    if rule is None:
-        return UNCHANGED
-    if kwargs or not all(isinstance(arg, Fake) for arg in args):
-        raise UnknownCall(trace.loc(), function=f"{fn.__qualname__} with arguments that are not tensors")
+    """The call of what a transform of torch.func returned, as one node."""
+    transform, names = TRANSFORMS[id(fn.__code__)]
     settings = closure_of(trace, fn)
-    make, examples = rule(trace, settings, args)
-    module, free = trace_function(trace, settings["func"], examples, len(args))
-    target = Transformed(fn.__code__.co_qualname.split(".")[0], make, module, len(args))
-    inputs = [*args, *free]
+    make = partial(transform, **{key: settings[key] for key in names if key in settings})
+    leaves, tree = tree_flatten((tuple(args), dict(kwargs)))
+    dims: Sequence[Any] = [None] * len(leaves)
+    if transform is torch.func.vmap:
+        found = broadcast_tree(settings["in_dims"], tree_flatten(tuple(args))[1])
+        dims = [*found, *[0] * (len(leaves) - len(found))] if found is not None else dims
+    examples = [stand_in(trace, leaf, dim) for leaf, dim in zip(leaves, dims)]
+    inner_args, inner_kwargs = tree_unflatten(examples, tree)
+    inner = trace_function(trace, settings["func"], list(inner_args), inner_kwargs)
+    return record_transform(trace, transform.__name__, make, inner, leaves, tree)
+
+
+@on(torch.func.jvp)
+def call_jvp(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    names = ("func", "primals", "tangents")
+    given = {**dict(zip(names, args)), **kwargs}
+    function, primals, tangents = (given.pop(name) for name in names)
+    options = {"strict": False, "has_aux": False, **given}
+
+    def make(inner: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(torch.func.jvp, inner, **options)
+
+    inner = trace_function(trace, function, [stand_in(trace, primal, None) for primal in primals], {})
+    leaves, tree = tree_flatten(((tuple(primals), tuple(tangents)), {}))
+    return record_transform(trace, "jvp", make, inner, leaves, tree)
+
+
+def record_transform(
+    trace: Trace, name: str, make: Make, inner: Inner, leaves: Sequence[Any], tree: TreeSpec
+) -> Any:
+    plain = [leaf if isinstance(leaf, Fake) else freeze(trace, leaf) for leaf in leaves]
+    target = Transformed(name, make, inner, plain, tree)
+    inputs = [*(leaf for leaf in plain if isinstance(leaf, Fake)), *inner.free]
     result = perform(trace, target, inputs, {})
     return trace.record("call_function", target, tuple(inputs), {}, result)
 
@@ -76,71 +123,59 @@ def closure_of(trace: Trace, fn: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _grad(trace: Trace, settings: dict[str, Any], args: list[Any]) -> tuple[Any, list[Any]]:
-    options = {"argnums": settings["argnums"], "has_aux": settings["has_aux"]}
-    return partial(torch.func.grad, **options), [stand_in(trace, arg) for arg in args]
+Transform = tuple[Callable[..., Any], tuple[str, ...]]
+SETTINGS: Final[tuple[Transform, ...]] = (
+    (torch.func.grad, ("argnums", "has_aux")),
+    (torch.func.grad_and_value, ("argnums", "has_aux")),
+    (torch.func.vmap, ("in_dims", "out_dims", "randomness", "chunk_size")),
+    (torch.func.jacrev, ("argnums", "has_aux", "chunk_size", "_preallocate_and_copy")),
+    (torch.func.jacfwd, ("argnums", "has_aux", "randomness")),
+)
+"""Each transform, with those of its wrapper's variables that are its settings."""
+TRANSFORMS: Final[dict[int, Transform]] = {id(row[0](torch.sin).__code__): row for row in SETTINGS}
+"""By the code of what the transform returns: functools.wraps leaves no other mark on it."""
 
 
-def _grad_and_value(trace: Trace, settings: dict[str, Any], args: list[Any]) -> tuple[Any, list[Any]]:
-    options = {"argnums": settings["argnums"], "has_aux": settings["has_aux"]}
-    return partial(torch.func.grad_and_value, **options), [stand_in(trace, arg) for arg in args]
-
-
-def _vmap(trace: Trace, settings: dict[str, Any], args: list[Any]) -> tuple[Any, list[Any]]:
-    names = ("in_dims", "out_dims", "randomness", "chunk_size")
-    options = {name: settings[name] for name in names if name in settings}
-    dims = options["in_dims"]
-    dims = [dims] * len(args) if isinstance(dims, int) else list(dims)
-    examples = [stand_in(trace, arg if dim is None else arg.select(dim, 0)) for arg, dim in zip(args, dims)]
-    return partial(torch.func.vmap, **options), examples
-
-
-RULES: Final[dict[str, Callable[[Trace, dict[str, Any], list[Any]], tuple[Any, list[Any]]]]] = {
-    "grad.<locals>.wrapper": _grad,
-    "grad_and_value.<locals>.wrapper": _grad_and_value,
-    "vmap.<locals>.wrapped": _vmap,
-}
-
-
-def stand_in(trace: Trace, fake: Any) -> Any:
-    """Another Fake like this one: the inner graph's own input."""
-    made = fake.detach().requires_grad_(fake.requires_grad and fake.is_floating_point())
+def stand_in(trace: Trace, leaf: Any, dim: int | None) -> Any:
+    """Another Fake like this one, or like one slice of it: the inner graph's own input."""
+    if not isinstance(leaf, Fake):
+        return leaf
+    part = leaf if dim is None else leaf.select(dim, 0)
+    made: Any = part.detach().requires_grad_(part.requires_grad and part.is_floating_point())
     trace.owned[id(made)] = made
     return made
 
 
-def trace_function(
-    trace: Trace, function: Any, examples: Sequence[Any], count: int
-) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Interpret a function into a graph of its own; also the outer tensors it needs, as further inputs."""
+def trace_function(trace: Trace, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Inner:
+    """Interpret a function into a graph of its own."""
     start, writes = len(trace.calls), len(trace.writes)
-    result = freeze(trace, trace.call(function, list(examples), {}))
+    leaves, result = tree_flatten(trace.call(function, list(args), dict(kwargs)))
+    leaves = [freeze(trace, leaf) for leaf in leaves]
     calls = trace.calls[start:]
     del trace.calls[start:]
     if len(trace.writes) != writes:
         raise UnknownCall(trace.loc(), function="torch.func of a function with side effects")
-    used, numbers = used_ids(calls, [result])
-    if numbers:
-        raise UnknownCall(trace.loc(), function="torch.func of a function of symbolic sizes")
+    used, numbers = used_ids(calls, leaves)
+    examples = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Fake)]
     builder = GraphBuilder(trace)
     for i, example in enumerate(examples):
         builder.nodes[id(example)] = builder.graph.placeholder(f"arg_{i}")
     inside = {id(fake) for call in calls for fake in fakes_in(call.result)} | {id(e) for e in examples}
-    free = [trace.owned[i] for i in sorted(used - inside)]
+    free: list[Any] = [trace.owned[i] for i in sorted(used - inside)]
     for i, fake in enumerate(free):
         builder.nodes[id(fake)] = builder.graph.placeholder(f"free_{i}")
+    if numbers:
+        for graph_input, symbol in trace.dynamic.inputs(trace.dynamic.names_in(numbers)):
+            builder.symbol_nodes[symbol] = builder.graph.placeholder(symbol)
+            free.append(graph_input.symbolic)
     for call in calls:
         builder.add(call)
-    builder.graph.output(builder.arg(result))
-    return torch.fx.GraphModule(torch.nn.Module(), builder.graph), free
+    builder.graph.output([builder.arg(leaf) for leaf in leaves])
+    return Inner(torch.fx.GraphModule(torch.nn.Module(), builder.graph), tuple(free), result)
 
 
 def fakes_in(value: Any) -> list[Any]:
-    if isinstance(value, Fake):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [fake for item in value for fake in fakes_in(item)]
-    return []
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Fake)]
 
 
 # -- torch.cond --------------------------------------------------------------------------------------

@@ -57,7 +57,10 @@ class Call:
 
     @property
     def first(self) -> Form:
-        return next(self.tensors)
+        found = next(self.tensors, None)
+        if found is None:  # torch passes 0-d tensors made of Python numbers as those numbers
+            raise Unruled
+        return found
 
     def size(self, name: str) -> Shape:
         return tuple(map(as_expr, self.values[name]))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import dovetail
@@ -194,12 +195,52 @@ def func_grad() -> Any:
     return lambda x: torch.func.grad(lambda t: (t**3).sum())(x), (torch.randn(4),)
 
 
-@case("C9", breaks=ANY, tensors=False)
+@case("C9")
 def func_vmap() -> Any:
     def f(x: torch.Tensor, w: torch.Tensor) -> Any:
         return torch.func.vmap(lambda row: (row * w).sum())(x)
 
-    return f, (torch.randn(3, 4), torch.randn(4))
+    return f, (x34(), torch.randn(4, requires_grad=True))
+
+
+@case("C9")
+def func_vmap_itself_compiled() -> Any:
+    return torch.func.vmap(lambda a, b: (a * b).sum()), (x34(), torch.randn(3, 4))
+
+
+@case("C9")
+def func_per_sample_gradients() -> Any:
+    model = torch.nn.Linear(3, 2)
+
+    def loss(weights: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.nn.functional.mse_loss(torch.func.functional_call(model, weights, (x,)), y)
+
+    def f(weights: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, x, y)
+
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    return f, [(weights, torch.randn(n, 3), torch.randn(n, 2)) for n in (5, 4, 6)]
+
+
+@case("C9")
+def func_derivatives() -> Any:
+    def energy(x: torch.Tensor) -> torch.Tensor:
+        return (x**3).sum() / x.shape[0]
+
+    def f(x: torch.Tensor) -> Any:
+        tangents = torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))
+        return torch.func.jacrev(torch.sin)(x), torch.func.jacfwd(torch.cos)(x), torch.func.hessian(energy)(x), tangents
+
+    return f, [(torch.randn(n),) for n in (3, 4, 5)]
+
+
+@case("C9", breaks=ANY, tensors=False)
+def forward_mode_inside() -> Any:
+    def f(x: torch.Tensor, tangent: torch.Tensor) -> Any:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(forward_ad.make_dual(x, tangent).sin() * 2).tangent
+
+    return f, (torch.randn(3), torch.randn(3))
 
 
 @case("C9", breaks=ANY)
@@ -341,3 +382,17 @@ def test_is_compiling_is_true_inside_and_false_outside() -> None:
 
     assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0)), seen
     assert not dovetail.is_compiling()
+
+
+def test_compiled_function_under_transforms() -> None:
+    """Under torch.func and with dual numbers a compiled function runs in eager, and is compiled again after."""
+    dovetail.reset()
+    x, tangent = torch.randn(3), torch.randn(3)
+    compiled = dovetail.compile(lambda x: x.sin() * 2)
+    for _ in range(2):
+        with forward_ad.dual_level():
+            result = compiled(forward_ad.make_dual(x, tangent))
+            torch.testing.assert_close(forward_ad.unpack_dual(result).tangent, tangent * x.cos() * 2)
+        torch.testing.assert_close(torch.func.vmap(compiled)(x), x.sin() * 2)
+        torch.testing.assert_close(compiled(x), x.sin() * 2)
+    assert dovetail.stats()["graphs"] == 1
