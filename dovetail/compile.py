@@ -126,9 +126,11 @@ def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options
     forward = record(first, options, parts.signature.saved)
     if parts.backward is None:
         return aot.bind(forward, None, parts, joint)
-    second = replace(parts.backward, name=f"{unit}_backward")
-    backward = _Later(second, options)
-    return aot.bind(forward, backward, parts, joint)
+
+    def later(graph: Graph) -> _Later:
+        return _Later(replace(graph, name=f"{unit}_backward"), options)
+
+    return aot.bind(forward, later(parts.backward), parts, joint, later)
 
 
 def compile_again(
@@ -243,7 +245,7 @@ def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable
         return lambda *inputs: aot.run_graph(graph, inputs)
 
     backward = None if parts.backward is None else interpret(parts.backward)
-    return aot.bind(interpret(parts.forward), backward, parts, joint)
+    return aot.bind(interpret(parts.forward), backward, parts, joint, interpret)
 
 
 def choose_backend(backend: str | Backend, options: Options) -> Backend:

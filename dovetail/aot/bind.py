@@ -32,6 +32,7 @@ from torch.autograd import Function
 from dovetail.aot.cost import class_of
 from dovetail.aot.double import Eager, differentiate, eager_results
 from dovetail.aot.joint import Joint
+from dovetail.aot.missing import drop_tangents
 from dovetail.aot.partition import Partition, Saved
 from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, symbols
@@ -69,7 +70,14 @@ class Bound:
         return self.call(*inputs)
 
 
-def bind(forward: Executable, backward: Executable | None, partition: Partition, joint: Joint) -> Bound:
+def bind(
+    forward: Executable,
+    backward: Executable | None,
+    partition: Partition,
+    joint: Joint,
+    build: Callable[[Graph], Executable] | None = None,
+) -> Bound:
+    """`build` makes an executable of another backward, for calls of which some outputs are not used."""
     emitter = _Emitter(partition, joint)
     emitter.scope["run_forward"] = forward
     is_tied = bool(partition.signature.tangents)
@@ -77,6 +85,7 @@ def bind(forward: Executable, backward: Executable | None, partition: Partition,
         emitter.emit_flat() if is_tied else emitter.emit_inference()
     else:
         emitter.scope["consume_backward"] = _consumer(backward)
+        emitter.scope["backward_without"] = _Variants(emitter, build)
         emitter.emit_training()
     text = emitter.w.text
     filename = f"<dovetail bind {next(_numbers)}>"
@@ -396,6 +405,8 @@ class _Emitter:
         self.scope["eager"] = Eager(self.joint, partition)
         self.scope["differentiate"] = differentiate
         with self.w.block(f"def backward(ctx, {', '.join(params)}):"):
+            with self.w.block(f"if {' and '.join(f'{name} is None' for name in tangents.values())}:"):
+                self.w(f"return {_tuple(['None'] * self.signature.inputs)}")
             with self.w.block("if is_grad_enabled():"):
                 self.w(f"return differentiate(eager, ctx, {_tuple(tangents.values())})")
             if kept := [f"saved_{i}" for i, _ in self.kept_tensors()]:
@@ -407,6 +418,7 @@ class _Emitter:
                 self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
             used = [tangents[position] for position in partition.tangents]
             present = self.emit_present(backward, used)
+            self.emit_choice(used)
             for node, name in zip(self.tangent_nodes(), used):
                 self.emit_tangent(name, node.tensor)
             given = [f"saved_{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
@@ -426,6 +438,17 @@ class _Emitter:
                     self.w(f"{names[needed]} = {there}")
                 present[position] = names[needed]
         return present
+
+    def emit_choice(self, used: list[str]) -> None:
+        """The backward for the tangents that are there."""
+        if len(used) < 2:
+            self.w("consume = consume_backward")
+            return
+        with self.w.block(f"if {' or '.join(f'{name} is None' for name in used)}:"):
+            flags = _tuple(f"{name} is None" for name in used)
+            self.w(f"consume = backward_without({flags})")
+        with self.w.block("else:"):
+            self.w("consume = consume_backward")
 
     def emit_tangent(self, name: str, kind: TensorType) -> None:
         """A missing tangent is zeros; one with other strides is laid out anew."""
@@ -453,7 +476,7 @@ class _Emitter:
             self.w("ctx.maybe_clear_saved_tensors()")
             self.w("ctx.inputs = None")
         outputs = [f"g{i}" for i in range(len(backward.outputs))]
-        self.emit_run(f"{_targets(outputs)} = ", "consume_backward", "given")
+        self.emit_run(f"{_targets(outputs)} = ", "consume", "given")
         at = {i: position for position, i in enumerate(self.signature.grad_inputs)}
         grads = ["None"] * self.signature.inputs
         for i, position in at.items():
@@ -476,6 +499,27 @@ def _consumer(executable: Executable) -> Callable[[list[Any]], Sequence[Any]]:
     """A call that takes its inputs out of a list; one that cannot free them early just runs."""
     consume = getattr(executable, "consume", None)
     return consume if consume is not None else lambda given: executable(*given)
+
+
+class _Variants:
+    """The backward graphs for missing tangents, by which are missing; each is built when first needed."""
+
+    def __init__(self, emitter: _Emitter, build: Callable[[Graph], Executable] | None) -> None:
+        self.emitter, self.build = emitter, build
+        self.made: dict[tuple[bool, ...], Callable[[list[Any]], Sequence[Any]]] = {}
+
+    def __call__(self, flags: tuple[bool, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+        found = self.made.get(flags)
+        if found is None:
+            found = self.made[flags] = self.make(flags)
+        return found
+
+    def make(self, flags: tuple[bool, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+        backward, tangents = self.emitter.partition.backward, self.emitter.tangent_nodes()
+        if self.build is None or backward is None:
+            return self.emitter.scope["consume_backward"]  # type: ignore[no-any-return]
+        missing = [node for node, is_missing in zip(tangents, flags) if is_missing]
+        return _consumer(self.build(drop_tangents(backward, tangents, missing)))
 
 
 def _as_strided(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import dovetail
 from dovetail import aot
 from dovetail.errors import UnsupportedMutation
 from tests.aot.running import as_module, check, compiled
@@ -375,3 +376,37 @@ def test_backward_that_does_not_exist_is_refused() -> None:
 def test_writing_to_an_expanded_input_is_refused() -> None:
     with pytest.raises(UnsupportedMutation, match="share memory"):
         compiled(lambda x: x.masked_fill_(x > 1, 0), [torch.randn(1, 3).expand(4, 3)])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_an_output_nobody_used_has_no_gradient(backend: str) -> None:
+    """Zeros instead would meet the infinite slope of a square root at 0, and make NaN."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return x * w, (x * 0).sqrt() + w.sum(), torch.cat([x, w]).norm()
+
+    run = dovetail.compile(f, backend=backend)
+    for used in ((0,), (0, 2), (1, 2), (2,), (0, 1, 2)):
+        x, w = (torch.rand(3, requires_grad=True) for _ in range(2))
+        theirs = torch.autograd.grad(sum(f(x, w)[i].sum() for i in used), (x, w))  # type: ignore[arg-type]
+        ours = torch.autograd.grad(sum(run(x, w)[i].sum() for i in used), (x, w))
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_autograd_calls_backward_without_any_gradient(create_graph: bool) -> None:
+    """A later region gives no gradient back to an input that it only compares: the engine still calls."""
+
+    class Compares(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return grad * 2, None
+
+    norm = dovetail.compile(lambda x: (x * 0).norm().sqrt())
+    x = torch.rand(3, requires_grad=True)
+    (grad,) = torch.autograd.grad(Compares.apply(x, norm(x)).sum(), x, create_graph=create_graph)
+    torch.testing.assert_close(grad, torch.full((3,), 2.0))
