@@ -2,7 +2,6 @@
 
 Importing this costs next to nothing: each name is loaded when it is first asked for.
 """
-
 from __future__ import annotations
 
 import importlib

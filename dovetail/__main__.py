@@ -1,5 +1,4 @@
 """`python -m dovetail` is the command line of cli.py."""
-
 from __future__ import annotations
 
 import sys

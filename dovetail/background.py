@@ -5,7 +5,6 @@
 
 Work is done in the order it was started. The process waits for it when it ends.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable

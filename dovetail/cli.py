@@ -6,7 +6,6 @@ python -m dovetail bench [file.py:make]          eager against compiled, on this
 python -m dovetail doctor | ops | options        what is missing here; the fate of every op; every knob
 python -m dovetail cache show|explain|trim|clear|export|import
 """
-
 from __future__ import annotations
 
 import argparse

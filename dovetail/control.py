@@ -8,7 +8,6 @@
 Markers are attributes; capture looks for them, and outside capture they do nothing. So this file
 knows no stage, and a program full of markers runs without the compiler.
 """
-
 from __future__ import annotations
 
 import functools

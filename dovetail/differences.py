@@ -9,7 +9,6 @@
 Each captured graph is compiled once more with every intermediate value as an output, and run three
 times on the same inputs and seed: compiled, in eager, and in eager with all floats as fp64.
 """
-
 from __future__ import annotations
 
 import copy

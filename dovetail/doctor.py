@@ -6,7 +6,6 @@
 
 A check is a function that returns a Finding; CHECKS is the list of them.
 """
-
 from __future__ import annotations
 
 import importlib

@@ -7,7 +7,6 @@ A compiled module is an instance of a subclass of the original's class, made onc
 `__dict__` *is* the original's: parameters, buffers, hooks and plain attributes are one and the same,
 `state_dict` has no prefix, and `isinstance` holds. The original goes on running in eager.
 """
-
 from __future__ import annotations
 
 import builtins

@@ -6,7 +6,6 @@
 A name stands for a kind of event, or for what one stage makes. `all` is everything. A listener on the
 one event stream does it; nothing in the compiler knows about logs.
 """
-
 from __future__ import annotations
 
 import atexit

@@ -5,7 +5,6 @@
 
 Calls are interleaved and medians compared, so that a slow moment of the machine hits both.
 """
-
 from __future__ import annotations
 
 import builtins

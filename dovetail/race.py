@@ -7,7 +7,6 @@
 The race stands in the entry's namespace under the graph's name and replaces itself there, so later calls
 pay nothing. Graphs that train or change their inputs do not race: eager would do it twice.
 """
-
 from __future__ import annotations
 
 import time

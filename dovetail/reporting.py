@@ -3,7 +3,6 @@
 print(dovetail.explain(f)(x))             one call of f, compiled afresh
 dovetail.report().html("report.html")     everything compiled so far in this process
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

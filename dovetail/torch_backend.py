@@ -6,7 +6,6 @@ torch captures the program and hands the graph over; everything after capture is
 only file that knows torch.compile's conventions. torch finds it through the entry point group
 `torch_dynamo_backends`.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -9,7 +9,6 @@ A Storage is a piece of memory that the program can write to; a Ref is one tenso
 a view step away from another Ref. `read` gives the node that holds a Ref's value now, `write` makes a
 node the new value and carries it back to the root through the inverse of each step.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable

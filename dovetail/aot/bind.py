@@ -16,7 +16,6 @@ back, views of inputs are made as real views, gradients pass through one autogra
         ctx.mark_non_differentiable(mean_new)                  g0, g1 = consume_backward([x, weight, mm, …])
         return mean_new, y                                     return g0, g1, None
 """
-
 from __future__ import annotations
 
 import itertools

@@ -6,7 +6,6 @@ class_of("prims.sum")           'reduction'  reads its input again
 class_of("aten.mm.default")     'heavy'      matmul, convolution, attention, unknown library calls
 class_of("aten.rand.default")   'random'     must run once
 """
-
 from __future__ import annotations
 
 from functools import cache

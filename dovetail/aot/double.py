@@ -9,7 +9,6 @@ It is built when first asked for, once per geometry of inputs and tangents, up t
 where it cannot be compiled, PyTorch runs and differentiates the captured program. Both recompute
 forward, with the same random numbers.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -9,7 +9,6 @@ custom op, most often) gets one made: it copies what the op writes, calls the op
 
     mylib.bump(Tensor(a!) x) -> Tensor       dovetail.mylib_bump_default(Tensor x) -> (Tensor, Tensor)
 """
-
 from __future__ import annotations
 
 import re

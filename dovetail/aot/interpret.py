@@ -5,7 +5,6 @@
 The meaning of a graph: backend="aot_eager" runs it like this, and tests compare with it. Views copy
 where the memory does not allow a view, since a functional graph has no memory.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

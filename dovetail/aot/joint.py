@@ -9,7 +9,6 @@
 
 Saved tensors are plain values here; the partitioner decides what crosses from forward to backward.
 """
-
 from __future__ import annotations
 
 import copy

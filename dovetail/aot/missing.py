@@ -9,7 +9,6 @@ An output without a gradient is not one with a gradient of zeros: where saved is
 is linear in its tangents, so what is computed from missing ones alone is nothing; eager does not compute it
 either, and takes zeros for it where it meets something else.
 """
-
 from __future__ import annotations
 
 from collections.abc import Collection

@@ -9,7 +9,6 @@ Such a backward reads the value of a tensor, which a Fake does not have. It is r
 own that takes what the context saved and the gradients, and runs the user's function on them. Each
 gradient has the shape of the input it belongs to.
 """
-
 from __future__ import annotations
 
 import uuid

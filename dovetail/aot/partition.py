@@ -11,7 +11,6 @@ uses. Views are never saved (their base is), random ops never repeated. `budget`
 ops be recomputed, those first that free most bytes for the least work, until the saved bytes are
 that fraction of what they were.
 """
-
 from __future__ import annotations
 
 from collections.abc import Iterable

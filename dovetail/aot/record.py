@@ -7,7 +7,6 @@ A Recorder is a dispatch mode: each ATen call is inferred on Fakes and becomes a
 Views are not recorded when made but when read; writes become the functional twin of the op (see
 alias.py and functional.py). So the graph has no aliasing and no mutation.
 """
-
 from __future__ import annotations
 
 from bisect import bisect_right

@@ -5,7 +5,6 @@
 The parts are kept with the entry (long ones as their hash), so `dovetail cache explain` can say which
 of them differs between what is wanted and what is there.
 """
-
 from __future__ import annotations
 
 import hashlib

@@ -8,7 +8,6 @@ A key is the content of the graph (ops, arguments, types, symbols with their ran
 user's lines), the options, the machine that is compiled for, torch's version, and the text of Dovetail
 itself, so any change of the compiler is a miss. What is read back is only ever an `ir` noun.
 """
-
 from __future__ import annotations
 
 import functools
@@ -148,14 +147,7 @@ class Programs:
             return None
         try:
             program = _Nouns(io.BytesIO(content)).load()
-        except (
-            pickle.PickleError,
-            AttributeError,
-            EOFError,
-            IndexError,
-            TypeError,
-            ImportError,
-        ) as error:
+        except (pickle.PickleError, AttributeError, EOFError, IndexError, TypeError, ImportError) as error:
             EVENTS.emit("cache", what="damaged", key=key, text=str(error))
             return None
         if not isinstance(program, Program):

@@ -10,7 +10,6 @@ size and parts of its key. Both are written under another name and renamed, cont
 whole entry or none. Whatever goes wrong (a full disk, a read-only folder, damage) is a miss, with an
 event that says so.
 """
-
 from __future__ import annotations
 
 import functools

@@ -7,7 +7,6 @@
 An array that existed before the frame may change without a guard seeing it, so that using one breaks the
 graph. NumPy is known by name; it is not imported here.
 """
-
 from __future__ import annotations
 
 from typing import Any, Final

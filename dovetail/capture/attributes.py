@@ -6,7 +6,6 @@
 A value read from an object that existed before the frame is wrapped under the path
 of the object plus one step. Classes are guarded once each, which covers their methods and attributes.
 """
-
 from __future__ import annotations
 
 import enum
@@ -114,10 +113,6 @@ def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     if isinstance(obj, Fake):
         return trace.tensor_attr(trace, obj, name)  # type: ignore[attr-defined]
     return instance_attr(trace, obj, name)
-
-
-def load_method(trace: Trace, obj: Any, name: str) -> Any:
-    return load_attr(trace, obj, name)
 
 
 def instance_attr(trace: Trace, obj: Any, name: str) -> Any:

@@ -9,7 +9,6 @@ A branch on tensor data becomes an `if` with a resume function in each arm; both
 are reached. Inside a `try` or `with` block an exception of the instruction goes on to its handler,
 resumed as well.
 """
-
 from __future__ import annotations
 
 import operator

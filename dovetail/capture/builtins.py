@@ -8,7 +8,6 @@
 A Python callable handed to native code becomes a Callback, which runs the interpreter, so nothing of
 the user's ever runs outside of it.
 """
-
 from __future__ import annotations
 
 import builtins

@@ -10,7 +10,6 @@
 
 An unknown C function ends the graph: it could do anything.
 """
-
 from __future__ import annotations
 
 import functools

@@ -6,7 +6,6 @@
 
 no_grad and friends are Python classes around _set_grad_enabled, so only that function needs a rule.
 """
-
 from __future__ import annotations
 
 from typing import Any

@@ -3,7 +3,6 @@
 copy.copy(config)           a new instance with the same attributes, each read (and guarded) as usual
 copy.deepcopy([x, cfg])     new lists, dicts and instances all the way down; tensors are cloned
 """
-
 from __future__ import annotations
 
 import collections

@@ -7,7 +7,6 @@
 An argument is already what the op works on: a slot number, a name, a constant, an operator function,
 or for a jump the index of the target instruction.
 """
-
 from __future__ import annotations
 
 import dis

@@ -9,7 +9,6 @@ Parameters stay static. A symbol that a branch or an op needed to know something
 assumption in Shapes; `all_guards` turns what is left of them into guards, after the backend has run,
 because the backend may assume more.
 """
-
 from __future__ import annotations
 
 import operator

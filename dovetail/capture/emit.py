@@ -13,7 +13,6 @@ Order: read everything that is needed, call the graph, rebuild new objects, repl
 existed before the frame is reached by its path; what the frame made is built again here, each object
 once, so that two names for one thing stay two names for one thing.
 """
-
 from __future__ import annotations
 
 import builtins

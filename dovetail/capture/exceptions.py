@@ -7,7 +7,6 @@
 CPython keeps the exception that is being handled outside of the frame and the one before it on the frame's
 stack. Here a `Handling` is that stack entry, so that a resume function can enter the same state.
 """
-
 from __future__ import annotations
 
 import sys

@@ -4,7 +4,6 @@
 
 `args` are the frame's argument slots as bound: positional, keyword-only, *args tuple, **kwargs dict.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,7 +6,6 @@ The node runs forward as it is, on Fakes, so that autograd sees its own backward
 read must be guarded, and what they do besides computing must not be lost: so both are interpreted once
 before, on copies, and what that records is dropped.
 """
-
 from __future__ import annotations
 
 from typing import Any

@@ -5,7 +5,6 @@
 
 Calling a generator function makes one of these; to native code it is an ordinary iterator.
 """
-
 from __future__ import annotations
 
 from typing import Any

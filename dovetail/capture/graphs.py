@@ -4,7 +4,6 @@
 
 Inputs that no call uses and no output needs are left out (their guards stay).
 """
-
 from __future__ import annotations
 
 import operator

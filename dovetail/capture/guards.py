@@ -4,7 +4,6 @@ state_guard()           torch's global state: grad mode, autocast, default dtype
 level_guard()           no forward-mode differentiation
 alias_guards(trace)     what was changed is not, in another call, also something else
 """
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -6,7 +6,6 @@ One method per normalised instruction; its docstring starts with the stack effec
 slots hold real Python objects (tensors are Fakes), so most of Python's meaning comes from Python.
 User exceptions travel as `Raised` and are unwound by the code's own exception table.
 """
-
 from __future__ import annotations
 
 import builtins
@@ -17,14 +16,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
 from dovetail.capture import operations
-from dovetail.capture.attributes import (
-    MISSING,
-    delete_attr,
-    find_in_mro,
-    load_attr,
-    store_attr,
-    store_global,
-)
+from dovetail.capture.attributes import MISSING, delete_attr, find_in_mro, load_attr, store_attr, store_global
 from dovetail.capture.decode import Code, decode
 from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.resume import growing_slots

@@ -8,7 +8,6 @@
 call_marked(trace, fn, args, kwargs) -> the result, or UNMARKED. Torch's markers are attributes and names:
 its compiler is never imported for them.
 """
-
 from __future__ import annotations
 
 import sys

@@ -6,7 +6,6 @@
 
 Whatever runs here natively runs on the trace's own objects, so it can change nothing of the user's.
 """
-
 from __future__ import annotations
 
 import operator

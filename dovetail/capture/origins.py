@@ -9,7 +9,6 @@
 
 The same object met at a second path is the same stand-in, and a guard says so.
 """
-
 from __future__ import annotations
 
 import enum
@@ -46,7 +45,7 @@ from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.guard import DictKeys, Equals, Is, Length, SameAs, TensorIs, TypeIs
-from dovetail.ir.source import Arg, Attr, Cell, ClosureOf, DictKey, Item, KeyItem, Source, root_of
+from dovetail.ir.source import Arg, Attr, Cell, DictKey, Item, KeyItem, Source, root_of
 
 Wrapper = Callable[[Trace, Any, Source], Any]
 
@@ -423,7 +422,3 @@ def _find_wrapper(kind: type) -> Wrapper:
             break
     WRAPPERS[kind] = found
     return found
-
-
-def closure_source(source: Source, position: int) -> Source:
-    return ClosureOf(source, position)

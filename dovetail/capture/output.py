@@ -4,7 +4,6 @@
     warnings.warn("old")              performed by the entry, once, as if from the user's line
     logger.info("loss %s", loss)      a break: the value of a tensor is needed
 """
-
 from __future__ import annotations
 
 import logging

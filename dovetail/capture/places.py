@@ -5,7 +5,6 @@
 
 A function of one line is given the user's file, line and name, and called; the frames are real ones.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -3,7 +3,6 @@
     checkpoint(block, x)           block(x), interpreted; what it records is marked for recomputation
     kernel[grid](x, n, BLOCK=64)   a Triton kernel of the user's: one node, the op that launches it
 """
-
 from __future__ import annotations
 
 from typing import Any, Final

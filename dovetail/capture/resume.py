@@ -9,7 +9,6 @@ included; slots that are dead are deleted at once. The function is an ordinary o
 frame hook sees and captures in turn. Resume codes are kept, so a loop that breaks in its body
 comes back to the same code each time round.
 """
-
 from __future__ import annotations
 
 import opcode

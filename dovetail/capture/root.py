@@ -7,7 +7,6 @@ raised; the frame is then interpreted again up to the instruction of this frame 
 ends with that instruction done in Python and a call of a resume function for the rest. Interpreting
 twice is what makes undoing unnecessary: the trace's objects are its own.
 """
-
 from __future__ import annotations
 
 import functools

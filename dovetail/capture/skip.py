@@ -5,7 +5,6 @@
 torch's and Python's own functions run as they are when they are called from eager code (what they
 call is still seen), and so does Dovetail itself. Called from captured code they are inlined.
 """
-
 from __future__ import annotations
 
 from types import CodeType

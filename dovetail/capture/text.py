@@ -5,7 +5,6 @@
 
 late(trace, function, args) -> the text `function(*args)` will give, when the entry runs
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

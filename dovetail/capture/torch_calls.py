@@ -7,7 +7,6 @@
 Which callables count as torch functions is decided by `is_torch_call`: everything written in C in
 torch, and Python functions of torch that ask has_torch_function (torch's own mark of an op).
 """
-
 from __future__ import annotations
 
 import sys

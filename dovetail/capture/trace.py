@@ -5,7 +5,6 @@
 Nothing here touches the user's objects: reads add guards, writes wait in `writes` or in shadows until
 the entry replays them. Calls are kept as light records; the fx.Graph is built once, at the end.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -3,7 +3,6 @@
     optimizer.zero_grad()                           p.grad = None for every parameter, after the graph
     torch._foreach_addcdiv_(ps, ms, vs, sizes)      p.add_(m / v * size) for each: sizes stays a tensor
 """
-
 from __future__ import annotations
 
 from collections.abc import Iterator

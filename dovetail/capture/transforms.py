@@ -10,7 +10,6 @@ the function reads from around it become inputs of its graph. torch.cond breaks 
 that is chosen, compiled on its own; with fullgraph=True it computes both arms, which it requires to be free
 of side effects, and chooses by torch.where.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -9,7 +9,6 @@
 The interpreter knows the normalised set only. A raw argument is turned into what the op works on
 (a name, a constant, an operator) by ARGUMENTS; jumps become instruction indices in decode.py.
 """
-
 from __future__ import annotations
 
 import operator

@@ -5,7 +5,6 @@ Group -> Shape: memory arguments, size symbols, passes over a row, which loop is
 softmax: args x (read), o (written); passes 0: max | 1: exp, sum | 2: div; contiguous loop r0;
 m and s are row values, e is kept for a later pass
 """
-
 from __future__ import annotations
 
 import math

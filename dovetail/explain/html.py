@@ -5,7 +5,6 @@
 The page is the template `report.html` (markup, style and script, no outside assets) with the
 explanation put in as JSON; the script draws the views from it.
 """
-
 from __future__ import annotations
 
 import dataclasses

@@ -5,7 +5,6 @@
 An Explanation is plain values, so it can be printed (`text.py`), shown as a page (`html.py`), compared
 in tests, or read from a file of events written by another process.
 """
-
 from __future__ import annotations
 
 from collections import Counter

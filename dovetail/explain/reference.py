@@ -3,7 +3,6 @@
 options.py  ->  [OptionEntry("fuse", "bool", "True", "Fuse loop nests; off for debugging.")]
 errors.py   ->  [ErrorEntry("B03", "DataDependentBranch", message, hint)]
 """
-
 from __future__ import annotations
 
 import ast

@@ -2,7 +2,6 @@
 
 stats() -> {"graphs": 2, "graph_breaks": 1, "recompiles": 0, "kernels": 5, "fallbacks": 0, ...}
 """
-
 from __future__ import annotations
 
 from dovetail.events import EVENTS, EventStream

@@ -5,7 +5,6 @@ graph breaks
   model.py:12  B07 call to print, which writes output
                hint: ...
 """
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -5,7 +5,6 @@
 
 Views are plain values (they become JSON). Sizes that are symbols count as their hint, or as 0.
 """
-
 from __future__ import annotations
 
 from collections.abc import Iterator

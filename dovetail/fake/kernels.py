@@ -12,7 +12,6 @@ reach all of it.
 
 Triton's `run` methods are replaced by one that looks for Fakes; other launches go on as they were.
 """
-
 from __future__ import annotations
 
 import hashlib

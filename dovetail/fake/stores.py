@@ -9,7 +9,6 @@ A variable may point into whatever the parameters it was computed from point int
 memory points nowhere. Every function that may store (a store, an atomic, one that is not known) writes
 to all its arguments may point into. So the answer may name too many parameters, never too few.
 """
-
 from __future__ import annotations
 
 import ast

@@ -554,9 +554,7 @@ def _layer_norm_on_cpu(device: torch.device, args: list[Any], result: Any) -> An
 
 def _in_mode(training: bool) -> Callable[..., Any]:
     """Batch norms whose name, not an argument, says which statistics they use."""
-    return lambda device, args, result: (
-        _batch_norm_on_cpu(device, [*args[:5], training, *args[5:]], result)
-    )
+    return lambda device, args, result: _batch_norm_on_cpu(device, [*args[:5], training, *args[5:]], result)
 
 
 def _with_updates(correct: Callable[..., Any]) -> Callable[..., Any]:
@@ -819,5 +817,3 @@ _SPECIAL: Final[dict[str, Callable[..., Any]]] = {
     "stride": _plain_geometry,
     "numel": _plain_geometry,
 }
-
-

@@ -15,7 +15,7 @@ Division is Python's (floor), for a positive divisor. SymPy is the oracle in the
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import gcd
 from threading import Lock
 from typing import Final, TypeAlias
@@ -736,19 +736,3 @@ def _show_term(term: Expr, n: int) -> str:
 def _wrap(value: Expr) -> str:
     text = show_expr(value)
     return text if value.op in ("const", "sym", "min", "max") and not text.startswith("-") else f"({text})"
-
-
-def iter_nodes(value: Expr) -> Iterator[Expr]:
-    """Every node below and including value, children first, each once."""
-    seen: set[Expr] = set()
-    stack = [(value, False)]
-    while stack:
-        node, expanded = stack.pop()
-        if node in seen:
-            continue
-        if expanded:
-            seen.add(node)
-            yield node
-        else:
-            stack.append((node, True))
-            stack.extend((x, False) for x in node.operands)

@@ -51,9 +51,6 @@ class Node:
         """Every Node among the arguments, in order, with repeats."""
         return tuple(nodes_in((*self.args, *(value for _, value in self.kwargs))))
 
-    def kwarg(self, name: str, default: Arg = None) -> Arg:
-        return next((value for key, value in self.kwargs if key == name), default)
-
     def __repr__(self) -> str:
         return self.name
 

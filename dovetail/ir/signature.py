@@ -9,7 +9,6 @@ The forward graph computes, in this order: updated inputs, then values for the u
 backward needs. The Signature says what becomes of each at run time, so that the caller sees eager's
 behaviour. The joint graph has the same inputs plus tangents, and gradients after the values.
 """
-
 from __future__ import annotations
 
 from dataclasses import dataclass

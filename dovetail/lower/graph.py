@@ -35,14 +35,7 @@ from dovetail.lower import lazy
 from dovetail.lower.decide import find_loose, find_stored
 from dovetail.lower.index import Index, element_of, same_layout
 from dovetail.lower.lazy import Lazy, window
-from dovetail.lower.nests import (
-    index_exprs,
-    make_range,
-    memory_order,
-    merge_ranges,
-    regions,
-    rewrite_scalar,
-)
+from dovetail.lower.nests import index_exprs, make_range, memory_order, merge_ranges, regions, rewrite_scalar
 from dovetail.ops.build import is_dense
 from dovetail.ops.prims import kind_of
 from dovetail.ops.registry import STRIDE_FREE, is_view_call
@@ -208,9 +201,7 @@ class _Lowering:
         else:
             writes = [Write((name,), place, got) for name, got in zip(names, _over_one(kind, value))]
         origins = tuple(dict.fromkeys((*x.origins, node.name)))
-        self.add_nest(
-            node, node.name, [outer[kept[d]] for d in order], list(inner.values()), writes, origins
-        )
+        self.add_nest(node, node.name, [outer[kept[d]] for d in order], list(inner.values()), writes, origins)
         results = tuple(window(ref) for ref in refs)
         self.env[node] = results if isinstance(node.type, tuple) else results[0]
 

@@ -123,8 +123,7 @@ def find_meta() -> int:
     tensor.requires_grad_(True)
     after = words_at(impl_of(tensor), IMPL_BYTES // 8)
     return only(
-        "autograd's record",
-        (8 * i for i in range(2, len(before)) if before[i] == 0 and is_pointer(after[i])),
+        "autograd's record", (8 * i for i in range(2, len(before)) if before[i] == 0 and is_pointer(after[i]))
     )
 
 
@@ -139,10 +138,7 @@ def find_flag(meta: int) -> int:
     on = bytes_at(address, META_BYTES)
     off = bytes_at(meta_of(tensor.requires_grad_(False), meta), META_BYTES)
     again = bytes_at(meta_of(tensor.requires_grad_(True), meta), META_BYTES)
-    return only(
-        "requires_grad",
-        (i for i in range(8, META_BYTES) if (on[i], off[i], again[i]) == (1, 0, 1)),
-    )
+    return only("requires_grad", (i for i in range(8, META_BYTES) if (on[i], off[i], again[i]) == (1, 0, 1)))
 
 
 def find_grad_fn(meta: int) -> int:
@@ -152,8 +148,7 @@ def find_grad_fn(meta: int) -> int:
     of_leaf = words_at(meta_of(leaf, meta), META_BYTES // 8)
     of_computed = words_at(meta_of(computed, meta), META_BYTES // 8)
     return only(
-        "grad_fn",
-        (8 * i for i in range(1, len(of_leaf)) if of_leaf[i] == 0 and is_pointer(of_computed[i])),
+        "grad_fn", (8 * i for i in range(1, len(of_leaf)) if of_leaf[i] == 0 and is_pointer(of_computed[i]))
     )
 
 

@@ -6,7 +6,6 @@ Run as a program it answers one request after another, from standard input to st
 pickle after its length. It needs Triton and nothing of Dovetail or torch, so it starts in a moment. This
 is the only file that imports Triton.
 """
-
 from __future__ import annotations
 
 import hashlib

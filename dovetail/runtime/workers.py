@@ -7,7 +7,6 @@ fresh interpreter with Triton alone (see triton_worker.py); it is up in a fracti
 rest of the compiler is still at work, and goes when nobody has asked for a while. Where no process can be
 started, requests are served in this process; where one dies, its request has failed.
 """
-
 from __future__ import annotations
 
 import importlib

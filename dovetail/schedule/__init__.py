@@ -1,5 +1,4 @@
 """Loops -> Schedule -> Plan: which nests share a kernel, and where every buffer lives."""
-
 from __future__ import annotations
 
 from dovetail.schedule.fuse import schedule

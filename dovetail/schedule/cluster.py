@@ -7,7 +7,6 @@ a: for k < 512:              e[k] = exp(x[k])
 b: for i < 8 reduce j < 64:  s[i] = sum(e[64*i + j])
 join: for d0 < 8 | d1 < 64:  e[64*d0 + d1] = exp(x[64*d0 + d1]);  s[d0] = sum(e[64*d0 + d1])
 """
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -5,7 +5,6 @@
 A domain is an ordered list of ranges. Two domains with the same number of points are the same walk
 over memory when one is a finer split of the other; the finer one becomes common.
 """
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

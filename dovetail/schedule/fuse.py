@@ -9,7 +9,6 @@ join is legal when the result can stand at one of the two positions with all its
 all its readers after it; so no cycle can arise and no search for paths is needed. Work per nest is
 bounded by its number of reads.
 """
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace

@@ -6,7 +6,6 @@
 oneDNN is a tenth faster than the BLAS behind aten.mm once the product is large enough to hide its
 setup; small products stay where they are.
 """
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -7,7 +7,6 @@
 Sizes known at compile time are packed with all lifetimes in view, the largest first; symbolic ones
 reuse a freed slot of the same size or get one of their own, after the fixed part.
 """
-
 from __future__ import annotations
 
 from bisect import insort

@@ -6,7 +6,6 @@
 
 Capacities are integers; INFINITE is never cut.
 """
-
 from __future__ import annotations
 
 from collections import deque

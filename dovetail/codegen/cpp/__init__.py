@@ -1,5 +1,4 @@
 """The CPU: C++ with vectors and OpenMP."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -3,7 +3,6 @@
 c_expr(64*i + j // 2)                 "(64*i + (j / 2))"
 vector_expr(j < s0, j, "i32v", 16)    a comparison of all lanes at once
 """
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -12,7 +12,6 @@
 
 Values come from values.py, loops from loops.py, accumulators from reduce.py.
 """
-
 from __future__ import annotations
 
 import hashlib

@@ -7,7 +7,6 @@ Four shapes, by where the contiguous loop is and how many outer points there are
     points     no inner loops, or several passes over columns: each lane is an outer point
     columns    a reduction over rows of memory: stream them, accumulators for a tile of columns in cache
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable

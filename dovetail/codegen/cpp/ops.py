@@ -5,7 +5,6 @@
 An entry is a template over the operands, or a function (result dtype, operand dtypes) -> template. A
 trailing underscore marks a function of the prelude; `functions_of` lists those a template needs.
 """
-
 from __future__ import annotations
 
 import re

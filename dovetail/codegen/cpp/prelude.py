@@ -6,7 +6,6 @@ GCC's vector extensions, no headers: <immintrin.h> alone costs 0.3 s. Transcende
 SLEEF ones that libtorch_cpu exports, in the accuracy eager uses. The scalar overload runs the vector
 function on one lane, so that a result never depends on where an element sits.
 """
-
 from __future__ import annotations
 
 from collections.abc import Iterable

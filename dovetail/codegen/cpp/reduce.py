@@ -5,7 +5,6 @@
 Several accumulators hide the latency of an addition and shorten the chains of rounding errors; sums
 of more than a few hundred terms per accumulator flush into a second one, as eager's cascade does.
 """
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -8,7 +8,6 @@ fold their lanes at the end of each row; when it is an outer loop (a reduction o
 pointwise work), each lane is an outer point of its own. A value is computed in the outermost loop in
 which everything it needs is known.
 """
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace

@@ -5,7 +5,6 @@
 A value travels as 64 bits: an owned tensor handle, a number, or a pointer to a list, a string or a
 present optional. An argument of another type (a Scalar, a dtype) sends the call through Python.
 """
-
 from __future__ import annotations
 
 import json

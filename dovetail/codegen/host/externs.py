@@ -4,7 +4,6 @@ through Python.
     aten.mm.default(a, b) into o     aoti_torch_cpu_mm_out(o, a, b)
     aten.sort.default(x, -1, False)  python->call_with(python, 0, {x}, ...)
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -166,10 +166,6 @@ def bce_with_logits(
 # -- negative log likelihood -----------------------------------------------------------------------
 
 
-def _class_dim(x: Value) -> int:
-    return 0 if x.ndim == 1 else 1
-
-
 def _weights(b: Build, x: Value, target: Value, weight: Value | None, ignore: Number) -> tuple[Value, Value]:
     """(safe target, weight per target: 0 where ignored)"""
     kept = target.ne(ignore)
