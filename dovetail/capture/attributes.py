@@ -42,8 +42,8 @@ from dovetail.capture.trace import (
 )
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import ClassIs, Is, Lacks, Length, TypeIs
-from dovetail.ir.source import Attr, Const, DictAttr, Item, Source
+from dovetail.ir.guard import ClassIs, Is, Lacks, Length
+from dovetail.ir.source import Attr, DictAttr, Item, Source
 
 MISSING: Final = object()
 MODULE_TABLES: Final = ("_parameters", "_buffers", "_modules")
@@ -602,9 +602,5 @@ RULES: Final[dict[type, Rule]] = {
     MethodType: method_attr,
 }  # fmt: skip
 
-__all__ = [
-    "Const", "InstanceDict", "TypeIs", "class_attr", "delete_attr", "find_in_mro", "guard_class",
-    "instance_attr",
-    "is_stable_module", "load_attr", "module_attr", "plain_attr", "python_method", "raise_attribute_error",
-    "store_attr", "store_global", "store_instance", "store_plain",
-]  # fmt: skip
+
+  # fmt: skip

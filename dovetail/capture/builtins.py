@@ -23,7 +23,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -866,15 +866,3 @@ def _signature(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 on(typing.cast, torch.jit.annotate)(lambda trace, args, kwargs: args[1])
-
-
-__all__ = [
-    "CALLABLE_KINDS",
-    "CLASSES",
-    "SLOTS",
-    "SPECIAL",
-    "Callback",
-    "MethodType",
-    "call_native",
-    "construct",
-]

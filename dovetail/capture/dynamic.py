@@ -200,12 +200,8 @@ class Policy:
                 made.append((GraphInput(name, self.sources[name], entry.hint, symbolic), name))
             else:
                 number = self.shapes.floats[name]
-                made.append(
-                    (
-                        GraphInput(name, self.sources[name], number.hint, make_symfloat(self.shapes, name)),
-                        name,
-                    )
-                )
+                symbolic = make_symfloat(self.shapes, name)
+                made.append((GraphInput(name, self.sources[name], number.hint, symbolic), name))
         return made
 
     def is_computed(self, value: Any) -> bool:

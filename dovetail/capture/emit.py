@@ -38,7 +38,7 @@ from dovetail.capture.text import LateText
 from dovetail.capture.trace import DELETED, NULL, Appender, Trace, Write
 from dovetail.errors import UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
-from dovetail.ir.source import Arg, Const, Global, Source
+from dovetail.ir.source import Arg, Const, Source
 
 LITERALS: Final = frozenset({int, str, bool, type(None), bytes})
 
@@ -495,6 +495,3 @@ def safe_name(name: str, index: int) -> str:
     """The user's name for an argument, unless the text means something else by it."""
     is_taken = name in OWN_NAMES or name.startswith(("_", "cell_", "graph_")) or hasattr(builtins, name)
     return name if name.isidentifier() and not is_taken else f"arg_{index}"
-
-
-__all__ = ["Emitter", "Global", "entry_parameters", "safe_name"]

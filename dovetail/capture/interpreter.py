@@ -872,5 +872,3 @@ def unsupported(op: str) -> Callable[[Activation, Any], None]:
 METHODS: Final[dict[str, Callable[[Activation, Any], Any]]] = {
     name: method for name, method in vars(Activation).items() if name.isupper()
 }
-
-__all__ = ["RETURN", "YIELD", "Activation", "Code"]

@@ -9,7 +9,6 @@ torch, and Python functions of torch that ask has_torch_function (torch's own ma
 """
 from __future__ import annotations
 
-import sys
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any, Final
 
@@ -229,18 +228,3 @@ def type_of_value(trace: Trace, value: Any) -> type:
         origin = trace.origins.get(id(value))
         return type(origin.original) if origin is not None else torch.Tensor
     return str if isinstance(value, LateText) else SYMBOLIC_TYPES.get(type(value), type(value))
-
-
-def loaded(name: str) -> Any:
-    """A module if something has already imported it; never imports."""
-    return sys.modules.get(name)
-
-
-__all__ = [
-    "TENSOR_TYPES",
-    "call_tensor_method",
-    "call_torch",
-    "is_torch_call",
-    "store_tensor_attr",
-    "tensor_attr",
-]
