@@ -219,6 +219,12 @@ class UnsupportedMutation(Break):
     message = "{detail}"
 
 
+class GradientsSwitchedOn(Break):
+    code = "B22"
+    message = "gradients are switched on in a part of the program that began without them"
+    hint = "have them on when the compiled function is called, and use torch.no_grad() for the parts without"
+
+
 class FrameRaises(SkippedFrame):
     """The program itself raises in this call: eager raises it, with its own traceback."""
 

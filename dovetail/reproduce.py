@@ -50,14 +50,17 @@ def show_input(value: object) -> str:
     return text + (".requires_grad_()" if value.requires_grad else "")
 
 
-def write_reproducer(module: GraphModule, inputs: Sequence[object], error: BaseException) -> Path:
-    """The path of the file written, in DOVETAIL_DUMP or the temporary folder."""
+def write_reproducer(module: GraphModule, inputs: Sequence[object], error: BaseException) -> Path | None:
+    """The path of the file written, in DOVETAIL_DUMP or the temporary folder; None where the disk is full."""
     shown = "".join(traceback.format_exception(error))[-3000:].replace('"""', "'''").replace("\\", "\\\\")
     lines = [f"    {show_input(value)}," for value in inputs]
     code = "\n".join("    " + line for line in module.code.strip().splitlines())
     text = TEXT.format(error=shown, code=code, inputs="\n".join(lines))
-    folder = Path(os.environ.get("DOVETAIL_DUMP") or tempfile.gettempdir()) / "dovetail_repro"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"repro_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
-    path.write_text(text)
+    try:
+        folder = Path(os.environ.get("DOVETAIL_DUMP") or tempfile.gettempdir()) / "dovetail_repro"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"repro_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
+        path.write_text(text)
+    except OSError:
+        return None
     return path

@@ -424,12 +424,12 @@ class _Emitter:
             self.emit_grads(backward, [*given, *used], present)
 
     def emit_present(self, backward: Graph, used: list[str]) -> dict[int, str]:
-        """Position of a gradient -> the name that says whether any tangent it depends on is there. As in
-        eager, an input that only outputs nobody used depend on has no gradient, rather than zeros."""
+        """Position of a gradient -> the name that says whether it has any: one of unused outputs has none."""
+        with self.w.block(f"if {' and '.join(f'{name} is None' for name in used)}:"):
+            self.w(f"return {_tuple(['None'] * self.signature.inputs)}")
         names: dict[frozenset[str], str] = {}
         present = {}
-        tangents = dict(zip(self.tangent_nodes(), used))
-        for position, needed in enumerate(_tangents_of_outputs(backward, tangents)):
+        for position, needed in enumerate(_needed(backward, dict(zip(self.tangent_nodes(), used)))):
             if needed and len(needed) < len(used):
                 if needed not in names:
                     names[needed] = f"present_{len(names)}"
@@ -485,7 +485,7 @@ class _Emitter:
         self.w(f"return {_tuple(grads)}")
 
 
-def _tangents_of_outputs(backward: Graph, tangents: dict[Node, str]) -> list[frozenset[str]]:
+def _needed(backward: Graph, tangents: dict[Node, str]) -> list[frozenset[str]]:
     """For each gradient, the tangents it is computed from."""
     reached: dict[Node, frozenset[str]] = {node: frozenset((name,)) for node, name in tangents.items()}
     nothing: frozenset[str] = frozenset()

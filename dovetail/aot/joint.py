@@ -87,17 +87,19 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     recorder = Recorder(builder)
     trace = _Trace(recorder, example_inputs)
     autocast = _autocast_now()
-    random_state = torch.get_rng_state()
+    random_state, grad_mode = torch.get_rng_state(), torch.is_grad_enabled()
     try:
         with recorder, SymbolicCalls() if _shapes_of(example_inputs) else nullcontext():
             _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
             results = run_fx(gm, trace.passed, recorder)
+        torch._C._set_grad_enabled(grad_mode)  # the program may end inside of torch.no_grad()
         mutations = _derive_mutations(trace)
         outputs = _derive_outputs(trace, results)
         boundary = len(builder.nodes)
         tangents, grad_inputs, grads = _trace_backward(trace, autocast)
     finally:
         recorder.close()
+        torch._C._set_grad_enabled(grad_mode)
         torch.set_rng_state(random_state)
     n, constants = len(example_inputs), tuple(recorder.constants)
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]

@@ -476,10 +476,6 @@ def record_resize(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: 
     return fake
 
 
-def record_resize_as(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return record_resize(recorder, _aten.resize_.default, (args[0], list(args[1].shape)), kwargs)
-
-
 def record_set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """self.set_(source): self becomes another name of source."""
     fake, source = args[:2]
@@ -603,7 +599,9 @@ ROUTES: Final[dict[str, Route]] = {
     "aten.lift.default": record_lift,
     "aten.lift_fresh_copy.default": record_lift,
     "aten.resize_.default": record_resize,
-    "aten.resize_as_.default": record_resize_as,
+    "aten.resize_as_.default": lambda recorder, func, args, kwargs: record_resize(
+        recorder, _aten.resize_.default, (args[0], list(args[1].shape)), kwargs
+    ),
     "aten.set_.source_Tensor": record_set,
     "aten.mkldnn_rnn_layer.default": record_rnn,
     "aten.native_batch_norm.default": record_batch_norm,

@@ -401,7 +401,7 @@ def unread_attr(trace: Trace, obj: Unread, name: str) -> Any:
 
 
 def _native_rule(trace: Trace, obj: Any, name: str) -> Any:
-    return native_attr(obj, name)
+    return SYMBOLIC_TYPES.get(type(obj), type(obj)) if name == "__class__" else native_attr(obj, name)
 
 
 class InstanceDict(MutableMapping[str, Any]):
@@ -576,10 +576,6 @@ SYMBOLIC_TYPES: Final[dict[type, type]] = {torch.SymInt: int, torch.SymFloat: fl
 """What a number of the user's program is, where the trace has a symbol for it."""
 
 
-def symbolic_attr(trace: Trace, obj: Any, name: str) -> Any:
-    return SYMBOLIC_TYPES[type(obj)] if name == "__class__" else _native_rule(trace, obj, name)
-
-
 RULES: Final[dict[type, Rule]] = {
     **dict.fromkeys(
         (
@@ -589,7 +585,7 @@ RULES: Final[dict[type, Rule]] = {
         ),
         _native_rule,
     ),
-    **dict.fromkeys(SYMBOLIC_TYPES, symbolic_attr),
+    **dict.fromkeys(SYMBOLIC_TYPES, _native_rule),
     super: super_attr,
     Unread: unread_attr,
     LateText: _native_rule,

@@ -17,11 +17,13 @@ from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.operations import native
 from dovetail.capture.trace import Trace
-from dovetail.errors import UnknownCall
+from dovetail.errors import GradientsSwitchedOn, UnknownCall
 
 
 @on(torch._C._set_grad_enabled)
 def _set_grad_enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if args[0] is True and not trace.began_with_grad:
+        raise GradientsSwitchedOn(trace.loc())
     native(torch._C._set_grad_enabled, *args)
     trace.record("call_function", torch._C._set_grad_enabled, tuple(args), {}, None)
 

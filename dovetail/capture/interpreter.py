@@ -118,9 +118,9 @@ class Activation:
                 self.end_send(stop.value)
                 self.at = self.code.args[self.at - 2]  # type: ignore[assignment]
                 return self.run()
-            except Break:
-                raise
             except Exception as inner:
+                if isinstance(inner, Break):
+                    raise
                 is_kept, error = False, inner
             if is_kept:
                 return YIELD
@@ -808,8 +808,7 @@ def set_context(error: BaseException, handled: BaseException) -> None:
 
 
 def throw_into(receiver: Any, error: BaseException) -> tuple[bool, Any]:
-    """Raise in the iterator of a `yield from`: whether it went on, and with what. One that cannot be
-    thrown into (a list's iterator) is left alone; one to be closed is closed."""
+    """Raise in the iterator of a `yield from`, if it can be: whether it went on, and with what."""
     if isinstance(error, GeneratorExit):
         if hasattr(receiver, "close"):
             receiver.close()

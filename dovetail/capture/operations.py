@@ -68,9 +68,11 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 NEEDS_DATA: Final = (
-    "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta"
+    "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta",
+    "leaf Variable that requires grad is being used in an in-place",
 )  # fmt: skip
-"""How torch's C++ code complains about a tensor without memory."""
+"""How torch's C++ code complains about a tensor without memory; and about writing to a leaf, which every Fake
+is of an input that requires grad: only the tensor itself knows whether it is one."""
 
 
 def needs_data(error: RuntimeError) -> bool:
@@ -274,9 +276,9 @@ def as_known(value: Any) -> Any:
     if kind in (list, tuple, set, torch.Size):
         items = [as_known(item) for item in value]
         return value if all(new is old for new, old in zip(items, value)) else kind(items)
-    if kind is dict:
-        return {key: as_known(item) for key, item in value.items()}
-    return as_hashable(value)
+    if isinstance(value, BaseException):
+        value.args = as_known(value.args)
+    return {k: as_known(v) for k, v in value.items()} if kind is dict else as_hashable(value)
 
 
 def as_key(container: Any, key: Any) -> Any:

@@ -140,6 +140,7 @@ class Trace:
         self.frame, self.options, self.dynamic = frame, options, dynamic
         self.is_whole = is_whole
         """A break would be an error: capture what could also be left to Python."""
+        self.began_with_grad = torch.is_grad_enabled()
         self.calls: list[Call] = []
         self.inputs: list[GraphInput] = []
         self.input_fakes: list[Any] = []

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import resource
 import signal
 import stat
@@ -106,6 +107,81 @@ print(f(torch.ones(2)).tolist(), (torch.ones(2) * 3).tolist())
 """
     out = finish(start(script, tmp_path))
     assert "interrupted" in out and "[3.0, 3.0] [3.0, 3.0]" in out
+
+
+def test_nothing_can_be_written_anywhere(tmp_path: Path) -> None:
+    """A full disk: no cache, no temporary folder, no compiler output. Eager's result and one warning."""
+    script = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+""" + SCRIPT
+    process = start(script, tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and "right" in out and err.count("InternalWarning") == 1, err[-2000:]
+
+
+def test_no_memory_for_a_call_is_an_error_and_the_next_call_works(tmp_path: Path) -> None:
+    script = """
+import resource, torch, dovetail
+f = dovetail.compile(lambda x: (x[:, None] * x[None]).cumsum(0).sum())
+g = dovetail.compile(lambda x: x[:, None] * x[None] + 1)
+small, large = torch.ones(50), torch.ones(40000)
+f(small), g(small)
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+for run in (f, g):
+    try:
+        print(run(large).shape)
+    except RuntimeError as error:
+        print("memory" in str(error))
+print(float(f(small)), float(g(small).sum()))
+"""
+    assert finish(start(script, tmp_path)).split() == ["True", "True", "63750.0", "5000.0"]
+
+
+@pytest.mark.parametrize("after", [0.05, 0.4])
+def test_ctrl_c_at_any_time(tmp_path: Path, after: float) -> None:
+    script = f"""
+import os, signal, threading, torch, dovetail
+f = dovetail.compile(lambda x: torch.softmax(x @ x, -1) * 2 + 1)
+x = torch.ones(4, 4)
+threading.Timer({after}, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        f(x)
+except KeyboardInterrupt:
+    print("interrupted", torch.allclose(f(x), torch.softmax(x @ x, -1) * 2 + 1))
+"""
+    assert "interrupted True" in finish(start(script, tmp_path))
+
+
+def test_threads_in_one_function() -> None:
+    """Calls of one model from several threads, with sizes, numbers and grad modes that make each other recompile."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
+    compiled = dovetail.compile(lambda x, k: model(x) * k)
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        chosen = random.Random(seed)
+        for _ in range(30):
+            x, k = torch.randn(chosen.choice((1, 2, 5, 8)), 8, requires_grad=True), chosen.choice((1, 2, 0.5))
+            with torch.set_grad_enabled(chosen.random() < 0.7):
+                got, want = compiled(x, k), model(x) * k
+            if not torch.allclose(got, want, atol=1e-5):
+                wrong.append((seed, x.shape, k))
+            if want.requires_grad:
+                ours, theirs = (torch.autograd.grad(y.sum(), x)[0] for y in (got, want))
+                wrong.extend([] if torch.allclose(ours, theirs, atol=1e-5) else [(seed, "gradient")])
+            if chosen.random() < 0.03:
+                dovetail.reset()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
 def test_threads_with_different_functions() -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from tests.fuzz.program import Program, load_program, show_program, shrink
 from tests.sweeps.closeness import EPS, to_exact, why_not_accurate
@@ -28,7 +29,8 @@ from tests.sweeps.peers import Peer, find_peer
 from tests.sweeps.workers import short_error
 
 NARROW: Final = re.compile(r"\.(?:float|half|bfloat16)\(\)|torch\.(?:float32|float16|bfloat16|half)\b")
-DRAWS: Final = re.compile(r"rand|dropout|normal|bernoulli|uniform_")
+DRAWS: Final = ("rand", "randn", "rand_like", "dropout", "normal", "bernoulli")
+"""Functions whose random numbers differ with the type of the result; the exact program draws them in single precision."""
 KINDS: Final = {"tensors": "tests.fuzz.tensors", "python": "tests.fuzz.python"}
 
 
@@ -107,12 +109,25 @@ def in_double(source: str) -> str:
     return next(widened) + inputs + inputs_text + f + next(widened)
 
 
+class DrawsInSingle(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") not in DRAWS or torch.get_default_dtype() is not torch.float64:
+            return func(*args, **(kwargs or {}))
+        torch.set_default_dtype(torch.float32)
+        try:
+            single = [a.float() if isinstance(a, torch.Tensor) and a.dtype is torch.float64 else a for a in args]
+            return to_exact(func(*single, **(kwargs or {})))
+        finally:
+            torch.set_default_dtype(torch.float64)
+
+
 def exact_of(program: Program) -> Seen | None:
     """The program in double precision; None where random numbers would differ with the type."""
-    if DRAWS.search(show_program(program).partition("\ndef f(")[2]):
+    if "uniform_" in show_program(program):
         return None
     try:
-        return observe(program, lambda f: f, exact=True)
+        with DrawsInSingle():
+            return observe(program, lambda f: f, exact=True)
     except Exception:  # widened, the program may not even load its module
         return None
 

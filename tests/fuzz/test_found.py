@@ -126,6 +126,47 @@ def an_exception_is_thrown_through_yield_from(x: torch.Tensor) -> torch.Tensor:
     return x * next(steps) + steps.throw(ValueError("seven")) + next(steps)
 
 
+@found(lambda: [torch.ones(3, requires_grad=True)])
+def a_result_of_an_earlier_graph_is_written_to_in_a_try_block(x: torch.Tensor) -> torch.Tensor:
+    for v in [x * 1, x * 2]:
+        try:
+            v *= 0.5
+        except RuntimeError:
+            LOG.append("wrong")
+        finally:
+            print("written")
+    return v + 1
+
+
+@found(lambda: [torch.ones(3), 2], lambda: [torch.ones(3), 3])
+def an_exception_is_made_with_a_symbolic_int(x: torch.Tensor, n: int) -> torch.Tensor:
+    try:
+        raise IndexError(n + 1)
+    except IndexError as error:
+        LOG.append(str(error))
+    return x + n
+
+
+@found(*[lambda: [torch.ones(3, requires_grad=True)]] * 2)
+def gradients_around_a_break_without_gradients(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    before = x * 2
+    with torch.no_grad():
+        print("inside")
+        inside = x + 1
+    return before, inside, x * 3
+
+
+@found(*[lambda: [torch.ones(3, requires_grad=True)]] * 2)
+def gradients_are_switched_on(x: torch.Tensor) -> list[Any]:
+    with torch.no_grad():
+        print("off")
+        with torch.enable_grad():
+            y = x * 2
+            print("on")
+            y = y + 1
+        return [y, y.requires_grad, (y * 2).requires_grad]
+
+
 @pytest.mark.parametrize("backend", ["eager", "dovetail"])
 @pytest.mark.parametrize("program", FOUND, ids=lambda program: program.__name__)
 def test_equal_to_eager(program: Callable[..., Any], backend: str) -> None:

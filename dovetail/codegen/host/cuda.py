@@ -37,10 +37,12 @@ int32_t aoti_torch_cuda_convolution(Handle, Handle, Handle*, const int64_t*, int
 struct DeviceTemporaries {
     Tensor block;
     void* start = nullptr;
+    bool missing = false;
     DeviceTemporaries(int64_t bytes, int32_t kind, int32_t index) {
         const int64_t size[] = {bytes}, stride[] = {1};
-        if (bytes && !aoti_torch_empty_strided(1, size, stride, 0, kind, index, &block.handle))
-            start = block.data();
+        if (bytes <= 0) return;
+        missing = aoti_torch_empty_strided(1, size, stride, 0, kind, index, &block.handle);
+        if (!missing) start = block.data();
     }
 };
 // A tensor of the same layout on the device; used for inputs that kernels cannot read where they are.

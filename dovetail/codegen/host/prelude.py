@@ -100,7 +100,9 @@ struct Tensor {
 // Temporaries of one call.
 struct Temporaries {
     void* start;
-    explicit Temporaries(int64_t bytes) : start(bytes ? dv_arena.take(bytes) : nullptr) {}
+    bool missing;
+    explicit Temporaries(int64_t bytes)
+        : start(bytes > 0 ? dv_arena.take(bytes) : nullptr), missing(bytes > 0 && !start) {}
     ~Temporaries() { if (start) dv_arena.give(start); }
 };
 struct NoGrad {

@@ -207,6 +207,7 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
         kind = "Temporaries" if loops.device.kind == "cpu" else "DeviceTemporaries"
         where = "" if loops.device.kind == "cpu" else f", {device_code(loops.device)}"
         writer(f"{kind} arena({c_expr(plan.arena_bytes)}{where});")
+        writer('TRY("out of memory for temporaries", arena.missing)')
     last = _last_reads(plan)
     for k, step in enumerate(plan.schedule.steps):
         if isinstance(step, Group):
