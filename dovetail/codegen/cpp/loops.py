@@ -29,6 +29,8 @@ PARALLEL_WORK: Final = 32768
 """Weighted elements below which one thread is faster, as in eager."""
 CHUNK: Final = 4096
 """Elements of one piece when a long contiguous loop is shared among threads."""
+FEW_VECTORS: Final = 4
+"""Vectors of columns in one piece when columns are shared among threads."""
 FEW: Final = 16
 COPIES: Final = 4
 STACK_BYTES: Final = 1 << 20
@@ -132,7 +134,8 @@ class Body:
         vector = self.vector
         assert vector is not None
         count = product(r.size for r in self.loops)
-        is_long = not vector.size.is_const or vector.size.value > CHUNK
+        chunk = FEW_VECTORS * self.writer.lanes if self.group.inner else CHUNK
+        is_long = self.has_threads and not _at_most(vector.size, chunk)
         if not (is_long and (not count.is_const or count.value < FEW)):
             self.each(
                 root,
@@ -142,13 +145,13 @@ class Body:
                 True,
             )
             return
-        chunks = ceildiv(vector.size, CHUNK)
+        chunks = ceildiv(vector.size, chunk)
         scope = Scope(1, root)
         number = "p"
         if self.loops:
             number = f"(p % {c_expr(chunks)})"
             self.unpack(f"(p / {c_expr(chunks)})", scope)
-        scope(f"const int64_t from = {number} * {CHUNK}, to = min_i(from + {CHUNK}, {c_expr(vector.size)});")
+        scope(f"const int64_t from = {number} * {chunk}, to = min_i(from + {chunk}, {c_expr(vector.size)});")
         exact = _divides(vector.size, self.writer.lanes)
         self.vector_loop(vector, "from", "to", scope, None, self.row, exact)
         self.over(root, scope, mul(count, chunks), True)

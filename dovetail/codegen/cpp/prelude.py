@@ -112,7 +112,16 @@ INLINE f32v erf_(f32v x) {
     far = fma_(far, t, splat<f32v>(0.10420630872249603f));
     far = fma_(far, t, splat<f32v>(0.6360758543014526f));
     far = fma_(far, t, splat<f32v>(1.128469467163086f));
-    far = 1 - exp_(-(far * t));
+    const f32v y = -(far * t), n = round_(y * 1.44269504f);  // exp(y), and y is in a narrow range
+    const f32v high = fma_(n, splat<f32v>(-0.693145751953125f), y);
+    const f32v r = fma_(n, splat<f32v>(-1.428606765330187e-06f), high);
+    f32v q = splat<f32v>(0.00019790357328020036f);
+    q = fma_(q, r, splat<f32v>(0.001394465914927423f));
+    q = fma_(q, r, splat<f32v>(0.008333496749401093f));
+    q = fma_(q, r, splat<f32v>(0.04166629537940025f));
+    q = fma_(q, r, splat<f32v>(0.1666666567325592f));
+    q = fma_(q, r, splat<f32v>(0.5f));
+    far = 1 - scaled(1 + fma_(q, r * r, r), n);
     f32v near = splat<f32v>(8.185085607692599e-05f);
     near = fma_(near, s, splat<f32v>(-0.0008097701356746256f));
     near = fma_(near, s, splat<f32v>(0.005196951795369387f));
@@ -144,7 +153,7 @@ INLINE f32v tanh_(f32v x) {
 NEEDS.update(
     {
         "exp": ("round", "fma"),
-        "erf": ("exp", "abs", "fma", "copysign"),
+        "erf": ("round", "abs", "fma", "copysign"),
         "tanh": ("exp", "abs", "fma", "copysign"),
     }
 )
