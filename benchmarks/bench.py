@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.plot import show_plot
 from benchmarks.table import show_results, write_readme
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -250,7 +251,8 @@ def main() -> None:
     if chosen.write:
         folder = ROOT / "docs/results"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.md").write_text("# Benchmarks\n\n" + text)
+        (folder / "bench.md").write_text("# Benchmarks\n\n![speed over eager](bench.svg)\n\n" + text)
+        (folder / "bench.svg").write_text(show_plot(runner.answers))
         shutil.copy(chosen.results, folder / "bench.json")
         write_readme(ROOT / "README.md", text)
 

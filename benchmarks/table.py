@@ -47,7 +47,7 @@ def show_models(answers: Answers, mode: str) -> list[str]:
         "| warm s: torch.compile | Dovetail | peak MiB: torch.compile | Dovetail |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    ratios: dict[str, list[float]] = {"torch": [], "dovetail": [], "cold": []}
+    ratios: dict[str, list[float]] = {"torch": [], "dovetail": [], "cold": [], "both": []}
     for name in names:
         steady = answers[f"{name}-{mode}/steady"]
         medians = steady.get("median_ms", {})
@@ -63,7 +63,8 @@ def show_models(answers: Answers, mode: str) -> list[str]:
         cold = {peer: first["cold", peer].get("first_s", math.nan) for peer in ("torch", "dovetail")}
         warm = {peer: first["warm", peer].get("first_s", math.nan) for peer in ("torch", "dovetail")}
         peak = {peer: first["cold", peer].get("peak_mib", math.nan) for peer in ("torch", "dovetail")}
-        for peer, value in [*speed.items(), ("cold", cold["torch"] / cold["dovetail"])]:
+        both = speed["dovetail"] if "torch" in medians else math.nan
+        for peer, value in [*speed.items(), ("cold", cold["torch"] / cold["dovetail"]), ("both", both)]:
             if not math.isnan(value):
                 ratios[peer].append(value)
         lines.append(
@@ -77,6 +78,9 @@ def show_models(answers: Answers, mode: str) -> list[str]:
         f"| geometric mean | | {times(mean(ratios['torch']))} | {times(mean(ratios['dovetail']))} "
         f"| | | {times(mean(ratios['cold']))} | | | | |"
     )
+    if 0 < len(ratios["both"]) < len(names):
+        shown = f"{times(mean(ratios['torch']))} | {times(mean(ratios['both']))}"
+        lines.append(f"| where both were measured | | {shown} | | | | | | | |")
     return [*lines, ""]
 
 

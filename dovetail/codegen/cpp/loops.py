@@ -333,7 +333,9 @@ class Body:
                 if item.nest is nest:
                     item.update(inside)
 
-    def _second_walk(self, step: Pass, items: list[Accumulator], scope: Scope) -> None:
+    def _second_walk(
+        self, step: Pass, items: list[Accumulator], scope: Scope, bounds: tuple[str, str] | None = None
+    ) -> None:
         """Squared deviations from the mean, now that it is known."""
         self.writer.recompute = {
             w.buffers[0]: w.value
@@ -347,7 +349,7 @@ class Body:
             for item in items:
                 item.update_square(inside)
 
-        self.inner_loops(scope, items, visit)
+        self.inner_loops(scope, items, visit, bounds)
         self.writer.recompute = {}
 
     def _copies(self, step: Pass) -> int:
@@ -497,7 +499,7 @@ class Body:
         for item in second:
             item.finish_mean(inside, f"max_i(1, {count})")
         if second:
-            self._second_walk_split(first, second, inside)
+            self._second_walk(first, second, inside, ("from", "to"))
         for partial in partials:
             partial.leave(inside, count)
         scope(f"#pragma omp parallel for schedule(static){self.condition}")
@@ -507,22 +509,6 @@ class Body:
         for step in later:
             for nest in step.rows:
                 self.writer.row(nest, scope)
-
-    def _second_walk_split(self, step: Pass, items: list[Accumulator], scope: Scope) -> None:
-        self.writer.recompute = {
-            w.buffers[0]: w.value
-            for n in step.points
-            if not n.reduce
-            for w in n.writes
-            if w.buffers[0] in self.group.internal
-        }
-
-        def visit(inside: Scope) -> None:
-            for item in items:
-                item.update_square(inside)
-
-        self.inner_loops(scope, items, visit, ("from", "to"))
-        self.writer.recompute = {}
 
 
 def _at_most(size: Expr, limit: int) -> bool:

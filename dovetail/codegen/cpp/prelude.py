@@ -82,10 +82,9 @@ _OWN: Final = ("digamma", "erfinv", "ndtri", "i0", "i0e", "i1", "i1e")
 """Functions of special.h; the vector form goes lane by lane."""
 
 _SINGLE: Final = {
-    "exp": """\
-INLINE f32v exp_(f32v x) {
-    f32v t = x > 89.0f ? splat<f32v>(89.0f) : x;
-    t = t < -104.5f ? splat<f32v>(-104.5f) : t;
+    # For arguments that cannot leave the range of results.
+    "exp_within": """\
+INLINE f32v exp_within_(f32v t) {
     const f32v n = round_(t * 1.44269504f);
     const f32v high = fma_(n, splat<f32v>(-0.693145751953125f), t);
     const f32v r = fma_(n, splat<f32v>(-1.428606765330187e-06f), high);
@@ -97,6 +96,12 @@ INLINE f32v exp_(f32v x) {
     q = fma_(q, r, splat<f32v>(0.5f));
     q = 1 + fma_(q, r * r, r);
     return scaled(q, n);
+}
+""",
+    "exp": """\
+INLINE f32v exp_(f32v x) {
+    const f32v t = x > 89.0f ? splat<f32v>(89.0f) : x;
+    return exp_within_(t < -104.5f ? splat<f32v>(-104.5f) : t);
 }
 """,
     # Faster than SLEEF's and within one unit in the last place; the polynomials are least-squares fits.
@@ -112,16 +117,7 @@ INLINE f32v erf_(f32v x) {
     far = fma_(far, t, splat<f32v>(0.10420630872249603f));
     far = fma_(far, t, splat<f32v>(0.6360758543014526f));
     far = fma_(far, t, splat<f32v>(1.128469467163086f));
-    const f32v y = -(far * t), n = round_(y * 1.44269504f);  // exp(y), and y is in a narrow range
-    const f32v high = fma_(n, splat<f32v>(-0.693145751953125f), y);
-    const f32v r = fma_(n, splat<f32v>(-1.428606765330187e-06f), high);
-    f32v q = splat<f32v>(0.00019790357328020036f);
-    q = fma_(q, r, splat<f32v>(0.001394465914927423f));
-    q = fma_(q, r, splat<f32v>(0.008333496749401093f));
-    q = fma_(q, r, splat<f32v>(0.04166629537940025f));
-    q = fma_(q, r, splat<f32v>(0.1666666567325592f));
-    q = fma_(q, r, splat<f32v>(0.5f));
-    far = 1 - scaled(1 + fma_(q, r * r, r), n);
+    far = 1 - exp_within_(-(far * t));
     f32v near = splat<f32v>(8.185085607692599e-05f);
     near = fma_(near, s, splat<f32v>(-0.0008097701356746256f));
     near = fma_(near, s, splat<f32v>(0.005196951795369387f));
@@ -152,8 +148,9 @@ INLINE f32v tanh_(f32v x) {
 }
 NEEDS.update(
     {
-        "exp": ("round", "fma"),
-        "erf": ("round", "abs", "fma", "copysign"),
+        "exp_within": ("round", "fma"),
+        "exp": ("exp_within",),
+        "erf": ("exp_within", "abs", "fma", "copysign"),
         "tanh": ("exp", "abs", "fma", "copysign"),
     }
 )
@@ -180,6 +177,8 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
     for vector, c_type, suffix, c in _vector_types(lanes, widest):
         if lanes == 1 and (name in _SLEEF or name in _SLEEF2):
             out += _emit_libm(name, c_type, c)
+        elif name == "exp_within" and c_type == "double":
+            continue
         elif name in _SINGLE and c_type == "float":
             out.append(_SINGLE[name])
             out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
