@@ -98,7 +98,8 @@ class Fake(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Fake:
         found = memo.get(id(self))
         if found is None:
-            meta = _empty_meta(self.meta.size(), self.meta.stride(), self.dtype)
+            with torch._C._DisableTorchDispatch():
+                meta = self.meta.detach()  # with its offset, which as_strided counts from
             found = Fake(meta, self.device, self.requires_grad)
             if self.form is not None and self.shapes is not None:
                 found = _symbolic(found, self.form, self.shapes, self.requires_grad)

@@ -27,3 +27,10 @@ def test_sizes_are_symbols(program: Callable[[torch.Tensor], torch.Tensor]) -> N
         torch.testing.assert_close(got, expected)
         tangent = torch.randn_like(expected)
         torch.testing.assert_close(torch.autograd.grad(got, x, tangent), torch.autograd.grad(expected, x, tangent))
+
+
+def test_the_offset_of_an_input_is_kept() -> None:
+    """as_strided counts from where the tensor starts in its memory."""
+    program = lambda x: torch.as_strided(x, (2, 2), (1, 2)) + 1  # noqa: E731
+    x = torch.arange(15.0)[5:]
+    torch.testing.assert_close(dovetail.compile(program, dynamic=True)(x), program(x))
