@@ -52,9 +52,6 @@ _keeps_graph: Final[Callable[[], bool]] = (
 )
 """Whether backward was called with retain_graph; a torch that cannot say keeps saved tensors to the end."""
 
-MOST_CHECKED: Final = 32
-"""With more tensors than this next to a written one (buffers of a large model) overlap is not looked for."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
@@ -227,7 +224,7 @@ class _Emitter:
         others = [
             i for i in self.joint.loose if i not in written and (i not in {j for _, j in self.joint.same})
         ]
-        if written and len(written) + len(others) > 1 and len(written) + len(others) <= MOST_CHECKED:
+        if written and len(written) + len(others) > 1:
             groups = [_tuple(self.inputs[i] for i in group) for group in (written, others)]
             conditions.append(f"shares_memory({', '.join(groups)})")
         if conditions:

@@ -27,10 +27,11 @@ from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torch_dtype, infer, type_of
 from dovetail.fake.record import Record
 from dovetail.fake.record import record as facts_of
-from dovetail.ir.expr import ZERO, as_expr
+from dovetail.ir.expr import ZERO, Expr, as_expr
 from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.signature import ViewStep
 from dovetail.ir.types import I64, ScalarType, TensorType, Type
+from dovetail.ops.build import is_dense
 from dovetail.util.loc import Loc
 
 _aten: Final = torch.ops.aten
@@ -326,6 +327,16 @@ def record_as_strided(recorder: Recorder, func: Any, args: tuple[Any, ...], kwar
         raise UnsupportedMutation(recorder.loc, detail=f"{func} of a tensor seen as another element type")
     recorder.view(result, root, ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset)))
     return result
+
+
+def _check_within(recorder: Recorder, kind: TensorType, offset: Expr, whole: TensorType) -> None:
+    """An input's graph value is its own elements, not those around or between them in memory."""
+    last = offset
+    for size, step in zip(kind.shape, kind.stride):
+        last = last + (size - 1) * step
+    is_outside = offset.hi < 0 or (last.lo >= whole.numel.hi and kind.numel.lo > 0)
+    if is_outside or not is_dense(whole):
+        raise UnsupportedMutation(recorder.loc, detail="as_strided of an input beyond the input's own elements")
 
 
 def record_split(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

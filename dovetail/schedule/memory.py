@@ -40,17 +40,18 @@ class Slot:
 def pack(slots: list[Slot]) -> Expr:
     """Give every slot its offset; the bytes of the whole arena. Large ones choose first: small ones fit
     into the gaps that are left."""
-    placed: list[tuple[int, int, Slot]] = []
+    placed: list[tuple[int, int, int, int]] = []
+    """(start, stop, first, last) of the slots so far, by start"""
     top = 0
     for slot in sorted((s for s in slots if s.size.is_const), key=lambda s: (-s.size.value, s.first)):
-        at, size = 0, slot.size.value
-        for start, stop, other in placed:
-            if not slot.meets(other):
+        at, size, first, last = 0, slot.size.value, slot.first, slot.last
+        for start, stop, since, until in placed:
+            if since > last or until < first:
                 continue
             if start - at >= size:
                 break
             at = max(at, stop)
-        insort(placed, (at, at + size, slot), key=lambda entry: entry[:2])
+        insort(placed, (at, at + size, first, last))
         slot.offset, top = const(at), max(top, at + size)
     end: Expr = const(_aligned(top))
     spare: dict[Expr, list[Slot]] = {}

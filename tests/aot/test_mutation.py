@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import dovetail
 from tests.aot.running import check
 
 VIEWS = {
@@ -195,3 +196,28 @@ PROGRAMS = [
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_program(program: Any, train: bool) -> None:
     check(program, lambda: _tensors(train))
+
+
+def test_more_inputs_than_a_few_may_overlap() -> None:
+    def program(parts: list[torch.Tensor], written: torch.Tensor) -> torch.Tensor:
+        written.add_(1)
+        return torch.stack([part.sum() for part in parts])
+
+    call = dovetail.compile(program)
+    parts = [torch.ones(3) for _ in range(40)]
+    call(parts, torch.ones(3))
+    memory, again = torch.ones(6), torch.ones(6)
+    ours = call([*parts, memory[:3]][1:], memory[1:4])
+    torch.testing.assert_close(ours, program([*parts, again[:3]][1:], again[1:4]))
+    torch.testing.assert_close(memory, again)
+
+
+def test_as_strided_beyond_an_input_runs_in_eager() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.as_strided((2, 2), (6, 2), 1).zero_()
+        return x + 1
+
+    memory, again = torch.rand(6, 6), torch.empty(6, 6)
+    again.copy_(memory)
+    torch.testing.assert_close(dovetail.compile(program)(memory[1:5]), program(again[1:5]))
+    torch.testing.assert_close(memory, again)
