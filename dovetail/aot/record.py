@@ -325,6 +325,8 @@ def record_as_strided(recorder: Recorder, func: Any, args: tuple[Any, ...], kwar
         if func is _aten.unfold.default:
             return record_view(recorder, func, args, kwargs)
         raise UnsupportedMutation(recorder.loc, detail=f"{func} of a tensor seen as another element type")
+    if func is _aten.as_strided.default and root.storage.input is not None:
+        _check_within(recorder, kind, as_expr(offset), root.type)
     recorder.view(result, root, ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset)))
     return result
 
@@ -336,7 +338,8 @@ def _check_within(recorder: Recorder, kind: TensorType, offset: Expr, whole: Ten
         last = last + (size - 1) * step
     is_outside = offset.hi < 0 or (last.lo >= whole.numel.hi and kind.numel.lo > 0)
     if is_outside or not is_dense(whole):
-        raise UnsupportedMutation(recorder.loc, detail="as_strided of an input beyond the input's own elements")
+        detail = "as_strided of an input beyond the input's own elements"
+        raise UnsupportedMutation(recorder.loc, detail=detail)
 
 
 def record_split(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
