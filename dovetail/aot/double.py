@@ -97,16 +97,14 @@ class Eager:
         module = self.joint.program
         assert module is not None
         graph = FxGraph()
-        known: dict[Any, Any] = {}
-        inputs, own = [], []
-        for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
-            inputs.append(graph.placeholder(node.name))
-            own.append(graph.call_function(torch.clone, (inputs[i],)) if i in self.mutated else inputs[i])
-            known[node] = own[i]
+        given = [node for node in module.graph.nodes if node.op == "placeholder"]
+        inputs = [graph.placeholder(node.name) for node in given]
         present = [t is not None for t in tangents]
         numbers = [i for i, here in enumerate(present, len(inputs)) if here]
         places = [graph.placeholder(f"dovetail_tangent_{i}") for i in numbers]
-        results = graph.graph_copy(module.graph, known)
+        copied = lambda x: graph.call_function(torch.clone, (x,))  # noqa: E731
+        own = [copied(x) if i in self.mutated else x for i, x in enumerate(inputs)]
+        results = graph.graph_copy(module.graph, dict(zip(given, own)))
 
         def gradient(inputs: Any, own: Any, results: Any, places: Any) -> list[Any]:
             left = iter(places)
@@ -114,7 +112,6 @@ class Eager:
             return self.differentiated(inputs, own, given, eager_results(results))
 
         graph.output(graph.call_function(gradient, (inputs, own, results, places)))
-        _sort_placeholders(graph)
         return GraphModule(module, graph)
 
     def is_overwritten(self) -> bool:
@@ -169,12 +166,3 @@ def _geometry(value: Any) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
-
-
-def _sort_placeholders(graph: FxGraph) -> None:
-    """Inputs come first."""
-    first = next(iter(graph.nodes))
-    for node in [n for n in graph.nodes if n.op == "placeholder"]:
-        if node is not first:
-            first.append(node)
-            first = node

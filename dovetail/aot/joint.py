@@ -31,7 +31,8 @@ from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.expr import Expr
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
-from dovetail.ir.types import F64, I64, ScalarType, TensorType, Type, contiguous_stride
+from dovetail.ir.types import F64, I64, ScalarType, TensorType, Type
+from dovetail.ops.build import is_dense
 from dovetail.sym import Shapes
 
 _DETACH = ViewStep("aten.detach.default")
@@ -437,15 +438,6 @@ def _tangent_like(tensor: torch.Tensor) -> Fake:
         return infer(torch.ops.aten.empty.memory_format, (tensor.shape,), named)  # type: ignore[no-any-return]
     size_and_stride = (tensor.shape, tensor.stride())
     return infer(torch.ops.aten.empty_strided.default, size_and_stride, named)  # type: ignore[no-any-return]
-
-
-def is_dense(kind: TensorType) -> bool:
-    """Some order of the dimensions is row-major: no gaps, no overlap."""
-    dims = [
-        (size, step) for size, step in zip(kind.shape, kind.stride) if not (size.is_const and size.value == 1)
-    ]
-    dims.sort(key=lambda d: d[1].lo, reverse=True)
-    return tuple(step for _, step in dims) == contiguous_stride([size for size, _ in dims])
 
 
 def _autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
