@@ -526,7 +526,7 @@ def _store_module_attr(trace: Trace, obj: Any, name: str, value: Any) -> bool:
         return False
     attributes = origin.original.__dict__
     for table, how in (("_parameters", "parameter"), ("_modules", "module"), ("_buffers", "buffer")):
-        if name in attributes[table]:
+        if name in attributes.get(table, ()):  # none yet while its __init__ runs
             if how == "buffer" and (value is None or isinstance(value, torch.Tensor)):
                 load_attr(trace, obj, name)
                 trace.writes[(id(obj), name)] = Write(obj, name, value, how)

@@ -168,6 +168,28 @@ def forward_hooks() -> Any:
 
 
 @case("C5")
+def hook_for_one_call() -> Any:
+    model = nn.Linear(4, 4)
+
+    def f(x: torch.Tensor) -> Any:
+        handle = model.register_forward_hook(lambda module, args, out: out * 2)
+        try:
+            return model(x)
+        finally:
+            handle.remove()
+
+    return f, [(torch.randn(2, 4),), (torch.randn(2, 4),)], lambda: len(model._forward_hooks)
+
+
+@case("C5", breaks=ANY)
+def module_made_inside() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))(x)
+
+    return f, (torch.randn(2, 4),)
+
+
+@case("C5")
 def hooks_with_kwargs() -> Any:
     class M(nn.Module):
         def forward(self, x: torch.Tensor, k: float = 1.0) -> torch.Tensor:
