@@ -283,7 +283,7 @@ class Attempt:
             for line in emit.body:
                 w(line)
             if why is not None:
-                w(f"# {why.code} {why.text}, {why.loc}")
+                w(f"# {why.code} {' '.join(why.text.split())}, {why.loc}")
             for line in tail:
                 w(line)
         return w.text

@@ -167,6 +167,11 @@ def gradients_are_switched_on(x: torch.Tensor) -> list[Any]:
         return [y, y.requires_grad, (y * 2).requires_grad]
 
 
+@found(*[lambda: [torch.ones(1, 1, 3), 2]] * 2, lambda: [torch.ones(1, 1, 3), 3])
+def a_break_whose_reason_has_several_lines(x: torch.Tensor, scale: int) -> torch.Tensor:
+    return torch.nn.functional.interpolate(x, scale_factor=scale)
+
+
 @pytest.mark.parametrize("backend", ["eager", "dovetail"])
 @pytest.mark.parametrize("program", FOUND, ids=lambda program: program.__name__)
 def test_equal_to_eager(program: Callable[..., Any], backend: str) -> None:
