@@ -422,7 +422,7 @@ class _Emitter:
 
     def emit_present(self, backward: Graph, used: list[str]) -> dict[int, str]:
         """Position of a gradient -> the name that says whether it has any: one of unused outputs has none."""
-        with self.w.block(f"if {' and '.join(f'{name} is None' for name in used)}:"):
+        with self.w.block(f"if {' and '.join(f'{name} is None' for name in used) or False}:"):
             self.w(f"return {_tuple(['None'] * self.signature.inputs)}")
         names: dict[frozenset[str], str] = {}
         present = {}

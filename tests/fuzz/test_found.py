@@ -172,6 +172,11 @@ def a_break_whose_reason_has_several_lines(x: torch.Tensor, scale: int) -> torch
     return torch.nn.functional.interpolate(x, scale_factor=scale)
 
 
+@found(lambda: [torch.ones(3, requires_grad=True)])
+def a_gradient_that_depends_on_nothing(x: torch.Tensor) -> torch.Tensor:
+    return x.round()
+
+
 @pytest.mark.parametrize("backend", ["eager", "dovetail"])
 @pytest.mark.parametrize("program", FOUND, ids=lambda program: program.__name__)
 def test_equal_to_eager(program: Callable[..., Any], backend: str) -> None:
