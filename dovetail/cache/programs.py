@@ -36,7 +36,7 @@ PLAIN: Final = {"complex", "frozenset", "set", "slice", "range"}
 # -- keys ------------------------------------------------------------------------------------------
 
 
-KNOWN_OF_NODE: Final = ("op", "args", "type", "name", "kwargs", "loc")
+KNOWN_OF_NODE: Final = ("op", "args", "type", "name", "kwargs", "loc", "operands")
 KNOWN_OF_GRAPH: Final = ("name", "inputs", "nodes", "outputs")
 
 

@@ -39,17 +39,20 @@ class Node:
     name: str
     kwargs: tuple[tuple[str, Arg], ...] = ()
     loc: Loc | None = None
+    operands: tuple[Node, ...] = field(init=False)
+    """Every Node among the arguments, in order, with repeats. (Asked for often: found once.)"""
+
+    def __post_init__(self) -> None:
+        found = tuple(nodes_in(self.args))
+        if self.kwargs:
+            found += tuple(nodes_in(value for _, value in self.kwargs))
+        object.__setattr__(self, "operands", found)
 
     @property
     def tensor(self) -> TensorType:
         if not isinstance(self.type, TensorType):
             raise TypeError(f"{self.name}: {self.type} is not a tensor")
         return self.type
-
-    @property
-    def operands(self) -> tuple[Node, ...]:
-        """Every Node among the arguments, in order, with repeats."""
-        return tuple(nodes_in((*self.args, *(value for _, value in self.kwargs))))
 
     def __repr__(self) -> str:
         return self.name
