@@ -183,6 +183,8 @@ def live_before(code: Code) -> list[frozenset[int]]:
                 after |= live[region.target]
             if op == "STORE_FAST":
                 after -= {arg}
+            elif op.startswith("LOAD_GLOBAL") and arg == "super":  # it takes the first argument by itself
+                after |= {0}
             elif op in READS:
                 after |= {arg}
             if after != live[i]:

@@ -200,6 +200,21 @@ def nonzero_and_masks() -> Any:
     return f, [(torch.tensor([1.0, -1.0, 2.0]),), (torch.tensor([-1.0, -1.0, 2.0]),)]
 
 
+@case("C3", breaks=ANY)
+def super_called_after_a_break() -> Any:
+    class Base:
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    class Derived(Base):
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            if not all(torch.equal(x, other) for other in [x, x]):
+                return x
+            return super().run(x) + 1
+
+    return Derived().run, (torch.randn(3),)
+
+
 @case("C3", breaks=ANY, tensors=False)
 def sparse_tensor_made_inside() -> Any:
     def f(where: torch.Tensor, values: torch.Tensor, dense: torch.Tensor) -> Any:
