@@ -93,10 +93,6 @@ def as_callback(trace: Trace, value: Any) -> Any:
     return Callback(trace, value) if callable(value) else value
 
 
-def plain_arguments(trace: Trace, args: Args) -> Args:
-    return args
-
-
 def has_python_iter(value: Any) -> bool:
     kind = type(value)
     if kind in PLAIN or kind in operations.NATIVE_KINDS:

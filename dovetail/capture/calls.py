@@ -176,7 +176,7 @@ def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
 def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any:
     function, owner = fn.__func__, fn.__self__
     if type(owner).__module__.startswith("dovetail.capture"):
-        return native(fn, *known.plain_arguments(trace, args), **kwargs)
+        return native(fn, *args, **kwargs)
     return call(trace, function, [owner, *args], kwargs)
 
 

@@ -57,6 +57,8 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
             return None
         if fn.__name__ == "is_compiling":
             return True
+        if fn.__name__ == "patched_init":  # torch's compiler counts modules; what it wraps makes one
+            return trace.call((fn.__closure__ or ())[0].cell_contents, args, kwargs)
     if fn.__code__.co_name == "step" and fn.__code__.co_filename.endswith(SCHEDULERS):
         raise DisabledCall(trace.loc(), function="a learning rate scheduler, arithmetic on a few numbers")
     return call_torch(trace, fn, args, kwargs) if is_allowed_by_torch(fn) else UNMARKED
