@@ -187,7 +187,7 @@ def record(graph: Graph, options: Options, kept: int = 0) -> Callable[..., Any]:
     if (reason := why_not_record(graph, executable)) is not None:
         EVENTS.emit("cudagraph", unit=graph.name, used=False, reason=reason.text)
         return executable
-    return runtime.Recorded(executable, graph.name, kept)
+    return runtime.Recorded(executable, graph.name, torch.device(executable.program.device), kept)
 
 
 def why_not_record(graph: Graph, executable: runtime.Executable) -> Reason | None:

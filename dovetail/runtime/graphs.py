@@ -1,12 +1,13 @@
 """Record a program's GPU work once and replay it: CUDA graphs.
 
-    record(executable, kept) -> Recorded: called like the executable
+    Recorded(executable, unit, device, kept): called like the executable
 
 The first calls run as they are and show which inputs stay where they are (parameters, caches); the
 third is recorded. From then on inputs that move are copied into the recording's own buffers, the
 recording is replayed, and results are copied out, so they are the caller's to keep. The last `kept`
 results (tensors saved for backward) are not copied: they are dead before the next call, or, where
-they are not, that call runs without the recording.
+they are not, that call runs without the recording. Recordings of one device share their memory, so they
+run one after another, whatever threads and streams they are called from.
 
 Whatever a recording cannot do (a result still alive, an address that changed too often, a library call
 that synchronises) is run as it is, counted, and reported with its reason.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,12 +29,42 @@ MOST_RECORDINGS: Final = 3
 """Recordings of one program before addresses that keep changing make it give up."""
 
 
+@dataclass(slots=True, eq=False)
+class Shared:
+    """What the recordings of one device have in common."""
+
+    pool: Any
+    """Where their memory comes from;"""
+    stream: Any
+    """the stream they are recorded on;"""
+    last: Any = None
+    """the stream the last of them ran on."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take_turn(self, now: Any) -> None:
+        """Run after whatever used the memory before."""
+        if self.last is not None and self.last != now:
+            now.wait_stream(self.last)
+        self.last = now
+
+
+_shared: dict[int, Shared] = {}
+_making: Final = threading.Lock()
+
+
+def shared_on(index: int) -> Shared:
+    with _making:
+        if index not in _shared:
+            _shared[index] = Shared(torch.cuda.graph_pool_handle(), torch.cuda.Stream(index))
+        return _shared[index]
+
+
 @dataclass(slots=True)
 class Recording:
     graph: torch.cuda.CUDAGraph
     fixed: list[int]
     """Positions of the inputs that must be where they were,"""
-    addresses: list[int]
+    addresses: list[object]
     """and where that is."""
     copied: list[tuple[int, torch.Tensor]]
     """Positions of the others, and the buffers they are copied into."""
@@ -45,10 +77,13 @@ class Recording:
 class Recorded:
     executable: Callable[..., list[Any]]
     unit: str
+    device: torch.device
     kept: int = 0
     recording: Recording | None = None
     recordings: int = 0
-    seen: list[list[int]] = field(default_factory=list)
+    seen: list[list[object]] = field(default_factory=list)
+    moving: set[int] = field(default_factory=set)
+    """Inputs that were seen in more than one place."""
     gave_up: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -67,9 +102,10 @@ class Recorded:
                 self.seen.append([_address(x) for x in inputs])
                 return self.executable(*inputs)
             recording = self._record(inputs)
-        elif [_address(inputs[k]) for k in recording.fixed] != recording.addresses:
+        elif (now := [_address(inputs[k]) for k in recording.fixed]) != recording.addresses:
+            pairs = zip(recording.fixed, now, recording.addresses)
+            self.moving.update(k for k, at, was in pairs if at != was)
             self.recording = None
-            self.seen = self.seen[-1:]
             if self.recordings >= MOST_RECORDINGS:
                 return self._give_up("inputs keep moving in memory", inputs)
             return self._call(inputs)
@@ -79,10 +115,22 @@ class Recorded:
             return self.executable(*inputs)
         if recording is None:
             return self.executable(*inputs)
-        for k, buffer in recording.copied:
-            buffer.copy_(inputs[k])
-        recording.graph.replay()
-        return self._out(recording, inputs)
+        return self._replay(recording, inputs)
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """Streams and recordings are those of the current device."""
+        is_current = self.device.index is None or self.device.index == torch.cuda.current_device()
+        return nullcontext() if is_current else torch.cuda.device(self.device)
+
+    def _replay(self, recording: Recording, inputs: tuple[Any, ...]) -> list[Any]:
+        with self._here():
+            shared = shared_on(torch.cuda.current_device())
+            with shared.lock:
+                shared.take_turn(torch.cuda.current_stream())
+                for k, buffer in recording.copied:
+                    buffer.copy_(inputs[k])
+                recording.graph.replay()
+                return self._out(recording, inputs)
 
     def _saved(self, recording: Recording) -> Sequence[Any]:
         return recording.results[len(recording.results) - self.kept :]
@@ -100,12 +148,13 @@ class Recorded:
 
     def _record(self, inputs: tuple[Any, ...]) -> Recording | None:
         now = [_address(x) for x in inputs]
-        stays = [all(at[k] == now[k] for at in self.seen) for k in range(len(inputs))]
+        self.moving.update(k for at in self.seen for k in range(len(inputs)) if at[k] != now[k])
+        stays = [k not in self.moving for k in range(len(inputs))]
         buffers = [
-            None if fixed or not isinstance(x, torch.Tensor) or x.device.type == "cpu" else _like(x)
+            None if fixed or not isinstance(x, torch.Tensor) or is_on_cpu(x) else _like(x)
             for x, fixed in zip(inputs, stays)
         ]
-        if any(isinstance(x, torch.Tensor) and x.device.type == "cpu" for x in inputs):
+        if any(is_on_cpu(x) for x in inputs):
             self._give_up("an input is on the CPU", inputs, run=False)
             return None
         for x, buffer in zip(inputs, buffers):
@@ -114,8 +163,11 @@ class Recorded:
         given = [x if buffer is None else buffer for x, buffer in zip(inputs, buffers)]
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                results = self.executable(*given)
+            with self._here():
+                shared = shared_on(torch.cuda.current_device())
+                place = {"pool": shared.pool, "stream": shared.stream}
+                with shared.lock, torch.cuda.graph(graph, capture_error_mode="thread_local", **place):
+                    results = self.executable(*given)
         except RuntimeError as error:
             torch.cuda.synchronize()
             self._give_up(str(error).splitlines()[0], inputs, run=False)
@@ -135,9 +187,13 @@ class Recorded:
         return self.executable(*inputs) if run else []
 
 
-def _address(value: Any) -> int:
-    """Numbers count as their value: another number needs another recording."""
-    return value.data_ptr() if isinstance(value, torch.Tensor) else hash(value)
+def _address(value: Any) -> object:
+    """Numbers count as their text: another number needs another recording."""
+    return value.data_ptr() if isinstance(value, torch.Tensor) else repr(value)
+
+
+def is_on_cpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:

@@ -222,6 +222,8 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
         f"static const int64_t {name}[] = {{{', '.join(map(str, key))}}};"
         for key, name in writer.constants.items()
     ]
+    if loops.device.kind != "cpu":
+        writer.lines.insert(0, f"OnDevice on_device({loops.device.index or 0});")
     body = ["    " + line for line in writer.lines]
     takes = "void** inputs, int64_t* ints, double* floats, void** outputs, Python* python"
     start = f'extern "C" int32_t run({takes}) {{'

@@ -43,13 +43,14 @@ def mm(b: Build, x: Value, y: Value) -> Value:
 
 @decomposes("aten.addmm")
 def addmm(b: Build, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
-    """Half types round once, inside the library, so they stay whole."""
+    """Half types round once, inside the library, so they stay whole; so do all on a GPU, whose library adds
+    the bias for nothing."""
     if beta == alpha == 1 and bias.ndim == 1 and _is_row_times_weight(b, x, y):
         columns = _row_times_weight(b, x, y)
         return b.reshape((columns + bias.to(columns.dtype)).to(b.out.dtype), b.out.shape)
     if beta != 1 or alpha != 1 or not b.feeds_pointwise or b.out.dtype.is_low_precision:
         raise Declined
-    if not b.out.dtype.is_float:
+    if not b.out.dtype.is_float or (b.out.device.kind == "cuda" and bias.ndim == 1):
         raise Declined
     product = b.extern("aten.mm.default", (x, y), tensor_type(b.out.shape, b.out.dtype, b.out.device))
     return product + b.expand(bias, b.out.shape)
