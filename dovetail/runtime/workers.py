@@ -56,8 +56,11 @@ class Worker:
     def close(self) -> None:
         """It ends when its input does."""
         for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+            try:
+                if pipe is not None:
+                    pipe.close()
+            except BrokenPipeError:  # what was left to write has no reader any more
+                continue
         self.process.wait()
 
 
