@@ -1,8 +1,8 @@
 """Split long reductions with few results, so that a whole GPU works on them.
 
     s = prims.sum(x: f32[8192, 768] cuda, (0,))
-                                        ->  p = prims.sum(prims.reshape(x, (32, 256, 768)), (1,))
-                                            s = prims.sum(p: f32[32, 768], (0,))
+                                        ->  p = prims.sum(prims.reshape(x, (64, 128, 768)), (1,))
+                                            s = prims.sum(p: f32[64, 768], (0,))
 
 A program of a kernel makes one result of a contiguous row, or a few dozen neighbouring ones of columns;
 with fewer programs than the GPU has room for, most of it would idle. The partial results are small. On
@@ -27,12 +27,13 @@ SPLITTABLE: Final = (
     "prims.all",
     "prims.welford",
 )
-ENOUGH_COLUMNS: Final = 16384
+ENOUGH_COLUMNS: Final = 65536
 ENOUGH_ROWS: Final = 1024
 """Partial results that keep every multiprocessor busy with several programs."""
 LONGEST_ROW: Final = 8192
 """Elements that one program reduces at once; fewer take it less time than a second kernel would."""
 SHORTEST: Final = 256
+SHORTEST_COLUMN: Final = 64
 """Elements below which a partial reduction is not worth its result."""
 
 
@@ -66,10 +67,10 @@ def _parts(node: Node) -> int:
         results, count = (results, count * size.value) if d in dims else (results * size.value, count)
     length = type.shape[_place(type, dims)].value
     rows = all(type.stride[d] is not ONE or d in dims for d in range(type.ndim) if type.shape[d] is not ONE)
-    if not results or count < (LONGEST_ROW + 1 if rows else 16 * SHORTEST):
+    enough, shortest = (ENOUGH_ROWS, SHORTEST) if rows else (ENOUGH_COLUMNS, SHORTEST_COLUMN)
+    if not results or count < (LONGEST_ROW + 1 if rows else 16 * shortest):
         return 1
-    enough = ENOUGH_ROWS if rows else ENOUGH_COLUMNS
-    wanted = min(enough // results, count // SHORTEST, length)
+    wanted = min(enough // results, count // shortest, length)
     return max((k for k in range(1, wanted + 1) if length % k == 0), default=1)
 
 

@@ -178,6 +178,8 @@ class _Emitter:
     masked: tuple[str, ...] = field(init=False)
     """Names of the axes along which a tile may reach past the end."""
     written: frozenset[str] = field(init=False)
+    shortened: frozenset[Scalar] = field(init=False)
+    """erf and tanh that are read only to add 1 to them."""
 
     def __post_init__(self) -> None:
         self.group = as_rows(self.group)
@@ -186,8 +188,10 @@ class _Emitter:
         row = self.axes[-1].size if self.has_rows else ONE
         longest = LONG_COLUMN if self.shape.contiguous in self.axes[0].loops else PERSISTENT
         self.is_looped = not (row.is_const and row.value <= longest)
-        self.blocks = tuple(choose_blocks(self.axes, self.shape, self.is_looped))
+        streams = count_streams(self.group) if self.has_rows else 1
+        self.blocks = tuple(dict.fromkeys(choose_blocks(self.axes, self.shape, self.is_looped, streams)))
         self.written = frozenset(b for n in self.group.nests for w in n.writes for b in w.buffers)
+        self.shortened = find_shortened(self._scalars()) if self.is_rounded else frozenset()
         self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
 
     @property
@@ -522,14 +526,14 @@ class _Emitter:
             at = known[node.args[1]]  # type: ignore[index]
             return self._read(str(node.args[0]), at.text, at.axes, node.dtype)
         operands = [known[x] for x in node.operands]
-        if self.is_rounded and (short := _one_plus(node)) is not None:
+        if (short := _one_plus(node)) is not None and short in self.shortened:
             return self._define(f"dv.one_plus_{short.op}({known[short.operands[0]].text})", node.dtype,
                                 known[short].axes)  # fmt: skip
         entry = (FAST.get(node.op) if self.is_rounded else None) or TRITON[node.op]
         template = entry if isinstance(entry, str) else entry(node.dtype, tuple(x.dtype for x in operands))
         axes = frozenset().union(*(x.axes for x in operands)) if operands else frozenset()
         texts = [self._as_tensor(x) if ".to(" in template else x.text for x in operands]
-        if self.is_rounded and node.op in ONE_PLUS:  # where it is used: that may be 1 + erf(x)
+        if node in self.shortened:  # never read itself
             return Tile(template.format(*texts), node.dtype, axes)
         return self._define(template.format(*texts), node.dtype, axes)
 
@@ -612,6 +616,16 @@ class _Emitter:
 
 
 ONE_PLUS: Final = ("erf", "tanh")
+
+
+def find_shortened(nodes: Iterable[Scalar]) -> frozenset[Scalar]:
+    plus: set[Scalar] = set()
+    others: set[Scalar] = set()
+    for node in nodes:
+        short = _one_plus(node)
+        for operand in node.operands:
+            (plus if operand is short else others).add(operand)
+    return frozenset(plus - others)
 
 
 def _one_plus(node: Scalar) -> Scalar | None:
@@ -732,12 +746,21 @@ def _power(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-def choose_blocks(axes: tuple[Axis, ...], shape: Shape, is_looped: bool) -> list[Blocks]:
+def count_streams(group: Group) -> int:
+    """Buffers of which a whole row is read: each takes registers for as many elements as a thread has."""
+    inner = {r.var for r in group.inner}
+    return len({
+        buffer for nest in group.nests for buffer, index in loads_of(nest)
+        if buffer not in group.internal and (index is None or not inner.isdisjoint(symbols(index)))
+    })  # fmt: skip
+
+
+def choose_blocks(axes: tuple[Axis, ...], shape: Shape, is_looped: bool, streams: int) -> list[Blocks]:
     """A few block sizes worth trying, the likeliest first."""
     if axes[-1].name == "r":
         if shape.contiguous in axes[0].loops:
             return _column_blocks(axes, is_looped)
-        return _row_blocks(axes, is_looped)
+        return _row_blocks(axes, is_looped, streams)
     if len(axes) == 2:
         return [Blocks(64, y=64, warps=8), Blocks(32, y=32, warps=4), Blocks(128, y=32, warps=8)]
     size = axes[0].size.value if axes[0].size.is_const else 1 << 24
@@ -751,14 +774,15 @@ def choose_blocks(axes: tuple[Axis, ...], shape: Shape, is_looped: bool) -> list
     ]
 
 
-def _row_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
+def _row_blocks(axes: tuple[Axis, ...], is_looped: bool, streams: int) -> list[Blocks]:
     """Rows are contiguous: few rows, much of each."""
     if is_looped:
         return [Blocks(1, r=4096, warps=8), Blocks(1, r=4096, warps=16), Blocks(2, r=1024, warps=8)]
     rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
     row = _power(axes[-1].size.value)
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
-    each = 32 if rows >= MANY_ROWS else 4  # many rows: several loads in flight; few: all threads at work
+    wide = 32 if streams <= 2 else 16 if streams <= 4 else 8  # several loads in flight, no more than fit
+    each = wide if rows >= MANY_ROWS else 4  # few rows: all threads at work
     warps = max(1, min(16, row * per // (32 * each)))
     found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=min(warps * 2, 16))]
     return (
