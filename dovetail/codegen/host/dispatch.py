@@ -135,7 +135,9 @@ _PLAIN: Final[dict[str, Callable[[HostWriter, ExternArg], str]]] = {
 def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     """Emit the call if all its values can be carried; False leaves the writer as it was."""
     schema = find_schema(extern.op)
-    if schema is None or extern.into or len(schema.returns) != len(extern.results):
+    if schema is None or extern.into:
+        return False
+    if len(schema.returns) != len(extern.results) and not extern.positions:
         return False
     if any(str(result.type) != "Tensor" for result in schema.returns):
         return False
@@ -150,7 +152,7 @@ def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     except NotCarried:
         writer.back_to(before)
         return False
-    _emit(writer, extern, values)
+    _emit(writer, extern, values, len(schema.returns))
     return True
 
 
@@ -159,14 +161,17 @@ def _default(argument: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _emit(writer: HostWriter, extern: Extern, values: list[str]) -> None:
+def _emit(writer: HostWriter, extern: Extern, values: list[str], results: int) -> None:
     stack = writer.fresh("stack")
     namespace, name, overload = extern.op.split(".")
-    room = max(len(values), len(extern.results))
+    room = max(len(values), results)
     writer(f"uint64_t {stack}[{room}] = {{{', '.join(values)}}};")
     overload = "" if overload == "default" else overload
     writer(f'if (dispatch(python, "{namespace}::{name}", "{overload}", {stack})) return 1;')
-    for k, output in enumerate(extern.results):
+    places = extern.positions or range(len(extern.results))
+    for k, output in zip(places, extern.results):
         writer(f"Tensor h_{output}{{(Handle){stack}[{k}]}};")
+    for k in sorted(set(range(results)) - set(places)):  # an undefined tensor, most often
+        writer(f"Tensor {writer.fresh('unused')}{{(Handle){stack}[{k}]}};")
     for output in extern.results:
         writer.settle(output, f"h_{output}")

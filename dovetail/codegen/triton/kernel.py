@@ -188,7 +188,7 @@ class _Emitter:
         row = self.axes[-1].size if self.has_rows else ONE
         longest = LONG_COLUMN if self.shape.contiguous in self.axes[0].loops else PERSISTENT
         self.is_looped = not (row.is_const and row.value <= longest)
-        streams = count_streams(self.group) if self.has_rows else 1
+        streams = count_streams(self.group) if self.has_rows else Streams(1, False)
         self.blocks = tuple(dict.fromkeys(choose_blocks(self.axes, self.shape, self.is_looped, streams)))
         self.written = frozenset(b for n in self.group.nests for w in n.writes for b in w.buffers)
         self.shortened = find_shortened(self._scalars()) if self.is_rounded else frozenset()
@@ -746,59 +746,82 @@ def _power(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-def count_streams(group: Group) -> int:
-    """Buffers of which a whole row is read: each takes registers for as many elements as a thread has."""
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Buffers of which whole rows are read. `is_shared`: one of them has a single row, which all results
+    read (a matrix times a vector)."""
+
+    count: int
+    is_shared: bool
+
+
+def count_streams(group: Group) -> Streams:
+    outer = {r.var for r in group.ranges[: group.outer]}
     inner = {r.var for r in group.inner}
-    return len({
-        buffer for nest in group.nests for buffer, index in loads_of(nest)
-        if buffer not in group.internal and (index is None or not inner.isdisjoint(symbols(index)))
-    })  # fmt: skip
+    found: dict[str, bool] = {}
+    for nest in group.nests:
+        for buffer, index in loads_of(nest):
+            used = inner if index is None else symbols(index)
+            if buffer not in group.internal and not inner.isdisjoint(used):
+                found[buffer] = outer.isdisjoint(used)
+    only_sums = all(write.reduce for nest in group.nests for write in nest.writes if nest.reduce)
+    return Streams(len(found), any(found.values()) and only_sums)
 
 
-def choose_blocks(axes: tuple[Axis, ...], shape: Shape, is_looped: bool, streams: int) -> list[Blocks]:
+# Which choice is the likeliest was measured on an H200: `python -m benchmarks.tune` shows all of them.
+
+
+def choose_blocks(axes: tuple[Axis, ...], shape: Shape, is_looped: bool, streams: Streams) -> list[Blocks]:
     """A few block sizes worth trying, the likeliest first."""
     if axes[-1].name == "r":
         if shape.contiguous in axes[0].loops:
             return _column_blocks(axes, is_looped)
         return _row_blocks(axes, is_looped, streams)
     if len(axes) == 2:
-        return [Blocks(64, y=64, warps=8), Blocks(32, y=32, warps=4), Blocks(128, y=32, warps=8)]
+        return [Blocks(128, y=32, warps=16), Blocks(64, y=64, warps=8), Blocks(128, y=32, warps=4)]
     size = axes[0].size.value if axes[0].size.is_const else 1 << 24
     small = max(64, min(1024, _power(size)))
     large = 2048 if size > 4096 else small
     return [
-        Blocks(small, warps=4),
-        Blocks(min(small, 512), warps=2),
-        Blocks(large, warps=8),
+        Blocks(small, warps=2 if small == 1024 else 4),  # 16 elements a thread: two loads of 16 bytes
         Blocks(large, warps=4),
+        Blocks(small, warps=4),
+        Blocks(large, warps=8),
     ]
 
 
-def _row_blocks(axes: tuple[Axis, ...], is_looped: bool, streams: int) -> list[Blocks]:
+def _row_blocks(axes: tuple[Axis, ...], is_looped: bool, streams: Streams) -> list[Blocks]:
     """Rows are contiguous: few rows, much of each."""
     if is_looped:
-        return [Blocks(1, r=4096, warps=8), Blocks(1, r=4096, warps=16), Blocks(2, r=1024, warps=8)]
+        likely = [Blocks(1, r=4096, warps=16), Blocks(1, r=4096, warps=8)]
+        return [*(reversed(likely) if streams.is_shared else likely), Blocks(2, r=1024, warps=4)]
     rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
     row = _power(axes[-1].size.value)
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
-    wide = 32 if streams <= 2 else 16 if streams <= 4 else 8  # several loads in flight, no more than fit
-    each = wide if rows >= MANY_ROWS else 4  # few rows: all threads at work
+    each = _elements_a_thread(row, streams.count) if rows >= MANY_ROWS else 4  # few: all threads at work
     warps = max(1, min(16, row * per // (32 * each)))
-    found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=min(warps * 2, 16))]
-    return (
-        [*found, Blocks(per * 2, r=row, warps=warps)]
-        if row <= 1024
-        else [*found, Blocks(per, r=row, warps=max(warps // 2, 1))]
-    )
+    other = Blocks(per * 2, r=row, warps=warps) if row <= 1024 else Blocks(per, r=row, warps=warps * 4)
+    found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=warps * 2)]
+    return [b for b in (*found, Blocks(per, r=row, warps=max(warps // 2, 1)), other) if b.warps <= 16]
+
+
+def _elements_a_thread(row: int, streams: int) -> int:
+    """A single stream is fastest with few warps, which have little to tell each other; several streams need
+    registers for each."""
+    if streams > 4:
+        return 8
+    if row <= 1024:
+        return 32
+    return 64 if streams == 1 else 16
 
 
 def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
     """Neighbouring results are neighbours in memory: tiles of many results."""
     row = _power(axes[-1].size.value) if axes[-1].size.is_const else 64
     if not is_looped:
-        x = max(1, min(64, 8192 // row))
+        x = max(1, min(32, 4096 // row))
         return [
-            Blocks(x, r=row, warps=max(1, min(8, x * row // 512))),
-            Blocks(max(x // 2, 1), r=row, warps=4),
+            Blocks(x, r=row, warps=max(1, min(8, x * row // 1024))),
+            Blocks(x * 2, r=row, warps=max(1, min(8, x * row // 512))),
         ]
-    return [Blocks(64, r=64, warps=8), Blocks(32, r=128, warps=8), Blocks(128, r=16, warps=4)]
+    return [Blocks(32, r=128, warps=4), Blocks(64, r=64, warps=4), Blocks(64, r=64, warps=8)]
