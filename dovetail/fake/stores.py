@@ -102,46 +102,28 @@ class _Reading:
         before: object = None
         while before != (now := (dict(self.origins), self.written, self.returned)):
             before = now
-            for statement in definition.body:
-                self.statement(statement)
+            for node in ast.walk(definition):
+                if node is not definition:
+                    self.learn(node)
         return Summary(self.names, self.written, self.returned)
 
-    # -- statements
-
-    def statement(self, node: ast.AST) -> None:
+    def learn(self, node: ast.AST) -> None:
+        """In whatever order things run: what holds at one place is taken to hold everywhere."""
         if isinstance(node, ast.Assign):
-            value = self.value(node.value)
             for target in node.targets:
-                self.assign(target, value)
-        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
-            if node.value is not None:
-                self.assign(node.target, self.value(node.value))
-        elif isinstance(node, ast.Return):
-            if node.value is not None:
-                self.returned |= self.value(node.value)
-        elif isinstance(node, (ast.For, ast.While, ast.If, ast.With, ast.Try)):
-            self.block(node)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            self.written |= frozenset(self.names)
-        elif isinstance(node, ast.expr):
-            self.value(node)
-        else:
-            for child in ast.iter_child_nodes(node):
-                if isinstance(child, ast.expr):
-                    self.value(child)
-
-    def block(self, node: ast.AST) -> None:
-        if isinstance(node, ast.For):
+                self.assign(target, self.value(node.value))
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            self.assign(node.target, self.value(node.value))
+        elif isinstance(node, (ast.For, ast.comprehension)):
             self.assign(node.target, self.value(node.iter))
-        for item in getattr(node, "items", ()):
-            value = self.value(item.context_expr)
-            if item.optional_vars is not None:
-                self.assign(item.optional_vars, value)
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ExceptHandler):
-                self.block(child)
-            elif isinstance(child, (ast.stmt, ast.expr)):
-                self.statement(child)
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self.assign(node.optional_vars, self.value(node.context_expr))
+        elif isinstance(node, ast.Return) and node.value is not None:
+            self.returned |= self.value(node.value)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda)):
+            self.written |= frozenset(self.names)
+        elif isinstance(node, ast.Call):
+            self.call(node)
 
     def assign(self, target: ast.AST, value: Names) -> None:
         """Everything named in the target may now hold the value as well."""
@@ -157,12 +139,6 @@ class _Reading:
             return self.origins.get(node.id, NOTHING)
         if isinstance(node, ast.Call):
             return self.call(node)
-        if isinstance(node, ast.NamedExpr):
-            value = self.value(node.value)
-            self.assign(node.target, value)
-            return value
-        if isinstance(node, ast.comprehension):
-            self.assign(node.target, self.value(node.iter))
         return NOTHING.union(*(self.value(child) for child in ast.iter_child_nodes(node)))
 
     def call(self, node: ast.Call) -> Names:

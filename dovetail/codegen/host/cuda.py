@@ -93,18 +93,10 @@ def launch_cuda(writer: HostWriter, group: Group, kernel: TritonKernel, index: i
         writer.pointers["scratch"] = "scratch"
         writer("void* scratch = nullptr;")
     writer(f"void* {packed}[] = {{{', '.join([*args, '&scratch', '&scratch'])}}};")
-    sizes = {kernel.constants[k][0]: c_expr(size) for size, k in kernel.grid}
-    first, second = _grid(kernel, sizes)
+    first, second = [*(c_expr(size) for size, _ in kernel.grid), "1"][:2]
     where = f"    // {group.nests[-1].loc}" if group.nests[-1].loc else ""
     call = f"launch(dv_kernels[{index}], dv_launches[{index}], {first}, {second}, stream, {packed})"
     writer(f'TRY("launch of {kernel.symbol}", {call}){where}')
-
-
-def _grid(kernel: TritonKernel, sizes: dict[str, str]) -> tuple[str, str]:
-    """Points along the first and second grid axis, in the order the kernel asks for program ids."""
-    names = [kernel.constants[k][0] for _, k in kernel.grid]
-    texts = [sizes[name] for name in names]
-    return texts[0], texts[1] if len(texts) > 1 else "1"
 
 
 def _device_pointer(writer: HostWriter, name: str) -> str:

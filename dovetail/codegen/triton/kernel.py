@@ -320,9 +320,9 @@ class _Emitter:
             count = _text(self.axes[-1].size)
             full = self._full(tile)
             kept = self._kept(full, "0")
-            mean = self._define(f"_div(_col(tl.sum({kept}, 1)), {count})", tile.dtype, rows)
+            mean = self._define(f"tl.sum({kept}, 1)[:, None] / {count}", tile.dtype, rows)
             apart = self._define(self._kept(f"{full} - {mean.text}", "0"), tile.dtype, tile.axes | rows)
-            square = self._define(f"_col(tl.sum({apart.text} * {apart.text}, 1))", tile.dtype, rows)
+            square = self._define(f"tl.sum({apart.text} * {apart.text}, 1)[:, None]", tile.dtype, rows)
             return [mean, square]
         if write.reduce in ("argmax", "argmin"):
             return [self._position(write, tile, rows)]
@@ -336,7 +336,7 @@ class _Emitter:
         rows = frozenset(a.name for a in self.axes if a.name != "r")
         folded = REDUCE[str(write.reduce)].format(text, 1)
         after = " != 0" if dtype is BOOL else ""
-        return self._define(f"_col({folded}){after}", dtype, rows)
+        return self._define(f"{folded}[:, None]{after}", dtype, rows)
 
     def _position(self, write: Write, tile: Tile, rows: frozenset[str]) -> Tile:
         best = "dv.greater_first" if write.reduce == "argmax" else "dv.less_first"
@@ -346,7 +346,7 @@ class _Emitter:
         value, where = self._kept(self._full(tile), worst), self._kept(at, str(1 << 62))
         name = self.fresh("at")
         self.w(f"_, {name} = tl.reduce(({value}, {where}), 1, {best})")
-        return self._define(f"_col({name})", I64, rows)
+        return self._define(f"{name}[:, None]", I64, rows)
 
     def _looped(self, step: Pass) -> None:
         """One walk over the row in blocks; a second one for deviations from the mean."""
@@ -436,7 +436,7 @@ class _Emitter:
             best = "dv.greater_first" if write.reduce == "argmax" else "dv.less_first"
             found = self.fresh("at")
             self.w(f"_, {found} = tl.reduce(({name}, {name}_at), 1, {best})")
-            self._keep(write.buffers[0], write, self._define(f"_col({found})", I64, rows))
+            self._keep(write.buffers[0], write, self._define(f"{found}[:, None]", I64, rows))
         elif write.reduce == "welford":
             self._deviations(write, name, rows)
         else:
@@ -444,7 +444,7 @@ class _Emitter:
 
     def _deviations(self, write: Write, name: str, rows: frozenset[str]) -> None:
         dtype, count = write.value.dtype, _text(self.axes[-1].size)
-        mean = self._define(f"_div(_col(tl.sum({name}, 1)), {count})", dtype, rows)
+        mean = self._define(f"tl.sum({name}, 1)[:, None] / {count}", dtype, rows)
         self._keep(write.buffers[0], write, mean)
         squares = self._start(write)
 
@@ -454,7 +454,7 @@ class _Emitter:
             self.w(f"{squares} += apart * apart")
 
         self._walk([write.value], take_block)
-        self._keep(write.buffers[1], write, self._define(f"_col(tl.sum({squares}, 1))", dtype, rows))
+        self._keep(write.buffers[1], write, self._define(f"tl.sum({squares}, 1)[:, None]", dtype, rows))
 
     # -- values
 
@@ -566,8 +566,6 @@ class _Emitter:
 
     def _define(self, text: str, dtype: DType, axes: frozenset[str]) -> Tile:
         name = self.fresh()
-        text = text.replace("_col(", "_COL(")
-        text = _expand_columns(text)
         self.w(f"{name} = {text}")
         return Tile(name, dtype, axes)
 
@@ -639,21 +637,6 @@ def _one_plus(node: Scalar) -> Scalar | None:
 
 
 # -- text ------------------------------------------------------------------------------------------
-
-
-def _expand_columns(text: str) -> str:
-    """_COL(v) is v as a column: its last axis is one long."""
-    at = text.find("_COL(")
-    while at >= 0:
-        depth, end = 0, at + 4
-        while True:
-            depth += {"(": 1, ")": -1}.get(text[end], 0)
-            if depth == 0:
-                break
-            end += 1
-        text = f"{text[:at]}{text[at + 5 : end]}[:, None]{text[end + 1 :]}"
-        at = text.find("_COL(")
-    return re.sub(r"^_div\((.*), ([^,]*)\)$", r"(\1) / \2", text)
 
 
 def _spread(axis: Axis, axes: tuple[Axis, ...]) -> str:
