@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
-from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars
+from dovetail.ir.loop import Buffer, Nest, Range, Scalar, iter_scalars, loads_of, roots_of
 from dovetail.ir.schedule import Group
 
 
@@ -93,19 +93,6 @@ def _kept_rows(group: Group, row_values: frozenset[str]) -> Iterator[str]:
         later |= {b for b, _ in loads_of(nest) if b in made and made[b] < level}
         made |= {b: level for w in nest.writes for b in w.buffers}
     yield from (b for b in made if b in later and b in group.internal and b not in row_values)
-
-
-def roots_of(write: Write) -> tuple[Scalar, ...]:
-    return (write.value,) if write.index_scalar is None else (write.value, write.index_scalar)
-
-
-def loads_of(nest: Nest) -> Iterator[tuple[str, Expr | None]]:
-    """Every (buffer, index) loaded; None for an index computed from data."""
-    for node in iter_scalars(*(root for write in nest.writes for root in roots_of(write))):
-        if node.op == "load":
-            yield node.args[0], node.args[1]  # type: ignore[misc]
-        elif node.op == "load_at":
-            yield node.args[0], None  # type: ignore[misc]
 
 
 def scalar_exprs(node: Scalar) -> Iterator[Expr]:

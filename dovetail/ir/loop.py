@@ -226,6 +226,16 @@ class Extern:
         """The buffers that the call returns."""
         return () if self.is_in_place else self.outputs
 
+    def refs(self) -> Iterator[BufferRef]:
+        """Every window onto a buffer among the arguments."""
+        stack: list[ExternArg] = [value for _, value in reversed(self.kwargs)] + list(reversed(self.args))
+        while stack:
+            arg = stack.pop()
+            if isinstance(arg, BufferRef):
+                yield arg
+            elif isinstance(arg, tuple):
+                stack.extend(reversed(arg))
+
     def __str__(self) -> str:
         shown = [show_extern_arg(a) for a in self.args]
         shown += [f"{k}={show_extern_arg(v)}" for k, v in self.kwargs]
@@ -280,6 +290,19 @@ class Loops:
 
 
 # -- walks and text --------------------------------------------------------------------------------
+
+
+def roots_of(write: Write) -> tuple[Scalar, ...]:
+    return (write.value,) if write.index_scalar is None else (write.value, write.index_scalar)
+
+
+def loads_of(nest: Nest) -> Iterator[tuple[str, Expr | None]]:
+    """Every (buffer, index) loaded; None for an index computed from data."""
+    for node in iter_scalars(*(root for write in nest.writes for root in roots_of(write))):
+        if node.op == "load":
+            yield node.args[0], node.args[1]  # type: ignore[misc]
+        elif node.op == "load_at":
+            yield node.args[0], None  # type: ignore[misc]
 
 
 def iter_scalars(*roots: Scalar) -> Iterator[Scalar]:

@@ -8,12 +8,12 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from dovetail.errors import VerifyError
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import GET, Graph, Node, nodes_in, show_graph
-from dovetail.ir.loop import BufferRef, Extern, ExternArg, Loops, Nest, iter_scalars
+from dovetail.ir.loop import BufferRef, Extern, Loops, Nest, iter_scalars
 from dovetail.ir.schedule import Group, Plan, Schedule
 
 
@@ -43,19 +43,11 @@ def check_graph(graph: Graph, stage: str) -> None:
             raise _fail(stage, f"output {operand.name} is not defined")
 
 
-def _refs(args: Iterable[ExternArg]) -> Iterable[str]:
-    for arg in args:
-        if isinstance(arg, BufferRef):
-            yield arg.buffer
-        elif isinstance(arg, tuple):
-            yield from _refs(arg)
-
-
 def step_reads(step: Nest | Extern) -> set[str]:
     """Buffer names that a step reads."""
     if isinstance(step, Extern):
         written = set(step.outputs) if step.is_in_place else set()
-        return set(_refs((*step.args, *(value for _, value in step.kwargs)))) - written
+        return {ref.buffer for ref in step.refs()} - written
     roots = [w.value for w in step.writes] + [
         w.index_scalar for w in step.writes if w.index_scalar is not None
     ]

@@ -71,6 +71,7 @@ class Pending:
                 EVENTS.emit("tuning", kernel=kernel.name, blocks=str(blocks), error=answer["error"][:200])
         if self.pool is not None:
             self.pool.shutdown()
+            WORKERS.rest()
         device = self.device
         with torch.cuda.device(device):
             torch.cuda.current_stream(device)  # the driver's context is this thread's from here on

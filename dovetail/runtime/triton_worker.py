@@ -18,7 +18,7 @@ import traceback
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -79,26 +79,13 @@ def import_text(name: str, text: str, folder: str) -> ModuleType:
 # -- as a program --------------------------------------------------------------------------------------
 
 
-def send(pipe: IO[bytes], message: dict[str, Any]) -> None:
-    content = pickle.dumps(message)
-    pipe.write(LENGTH.pack(len(content)) + content)
-    pipe.flush()
-
-
-def receive(pipe: IO[bytes]) -> dict[str, Any] | None:
-    """The next message; None when the other side is gone."""
-    head = pipe.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    content = pipe.read(LENGTH.unpack(head)[0])
-    return pickle.loads(content)  # type: ignore[no-any-return]
-
-
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "wb")
+    answers, requests = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)  # what compilers print must not get between the answers
-    while (request := receive(sys.stdin.buffer)) is not None:
-        send(answers, compile_text(request))
+    while len(head := requests.read(LENGTH.size)) == LENGTH.size:
+        answer = pickle.dumps(compile_text(pickle.loads(requests.read(LENGTH.unpack(head)[0]))))
+        answers.write(LENGTH.pack(len(answer)) + answer)
+        answers.flush()
 
 
 if __name__ == "__main__":

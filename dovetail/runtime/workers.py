@@ -4,7 +4,7 @@
 
 Triton's compiler keeps the interpreter lock for most of its work, so threads gain nothing. A worker is a
 fresh interpreter with Triton alone (see triton_worker.py); it is up in a fraction of a second, while the
-rest of the compiler is still at work, and goes when nobody has asked for a while. Where no process can be
+rest of the compiler is still at work, and goes when all is compiled. Where no process can be
 started, requests are served in this process; where one dies, its request has failed.
 """
 from __future__ import annotations
@@ -26,7 +26,6 @@ from dovetail.errors import BuildFailed
 from dovetail.events import EVENTS
 
 PROGRAM: Final = Path(__file__).with_name("triton_worker.py")
-IDLE_SECONDS: Final = 60.0
 MOST: Final = 16
 LENGTH: Final = struct.Struct("<Q")
 
@@ -54,14 +53,13 @@ class Worker:
         return pickle.loads(from_.read(LENGTH.unpack(head)[0]))  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """It ends when its input does."""
+        """It ends when its input does; nobody waits for that."""
         for pipe in (self.process.stdin, self.process.stdout):
             try:
                 if pipe is not None:
                     pipe.close()
             except BrokenPipeError:  # what was left to write has no reader any more
                 continue
-        self.process.wait()
 
 
 @dataclass(slots=True, eq=False)
@@ -73,14 +71,13 @@ class Workers:
     """Workers that are idle or busy;"""
     owner: int = 0
     """the process whose they are: a forked child must not talk to its parent's;"""
-    timer: threading.Timer | None = None
     waiting: int = 0
 
     def start(self, wanted: int) -> None:
         """Have so many workers, at most one per core."""
         with self.lock:
             if self.owner != os.getpid():
-                self.idle, self.count, self.owner, self.timer = SimpleQueue(), 0, os.getpid(), None
+                self.idle, self.count, self.owner = SimpleQueue(), 0, os.getpid()
             missing = min(wanted, os.cpu_count() or 1, MOST) - self.count
             for _ in range(missing if find_spec("triton") is not None else 0):
                 worker = _spawn()
@@ -88,7 +85,6 @@ class Workers:
                     break
                 self.idle.put(worker)
                 self.count += 1
-            self._rest_later()
 
     def compile(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer of triton_worker.compile_text."""
@@ -110,22 +106,10 @@ class Workers:
             with self.lock:
                 self.waiting -= 1
 
-    def _rest_later(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-        self.timer = threading.Timer(IDLE_SECONDS, self.rest)
-        self.timer.daemon = True
-        self.timer.start()
-
     def rest(self) -> None:
         """Let all workers go, unless somebody waits for one."""
         with self.lock:
-            if self.owner != os.getpid():
-                return
-            if self.waiting:
-                self._rest_later()
-                return
-            while self.count:
+            while self.count and not self.waiting and self.owner == os.getpid():
                 worker = self.idle.get()
                 self.count -= 1
                 if worker is not None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from dovetail.errors import Reason
 from dovetail.ir.expr import ONE, ZERO, Expr, add, mul, product, substitute
-from dovetail.ir.loop import Loops, Nest, Range, Scalar, Write, index_value, iter_scalars, scalar
+from dovetail.ir.loop import Loops, Nest, Range, Scalar, Write, index_value, iter_scalars, loads_of, scalar
 from dovetail.schedule.domain import Common, by_stride, loop_var, refine
 
 UNKNOWN: Final = None
@@ -65,7 +65,7 @@ def make_cluster(nest: Nest, step: int) -> Cluster:
         ranges.append(fresh)
         outer += position < len(nest.ranges)
     reads: dict[str, set[Expr | None]] = {}
-    for buffer, index in read_indices(nest):
+    for buffer, index in loads_of(nest):
         reads.setdefault(buffer, set()).add(None if index is None else substitute(index, env))
     writes: dict[str, Expr | None] = {}
     alone = False
@@ -80,17 +80,6 @@ def make_cluster(nest: Nest, step: int) -> Cluster:
     kind = "reduce" if any(write.reduce for write in nest.writes) else "point"
     frozen = {buffer: frozenset(found) for buffer, found in reads.items()}
     return Cluster((Member(nest, env, kind, step),), tuple(ranges), outer, frozen, writes, step, alone)
-
-
-def read_indices(nest: Nest) -> Iterator[tuple[str, Expr | None]]:
-    """Every (buffer, index) loaded; the index is None where it is computed from data."""
-    roots = [write.value for write in nest.writes]
-    roots += [write.index_scalar for write in nest.writes if write.index_scalar is not None]
-    for node in iter_scalars(*roots):
-        if node.op == "load":
-            yield node.args[0], node.args[1]  # type: ignore[misc]
-        elif node.op == "load_at":
-            yield node.args[0], UNKNOWN  # type: ignore[misc]
 
 
 # -- joining ---------------------------------------------------------------------------------------
@@ -245,7 +234,7 @@ def derive_levels(cluster: Cluster) -> tuple[int, ...]:
     ready: dict[str, int] = {}
     levels: list[int] = []
     for member in cluster.members:
-        level = max((ready[buffer] for buffer, _ in read_indices(member.nest) if buffer in ready), default=0)
+        level = max((ready[buffer] for buffer, _ in loads_of(member.nest) if buffer in ready), default=0)
         levels.append(level)
         for write in member.nest.writes:
             for buffer in write.buffers:

@@ -17,7 +17,7 @@ from typing import Final
 from dovetail.errors import Reason
 from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, product, substitute
-from dovetail.ir.loop import BufferRef, Extern, ExternArg, Loops, Nest, Range
+from dovetail.ir.loop import BufferRef, Extern, Loops, Nest, Range, loads_of
 from dovetail.ir.schedule import Group, Schedule, WhyNot
 from dovetail.ir.types import Device
 from dovetail.options import Options
@@ -27,7 +27,6 @@ from dovetail.schedule.cluster import (
     derive_levels,
     join,
     make_cluster,
-    read_indices,
     rewritten,
 )
 from dovetail.schedule.domain import loop_var
@@ -77,8 +76,8 @@ class Fuser:
                     here = self._try(other, here, nest, is_sibling=True)
 
     def add_extern(self, extern: Extern, step: int) -> None:
-        for buffer in extern_reads(extern):
-            self.readers.setdefault(buffer, set()).add(step)
+        for ref in extern.refs():
+            self.readers.setdefault(ref.buffer, set()).add(step)
         for buffer in extern.outputs:
             self.producers.setdefault(buffer, set()).add(step)
 
@@ -195,21 +194,6 @@ def kept_buffers(loops: Loops) -> set[str]:
     return {out.buffer for out in loops.outputs if isinstance(out, BufferRef)}
 
 
-def extern_reads(extern: Extern) -> list[str]:
-    found: list[str] = []
-
-    def walk(arg: ExternArg) -> None:
-        if isinstance(arg, BufferRef):
-            found.append(arg.buffer)
-        elif isinstance(arg, tuple):
-            for item in arg:
-                walk(item)
-
-    for arg in (*extern.args, *(value for _, value in extern.kwargs)):
-        walk(arg)
-    return found
-
-
 def make_group(cluster: Cluster, kept: set[str], fuser: Fuser) -> Group:
     """Freeze a cluster: readable variable names, buffers that stay inside, levels."""
     levels = derive_levels(cluster)
@@ -241,7 +225,7 @@ def _internal(cluster: Cluster, levels: tuple[int, ...], kept: set[str], fuser: 
     written: dict[str, tuple[int, str]] = {}
     later: set[str] = set()
     for member, level in zip(cluster.members, levels):
-        for buffer, _ in read_indices(member.nest):
+        for buffer, _ in loads_of(member.nest):
             if buffer in written and written[buffer] != (level, "row") and written[buffer][0] < level:
                 later.add(buffer)
         for write in member.nest.writes:

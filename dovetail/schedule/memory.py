@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
-from dovetail.ir.loop import Buffer, Extern
+from dovetail.ir.loop import Buffer, Extern, loads_of
 from dovetail.ir.schedule import Group, Place, Plan, Schedule
-from dovetail.schedule.cluster import read_indices
-from dovetail.schedule.fuse import extern_reads, kept_buffers
+from dovetail.schedule.fuse import kept_buffers
 
 ALIGN: Final = 64
 
@@ -84,7 +83,7 @@ def plan(schedule: Schedule) -> Plan:
         elif not step.into:
             places |= {name: Place("extern") for name in step.results}
             if step.aliases:  # the result may be a view: its arguments live on their own
-                shared = [name for name in extern_reads(step) if name not in places]
+                shared = [ref.buffer for ref in step.refs() if ref.buffer not in places]
                 places |= {name: Place("output") for name in shared}
     home = loops.device
     elsewhere = [b.name for b in loops.buffers if b.type.device != home and b.name not in places]
@@ -117,8 +116,8 @@ def storage_bytes(buffer: Buffer) -> Expr:
 
 def step_reads(step: Group | Extern) -> set[str]:
     if isinstance(step, Extern):
-        return set(extern_reads(step))
-    return {buffer for nest in step.nests for buffer, _ in read_indices(nest)}
+        return {ref.buffer for ref in step.refs()}
+    return {buffer for nest in step.nests for buffer, _ in loads_of(nest)}
 
 
 def step_writes(step: Group | Extern) -> list[str]:
@@ -231,6 +230,6 @@ def _write_positions(group: Group) -> dict[str, tuple[int, Expr, int]]:
 def _read_positions(group: Group) -> dict[str, list[tuple[int, int, Expr | None]]]:
     found: dict[str, list[tuple[int, int, Expr | None]]] = {}
     for order, (nest, level) in enumerate(zip(group.nests, group.levels)):
-        for buffer, index in read_indices(nest):
+        for buffer, index in loads_of(nest):
             found.setdefault(buffer, []).append((level, order, index))
     return found

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from dovetail.codegen.analysis import Shape, analyse, roots_of, step_of, varies
+from dovetail.codegen.analysis import Shape, analyse, step_of, varies
 from dovetail.codegen.cpp.exprs import fits_int32
 from dovetail.codegen.cpp.loops import Body
 from dovetail.codegen.cpp.ops import C_TYPE
@@ -28,7 +28,7 @@ from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.reduce import place_dtype
 from dovetail.codegen.cpp.values import KernelWriter
 from dovetail.ir.expr import Expr
-from dovetail.ir.loop import Buffer, Scalar, iter_scalars
+from dovetail.ir.loop import Buffer, Scalar, iter_scalars, roots_of
 from dovetail.ir.schedule import Group
 
 

@@ -6,7 +6,7 @@ through Python.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from dovetail.codegen.cpp.exprs import c_expr
@@ -17,17 +17,6 @@ from dovetail.ir.program import PythonCall, Slot
 
 if TYPE_CHECKING:
     from dovetail.codegen.host.program import HostWriter
-
-
-def extern_refs(extern: Extern) -> Iterator[BufferRef]:
-    """Every window onto a buffer among the arguments."""
-    stack: list[ExternArg] = [value for _, value in reversed(extern.kwargs)] + list(reversed(extern.args))
-    while stack:
-        arg = stack.pop()
-        if isinstance(arg, BufferRef):
-            yield arg
-        elif isinstance(arg, tuple):
-            stack.extend(reversed(arg))
 
 
 def emit_extern(writer: HostWriter, extern: Extern) -> None:

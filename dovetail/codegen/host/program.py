@@ -17,17 +17,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.codegen.analysis import loads_of
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.host.cuda import CUDA_HEAD, launch_cuda
 from dovetail.codegen.host.dispatch import DISPATCH_HEAD
-from dovetail.codegen.host.externs import emit_extern, extern_refs
+from dovetail.codegen.host.externs import emit_extern
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
 from dovetail.codegen.target import Launchable
 from dovetail.codegen.triton.kernel import TritonKernel
 from dovetail.ir.expr import ZERO, Expr
-from dovetail.ir.loop import Buffer, BufferRef, Extern
+from dovetail.ir.loop import Buffer, BufferRef, Extern, loads_of
 from dovetail.ir.program import PythonCall, Result
 from dovetail.ir.schedule import Group, Place, Plan
 from dovetail.ir.types import Device, DType, TensorType
@@ -242,7 +241,7 @@ def _read_buffers(plan: Plan) -> Iterator[str]:
         if isinstance(step, Group):
             yield from (name for nest in step.nests for name, _ in loads_of(nest))
         else:
-            yield from (ref.buffer for ref in extern_refs(step))
+            yield from (ref.buffer for ref in step.refs())
     yield from (out.buffer for out in plan.schedule.loops.outputs if isinstance(out, BufferRef))
 
 
@@ -320,7 +319,7 @@ def step_buffers(step: Group | Extern) -> set[str]:
     if isinstance(step, Group):
         written = {b for nest in step.nests for w in nest.writes for b in w.buffers}
         return written | {b for nest in step.nests for b, _ in loads_of(nest)}
-    return set(step.outputs) | {ref.buffer for ref in extern_refs(step)}
+    return set(step.outputs) | {ref.buffer for ref in step.refs()}
 
 
 def _free(writer: HostWriter, k: int, last: dict[int, list[str]]) -> None:

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, loads_of, roots_of, step_score
+from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, step_score
 from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, TL_TYPE, TRITON
 from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, substitute, sym, symbols
-from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, scalar
+from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of, scalar
 from dovetail.ir.program import Blocks
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, I64, DType
@@ -188,7 +188,7 @@ class _Emitter:
         row = self.axes[-1].size if self.has_rows else ONE
         longest = LONG_COLUMN if self.shape.contiguous in self.axes[0].loops else PERSISTENT
         self.is_looped = not (row.is_const and row.value <= longest)
-        streams = count_streams(self.group) if self.has_rows else Streams(1, False)
+        streams = find_streams(self.group)
         self.blocks = tuple(dict.fromkeys(choose_blocks(self.axes, self.shape, self.is_looped, streams)))
         self.written = frozenset(b for n in self.group.nests for w in n.writes for b in w.buffers)
         self.shortened = find_shortened(self._scalars()) if self.is_rounded else frozenset()
@@ -729,16 +729,8 @@ def _power(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """Buffers of which whole rows are read. `is_shared`: one of them has a single row, which all results
-    read (a matrix times a vector)."""
-
-    count: int
-    is_shared: bool
-
-
-def count_streams(group: Group) -> Streams:
+def find_streams(group: Group) -> dict[str, bool]:
+    """Buffers of which whole rows are read, and whether all results read the same row (of a vector)."""
     outer = {r.var for r in group.ranges[: group.outer]}
     inner = {r.var for r in group.inner}
     found: dict[str, bool] = {}
@@ -747,14 +739,15 @@ def count_streams(group: Group) -> Streams:
             used = inner if index is None else symbols(index)
             if buffer not in group.internal and not inner.isdisjoint(used):
                 found[buffer] = outer.isdisjoint(used)
-    only_sums = all(write.reduce for nest in group.nests for write in nest.writes if nest.reduce)
-    return Streams(len(found), any(found.values()) and only_sums)
+    return found
 
 
 # Which choice is the likeliest was measured on an H200: `python -m benchmarks.tune` shows all of them.
 
 
-def choose_blocks(axes: tuple[Axis, ...], shape: Shape, is_looped: bool, streams: Streams) -> list[Blocks]:
+def choose_blocks(
+    axes: tuple[Axis, ...], shape: Shape, is_looped: bool, streams: dict[str, bool]
+) -> list[Blocks]:
     """A few block sizes worth trying, the likeliest first."""
     if axes[-1].name == "r":
         if shape.contiguous in axes[0].loops:
@@ -773,15 +766,15 @@ def choose_blocks(axes: tuple[Axis, ...], shape: Shape, is_looped: bool, streams
     ]
 
 
-def _row_blocks(axes: tuple[Axis, ...], is_looped: bool, streams: Streams) -> list[Blocks]:
+def _row_blocks(axes: tuple[Axis, ...], is_looped: bool, streams: dict[str, bool]) -> list[Blocks]:
     """Rows are contiguous: few rows, much of each."""
     if is_looped:
         likely = [Blocks(1, r=4096, warps=16), Blocks(1, r=4096, warps=8)]
-        return [*(reversed(likely) if streams.is_shared else likely), Blocks(2, r=1024, warps=4)]
+        return [*(reversed(likely) if any(streams.values()) else likely), Blocks(2, r=1024, warps=4)]
     rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
     row = _power(axes[-1].size.value)
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
-    each = _elements_a_thread(row, streams.count) if rows >= MANY_ROWS else 4  # few: all threads at work
+    each = _elements_a_thread(row, len(streams)) if rows >= MANY_ROWS else 4  # few: all threads at work
     warps = max(1, min(16, row * per // (32 * each)))
     other = Blocks(per * 2, r=row, warps=warps) if row <= 1024 else Blocks(per, r=row, warps=warps * 4)
     found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=warps * 2)]
@@ -795,7 +788,7 @@ def _elements_a_thread(row: int, streams: int) -> int:
         return 8
     if row <= 1024:
         return 32
-    return 64 if streams == 1 else 16
+    return 16 if streams > 1 else 64
 
 
 def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
