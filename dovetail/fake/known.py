@@ -108,6 +108,17 @@ def statistics(c: Call) -> list[torch.dtype | None]:
     return [plain_float(c)] * 3
 
 
+def row_statistics(c: Call) -> list[torch.dtype | None]:
+    """Layer norm's: a GPU keeps those of half types in fp32."""
+    if c.device == "cuda" and first(c) in (torch.float16, torch.bfloat16):
+        return [first(c), torch.float32, torch.float32]
+    return statistics(c)
+
+
+def root_statistics(c: Call) -> list[torch.dtype | None]:
+    return row_statistics(c)[:2]
+
+
 def on_cpu(dtypes: DTypes) -> DTypes:
     """Only for the CPU; other devices return something else."""
 
@@ -251,10 +262,12 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, viewed, "_unsafe_view"),
     (first, convolved, "convolution"),
     (masked(first), from_contiguous, "convolution_backward native_group_norm_backward"),
-    (masked(first), contiguous, "native_layer_norm_backward"),
+    (masked(first), contiguous, "native_layer_norm_backward _fused_rms_norm_backward"),
     (masked(first), from_contiguous, "native_batch_norm_backward"),
     (statistics, normalised, "native_batch_norm"),
-    (statistics, from_contiguous, "native_group_norm native_layer_norm"),
+    (statistics, from_contiguous, "native_group_norm"),
+    (row_statistics, from_contiguous, "native_layer_norm"),
+    (root_statistics, from_contiguous, "_fused_rms_norm"),
     (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
     (first, from_contiguous, """

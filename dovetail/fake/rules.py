@@ -441,7 +441,7 @@ def pixel_unshuffle(c: Call) -> Result:
 # -- norms, attention, losses ----------------------------------------------------------------------
 
 
-def layer_norm(c: Call) -> Result:
+def layer_norm(c: Call) -> list[Shape]:
     x, inner = c["input"], c.size("normalized_shape")
     n = len(inner)
     _agree(c, x.shape[x.ndim - n :], inner)
@@ -450,6 +450,10 @@ def layer_norm(c: Call) -> Result:
             _agree(c, c[name].shape, inner)
     stats = x.shape[: x.ndim - n] + (ONE,) * n
     return [x.shape, stats, stats]
+
+
+def rms_norm(c: Call) -> Result:
+    return layer_norm(c)[:2]  # no mean
 
 
 def _agree(c: Call, sizes: Shape, others: Shape) -> None:
@@ -734,6 +738,8 @@ RULES: Final[dict[str, Rule]] = _table(
     (pixel_unshuffle, "pixel_unshuffle"),
     (layer_norm, "native_layer_norm"),
     (likes("input", "weight", "bias"), "native_layer_norm_backward"),
+    (rms_norm, "_fused_rms_norm"),
+    (likes("input", "weight"), "_fused_rms_norm_backward"),
     (batch_norm, """
         native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
         _batch_norm_with_update"""),

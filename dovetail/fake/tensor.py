@@ -768,8 +768,12 @@ def _dependent(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _decompose(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A composite op (seen in inference mode only): run it as the ops it is made of."""
-    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+    """A composite op (seen in inference mode only): run it as the ops it is made of. Every backend's
+    kernel is the composite one; called by way of `_op_dk`, torch would import its distributed tensors."""
+    return func.redispatch(_ANY_BACKEND, *args, **kwargs)
+
+
+_ANY_BACKEND: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 
 
 def _index(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
