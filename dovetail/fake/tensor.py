@@ -768,12 +768,10 @@ def _dependent(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _decompose(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A composite op (seen in inference mode only): run it as the ops it is made of. Every backend's
-    kernel is the composite one; called by way of `_op_dk`, torch would import its distributed tensors."""
-    return func.redispatch(_ANY_BACKEND, *args, **kwargs)
-
-
-_ANY_BACKEND: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+    """A composite op (seen in inference mode only): run it as the ops it is made of. They come back through
+    the mode; were they to come to the tensors instead, torch would import its distributed ones."""
+    with FakeMode():
+        return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def _index(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -250,7 +250,12 @@ class Build:
         return x if wanted == x.shape else self.prim("reshape", x, wanted)
 
     def permute(self, x: Value, dims: Dims) -> Value:
-        return x if list(dims) == list(range(x.ndim)) else self.prim("permute", x, tuple(dims))
+        if list(dims) == list(range(x.ndim)):
+            return x
+        shape, stride = (tuple(each[d] for d in dims) for each in (x.shape, x.type.stride))
+        type = TensorType(shape, stride, x.dtype, x.type.device)
+        args, name = (x.node, tuple(dims)), f"{self.stem}_permute"
+        return Value(self.graph.call("prims.permute", args, type, name=name, loc=self.loc), self)
 
     def slice(self, x: Value, dim: int, start: Expr | int, stop: Expr | int, step: int = 1) -> Value:
         first, last = as_expr(start), as_expr(stop)

@@ -167,7 +167,7 @@ def test_common_ops_import_no_compiler() -> None:
     """Python meta kernels import hundreds of modules; a model's usual ops must not need any."""
     code = """
 import sys, torch, torch.nn.functional as F
-from dovetail.fake import FakeMode, fake_like
+from dovetail.fake import Fake, FakeMode, fake_like
 before = set(sys.modules)
 x = fake_like(torch.randn(2, 8, 16, requires_grad=True))
 w = fake_like(torch.randn(16, 16, requires_grad=True))
@@ -179,6 +179,11 @@ with FakeMode():
     loss = F.cross_entropy(h.reshape(16, 16), torch.zeros(16, dtype=torch.long)) + h.softmax(-1).mean()
     torch.autograd.grad(loss, [x, w])
     y = F.max_pool2d(F.relu(F.conv2d(image, torch.randn(4, 3, 3, 3))), 2)
+with torch.inference_mode(), FakeMode():
+    F.rms_norm(F.linear(fake_like(torch.randn(2, 16)), w), (16,))
+half = [Fake(torch.empty(n, device="meta", dtype=torch.bfloat16), torch.device("cuda", 0)) for n in (16, 16)]
+with FakeMode():
+    F.layer_norm(half[0], (16,), half[1], half[1])
 print(sorted(m for m in set(sys.modules) - before if m.startswith(("sympy", "torch._dynamo"))))
 """
 
