@@ -84,7 +84,8 @@ def call_and_differentiate(case: Case, run: Callable[..., Any], model: Callable[
 def score(out: torch.Tensor) -> torch.Tensor:
     flat = out.to_dense() if out.layout is not torch.strided else out
     flat = torch.view_as_real(flat.resolve_conj()).flatten() if flat.is_complex() else flat.flatten()
-    weights = torch.linspace(0.5, 1.5, max(flat.numel(), 1), dtype=torch.float64)[: flat.numel()].to(flat.dtype)
+    weights = torch.linspace(0.5, 1.5, max(flat.numel(), 1), dtype=torch.float64)[: flat.numel()]
+    weights = weights.to(flat.device, flat.dtype)
     return (flat * weights).sum()
 
 
@@ -126,11 +127,12 @@ def cases_of_op(name: str, settings: dict[str, Any]) -> Iterator[Case]:
         settings["dtypes"], settings["dynamic"], settings["gradient"], settings["layouts"]
     ):
         dtype = getattr(torch, dtype_name)
-        if dtype not in op.supported_dtypes("cpu"):
+        device = settings["device"]
+        if dtype not in op.supported_dtypes(device):
             continue
-        if gradient and not (op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")):
+        if gradient and not (op.supports_autograd and dtype in op.supported_backward_dtypes(device)):
             continue
-        samples = op.sample_inputs("cpu", dtype, requires_grad=gradient)
+        samples = op.sample_inputs(device, dtype, requires_grad=gradient)
         for index, sample in enumerate(itertools.islice(samples, settings["samples"])):
             args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
             if layout == "transposed":
@@ -163,22 +165,25 @@ def cases_of_module(name: str, settings: dict[str, Any]) -> Iterator[Case]:
         if not dtype.is_floating_point:
             continue
         torch.manual_seed(0)
-        inputs = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=gradient, training=gradient)
+        device = settings["device"]
+        inputs = info.module_inputs_func(info, device=device, dtype=dtype, requires_grad=gradient, training=gradient)
         for index, sample in enumerate(itertools.islice(inputs, settings["samples"])):
             words = [dtype_name, f"sample {index}", "dynamic" if dynamic else "static", "train" if gradient else "eval"]
             if sample.forward_input is None:
                 continue
-            yield Case(" ".join(words), building(info, sample, dtype, gradient), sample.forward_input.args,
+            yield Case(" ".join(words), building(info, sample, device, dtype, gradient), sample.forward_input.args,
                        dict(sample.forward_input.kwargs), gradient, dynamic or None)
 
 
-def building(info: Any, sample: Any, dtype: torch.dtype, training: bool) -> Callable[[bool], torch.nn.Module]:
+def building(
+    info: Any, sample: Any, device: str, dtype: torch.dtype, training: bool
+) -> Callable[[bool], torch.nn.Module]:
     """Build the same module each time: same seed, same parameters, fresh buffers."""
 
     def make(exact: bool) -> torch.nn.Module:
         torch.manual_seed(7)
         module: torch.nn.Module = info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs)
-        module = module.to(dtype).train(training)
+        module = module.to(device, dtype).train(training)
         return module.double() if exact else module
 
     return make
@@ -259,6 +264,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dynamic", default="static", choices=("static", "dynamic", "both"))
     parser.add_argument("--gradient", default="both", choices=("forward", "grad", "both"))
     parser.add_argument("--layouts", default="contiguous", choices=("contiguous", "transposed", "both"))
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--every", type=int, default=1, help="take one op in this many (a quick look)")
     parser.add_argument("--timeout", type=float, default=120.0)
     parser.add_argument("--results", type=Path, default=ROOT / "build/sweeps/ops.jsonl")
@@ -271,6 +277,7 @@ def settings_of(chosen: argparse.Namespace) -> dict[str, Any]:
     return {
         "peer": chosen.peer,
         "dtypes": chosen.dtypes.split(","),
+        "device": chosen.device,
         "samples": chosen.samples,
         "dynamic": {"static": [False], "dynamic": [True], "both": [False, True]}[chosen.dynamic],
         "gradient": {"forward": [False], "grad": [True], "both": [False, True]}[chosen.gradient],
