@@ -33,8 +33,7 @@ WORK_PER_BYTE: Final = 40
 def pad_products(graph: Graph) -> Graph:
     if not any(node.op in PRODUCTS and _extras(node) for node in graph.nodes):
         return graph
-    returned = set(nodes_in(graph.outputs))
-    names = {node.name for node in returned}
+    names = {node.name for node in nodes_in(graph.outputs)}
 
     def change(b: Build, node: Node) -> Arg:
         extras = _extras(node) if node.op in PRODUCTS else ()
@@ -94,10 +93,9 @@ def _padded(b: Build, node: Node, extras: tuple[int, ...]) -> Arg:
     for dim, extra in ((-2, rows), (-1, columns)):
         if extra:
             value = _cut(b, value, node.tensor.ndim + dim, node.tensor.shape[dim])
-    # The same place in memory order as eager's result, whose strides whoever minds them gets by a copy.
-    made = Node(value.op, value.args, node.type, node.name, value.kwargs, node.loc)
-    b.graph.nodes[-1] = made
-    return made
+    # Typed as eager's result, whose strides whoever minds them gets by a copy.
+    b.graph.nodes[-1] = Node(value.op, value.args, node.type, node.name, value.kwargs, node.loc)
+    return b.graph.nodes[-1]
 
 
 def _cut(b: Build, value: Node, dim: int, size: Expr) -> Node:

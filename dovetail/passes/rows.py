@@ -9,16 +9,12 @@ of the reduction reads its own.
 """
 from __future__ import annotations
 
-from typing import Final, cast
+from typing import cast
 
 from dovetail.ir.expr import ZERO, add
 from dovetail.ir.graph import INPUT, Graph, Node
-from dovetail.ir.types import DType, TensorType
 from dovetail.ops.build import Build, Value
 from dovetail.passes.several import replace_nodes
-
-MOST: Final = 4
-"""Products joined into one."""
 
 
 def join_rows(graph: Graph) -> Graph:
@@ -31,7 +27,7 @@ def join_rows(graph: Graph) -> Graph:
     joined = {
         group[0].name: group
         for group in sets.values()
-        if len({node.tensor.shape for node in group}) > 1 and len(group) <= MOST
+        if len({node.tensor.shape for node in group}) > 1
     }
     parts: dict[str, Node] = {}
 
@@ -68,20 +64,17 @@ def _row_of(node: Node) -> tuple[object, ...] | None:
 
 
 def _join(b: Build, first: Node, group: list[Node]) -> dict[str, Node]:
-    """The joint product, at the place of the first; the value of each by its name. Names find the others:
-    weights are inputs, and the row is the first one's operand, so both are there already."""
+    """The joint product, at the place of the first; the value of each by its name."""
     pairs = [_weight_and_row(node) for node in group]
     weights = [Value(weight, b) for weight, _ in cast("list[tuple[Node, Node]]", pairs)]
     row = Value(cast(Node, cast(Node, cast(Node, first.args[0]).args[1]).args[0]), b)
-    compute: DType = first.tensor.dtype
-    matrix = b.cat(weights, 0).to(compute)
+    matrix = b.cat(weights, 0).to(first.tensor.dtype)
     total = b.reduce("sum", matrix * b.broadcast(row, matrix.shape, (1,)), (1,))
     found: dict[str, Node] = {}
     start = ZERO
     for node in group:
         stop = add(start, node.tensor.shape[0])
-        args = (total.node, 0, start, stop, 1)
-        type = TensorType(node.tensor.shape, node.tensor.stride, compute, node.tensor.device)
-        found[node.name] = b.graph.call("prims.slice", args, type, name=f"{node.name}_part", loc=node.loc)
+        args, name = (total.node, 0, start, stop, 1), f"{node.name}_part"
+        found[node.name] = b.graph.call("prims.slice", args, node.type, name=name, loc=node.loc)
         start = stop
     return found
