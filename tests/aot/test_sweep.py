@@ -21,11 +21,13 @@ MODULES = (
 )  # fmt: skip
 REFUSED = {("nn.BatchNorm2d", True): "refused: item needs the value of a tensor"}
 """momentum=None divides by a counter's value on the host."""
+REFUSED_OPS = {"as_strided.partial_views": "refused: as_strided of an input beyond the input's own elements"}
+"""The rest of a storage is not an input of the graph: such calls run in eager."""
 
 
 @pytest.mark.parametrize("op", [op for op in op_db if op.name in OPS], ids=lambda op: op.full_name)
 def test_op_gradients(op: Any) -> None:
-    assert check_op(op) is None
+    assert check_op(op) == REFUSED_OPS.get(op.full_name)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
