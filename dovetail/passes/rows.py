@@ -3,9 +3,8 @@
     q = sum(wq * x, (1,)); k = sum(wk * x, (1,))     ->     s = sum(cat(wq, wk) * x, (1,))
                                                             q = s[:4096]; k = s[4096:]
 
-A decoder multiplies one row with weights of different heights. Each product alone is over before the
-GPU has filled up; together they are one long read. The weights are not joined in memory: each row
-of the reduction reads its own.
+Each product alone is over before the GPU has filled up; together they are one long read. The weights are
+not joined in memory: each row of the reduction reads its own.
 """
 from __future__ import annotations
 

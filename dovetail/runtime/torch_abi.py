@@ -227,7 +227,9 @@ def examples() -> list[torch.Tensor]:
 def check_layout() -> None:
     """The native readers say of every example what Python says."""
     kinds = {"cpu": libtorch().aoti_torch_device_type_cpu(), "meta": libtorch().aoti_torch_device_type_meta()}
-    for tensor in examples():
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+        tensors = examples()
+    for tensor in tensors:
         _, kind, _, grad, keys = _native.tensor_numbers(tensor)
         expected = (kinds[tensor.device.type], int(tensor.requires_grad), raw_keys(tensor))
         extents = (_native.tensor_extents(tensor), (tuple(tensor.shape), tensor.stride()))

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 PROGRAMS = {
+    "repeated_edges": "lambda x, y: F.pad(x[:1, :3] * 2, (1, 2), mode='replicate') + y[0, 0]",
     "row_constants": "lambda x, y: (lambda s: torch.relu(s.repeat(16, 1) * x[:, :1].repeat(16, 1) + y[:, 1:2].repeat(16, 1)))(x - y)",
     "pointwise": "lambda x, y: torch.relu(x * 2 + y) - x / (y * y + 1)",
     "softmax": "lambda x, y: torch.softmax(x + y, -1)",

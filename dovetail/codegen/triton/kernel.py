@@ -553,9 +553,9 @@ class _Emitter:
         masks = self._mask(axes) + self.masks
         mask = f", {' & '.join(masks)}, other=0" if masks else ""
         after = ".to(tl.int1)" if dtype is BOOL else ""
-        return self._define(
-            f"tl.load({_token(buffer)} + ({index}){mask}){after}", dtype, axes | self._mask_axes()
-        )
+        every = axes | self._mask_axes()  # a mask needs a pointer of its own shape
+        index += "".join(f" + 0 * {name}index" for name in sorted(every - axes) if not axes)
+        return self._define(f"tl.load({_token(buffer)} + ({index}){mask}){after}", dtype, every)
 
     def _mask_axes(self) -> frozenset[str]:
         return frozenset(a.name for a in self.axes) if self.masks else frozenset()

@@ -39,21 +39,19 @@ def _one_query(
 ) -> tuple[Value | None, ...]:  # fmt: skip
     depth = q.shape[-1]
     known = depth.is_const and isinstance(scale, (int, float, type(None)))
-    if b.out.device.kind != "cuda" or q.shape[2] is not ONE or not known or b.used - {0}:
-        raise Declined
-    if dropout != 0.0 or is_special:
+    is_gpu, is_plain = b.out.device.kind == "cuda", dropout == 0.0 and not is_special
+    if not is_gpu or not is_plain or q.shape[2] is not ONE or not known or b.used - {0}:
         raise Declined
     wide = compute_dtype(b.out.dtype)
     batch, heads, _, _ = q.shape
     length = k.shape[2]
-    keys, values = _heads(b, k, heads).to(wide), _heads(b, v, heads).to(wide)
+    keys, values = (_heads(b, x, heads).to(wide) for x in (k, v))
     factor = 1.0 / math.sqrt(depth.value) if scale is None else float(scale)  # type: ignore[arg-type]
     scores = b.reduce("sum", b.expand(q.to(wide), keys.shape) * keys, (3,)) * factor
     if bias is not None:
         scores = scores + b.reshape(b.expand(bias.to(wide), (batch, heads, ONE, length)), scores.shape)
     top = b.reduce("max", scores, (2,), keepdim=True)
-    lowest = float("-inf")
-    weights = b.where(scores.eq(lowest), 0.0, b.call("exp", scores - top))
+    weights = b.where(scores.eq(float("-inf")), 0.0, b.call("exp", scores - top))
     total = b.reduce("sum", weights, (2,), keepdim=True)
     mixed = b.reduce("sum", b.expand(b.unsqueeze(weights, (3,)), values.shape) * values, (2,))
     mean = b.where(b.expand(total, mixed.shape).eq(0.0), 0.0, mixed / b.expand(total, mixed.shape))
