@@ -113,11 +113,10 @@ def perform(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> A
 
 def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
     """Python callables must not be run by torch behind the interpreter's back."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            check_arguments(trace, fn, item)
-    elif isinstance(value, dict):
-        for item in value.values():
+    if isinstance(value, (list, tuple, dict)):
+        if isinstance(value, dict) and value.get("requires_grad") is True and torch.is_grad_enabled():
+            raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with requires_grad=True")
+        for item in value.values() if isinstance(value, dict) else value:
             check_arguments(trace, fn, item)
     elif isinstance(value, LateText):
         raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a text made later")

@@ -102,6 +102,17 @@ suite = Suite()
 case = suite.case
 
 
+@case("A2", breaks=ANY)
+def leaf_made_inside() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        w = torch.ones(4, requires_grad=True)
+        y = (x * w).sum()
+        (grad,) = torch.autograd.grad(y, w)
+        return w.requires_grad, grad
+
+    return f, (torch.randn(3, 4),)
+
+
 @case("A2", same_storage=True)
 def outputs_alias_input() -> Any:
     return lambda x: (x, x.view(-1), x[0], x.t(), x * 1), (torch.randn(3, 4),)
