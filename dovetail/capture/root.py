@@ -227,11 +227,7 @@ class Attempt:
             raise NoTensors(frame.loc, name=frame.code.co_qualname)
         graph_name = "graph_0"
         emit = Emitter(trace, root, graph_name)
-        tail: list[str]
-        if why is None:
-            tail = [f"return {emit.value(root.result)}"]
-        else:
-            tail = emit_break(emit, root)
+        tail = [f"return {emit.value(root.result)}"] if why is None else emit_break(emit, root)
         emit.effects()
         for context in contexts.leave_for_break(trace):
             emit.body.append(f"{emit.value(context)}.__enter__()")

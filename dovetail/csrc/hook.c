@@ -97,6 +97,13 @@ static Record *record_for(Context *self, PyCodeObject *code) {
     return record ? record : make_record(self, code);
 }
 
+/* The record of a frame about to run; NULL is an exception. */
+static Record *record_to_run(Context *self, PyCodeObject *code) {
+    Record *record = record_for(self, code);
+    if (record && !record->returner) record->returner = make_returner(code);
+    return record && record->returner ? record : NULL;
+}
+
 /* Puts an entry in front; one that is already there moves. */
 static int put_first(Record *record, Entry *entry) {
     Py_ssize_t at = 0;
@@ -346,6 +353,10 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
         QUIETLY(found = find_entry(record, &inputs, &call));
         if (found > 0) self->hits++;
         if (found == 0 && record->state != FULL) found = on_miss(self, record, function, &inputs, &call);
+        if (found != 2) break;
+        Record *now = record_to_run(self, record->code); /* another one where the context was cleared */
+        if (!now) found = -1;
+        else now->references++, release(record), record = now;
     }
     Py_DECREF(self);
     if (found == 0) {
@@ -372,9 +383,7 @@ static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing) {
         !(code->co_flags & CO_OPTIMIZED) || !PyFunction_Check(frame_function(frame)))
         return _PyEval_EvalFrameDefault(thread, frame, 0);
     self->frames++;
-    if (!record) record = make_record(self, code);
-    if (record && !record->returner) record->returner = make_returner(code);
-    if (!record || !record->returner) {
+    if ((!record || !record->returner) && !(record = record_to_run(self, code))) {
         PyErr_Clear(); /* no memory, or no stack: the frame still runs, and meets that itself */
         return _PyEval_EvalFrameDefault(thread, frame, 0);
     }

@@ -40,12 +40,7 @@ typedef struct {
 static PyObject *make_arguments(void **in, int32_t n_in, const int64_t *ints, int32_t n_ints) {
     PyObject *args = PyTuple_New(n_in + n_ints);
     for (int32_t i = 0; args && i < n_in + n_ints; i++) {
-        PyObject *item;
-        if (i >= n_in) {
-            item = PyLong_FromLongLong(ints[i - n_in]);
-        } else {
-            item = wrap_borrowed(in[i]);
-        }
+        PyObject *item = i < n_in ? wrap_borrowed(in[i]) : PyLong_FromLongLong(ints[i - n_in]);
         if (item) PyTuple_SET_ITEM(args, i, item);
         else Py_CLEAR(args);
     }

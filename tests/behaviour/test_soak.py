@@ -38,7 +38,11 @@ def start(script: str, cache: Path, **environment: str) -> subprocess.Popen[str]
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=120)
+    try:
+        out, err = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()  # a program that never ends would take a core from all later tests
+        raise
     assert process.returncode == 0, err[-2000:]
     return out
 
@@ -145,6 +149,7 @@ def test_ctrl_c_at_any_time(tmp_path: Path, after: float) -> None:
 import os, signal, threading, torch, dovetail
 f = dovetail.compile(lambda x: torch.softmax(x @ x, -1) * 2 + 1)
 x = torch.ones(4, 4)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with it ignored
 threading.Timer({after}, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     while True:

@@ -485,6 +485,22 @@ def test_entry_of_another_module_misses() -> None:
     assert whys[0] is None and "globals" in whys[1] and len(whys) == 2
 
 
+def test_cleared_while_the_compiler_is_asked() -> None:
+    """As when one thread resets while another waits for its turn to compile: it looks again, at what is there now."""
+    asked: list[int] = []
+
+    def callback(payload: Any, code: Any, function: Any, scope: Any, args: Any, closure: Any, why: Any, n: int) -> Any:
+        asked.append(n)
+        assert len(asked) < 5, "looks at the old entries for ever"
+        if len(asked) == 2:
+            ctx.clear()
+        return True if len(ctx.entries(code)) != n else Entry(guards((0, TYPE_IS, type(args[0]))), lambda a, b, k: "entry", scope)
+
+    ctx = Context(None, callback)
+    assert [ctx(add, value, 2) for value in (1, "other", "other")] == ["entry"] * 3
+    assert asked == [0, 1, 0] and len(ctx.entries(add.__code__)) == 1
+
+
 # -- guards on plain Python objects, so that memos are tried on every Python version
 
 
