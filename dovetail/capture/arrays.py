@@ -14,8 +14,9 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.builtins import Args, Kwargs, Special, on
-from dovetail.capture.operations import as_hashable, native
+from dovetail.capture.operations import as_hashable
 from dovetail.capture.origins import PLAIN
+from dovetail.capture.text import native
 from dovetail.capture.torch_calls import call_torch
 from dovetail.capture.trace import Trace
 from dovetail.errors import UnknownCall, UnsupportedValue

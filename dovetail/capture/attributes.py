@@ -28,7 +28,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.origins import IDENTITY, PLAIN, read_list, wrap
-from dovetail.capture.text import LateText
+from dovetail.capture.text import NUMBERS, LateText, native
 from dovetail.capture.trace import (
     DELETED,
     STDLIB_FOLDER,
@@ -89,13 +89,6 @@ def raise_attribute_error(obj: Any, name: str) -> Any:
     error = AttributeError(f"'{type(obj).__name__}' object has no attribute '{name}'")
     error.name, error.obj = name, obj
     raise Raised(error)
-
-
-def native_attr(obj: Any, name: str) -> Any:
-    try:
-        return getattr(obj, name)
-    except Exception as error:
-        raise Raised(error) from None
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -172,9 +165,7 @@ def _from_instance_dict(trace: Trace, obj: Any, name: str, origin: Origin | None
     if attributes is None:
         return MISSING
     value = attributes.get(name, MISSING)
-    if value is MISSING:
-        return MISSING
-    if origin is None:
+    if value is MISSING or origin is None:
         return value
     return trace.remember((id(obj), name), wrap(trace, value, DictAttr(origin.source, name)))
 
@@ -187,7 +178,7 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
         return type(obj)
     if name == "__traceback__" and origin is None:
         raise UnsupportedValue(trace.loc(), type="traceback", detail="its exception was raised in the graph")
-    value = native_attr(_original(obj, origin), name)
+    value = native(getattr, _original(obj, origin), name)
     if origin is None:
         return value
     return trace.remember((id(obj), name), wrap(trace, value, Attr(origin.source, name)))
@@ -197,10 +188,7 @@ def _descriptor_get(trace: Trace, found: Any, obj: Any, kind: type) -> Any:
     getter, _ = find_in_mro(type(found), "__get__")
     if isinstance(getter, FunctionType):
         return trace.call(getter, [found, obj, kind], {})
-    try:
-        return found.__get__(obj, kind)
-    except Exception as error:
-        raise Raised(error) from None
+    return native(found.__get__, obj, kind)
 
 
 def bind_class_value(trace: Trace, found: Any, owner: type | None, obj: Any, kind: type, name: str) -> Any:
@@ -223,17 +211,9 @@ def bind_class_value(trace: Trace, found: Any, owner: type | None, obj: Any, kin
         store_instance(trace, obj, name, value)
         return value
     if obj is not None and found_kind in C_METHODS:
-        return native_attr(obj, name)
+        return native(getattr, obj, name)
     if hasattr(found_kind, "__get__") and not isinstance(found, (type, BuiltinFunctionType)):
-        if obj is None and found_kind is property:
-            return found
-        getter, _ = find_in_mro(found_kind, "__get__")
-        if isinstance(getter, FunctionType):
-            return trace.call(getter, [found, obj, kind], {})
-        try:
-            return found.__get__(obj, kind)
-        except Exception as error:
-            raise Raised(error) from None
+        return found if obj is None and found_kind is property else _descriptor_get(trace, found, obj, kind)
     if type(found) in PLAIN:
         return found
     assert owner is not None
@@ -307,7 +287,7 @@ def super_attr(trace: Trace, obj: super, name: str) -> Any:
             if isinstance(found, property):
                 return trace.call(found.fget, [owner_obj], {})
             if type(found) in C_METHODS or isinstance(found, BuiltinFunctionType):
-                return native_attr(obj, name)
+                return native(getattr, obj, name)
             bound_to = None if owner_obj is kind else owner_obj
             return bind_class_value(trace, found, owner, bound_to, kind, name)
     return raise_attribute_error(obj, name)
@@ -341,7 +321,7 @@ def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
     cached = trace.reads.get((id(obj), name), MISSING)
     if cached is not MISSING:
         return cached
-    value = native_attr(obj, name)
+    value = native(getattr, obj, name)
     if is_stable_module(obj):
         if type(value) in PLAIN or isinstance(value, (FunctionType, *IDENTITY)):
             if is_users_read(trace) and name in obj.__dict__ and not isinstance(value, ModuleType):
@@ -364,7 +344,7 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     if isinstance(obj, enum.EnumType) or name in ("__name__", "__qualname__", "__module__", "__mro__",
                                                   "__bases__",
                                                   "__class__", "__doc__", "__dict__"):  # fmt: skip
-        return native_attr(obj, name)
+        return native(getattr, obj, name)
     found, owner = find_in_class(trace, obj, name)
     if found is MISSING:
         meta_found, meta_owner = find_in_mro(type(obj), name)
@@ -372,10 +352,10 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
             return MethodType(meta_found, obj)
         if isinstance(meta_found, property):
             return trace.call(meta_found.fget, [obj], {})
-        return native_attr(obj, name)
+        return native(getattr, obj, name)
     guard_class(trace, obj)
     if type(found) in C_METHODS:
-        return native_attr(obj, name)
+        return native(getattr, obj, name)
     return bind_class_value(trace, found, owner, None, obj, name)
 
 
@@ -383,7 +363,7 @@ def function_attr(trace: Trace, obj: Any, name: str) -> Any:
     pending = trace.writes.get((id(obj), name))
     if pending is not None:
         return pending.value
-    value = native_attr(obj, name)
+    value = native(getattr, obj, name)
     origin = trace.origins.get(id(obj))
     if origin is None or type(value) in PLAIN or isinstance(value, IDENTITY):
         return value
@@ -401,7 +381,7 @@ def unread_attr(trace: Trace, obj: Unread, name: str) -> Any:
 
 
 def _native_rule(trace: Trace, obj: Any, name: str) -> Any:
-    return SYMBOLIC_TYPES.get(type(obj), type(obj)) if name == "__class__" else native_attr(obj, name)
+    return NUMBERS.get(type(obj), type(obj)) if name == "__class__" else native(getattr, obj, name)
 
 
 class InstanceDict(MutableMapping[str, Any]):
@@ -491,9 +471,8 @@ def store_plain(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if found is not MISSING and hasattr(found_kind, "__set__"):
         if found_kind is property:
             if found.fset is None:
-                raise Raised(
-                    AttributeError(f"property '{name}' of '{type(obj).__name__}' object has no setter")
-                )
+                owner = type(obj).__name__
+                raise Raised(AttributeError(f"property '{name}' of '{owner}' object has no setter"))
             trace.call(found.fset, [obj, value], {})
             return
         setter, _ = find_in_mro(found_kind, "__set__")
@@ -509,14 +488,11 @@ def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
         trace.writes[(id(obj), name)] = Write(obj, name, value, "attr")
         return
     try:
-        object.__setattr__(obj, name, value)
-    except TypeError:
-        try:
-            setattr(obj, name, value)
-        except Exception as error:
-            raise Raised(error) from None
-    except Exception as error:
-        raise Raised(error) from None
+        native(object.__setattr__, obj, name, value)
+    except Raised as raised:
+        if not isinstance(raised.value, TypeError):
+            raise
+        native(setattr, obj, name, value)
 
 
 def _store_module_attr(trace: Trace, obj: Any, name: str, value: Any) -> bool:
@@ -564,39 +540,19 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
         load_attr(trace, obj, name)
         trace.writes[(id(obj), name)] = Write(obj, name, DELETED, "attr")
         return
-    try:
-        delattr(obj, name)
-    except Exception as error:
-        raise Raised(error) from None
+    native(delattr, obj, name)
 
 
 Rule = Callable[[Trace, Any, str], Any]
 
-SYMBOLIC_TYPES: Final[dict[type, type]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-"""What a number of the user's program is, where the trace has a symbol for it."""
-
-
 RULES: Final[dict[type, Rule]] = {
-    **dict.fromkeys(
-        (
-            int, float, str, bool, bytes, complex, type(None), list, tuple, set, frozenset, dict, range,
-            slice,
-            torch.dtype, torch.device, torch.Size, InstanceDict,
-        ),
-        _native_rule,
-    ),
-    **dict.fromkeys(SYMBOLIC_TYPES, _native_rule),
+    **dict.fromkeys((
+        int, float, str, bool, bytes, complex, type(None), list, tuple, set, frozenset, dict, range, slice,
+        torch.dtype, torch.device, torch.Size, InstanceDict, *NUMBERS, LateText, Appender,
+        BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType,
+    ), _native_rule),
     super: super_attr,
     Unread: unread_attr,
-    LateText: _native_rule,
-    Appender: _native_rule,
     FunctionType: function_attr,
-    BuiltinFunctionType: _native_rule,
-    MethodDescriptorType: _native_rule,
-    WrapperDescriptorType: _native_rule,
-    MethodWrapperType: _native_rule,
     MethodType: method_attr,
 }  # fmt: skip
-
-
-  # fmt: skip

@@ -235,19 +235,21 @@ def _call_unpacked(site: Site) -> None:
     site.go_on("_r", drop=drop)
 
 
-def _operator(count: int) -> Callable[[Site], None]:
+def _with(count: int, function: Any = None) -> Callable[[Site], None]:
+    """An instruction that is one function of its operands: this one, or its argument."""
+
     def rule(site: Site) -> None:
-        site.do(f"_r = {site.const(site.arg)}({', '.join(site.stack[-count:])})")
+        site.do(f"_r = {site.const(function or site.arg)}({', '.join(site.stack[-count:])})")
         site.go_on("_r", drop=count)
 
     return rule
 
 
-def _with(function: Any, count: int) -> Callable[[Site], None]:
-    """An instruction that is one function of its operands."""
+def _expression(form: str, count: int) -> Callable[[Site], None]:
+    """An instruction that is an expression of its operands and its argument."""
 
     def rule(site: Site) -> None:
-        site.do(f"_r = {site.const(function)}({', '.join(site.stack[-count:])})")
+        site.do("_r = " + form.format(*site.stack[len(site.stack) - count :], name=site.arg))
         site.go_on("_r", drop=count)
 
     return rule
@@ -261,11 +263,6 @@ def _effect(form: str, count: int) -> Callable[[Site], None]:
         site.go_on(drop=count)
 
     return rule
-
-
-def _load_attr(site: Site) -> None:
-    site.do(f"_r = {site.stack[-1]}.{site.arg}")
-    site.go_on("_r", drop=1)
 
 
 def _load_method(site: Site) -> None:
@@ -337,28 +334,12 @@ def _enter_with(site: Site) -> None:
 
 
 def _format(site: Site) -> None:
-    flags = int(site.arg)  # type: ignore[call-overload]
-    spec = site.stack[-1] if flags & 4 else "''"
-    drop = 2 if flags & 4 else 1
-    site.do(f"_r = {site.const(format_value)}({site.stack[-drop]}, {flags & 3}, {spec})")
-    site.go_on("_r", drop=drop)
-
-
-def _format_one(site: Site) -> None:
-    """3.13: !r and the like, or a field without a specification."""
-    convert = site.arg if site.op == "CONVERT_VALUE" else 0
-    site.do(f"_r = {site.const(format_value)}({site.stack[-1]}, {convert}, '')")
-    site.go_on("_r", drop=1)
-
-
-def _format_with(site: Site) -> None:
-    site.do(f"_r = {site.const(format_value)}({site.stack[-2]}, 0, {site.stack[-1]})")
-    site.go_on("_r", drop=2)
-
-
-def _import(site: Site) -> None:
-    site.do(f"_r = __import__({site.arg!r}, user_globals, None, {site.stack[-1]}, {site.stack[-2]})")
-    site.go_on("_r", drop=2)
+    """FORMAT_VALUE has flags for what 3.13 has instructions for: !r and the like, and a specification."""
+    flags: Any = site.arg if site.op in ("FORMAT_VALUE", "CONVERT_VALUE") else 0
+    has_spec = site.op == "FORMAT_WITH_SPEC" or flags & 4
+    value, spec = site.stack[-2:] if has_spec else (site.stack[-1], "''")
+    site.do(f"_r = {site.const(format_value)}({value}, {flags & 3}, {spec})")
+    site.go_on("_r", drop=2 if has_spec else 1)
 
 
 def _into(method: str) -> Callable[[Site], None]:
@@ -384,46 +365,32 @@ def _leave_with(site: Site) -> None:
     site.go_on("_r")
 
 
-def _load_global(site: Site) -> None:
-    site.do(f"_r = user_globals[{site.arg!r}]")
-    site.go_on("_r")
-
-
-def _slice(site: Site) -> None:
-    site.do(f"_r = {site.stack[-3]}[{site.stack[-2]}:{site.stack[-1]}]")
-    site.go_on("_r", drop=3)
-
-
-def _not(value: Any) -> bool:
-    return not value
-
-
 RULES: Final[dict[str, Callable[[Site], None]]] = {
     "CALL": _call_positional,
     "CALL_KW": _call_keywords,
     "CALL_FUNCTION_EX": _call_unpacked,
-    "BINARY_OP": _operator(2),
-    "COMPARE_OP": _operator(2),
-    "BINARY_SUBSCR": _with(operator.getitem, 2),
-    "UNARY_NEGATIVE": _with(operator.neg, 1),
-    "UNARY_INVERT": _with(operator.invert, 1),
-    "UNARY_POSITIVE": _with(operator.pos, 1),
-    "UNARY_NOT": _with(_not, 1),
+    "BINARY_OP": _with(2),
+    "COMPARE_OP": _with(2),
+    "BINARY_SUBSCR": _with(2, operator.getitem),
+    "UNARY_NEGATIVE": _with(1, operator.neg),
+    "UNARY_INVERT": _with(1, operator.invert),
+    "UNARY_POSITIVE": _with(1, operator.pos),
+    "UNARY_NOT": _with(1, operator.not_),
     "TO_BOOL": _truth("bool({0})", 1),
     "COMPARE_OP_BOOL": _truth("bool({operation}({0}, {1}))", 2),
-    "GET_ITER": _with(iter, 1),
-    "GET_YIELD_FROM_ITER": _with(iter, 1),
-    "LIST_TO_TUPLE": _with(tuple, 1),
+    "GET_ITER": _with(1, iter),
+    "GET_YIELD_FROM_ITER": _with(1, iter),
+    "LIST_TO_TUPLE": _with(1, tuple),
     "CONTAINS_OP": _contains,
-    "LOAD_ATTR": _load_attr,
+    "LOAD_ATTR": _expression("{0}.{name}", 1),
     "LOAD_METHOD": _load_method,
-    "LOAD_GLOBAL": _load_global,
+    "LOAD_GLOBAL": _expression("user_globals[{name!r}]", 0),
     "STORE_ATTR": _effect("{1}.{name} = {0}", 2),
     "DELETE_ATTR": _effect("del {0}.{name}", 1),
     "STORE_SUBSCR": _effect("{1}[{2}] = {0}", 3),
     "DELETE_SUBSCR": _effect("del {0}[{1}]", 2),
     "STORE_SLICE": _effect("{1}[{2}:{3}] = {0}", 4),
-    "BINARY_SLICE": _slice,
+    "BINARY_SLICE": _expression("{0}[{1}:{2}]", 3),
     "POP_JUMP_IF_TRUE": _branch(True, False),
     "POP_JUMP_IF_FALSE": _branch(False, False),
     "JUMP_IF_TRUE_OR_POP": _branch(True, True),
@@ -431,11 +398,8 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "FOR_ITER": _for_iter,
     "UNPACK_SEQUENCE": _unpack,
     "BEFORE_WITH": _enter_with,
-    "FORMAT_VALUE": _format,
-    "FORMAT_SIMPLE": _format_one,
-    "CONVERT_VALUE": _format_one,
-    "FORMAT_WITH_SPEC": _format_with,
-    "IMPORT_NAME": _import,
+    **dict.fromkeys(("FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE", "FORMAT_WITH_SPEC"), _format),
+    "IMPORT_NAME": _expression("__import__({name!r}, user_globals, None, {1}, {0})", 2),
     "LIST_EXTEND": _into("extend"),
     "SET_UPDATE": _into("update"),
     "DICT_UPDATE": _into("update"),

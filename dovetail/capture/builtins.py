@@ -30,7 +30,6 @@ import torch
 
 from dovetail.capture import operations
 from dovetail.capture.attributes import (
-    SYMBOLIC_TYPES,
     InstanceDict,
     delete_attr,
     delete_instance,
@@ -41,9 +40,9 @@ from dovetail.capture.attributes import (
     store_plain,
 )
 from dovetail.capture.interpreter import GlobalsView
-from dovetail.capture.operations import as_hashable, iterate, native, truth
+from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import PLAIN, read_list, wrap
-from dovetail.capture.text import LateText, fill, format_value, is_late, late
+from dovetail.capture.text import NUMBERS, LateText, fill, format_value, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread
 from dovetail.errors import DataDependentValue, SkippedFrame, UnknownCall
@@ -97,9 +96,7 @@ def has_python_iter(value: Any) -> bool:
     kind = type(value)
     if kind in PLAIN or kind in operations.NATIVE_KINDS:
         return kind is Fake
-    return (
-        operations.dunder(kind, "__iter__") is not None or operations.dunder(kind, "__getitem__") is not None
-    )
+    return any(operations.dunder(kind, name) is not None for name in ("__iter__", "__getitem__"))
 
 
 def as_iterable(trace: Trace, value: Any) -> Any:
@@ -112,36 +109,22 @@ def as_iterable(trace: Trace, value: Any) -> Any:
 
 @on(getattr)
 def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    name = as_hashable(args[1])
-    if len(args) == 2:
-        return load_attr(trace, args[0], name)
     try:
-        return load_attr(trace, args[0], name)
+        return load_attr(trace, args[0], as_hashable(args[1]))
     except Raised as raised:
-        if isinstance(raised.value, AttributeError):
+        if len(args) == 3 and isinstance(raised.value, AttributeError):
             return args[2]
         raise
 
 
 @on(hasattr)
 def _hasattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    try:
-        load_attr(trace, args[0], as_hashable(args[1]))
-    except Raised as raised:
-        if isinstance(raised.value, AttributeError):
-            return False
-        raise
-    return True
+    return _getattr(trace, [*args, NULL], kwargs) is not NULL
 
 
-@on(setattr)
-def _setattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    store_attr(trace, args[0], as_hashable(args[1]), args[2])
-
-
-@on(delattr)
-def _delattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    delete_attr(trace, args[0], as_hashable(args[1]))
+on(setattr)(lambda trace, args, kwargs: store_attr(trace, args[0], as_hashable(args[1]), args[2]))
+on(delattr)(lambda trace, args, kwargs: delete_attr(trace, args[0], as_hashable(args[1])))
+on(callable)(lambda trace, args, kwargs: callable(args[0]))
 
 
 @on(vars)
@@ -154,7 +137,7 @@ def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 @on(isinstance)
 def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value, kinds = args
-    known = str if isinstance(value, LateText) else SYMBOLIC_TYPES.get(type(value))
+    known = str if isinstance(value, LateText) else NUMBERS.get(type(value))
     if known is not None:
         return native(issubclass, known, kinds) or native(isinstance, value, kinds)
     if isinstance(value, InstanceDict):
@@ -189,11 +172,6 @@ def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return trace.call(method, args, {}) if method is not None else native(hash, *args)
 
 
-@on(callable)
-def _callable(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return callable(args[0])
-
-
 @on(super)
 def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if args:
@@ -210,9 +188,7 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 # -- sizes, truth, iteration -------------------------------------------------------------------------
 
 
-@on(len)
-def _len(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return operations.length(trace, args[0])
+on(len)(lambda trace, args, kwargs: operations.length(trace, args[0]))
 
 
 @on(iter)
@@ -225,7 +201,7 @@ def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 @on(next)
 def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     step = operations.dunder(type(args[0]), "__next__")
-    if step is None or type(args[0]).__module__.startswith("dovetail.capture"):
+    if step is None or is_ours(type(args[0])):
         operations.check_native_use(trace, args[0], "next()")
         return native(next, *args)
     try:
@@ -248,16 +224,6 @@ def drain(trace: Trace, value: Any) -> Args:
     return native(list, iterate(trace, value))  # type: ignore[no-any-return]
 
 
-@on(any)
-def _any(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return any_of(trace, args[0], True)
-
-
-@on(all)
-def _all(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return not any_of(trace, args[0], False)
-
-
 def any_of(trace: Trace, items: Any, wanted: bool) -> bool:
     """Whether any item's truth is `wanted`, stopping there as Python does."""
     steps = iterate(trace, items)
@@ -270,6 +236,10 @@ def any_of(trace: Trace, items: Any, wanted: bool) -> bool:
             return True
 
 
+on(any)(lambda trace, args, kwargs: any_of(trace, args[0], True))
+on(all)(lambda trace, args, kwargs: not any_of(trace, args[0], False))
+
+
 @on(sorted)
 def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     key = as_callback(trace, kwargs.get("key"))
@@ -279,12 +249,11 @@ def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 def _extreme(function: Any, sign: str) -> Special:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         items = drain(trace, args[0]) if len(args) == 1 else args
-        if "key" in kwargs or not all(
-            isinstance(item, (int, float, torch.SymInt, torch.SymFloat)) for item in items
-        ):
+        is_number = all(isinstance(item, (int, float, torch.SymInt, torch.SymFloat)) for item in items)
+        if "key" in kwargs or not is_number:
             named = {**kwargs, "key": as_callback(trace, kwargs.get("key"))}
             return native(function, items, **named)
-        if any(isinstance(item, (torch.SymInt, torch.SymFloat)) for item in items):
+        if any(type(item) in NUMBERS for item in items):
             return functools.reduce(lambda a, b: native(getattr(torch, sign), a, b), items)
         return native(function, items, **kwargs)
 
@@ -298,14 +267,7 @@ on(max)(_extreme(max, "sym_max"))
 @on(functools.reduce)
 def _reduce(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     items = drain(trace, args[1])
-    total = args[2] if len(args) == 3 else (items.pop(0) if items else _empty_reduce())
-    for item in items:
-        total = trace.call(args[0], [total, item], {})
-    return total
-
-
-def _empty_reduce() -> Any:
-    raise Raised(TypeError("reduce() of empty iterable with no initial value"))
+    return native(functools.reduce, Callback(trace, args[0]), items, *args[2:])
 
 
 def _unary_number(function: Any, method: str, dunder: str) -> Special:
@@ -324,9 +286,7 @@ on(round)(_unary_number(round, "round", "__round__"))
 
 @on(divmod)
 def _divmod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    left, right = args
-    quotient = operations.binary(trace, operator.floordiv, left, right)
-    return quotient, operations.binary(trace, operator.mod, left, right)
+    return tuple(operations.binary(trace, op, *args) for op in (operator.floordiv, operator.mod))
 
 
 @on(pow)
@@ -396,9 +356,7 @@ for _name in ("exec", "eval", "dir"):
     on(getattr(builtins, _name))(_frame_bound(_name))
 
 
-@on(globals)
-def _globals(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return GlobalsView(trace.places[-1])
+on(globals)(lambda trace, args, kwargs: GlobalsView(trace.places[-1]))
 
 
 @on(locals)
@@ -416,17 +374,8 @@ def _locals(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 # -- classes -----------------------------------------------------------------------------------------
 
 
-def construct(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A class that C code understands, from arguments it can read."""
-    return native(cls, *args, **kwargs)
-
-
 def _from_iterables(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(cls, *[as_iterable(trace, arg) for arg in args], **kwargs)
-
-
-def _zip(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    return native(zip, *[iterate(trace, arg) for arg in args], **kwargs)
 
 
 def _map(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -434,18 +383,7 @@ def _map(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _dict(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    source = args[:1]
-    if (
-        source
-        and not isinstance(source[0], dict)
-        and not type(source[0]).__module__.startswith("dovetail.capture")
-    ):
-        if find_in_mro(type(source[0]), "keys")[0] is not None and hasattr(source[0], "keys"):
-            names = trace.call(load_attr(trace, source[0], "keys"), [], {})
-            source = [{name: operations.get_item(trace, source[0], name) for name in iterate(trace, names)}]
-        else:
-            source = [iterate(trace, source[0])]
-    return native(cls, *source, **kwargs)
+    return native(cls, *[as_iterable(trace, operations.as_mapping(trace, arg)) for arg in args], **kwargs)
 
 
 def _reversed(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -486,22 +424,6 @@ def _float(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(float, *args, **kwargs)
 
 
-def _bool(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    return truth(trace, args[0]) if args else False
-
-
-def _defaultdict(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    return native(cls, as_callback(trace, args[0]) if args else None, *args[1:], **kwargs)
-
-
-def _size(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    return native(torch.Size, drain(trace, args[0])) if args else torch.Size()
-
-
-def _slice(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    return native(slice, *args)
-
-
 def _range(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(range, *[int(arg) if isinstance(arg, torch.SymInt) else arg for arg in args])
 
@@ -517,48 +439,32 @@ def _groupby(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(cls, iterate(trace, args[0]), as_callback(trace, key))
 
 
-def _partial(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    return native(functools.partial, *args, **kwargs)
-
-
 CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
-    **dict.fromkeys(
-        (list, tuple, set, frozenset, enumerate, collections.deque, collections.Counter), _from_iterables
-    ),
-    **dict.fromkeys(
-        (
-            itertools.chain,
-            itertools.product,
-            itertools.islice,
-            itertools.cycle,
-            itertools.combinations,
-            itertools.permutations,
-            itertools.zip_longest,
-            itertools.pairwise,
-            itertools.compress,
-            itertools.combinations_with_replacement,
-        ),
-        _from_iterables,
-    ),  # fmt: skip
-    **dict.fromkeys(
-        (map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse),
-        _map,
-    ),
-    zip: _zip,
+    **dict.fromkeys((
+        list, tuple, set, frozenset, enumerate, collections.deque, collections.Counter, itertools.chain,
+        itertools.product, itertools.islice, itertools.cycle, itertools.combinations, itertools.permutations,
+        itertools.zip_longest, itertools.pairwise, itertools.compress,
+        itertools.combinations_with_replacement,
+    ), _from_iterables),
+    **dict.fromkeys((
+        map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
+    ), _map),
+    zip: lambda trace, cls, args, kwargs: native(zip, *[iterate(trace, arg) for arg in args], **kwargs),
     dict: _dict,
     collections.OrderedDict: _dict,
-    collections.defaultdict: _defaultdict,
+    collections.defaultdict: lambda trace, cls, args, kwargs: native(
+        cls, as_callback(trace, args[0]) if args else None, *args[1:], **kwargs),
     reversed: _reversed,
     int: _int,
     float: _float,
-    bool: _bool,
+    bool: lambda trace, cls, args, kwargs: truth(trace, args[0]) if args else False,
     range: _range,
-    slice: _slice,
-    torch.Size: _size,
+    slice: lambda trace, cls, args, kwargs: native(slice, *args),
+    torch.Size: lambda trace, cls, args, kwargs: native(cls, drain(trace, args[0])) if args else cls(),
     itertools.accumulate: _accumulate,
     itertools.groupby: _groupby,
-    functools.partial: _partial,
-}
+    functools.partial: lambda trace, cls, args, kwargs: native(cls, *args, **kwargs),
+}  # fmt: skip
 
 NATIVE_CLASSES: Final = frozenset(
     {object, complex, bytes, bytearray, memoryview, property, classmethod, staticmethod, itertools.count,
@@ -572,10 +478,8 @@ def is_native_class(cls: type) -> bool:
     if cls in NATIVE_CLASSES or cls in CLASSES:
         return True
     if issubclass(cls, BaseException):
-        own_new, own_init = find_in_mro(cls, "__new__")[0], find_in_mro(cls, "__init__")[0]
-        return not isinstance(own_new, (FunctionType, staticmethod)) and not isinstance(
-            own_init, FunctionType
-        )
+        makers = (find_in_mro(cls, name)[0] for name in ("__new__", "__init__"))
+        return not any(isinstance(maker, (FunctionType, staticmethod)) for maker in makers)
     return False
 
 
@@ -602,32 +506,18 @@ def construct_init(trace: Trace, made: Any, init: Any, args: Args, kwargs: Kwarg
 # -- slots of object ---------------------------------------------------------------------------------
 
 
-def _slot_setattr(trace: Trace, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-    store_plain(trace, owner, *args)
-
-
-def _slot_getattribute(trace: Trace, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-    return plain_attr(trace, owner, args[0])
-
-
-def _slot_delattr(trace: Trace, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-    delete_instance(trace, owner, args[0])
-
-
 SLOTS: Final[dict[str, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
-    "__setattr__": _slot_setattr,
-    "__getattribute__": _slot_getattribute,
-    "__delattr__": _slot_delattr,
+    "__setattr__": lambda trace, owner, args, kwargs: store_plain(trace, owner, *args),
+    "__getattribute__": lambda trace, owner, args, kwargs: plain_attr(trace, owner, *args),
+    "__delattr__": lambda trace, owner, args, kwargs: delete_instance(trace, owner, *args),
 }
 
 # -- everything else in C ----------------------------------------------------------------------------
 
 PURE: Final = frozenset(
     {"math", "cmath", "operator", "_operator", "itertools", "_functools", "_collections", "collections",
-    "_bisect",
-     "_heapq", "_string", "_sre", "re", "_struct", "unicodedata", "_abc", "typing", "string", "_stat",
-     "_codecs",
-     "_typing", "_contextvars", "_weakref"}
+     "_bisect", "_heapq", "_string", "_sre", "re", "_struct", "unicodedata", "_abc", "typing", "string",
+     "_stat", "_codecs", "_typing", "_contextvars", "_weakref"}
 )  # fmt: skip
 
 PURE_BUILTINS: Final = frozenset({"bin", "chr", "hex", "oct", "ord", "issubclass", "ascii"})
@@ -671,7 +561,8 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         if made is not None:
             return made
     if name in CONSUMERS:
-        args = [as_iterable(trace, as_mapping_argument(trace, name, arg)) for arg in args]
+        known = [operations.as_mapping(trace, arg) for arg in args] if name == "update" else args
+        args = [as_iterable(trace, arg) for arg in known]
     if name == "sort" and "key" in kwargs:
         kwargs = {**kwargs, "key": as_callback(trace, kwargs["key"])}
     if name in ("index", "count", "remove") and isinstance(owner, list) and needs_compare(owner, args[0]):
@@ -690,9 +581,8 @@ def late_text(trace: Trace, method: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def needs_compare(items: Any, wanted: Any) -> bool:
     """Whether list.index and the like would compare tensors, or objects with __eq__ in Python."""
-    return operations.has_fake(items) or any(
-        operations.dunder(type(item), "__eq__") for item in (wanted, *items)
-    )
+    by_python = any(operations.dunder(type(item), "__eq__") for item in (wanted, *items))
+    return by_python or operations.has_fake(items)
 
 
 def search_list(trace: Trace, name: str, items: list[Any], wanted: Any) -> Any:
@@ -707,37 +597,20 @@ def search_list(trace: Trace, name: str, items: list[Any], wanted: Any) -> Any:
             count += 1
     if name == "count":
         return count
-    raise Raised(
-        ValueError(f"{wanted!r} is not in list" if name == "index" else "list.remove(x): x not in list")
-    )
-
-
-def as_mapping_argument(trace: Trace, name: str, value: Any) -> Any:
-    """dict.update of a mapping written in Python."""
-    if name != "update" or isinstance(value, dict) or operations.dunder(type(value), "keys") is None:
-        return value
-    if type(value).__module__.startswith("dovetail.capture"):
-        return value
-    names = trace.call(load_attr(trace, value, "keys"), [], {})
-    return {key: operations.get_item(trace, value, key) for key in iterate(trace, names)}
+    text = f"{wanted!r} is not in list" if name == "index" else "list.remove(x): x not in list"
+    raise Raised(ValueError(text))
 
 
 def is_plain_owner(owner: Any) -> bool:
     """A value whose C methods only touch itself: containers, text, numbers, iterators, exceptions."""
-    if isinstance(owner, (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, BaseException,
-                          collections.deque, bytearray, slice, range, torch.SymInt, torch.SymFloat,
-                          re.Pattern,
-                          re.Match)):  # fmt: skip
-        return True
-    return type(owner).__module__ in (
-        "builtins",
-        "itertools",
-        "collections",
-        "re",
-        "_collections",
-        "torch",
-        "types",
-    ) or (type(owner).__module__.startswith("dovetail.capture"))
+    return isinstance(owner, PLAIN_OWNERS) or type(owner).__module__ in PLAIN_MODULES or is_ours(type(owner))
+
+
+PLAIN_OWNERS: Final = (
+    list, dict, set, frozenset, tuple, str, bytes, int, float, complex, BaseException, collections.deque,
+    bytearray, slice, range, torch.SymInt, torch.SymFloat, re.Pattern, re.Match,
+)  # fmt: skip
+PLAIN_MODULES: Final = ("builtins", "itertools", "collections", "re", "_collections", "torch", "types")
 
 
 def call_operator(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -746,6 +619,8 @@ def call_operator(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return operations.binary(trace, fn, *args)
     if fn in operations.COMPARISONS:
         return operations.compare(trace, fn, *args)
+    if fn in operations.UNARY:
+        return operations.unary(trace, fn, *args)
     rule = OPERATORS.get(fn)
     return rule(trace, *args) if rule is not None else native(fn, *args, **kwargs)
 
@@ -757,11 +632,8 @@ OPERATORS: Final[dict[Any, Callable[..., Any]]] = {
     operator.contains: operations.contains,
     operator.truth: operations.truth,
     operator.not_: lambda trace, value: not operations.truth(trace, value),
-    operator.neg: lambda trace, value: operations.unary(trace, operator.neg, value),
-    operator.pos: lambda trace, value: operations.unary(trace, operator.pos, value),
-    operator.invert: lambda trace, value: operations.unary(trace, operator.invert, value),
     operator.index: lambda trace, value: (
-        value if isinstance(value, torch.SymInt) else native(operator.index, value)
+        value if type(value) is torch.SymInt else native(operator.index, value)
     ),
 }
 
@@ -774,7 +646,7 @@ SYM_MATH: Final = {
 
 
 def call_math(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    symbolic = any(type(arg) in SYMBOLIC_TYPES for arg in args)
+    symbolic = any(type(arg) in NUMBERS for arg in args)
     if symbolic and fn in SYM_MATH:
         return native(SYM_MATH[fn], *args)
     operations.check_unknown_float(trace, f"math.{fn.__name__}()", *args)
@@ -825,17 +697,12 @@ def _call_reference(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return wrap(trace, target, trace.const(target, "referent"))
 
 
-def _call_own(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    return native(fn, *args, **kwargs)
-
-
 CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     operator.itemgetter: _call_getter,
     operator.attrgetter: _call_getter,
     operator.methodcaller: _call_methodcaller,
     weakref.ref: _call_reference,
-    Callback: _call_own,
-    Appender: _call_own,
+    **dict.fromkeys((Callback, Appender), lambda trace, fn, args, kwargs: native(fn, *args, **kwargs)),
 }
 
 
@@ -849,16 +716,9 @@ def _constant(value: Any) -> Special:
 on(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)(_constant(True))
 on(torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing)(_constant(False))
 on(torch._C._get_tracing_state)(_constant(None))
-on(*(getattr(torch._C, f"_has_torch_function{kind}") for kind in ("", "_unary", "_variadic")))(
-    _constant(False)
-)
-on(sys.getrecursionlimit)(lambda trace, args, kwargs: 1000)
+for _name in ("", "_unary", "_variadic"):
+    on(getattr(torch._C, f"_has_torch_function{_name}"))(_constant(False))
+on(sys.getrecursionlimit)(_constant(1000))
 on(torch._C._log_api_usage_once)(_constant(None))
-
-
-@on(inspect.signature)
-def _signature(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return native(inspect.signature, *args, **kwargs)
-
-
+on(inspect.signature)(lambda trace, args, kwargs: native(inspect.signature, *args, **kwargs))
 on(typing.cast, torch.jit.annotate)(lambda trace, args, kwargs: args[1])

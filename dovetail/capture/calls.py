@@ -35,9 +35,10 @@ from dovetail.capture.frame import bind
 from dovetail.capture.generators import Generator
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.markers import UNMARKED, call_compiled, call_marked, is_compiled
-from dovetail.capture.operations import native
+from dovetail.capture.operations import is_ours
 from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.regions import BY_NAME
+from dovetail.capture.text import native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import Raised, Trace, is_library_file
 from dovetail.capture.transforms import TRANSFORMS, call_transform
@@ -175,7 +176,7 @@ def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
 
 def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any:
     function, owner = fn.__func__, fn.__self__
-    if type(owner).__module__.startswith("dovetail.capture"):
+    if is_ours(type(owner)):
         return native(fn, *args, **kwargs)
     return call(trace, function, [owner, *args], kwargs)
 
@@ -238,7 +239,7 @@ def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(meta_call, FunctionType) and type(cls).__module__ != "enum":
         return call(trace, meta_call, [cls, *args], kwargs)
     if isinstance(meta_call, FunctionType) or known.is_native_class(cls):
-        return known.construct(trace, cls, args, kwargs)
+        return native(cls, *args, **kwargs)
     return make_instance(trace, cls, args, kwargs)
 
 

@@ -15,7 +15,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast, autocast
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode, inference_mode
 
 from dovetail.capture.builtins import Args, Kwargs, on
-from dovetail.capture.operations import native
+from dovetail.capture.text import native
 from dovetail.capture.trace import Trace
 from dovetail.errors import GradientsSwitchedOn, UnknownCall
 

@@ -16,8 +16,8 @@ import torch
 from dovetail.capture import operations
 from dovetail.capture.attributes import InstanceDict, find_in_mro, load_attr
 from dovetail.capture.builtins import Args, Kwargs, on
-from dovetail.capture.operations import native
 from dovetail.capture.origins import IDENTITY, PLAIN
+from dovetail.capture.text import native
 from dovetail.capture.trace import Trace
 from dovetail.errors import UnknownCall
 from dovetail.fake.tensor import Fake

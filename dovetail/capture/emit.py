@@ -208,17 +208,13 @@ class Emitter:
 Rule = Callable[[Emitter, Any], str]
 
 
-def _list(emit: Emitter, value: list[Any]) -> str:
-    return emit.temp(f"[{emit.items(value)}]")
+def _made_of(kind: type) -> Rule:
+    """A container that its class makes of the items."""
+    return lambda emit, value: emit.temp(f"{emit.const(kind, kind.__name__)}([{emit.items(value)}])")
 
 
 def _tuple(emit: Emitter, value: tuple[Any, ...]) -> str:
     return f"({emit.items(value)},)" if value else "()"
-
-
-def _struct_sequence(emit: Emitter, value: tuple[Any, ...]) -> str:
-    """A named tuple made in C, such as what torch.max(x, dim) returns: its class takes one sequence."""
-    return emit.temp(f"{emit.const(type(value), type(value).__name__)}([{emit.items(value)}])")
 
 
 def _dict(emit: Emitter, value: dict[Any, Any]) -> str:
@@ -226,22 +222,12 @@ def _dict(emit: Emitter, value: dict[Any, Any]) -> str:
     return emit.temp(f"{{{pairs}}}")
 
 
-def _set(emit: Emitter, value: Any) -> str:
-    return emit.temp(f"{emit.const(type(value), type(value).__name__)}([{emit.items(value)}])")
-
-
 def _slice(emit: Emitter, value: slice) -> str:
-    return f"slice({emit.value(value.start)}, {emit.value(value.stop)}, {emit.value(value.step)})"
-
-
-def _size(emit: Emitter, value: torch.Size) -> str:
-    return f"{emit.const(torch.Size, 'Size')}([{emit.items(value)}])"
+    return f"slice({emit.items((value.start, value.stop, value.step))})"
 
 
 def _method(emit: Emitter, value: MethodType) -> str:
-    return (
-        f"{emit.const(MethodType, 'MethodType')}({emit.value(value.__func__)}, {emit.value(value.__self__)})"
-    )
+    return f"{emit.const(MethodType, 'MethodType')}({emit.items((value.__func__, value.__self__))})"
 
 
 def _builtin_method(emit: Emitter, value: Any) -> str:
@@ -264,16 +250,9 @@ def _function(emit: Emitter, value: FunctionType) -> str:
     if id(value) not in emit.trace.made:
         return emit.const(value, value.__name__)
     cells = "".join([f"{emit.value(cell)}, " for cell in value.__closure__ or ()])
-    maker = emit.const(FunctionType, "FunctionType")
-    where = (
-        "user_globals"
-        if value.__globals__ is emit.trace.frame.globals
-        else emit.const(value.__globals__, "globals")
-    )
-    defaults = emit.value(value.__defaults__)
-    name = emit.temp(
-        f"{maker}({emit.const(value.__code__, 'code')}, {where}, {value.__name__!r}, {defaults}, ({cells}))"
-    )
+    maker, code = emit.const(FunctionType, "FunctionType"), emit.const(value.__code__, "code")
+    where, defaults = _globals(emit, value.__globals__), emit.value(value.__defaults__)
+    name = emit.temp(f"{maker}({code}, {where}, {value.__name__!r}, {defaults}, ({cells}))")
     if value.__kwdefaults__:
         emit.body.append(f"{name}.__kwdefaults__ = {emit.value(value.__kwdefaults__)}")
     for key, item in value.__dict__.items():
@@ -303,14 +282,8 @@ def _cell(emit: Emitter, value: CellType) -> str:
     return emit.const(value, "cell")
 
 
-def _instance_dict(emit: Emitter, value: InstanceDict) -> str:
-    return f"{emit.value(value.owner)}.__dict__"
-
-
-def _globals_view(emit: Emitter, value: GlobalsView) -> str:
-    if value.real is emit.trace.frame.globals:
-        return "user_globals"
-    return emit.const(value.real, "globals")
+def _globals(emit: Emitter, where: dict[str, Any]) -> str:
+    return "user_globals" if where is emit.trace.frame.globals else emit.const(where, "globals")
 
 
 def _unfinished(emit: Emitter, value: Generator) -> str:
@@ -318,18 +291,10 @@ def _unfinished(emit: Emitter, value: Generator) -> str:
     raise UnfinishedGenerator(emit.trace.frame.loc, name=name, step=value.made_at)
 
 
-def _callback(emit: Emitter, value: Callback) -> str:
-    return emit.value(value.fn)
-
-
 def _late_text(emit: Emitter, value: LateText) -> str:
     if value.is_outdated:
         emit.refuse(value, "a tensor in the text was changed since")
     return emit.temp(f"{emit.const(value.function, value.function.__name__)}({emit.items(value.args)})")
-
-
-def _appender(emit: Emitter, value: Appender) -> str:
-    return f"{emit.load(value.owner.source)}.append"
 
 
 def _constant(emit: Emitter, value: Any) -> str:
@@ -341,18 +306,12 @@ def _array(emit: Emitter, value: Any) -> str:
     return emit.temp(f"{emit.const(value, 'array')}.copy()")
 
 
-def _null(emit: Emitter, value: Any) -> str:
-    return "None"
-
-
 def _reduced(emit: Emitter, value: Any) -> str:
     """An iterator or another small C object that knows how to be copied."""
-    made = value.__reduce__()
-    function, args = made[0], made[1]
-    state = made[2] if len(made) > 2 else None
+    function, args, *state = value.__reduce__()
     name = emit.temp(f"{emit.value(function)}({emit.items(args)})")
-    if state is not None:
-        emit.body.append(f"{name}.__setstate__({emit.value(state)})")
+    if state and state[0] is not None:
+        emit.body.append(f"{name}.__setstate__({emit.value(state[0])})")
     return name
 
 
@@ -400,10 +359,8 @@ def _ordered_dict(emit: Emitter, value: Any) -> str:
 
 
 def _default_dict(emit: Emitter, value: Any) -> str:
-    factory = emit.value(value.default_factory)
-    return emit.temp(
-        f"{emit.const(collections.defaultdict, 'defaultdict')}({factory}, [{_pairs(emit, value)}])"
-    )
+    maker, factory = emit.const(collections.defaultdict, "defaultdict"), emit.value(value.default_factory)
+    return emit.temp(f"{maker}({factory}, [{_pairs(emit, value)}])")
 
 
 def _deque(emit: Emitter, value: Any) -> str:
@@ -417,57 +374,47 @@ def _pairs(emit: Emitter, value: Any) -> str:
 ITERATED: Final[tuple[Any, ...]] = ([], (), {}, {}.keys(), {}.values(), {}.items(), set(), "", range(1), b"")
 
 REBUILD: Final[dict[type, Rule]] = {
-    list: _list,
+    list: lambda emit, value: emit.temp(f"[{emit.items(value)}]"),
     tuple: _tuple,
     dict: _dict,
-    set: _set,
-    frozenset: _set,
+    **{kind: _made_of(kind) for kind in (set, frozenset, torch.Size)},
     slice: _slice,
-    torch.Size: _size,
     MethodType: _method,
     functools.partial: _partial,
     FunctionType: _function,
     CellType: _cell,
-    InstanceDict: _instance_dict,
-    GlobalsView: _globals_view,
-    Callback: _callback,
-    Appender: _appender,
+    InstanceDict: lambda emit, value: f"{emit.value(value.owner)}.__dict__",
+    GlobalsView: lambda emit, value: _globals(emit, value.real),
+    Callback: lambda emit, value: emit.value(value.fn),
+    Appender: lambda emit, value: f"{emit.load(value.owner.source)}.append",
     LateText: _late_text,
     types.BuiltinFunctionType: _builtin_method,
-    type(NULL): _null,
+    type(NULL): lambda emit, value: "None",
+    Generator: _unfinished,
     collections.OrderedDict: _ordered_dict,
     collections.defaultdict: _default_dict,
     collections.deque: _deque,
     **{type(iter(made)): _reduced for made in ITERATED},
-    type(reversed([])): _reduced,
-    **dict.fromkeys((zip, enumerate, map, filter, reversed), _reduced),
+    **dict.fromkeys((type(reversed([])), zip, enumerate, map, filter, reversed), _reduced),
 }
 
 
 def rebuild_by_base(value: Any) -> Rule:
     kind = type(value)
-    if kind in PLAIN or isinstance(value, IDENTITY) or is_value_type(kind):
+    is_constant = isinstance(value, (*IDENTITY, types.CodeType, property, classmethod, staticmethod))
+    if is_constant or kind in PLAIN or is_value_type(kind) or kind.__name__ == "cython_function_or_method":
         return _constant
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return _array
     if kind.__module__ == "itertools" and hasattr(value, "__reduce__"):
         return _reduced
-    if hasattr(kind, "n_sequence_fields"):
-        return _struct_sequence
-    if kind is Generator:
-        return _unfinished
-    if isinstance(value, types.CodeType | property | classmethod | staticmethod):
-        return _constant
-    if kind.__name__ == "cython_function_or_method":
-        return _constant
-    solid = next(base for base in kind.__mro__ if not base.__flags__ & 512)
+    if hasattr(kind, "n_sequence_fields"):  # a named tuple made in C, such as torch.max(x, dim) returns
+        return _made_of(kind)
     if isinstance(value, BaseException):
         return rebuild_exception
-    if solid not in REBUILT_BASES or has_maker_in_c(kind, solid):
-        return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
-    if kind.__flags__ & 512 and (
-        hasattr(value, "__dict__") or hasattr(kind, "__slots__") or isinstance(value, (tuple, int))
-    ):
+    solid = next(base for base in kind.__mro__ if not base.__flags__ & 512)
+    has_fields = hasattr(value, "__dict__") or hasattr(kind, "__slots__") or isinstance(value, (tuple, int))
+    if solid in REBUILT_BASES and not has_maker_in_c(kind, solid) and kind.__flags__ & 512 and has_fields:
         return _instance
     return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
 

@@ -20,7 +20,7 @@ from dovetail.capture.attributes import MISSING, delete_attr, find_in_mro, load_
 from dovetail.capture.decode import Code, decode
 from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.resume import growing_slots
-from dovetail.capture.text import concatenate, format_value, is_late, late
+from dovetail.capture.text import concatenate, format_value, is_late, late, native
 from dovetail.capture.trace import (
     NULL,
     Handling,
@@ -160,12 +160,8 @@ class Activation:
     def LOAD_FAST(self, arg: int) -> None:
         value = self.slots[arg]
         if value is NULL:
-            name = self.code.slot_names[arg]
-            raise Raised(
-                UnboundLocalError(
-                    f"cannot access local variable '{name}' where it is not associated with a value"
-                )
-            )
+            where = f"local variable '{self.code.slot_names[arg]}' where it is not associated with a value"
+            raise Raised(UnboundLocalError(f"cannot access {where}"))
         if type(value) is Unread:
             value = self.slots[arg] = self.look_at(value, arg)
         self.stack.append(value)
@@ -292,7 +288,7 @@ class Activation:
 
     def IMPORT_NAME(self, arg: str) -> None:
         names, level = self.stack.pop(), self.stack.pop()
-        self.stack.append(operations.native(__import__, arg, self.globals, None, names, level))
+        self.stack.append(native(__import__, arg, self.globals, None, names, level))
 
     def IMPORT_FROM(self, arg: str) -> None:
         module = self.stack[-1]
@@ -431,13 +427,10 @@ class Activation:
 
     def GET_ITER(self, arg: Any) -> None:
         top = self.stack[-1]
-        if (
-            id(top) in self.trace.origins
-            and isinstance(top, Iterator)
-            and not operations.dunder(type(top), "__iter__")
-        ):
+        is_users = id(top) in self.trace.origins and isinstance(top, Iterator)
+        if is_users and not operations.dunder(type(top), "__iter__"):
             return  # an iterator of the caller's: FOR_ITER steps it outside of the graph
-        self.stack[-1] = operations.iterate(self.trace, self.stack[-1])
+        self.stack[-1] = operations.iterate(self.trace, top)
 
     def FOR_ITER(self, arg: int) -> None:
         """(iter -- iter, next) or, exhausted, (iter --) and jump."""
@@ -469,12 +462,12 @@ class Activation:
         self.stack.append(self.pop(arg))
 
     def BUILD_SET(self, arg: int) -> None:
-        self.stack.append(operations.native(set, [operations.as_hashable(item) for item in self.pop(arg)]))
+        self.stack.append(native(set, [operations.as_hashable(item) for item in self.pop(arg)]))
 
     def BUILD_MAP(self, arg: int) -> None:
         items = self.pop(2 * arg)
         keys = [operations.as_hashable(key) for key in items[::2]]
-        self.stack.append(operations.native(lambda: dict(zip(keys, items[1::2]))))
+        self.stack.append(native(lambda: dict(zip(keys, items[1::2]))))
 
     def BUILD_CONST_KEY_MAP(self, arg: int) -> None:
         keys = self.stack.pop()
@@ -494,34 +487,29 @@ class Activation:
 
     def SET_ADD(self, arg: int) -> None:
         value = self.stack.pop()
-        operations.native(self.stack[-arg].add, operations.as_hashable(value))
+        native(self.stack[-arg].add, operations.as_hashable(value))
 
     def MAP_ADD(self, arg: int) -> None:
         key, value = self.pop(2)
-        operations.native(self.stack[-arg].__setitem__, operations.as_hashable(key), value)
+        native(self.stack[-arg].__setitem__, operations.as_hashable(key), value)
 
     def LIST_EXTEND(self, arg: int) -> None:
         value = operations.iterate(self.trace, self.stack.pop())
-        operations.native(self.stack[-arg].extend, value)
+        native(self.stack[-arg].extend, value)
 
     def SET_UPDATE(self, arg: int) -> None:
         value = operations.iterate(self.trace, self.stack.pop())
-        operations.native(self.stack[-arg].update, value)
+        native(self.stack[-arg].update, value)
 
     def as_mapping(self, value: Any) -> Any:
-        """A mapping of the user's, as a dict that native code can read."""
-        keys = operations.dunder(type(value), "keys")
-        if isinstance(value, dict) and keys is None or type(value).__module__.startswith("dovetail.capture"):
-            return value
-        trace = self.trace
-        if keys is None and find_in_mro(type(value), "keys")[0] is MISSING:
+        """What ** takes: nothing but a mapping will do."""
+        if find_in_mro(type(value), "keys")[0] is MISSING:
             raise Raised(TypeError(f"'{type(value).__name__}' object is not a mapping"))
-        names = trace.call(load_attr(trace, value, "keys"), [], {})
-        return {name: operations.get_item(trace, value, name) for name in operations.iterate(trace, names)}
+        return operations.as_mapping(self.trace, value)
 
     def DICT_UPDATE(self, arg: int) -> None:
         value = self.as_mapping(self.stack.pop())
-        operations.native(self.stack[-arg].update, value)
+        native(self.stack[-arg].update, value)
 
     def DICT_MERGE(self, arg: int) -> None:
         value = self.as_mapping(self.stack.pop())
@@ -529,13 +517,13 @@ class Activation:
         for key in value:
             if key in into:
                 raise Raised(TypeError(f"got multiple values for keyword argument '{key}'"))
-        operations.native(into.update, value)
+        native(into.update, value)
 
     def LIST_TO_TUPLE(self, arg: Any) -> None:
         self.stack[-1] = tuple(self.stack[-1])
 
     def UNPACK_SEQUENCE(self, arg: int) -> None:
-        items = operations.native(list, operations.iterate(self.trace, self.stack.pop()))
+        items = native(list, operations.iterate(self.trace, self.stack.pop()))
         if len(items) != arg:
             many = "too many values to unpack" if len(items) > arg else "not enough values to unpack"
             got = "" if len(items) > arg else f", got {len(items)}"
@@ -544,13 +532,10 @@ class Activation:
 
     def UNPACK_EX(self, arg: int) -> None:
         before, after = arg & 255, arg >> 8
-        items = operations.native(list, operations.iterate(self.trace, self.stack.pop()))
+        items = native(list, operations.iterate(self.trace, self.stack.pop()))
         if len(items) < before + after:
-            raise Raised(
-                ValueError(
-                    f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
-                )
-            )
+            wanted = f"expected at least {before + after}, got {len(items)}"
+            raise Raised(ValueError(f"not enough values to unpack ({wanted})"))
         middle = items[before : len(items) - after]
         tail = items[len(items) - after :] if after else []
         self.stack.extend(reversed([*items[:before], middle, *tail]))
@@ -640,7 +625,7 @@ class Activation:
 
     def CALL_FUNCTION_EX(self, arg: int) -> None:
         kwargs = self.as_mapping(self.stack.pop()) if arg & 1 else {}
-        args = operations.native(list, operations.iterate(self.trace, self.stack.pop()))
+        args = native(list, operations.iterate(self.trace, self.stack.pop()))
         second, first = self.stack.pop(), self.stack.pop()
         self.stack.append(self.trace.call(second if first is NULL else first, args, dict(kwargs)))
 
@@ -734,7 +719,7 @@ class Activation:
 
     def CHECK_EXC_MATCH(self, arg: Any) -> None:
         kinds = self.stack.pop()
-        self.stack.append(operations.native(isinstance, self.stack[-1], kinds))
+        self.stack.append(native(isinstance, self.stack[-1], kinds))
 
     def POP_EXCEPT(self, arg: Any) -> None:
         self.handled = self.stack.pop().previous
@@ -747,10 +732,8 @@ class Activation:
     def BEFORE_WITH(self, arg: Any) -> None:
         """(context -- exit, entered)"""
         context, trace = self.stack.pop(), self.trace
-        leave = load_attr(trace, context, "__exit__")
-        enter = load_attr(trace, context, "__enter__")
-        self.stack.append(leave)
-        self.stack.append(trace.call(enter, [], {}))
+        self.stack.append(load_attr(trace, context, "__exit__"))
+        self.stack.append(trace.call(load_attr(trace, context, "__enter__"), [], {}))
 
     def WITH_EXCEPT_START(self, arg: Any) -> None:
         """(exit, last, previous, error -- ..., suppress)"""
@@ -782,10 +765,7 @@ class Activation:
             return None
         positional: tuple[str, ...] = ()
         if count:
-            if (
-                klass in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
-                and count == 1
-            ):
+            if klass in MATCHES_ITSELF and count == 1:
                 return (subject,)
             positional = load_attr(self.trace, klass, "__match_args__")[:count]
         try:
@@ -794,6 +774,9 @@ class Activation:
             if isinstance(raised.value, AttributeError):
                 return None
             raise
+
+
+MATCHES_ITSELF: Final = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
 
 def set_context(error: BaseException, handled: BaseException) -> None:

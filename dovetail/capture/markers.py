@@ -15,8 +15,8 @@ from types import FunctionType
 from typing import Any, Final
 
 from dovetail.capture.attributes import load_attr
-from dovetail.capture.operations import native
 from dovetail.capture.origins import wrap
+from dovetail.capture.text import native
 from dovetail.capture.torch_calls import call_torch
 from dovetail.capture.trace import Trace
 from dovetail.errors import DisabledCall, UserBreak

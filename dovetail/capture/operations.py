@@ -15,22 +15,15 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.attributes import find_in_mro, load_attr, python_method
+from dovetail.capture.attributes import MISSING, find_in_mro, load_attr, python_method
 from dovetail.capture.origins import PLAIN
-from dovetail.capture.text import LateText, fill_percent, is_late, known, late
+from dovetail.capture.text import NUMBERS, LateText, fill_percent, is_late, known, late, native
 from dovetail.capture.trace import Raised, Trace
-from dovetail.errors import (
-    Break,
-    DataDependentBranch,
-    DataDependentNumber,
-    DataDependentValue,
-    FailedFake,
-    UnsupportedValue,
-)
+from dovetail.errors import DataDependentBranch, DataDependentNumber, DataDependentValue, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.sym.real import iter_leaves
 
-SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLIC: Final = tuple(NUMBERS)
 
 DUNDERS: Final[dict[Any, tuple[str, str]]] = {
     getattr(operator, name): (f"__{dunder}__", f"__r{dunder}__")
@@ -50,33 +43,7 @@ COMPARISONS: Final = {
     operator.eq: ("__eq__", "__eq__"),
     operator.ne: ("__ne__", "__ne__"),
 }
-
-
-def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run on the trace's objects; an exception is the user program's."""
-    try:
-        return fn(*args, **kwargs)
-    except Break:
-        raise
-    except Exception as error:
-        if isinstance(error, TypeError) and any(type(arg) is LateText for arg in args):
-            return native(fn, *native(known, list(args)), **kwargs)  # C code that takes nothing but a str
-        if isinstance(error, RuntimeError) and needs_data(error):
-            name = getattr(fn, "__name__", str(fn))
-            raise FailedFake(function=name, detail=str(error).split("\n")[0][:200]) from None
-        raise Raised(error) from None
-
-
-NEEDS_DATA: Final = (
-    "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta",
-    "leaf Variable that requires grad is being used in an in-place",
-)  # fmt: skip
-"""How torch's C++ code complains about a tensor without memory; and about writing to a leaf, which every Fake
-is of an input that requires grad: only the tensor itself knows whether it is one."""
-
-
-def needs_data(error: RuntimeError) -> bool:
-    return any(hint in str(error) for hint in NEEDS_DATA)
+UNARY: Final = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
 
 
 def has_fake(value: Any) -> bool:
@@ -93,9 +60,6 @@ def on_fakes(trace: Trace, op: Callable[..., Any], *args: Any) -> Any:
     if has_fake(result):
         trace.record("call_function", op, args, {}, result)
     return result
-
-
-_dunder_cache: dict[tuple[type, str], FunctionType | None] = {}
 
 
 def dunder(kind: type, name: str) -> FunctionType | None:
@@ -186,8 +150,7 @@ def unary(trace: Trace, op: Callable[[Any], Any], value: Any) -> Any:
         return on_fakes(trace, op, value)
     if op is operator.invert and type(value) in SYMBOLIC:
         return -(value if type(value) is torch.SymInt else as_hashable(value)) - 1
-    name = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}.get(op)
-    method = dunder(type(value), name) if name else None
+    method = dunder(type(value), UNARY[op])
     if method is not None:
         return trace.call(method, [value], {})
     check_operands(trace, op.__name__, value)
@@ -310,11 +273,9 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
 def _class_item(trace: Trace, container: type, key: Any) -> Any:
     """Color["RED"], list[int], and classes with __class_getitem__."""
     getter = dunder(type(container), "__getitem__")
-    if getter is not None and "enum" in getter.__module__:
+    if getter is None or "enum" in getter.__module__:
         return native(operator.getitem, container, key)
-    if getter is not None:
-        return trace.call(getter, [container, key], {})
-    return native(operator.getitem, container, key)
+    return trace.call(getter, [container, key], {})
 
 
 def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
@@ -358,6 +319,21 @@ def contains(trace: Trace, container: Any, item: Any) -> bool:
     return native(operator.contains, container, as_key(container, item))  # type: ignore[no-any-return]
 
 
+def is_ours(kind: type) -> bool:
+    """A class of capture's own, whose methods simply run."""
+    return kind.__module__.startswith("dovetail.capture")
+
+
+def as_mapping(trace: Trace, value: Any) -> Any:
+    """A mapping of the user's, as a dict that native code can read; anything else as it is."""
+    kind = type(value)
+    is_native = isinstance(value, dict) and dunder(kind, "keys") is None
+    if is_native or is_ours(kind) or find_in_mro(kind, "keys")[0] is MISSING:
+        return value
+    names = trace.call(load_attr(trace, value, "keys"), [], {})
+    return {name: get_item(trace, value, name) for name in iterate(trace, names)}
+
+
 class Steps:
     """An iterator of the user's, written in Python, for native code to consume."""
 
@@ -385,10 +361,10 @@ def iterate(trace: Trace, value: Any) -> Iterator[Any]:
             raise Raised(TypeError("iteration over a 0-d tensor"))
         return iter(trace.call(load_attr(trace, value, "unbind"), [0], {}))
     method = dunder(kind, "__iter__")
-    if method is not None and not kind.__module__.startswith("dovetail.capture"):
+    if method is not None and not is_ours(kind):
         made = trace.call(method, [value], {})
         step = dunder(type(made), "__next__")
-        if step is None or type(made).__module__.startswith("dovetail.capture"):
+        if step is None or is_ours(type(made)):
             return made  # type: ignore[no-any-return]
         return Steps(trace, made, step)
     getter = dunder(kind, "__getitem__")
@@ -413,7 +389,7 @@ def _by_index(trace: Trace, value: Any, getter: Callable[..., Any]) -> Iterator[
 
 def length(trace: Trace, value: Any) -> Any:
     method = dunder(type(value), "__len__")
-    if method is not None and not type(value).__module__.startswith("dovetail.capture"):
+    if method is not None and not is_ours(type(value)):
         return trace.call(method, [value], {})
     if isinstance(value, Fake):
         return native(value.size, 0) if value.dim() else native(len, value)

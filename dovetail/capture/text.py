@@ -4,6 +4,7 @@
     names[f"layer_{i}"]           used as text while capturing: made now, if no tensor is in it
 
 late(trace, function, args) -> the text `function(*args)` will give, when the entry runs
+native(function, *args)     -> C code run now, with such texts made where it insists on a str
 """
 from __future__ import annotations
 
@@ -12,13 +13,12 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.trace import Trace
-from dovetail.errors import DataDependentValue
+from dovetail.capture.trace import Raised, Trace
+from dovetail.errors import Break, DataDependentValue, FailedFake
 from dovetail.fake.tensor import Fake
 
-NUMBERS: Final[dict[type, Callable[[Any], Any]]] = {
-    torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool
-}  # fmt: skip
+NUMBERS: Final[dict[type, type[Any]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+"""What a number of the user's program is, where the trace has a symbol for it."""
 UNKNOWN: Final = "a text that contains a tensor or an exception"
 LITERAL: Final = frozenset(
     {str, int, float, bool, type(None), bytes, complex, torch.dtype, torch.device, torch.Size}
@@ -121,6 +121,33 @@ def known(value: Any) -> Any:
     if kind in (list, tuple):
         return kind([known(item) for item in value])
     return {key: known(item) for key, item in value.items()} if kind is dict else value
+
+
+def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run on the trace's objects; an exception is the user program's."""
+    try:
+        return fn(*args, **kwargs)
+    except Break:
+        raise
+    except Exception as error:
+        if isinstance(error, TypeError) and any(type(arg) is LateText for arg in args):
+            return native(fn, *native(known, list(args)), **kwargs)  # C code that takes nothing but a str
+        if isinstance(error, RuntimeError) and needs_data(error):
+            name = getattr(fn, "__name__", str(fn))
+            raise FailedFake(function=name, detail=str(error).split("\n")[0][:200]) from None
+        raise Raised(error) from None
+
+
+NEEDS_DATA: Final = (
+    "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta",
+    "leaf Variable that requires grad is being used in an in-place",
+)  # fmt: skip
+"""How torch's C++ code complains about a tensor without memory; and about writing to a leaf, which every Fake
+is of an input that requires grad: only the tensor itself knows whether it is one."""
+
+
+def needs_data(error: RuntimeError) -> bool:
+    return any(hint in str(error) for hint in NEEDS_DATA)
 
 
 def is_late(value: Any) -> bool:

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.attributes import SYMBOLIC_TYPES, bind_class_value, find_in_mro, guard_class
-from dovetail.capture.operations import has_fake, native, needs_data, set_item
+from dovetail.capture.attributes import bind_class_value, find_in_mro, guard_class
+from dovetail.capture.operations import has_fake, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
-from dovetail.capture.text import LateText
+from dovetail.capture.text import NUMBERS, LateText, native, needs_data
 from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import BackwardCall, Break, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -226,4 +226,4 @@ def type_of_value(trace: Trace, value: Any) -> type:
     if isinstance(value, Fake):
         origin = trace.origins.get(id(value))
         return type(origin.original) if origin is not None else torch.Tensor
-    return str if isinstance(value, LateText) else SYMBOLIC_TYPES.get(type(value), type(value))
+    return str if isinstance(value, LateText) else NUMBERS.get(type(value), type(value))

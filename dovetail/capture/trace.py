@@ -120,14 +120,6 @@ class Write:
     how: str
 
 
-@dataclass(slots=True, eq=False)
-class Place:
-    """A running interpreter frame, for locations."""
-
-    code: CodeType
-    line: Callable[[], int]
-
-
 class Trace:
     """See the file's docstring. `call` and `inline` are set by the interpreter, which this file does
     not know."""
@@ -158,7 +150,6 @@ class Trace:
         self.places: list[Any] = []
         self.shadows: list[Origin] = []
         self.unread: list[Unread] = []
-        self.state_effects: dict[str, tuple[str, Any]] = {}
         self.shapes: Any = None
         self.symbols: dict[str, Source] = {}
         self.keep: list[Any] = []
@@ -243,16 +234,9 @@ def freeze(trace: Trace, arg: Any) -> Any:
         return arg
     if kind in HELD:
         return arg
-    if kind is list:
-        return [freeze(trace, item) for item in arg]
-    if kind is tuple or isinstance(arg, torch.Size):
-        return tuple([freeze(trace, item) for item in arg])
     if isinstance(arg, (list, tuple)):
-        return (
-            [freeze(trace, item) for item in arg]
-            if isinstance(arg, list)
-            else tuple(freeze(trace, i) for i in arg)
-        )
+        items = [freeze(trace, item) for item in arg]
+        return items if isinstance(arg, list) else tuple(items)
     if isinstance(arg, dict):
         return {key: freeze(trace, item) for key, item in arg.items()}
     if kind is slice:

@@ -12,8 +12,9 @@ import torch
 
 from dovetail.capture.attributes import load_attr, store_attr
 from dovetail.capture.builtins import Args, Kwargs, Special, on
-from dovetail.capture.operations import get_item, iterate, native, truth
+from dovetail.capture.operations import get_item, iterate, truth
 from dovetail.capture.origins import wrap
+from dovetail.capture.text import native
 from dovetail.capture.torch_calls import call_tensor_method, call_torch
 from dovetail.capture.trace import Trace
 from dovetail.errors import DisabledCall
