@@ -7,6 +7,7 @@ Inputs that no call uses and no output needs are left out (their guards stay).
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -142,20 +143,7 @@ def used_ids(calls: Sequence[Call], outputs: Sequence[Any]) -> tuple[set[int], l
 
 def placeholder_name(graph_input: GraphInput) -> str:
     """The user's name for an input: self.fc.weight becomes self_fc_weight."""
-    text = graph_input.source.text
-    for noise in (
-        ".__dict__",
-        "['_parameters']",
-        "['_buffers']",
-        "['_modules']",
-        "_parameters",
-        "_modules",
-        "_buffers",
-    ):
-        text = text.replace(noise, "")
-    name = "".join(c if c.isalnum() else "_" for c in text).strip("_")
-    while "__" in name:
-        name = name.replace("__", "_")
+    name = re.sub(r"[\W_]+", "_", str(graph_input.source)).strip("_")
     return name if name and not name[0].isdigit() else f"arg_{name}"
 
 

@@ -3,12 +3,22 @@
     self.layers[0].weight   Item(Attr(Arg("self"), "layers"), 0) ...
 
 A Source can do two things: print the Python text that reloads it (`text`), and be the path of a
-guard. Both the generated entry and the native guard tree are built from it.
+guard. Both the generated entry and the native guard tree are built from it. As a string it is what the
+user would write: self.layers[0].weight, where the text is
+self.__dict__['_modules']['layers'].__dict__['_modules']['0'].__dict__['_parameters']['weight'].
 """
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+AS_WRITTEN: Final = (
+    (re.compile(r"\.__dict__\['_(?:modules|parameters|buffers)'\]\['(\d+)'\]"), r"[\1]"),
+    (re.compile(r"\.__dict__(?:\['_(?:modules|parameters|buffers)'\])?\['([^\W\d]\w*)'\]"), r".\1"),
+    (re.compile(r"\buser_globals\['(\w+)'\]|\bcell_(\w+)\.cell_contents"), r"\1\2"),
+)
+"""How generated code reads something, and how a person does."""
 
 Key: TypeAlias = "str | int | float | bool | bytes | None | tuple[Key, ...]"
 
@@ -26,7 +36,10 @@ class Source:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        return self.text
+        shown = self.text
+        for pattern, written in AS_WRITTEN:
+            shown = pattern.sub(written, shown)
+        return shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,19 @@ def tensor_is(t: torch.Tensor, **changes: Any) -> TensorIs:
 # -- paths
 
 
+@pytest.mark.parametrize(
+    ("path", "written"),
+    [
+        (Item(DictAttr(Item(DictAttr(X, "_modules"), "layers"), "_modules"), "0"), "x.layers[0]"),
+        (Item(DictAttr(Item(DictAttr(X, "_modules"), "0"), "_parameters"), "weight"), "x[0].weight"),
+        (Item(DictAttr(Global("config"), "sizes"), "a b"), "config.sizes['a b']"),
+        (Item(DictAttr(X, "_modules"), "a.b"), "x._modules['a.b']"),
+    ],
+)  # fmt: skip
+def test_a_path_reads_as_the_user_would_write_it(path: Source, written: str) -> None:
+    assert str(path) == written
+
+
 def test_roots() -> None:
     cell = types.CellType(5)
     constant = object()
@@ -117,10 +130,10 @@ def test_roots() -> None:
     assert frame(1, 2)
     assert not frame(1, 3) and frame.why(1, 3) == "y: expected 2, got 3"
     cell.cell_contents = 6
-    assert not frame(1, 2) and "cell_c" in frame.why(1, 2)
+    assert not frame(1, 2) and frame.why(1, 2).startswith("c: ")
     cell.cell_contents = 5
     frame.scope["g"] = 8
-    assert not frame(1, 2) and "user_globals['g']" in frame.why(1, 2)
+    assert not frame(1, 2) and frame.why(1, 2).startswith("g: ")
     del frame.scope["g"]
     assert not frame(1, 2) and "no longer there" in frame.why(1, 2)
     frame.scope.update(other=1, g=7)
