@@ -9,6 +9,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from dovetail.util.collection import no_collections
+
 if TYPE_CHECKING:
     from dovetail.background import wait
     from dovetail.control import (
@@ -57,7 +59,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    with no_collections():
+        value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

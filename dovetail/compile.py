@@ -10,7 +10,6 @@ reproducer file, and eager goes on.
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import threading
 import time
@@ -49,6 +48,7 @@ from dovetail.race import Race, is_repeatable
 from dovetail.reproduce import write_reproducer
 from dovetail.runtime.guards import make_guards
 from dovetail.stages import Stage, is_watched, run_stage, run_stages
+from dovetail.util.collection import no_collections
 from dovetail.util.loc import Loc
 
 Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]"
@@ -318,6 +318,7 @@ class Compiler:
             EVENTS.emit("skip", function=code.co_qualname, code=SkippedFrame.code, text=why, loc=loc)
         return None
 
+    @no_collections()
     def _on_miss(self, frame: capture.Frame, why: str | None, entries: int) -> Verdict:
         code = frame.code
         if entries and stance() == "eager_on_recompile":
@@ -325,8 +326,7 @@ class Compiler:
         if entries and (verdict := self._recompile(frame, why or "", entries)) is not None:
             return verdict
         start = time.perf_counter()
-        random_state, collects = torch.get_rng_state(), gc.isenabled()
-        gc.disable()  # compiling makes many small objects and little garbage; collections walk the heap
+        random_state = torch.get_rng_state()
         try:
             return self._compile(frame)
         except FrameRaises:
@@ -342,8 +342,6 @@ class Compiler:
             )  # fmt: skip
             return False
         finally:
-            if collects:
-                gc.enable()
             torch.set_rng_state(random_state)  # compiling draws no numbers that the program would draw
             EVENTS.emit("compile", function=code.co_qualname, seconds=time.perf_counter() - start)
 

@@ -8,7 +8,6 @@ file (DOVETAIL_DUMP=dir); an edited file taken instead (DOVETAIL_OVERRIDE=dir); 
 """
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.parse import parse_graph
 from dovetail.ir.program import Program, parse_program
 from dovetail.ir.verify import verify
+from dovetail.util.collection import no_collections
 
 Stage: TypeAlias = "tuple[str, Callable[..., object]]"
 
@@ -52,13 +52,9 @@ def run_stages(unit: str, stages: Iterable[Stage], value: object) -> object:
 
 
 def run_stage(unit: str, name: str, stage: Callable[..., object], *inputs: object) -> object:
-    start, collects = time.perf_counter(), gc.isenabled()
-    gc.disable()  # a stage makes many small objects and almost no garbage
-    try:
+    start = time.perf_counter()
+    with no_collections():
         value = stage(*inputs)
-    finally:
-        if collects:
-            gc.enable()
     seconds = time.perf_counter() - start
     EVENTS.emit("stage", unit=unit, stage=name, seconds=seconds, value=value)
     if os.environ.get("DOVETAIL_CHECK"):

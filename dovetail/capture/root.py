@@ -10,7 +10,6 @@ twice is what makes undoing unnecessary: the trace's objects are its own.
 from __future__ import annotations
 
 import functools
-import gc
 import linecache
 import sys
 from collections.abc import Sequence
@@ -114,14 +113,8 @@ def capture_frame(
     if is_importing():
         raise ImportUnderWay(frame.loc)
     watch_kernels()
-    collects = gc.isenabled()
-    gc.disable()  # a capture makes many small objects and almost no garbage
-    try:
-        with DEPTH:
-            return _attempts(frame, options, dynamic, is_whole)
-    finally:
-        if collects:
-            gc.enable()
+    with DEPTH:
+        return _attempts(frame, options, dynamic, is_whole)
 
 
 def _attempts(frame: Frame, options: Options, dynamic: Policy | None, is_whole: bool) -> Capture:
