@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+from dovetail.codegen.analysis import Form, form_of
 from dovetail.codegen.cpp import CppTarget
 from dovetail.codegen.host.program import emit_host
 from dovetail.codegen.target import Launchable, Target
@@ -36,11 +37,16 @@ def emit(plan: Plan, options: Options) -> Program:
     buffers = {b.name: replace(b, kind="input") if b.name in reused else b for b in loops.buffers}
     launches: dict[Group, Launchable] = {}
     kernels: dict[str, Kernel] = {}
+    known: dict[Form, tuple[Launchable, list[str]]] = {}
     for step in plan.schedule.steps:
         if isinstance(step, Group):
             target = targets[buffers[step.nests[0].writes[0].buffers[0]].type.device.kind]
-            made = target.emit(step, buffers)
-            launches[step] = made
+            form, names = form_of(step, buffers)
+            if form in known:
+                launches[step] = _for_others(*known[form], names)
+                continue
+            made = launches[step] = target.emit(step, buffers)
+            known[form] = made, names
             if made.key not in kernels:
                 kernels[made.key] = _kernel(step, made, target, plan)
     index = {key: k for k, key in enumerate(kernels)}
@@ -58,6 +64,12 @@ def emit(plan: Plan, options: Options) -> Program:
         host.results,
         len(plan.schedule.steps),
     )
+
+
+def _for_others(made: Launchable, names: list[str], others: list[str]) -> Launchable:
+    """The kernel of an equal group, called with other buffers."""
+    renamed = dict(zip(names, others, strict=True))
+    return replace(made, params=tuple(renamed[name] for name in made.params))  # type: ignore[type-var]
 
 
 def _kernel(group: Group, made: Launchable, target: Target, plan: Plan) -> Kernel:

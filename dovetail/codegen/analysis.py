@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, iter_scalars, loads_of, roots_of
@@ -65,6 +65,37 @@ def analyse(group: Group, buffers: dict[str, Buffer]) -> Shape:
         row_values,
         tuple(_kept_rows(group, row_values)),
     )
+
+
+Form: TypeAlias = "tuple[object, ...]"
+
+
+def form_of(group: Group, buffers: dict[str, Buffer]) -> tuple[Form, list[str]]:
+    """What makes two groups one kernel, and the names of this one's buffers in order of appearance: all of
+    a group but names and places in the user's program. Layers of a model differ in nothing else."""
+    numbers: dict[str, int] = {}
+    parts: list[object] = [group.outer, group.ranges, group.levels]
+    for nest in group.nests:
+        seen: dict[Scalar, int] = {}
+        for node in iter_scalars(*(root for write in nest.writes for root in roots_of(write))):
+            seen[node] = len(seen)
+            parts.append(node.op)
+            parts.append(node.dtype)
+            for arg in node.args:
+                if isinstance(arg, Scalar):
+                    parts.append(seen[arg])
+                elif isinstance(arg, str):
+                    parts.append(numbers.setdefault(arg, len(numbers)) if node.op != "input" else arg)
+                else:
+                    parts.append(repr(arg) if node.op == "const" else arg)
+        parts += [nest.ranges, nest.reduce]
+        for w in nest.writes:
+            written = tuple(numbers.setdefault(name, len(numbers)) for name in w.buffers)
+            parts += [written, w.index, w.reduce, w.mode, *(seen[root] for root in roots_of(w))]
+    for name in numbers:
+        buffer = buffers[name]
+        parts += [buffer.type, buffer.kind, buffer.is_loose, name in group.internal]
+    return tuple(parts), list(numbers)
 
 
 def _passes(group: Group) -> Iterator[Pass]:
