@@ -14,24 +14,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from dovetail.codegen.analysis import Pass, Shape, crossing_loads, work
-from dovetail.codegen.cpp.columns import Columns
+from dovetail.codegen.cpp.columns import FEW, PARALLEL_WORK, Columns
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
 from dovetail.codegen.cpp.partial import PIECES, Partial
 from dovetail.codegen.cpp.reduce import Accumulator
 from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
 from dovetail.ir.expr import ONE, Expr, ceildiv, mul, product
-from dovetail.ir.loop import Range
+from dovetail.ir.loop import Range, Scalar
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
 
-PARALLEL_WORK: Final = 32768
-"""Weighted elements below which one thread is faster, as in eager."""
 CHUNK: Final = 4096
 """Elements of one piece when a long contiguous loop is shared among threads."""
 FEW_VECTORS: Final = 4
 """Vectors of columns in one piece when columns are shared among threads."""
-FEW: Final = 16
+FEW_ROWS: Final = 64
 COPIES: Final = 4
 STACK_BYTES: Final = 1 << 20
 """Most bytes of rows kept on a thread's stack."""
@@ -63,13 +61,15 @@ class Body:
 
     @property
     def streams(self) -> bool:
-        """One walk over rows of memory, then only arithmetic per column."""
+        """Walks over rows of memory, with only arithmetic per column between them; many rows, where one
+        walk does not do: a few columns of a few rows stay in cache."""
         first, *later = self.shape.passes
-        kinds = [w.reduce for n in first.points for w in n.writes if w.reduce]
-        plain = not first.rows and all(kind not in ("welford", "argmax", "argmin") for kind in kinds)
-        return bool(
-            self.writer.column and self.group.inner and kinds and plain and not any(p.points for p in later)
-        )
+        kinds = {w.reduce for step in self.shape.passes for n in step.points for w in n.writes if w.reduce}
+        if not (self.writer.column and self.group.inner and kinds) or kinds & {"argmax", "argmin"}:
+            return False
+        is_one = not first.rows and "welford" not in kinds and not any(p.points for p in later)
+        rows = product(r.size for r in self.group.inner)
+        return is_one or (not self.shape.kept_rows and not _at_most(rows, FEW_ROWS))
 
     @property
     def splits(self) -> bool:
@@ -337,13 +337,7 @@ class Body:
         self, step: Pass, items: list[Accumulator], scope: Scope, bounds: tuple[str, str] | None = None
     ) -> None:
         """Squared deviations from the mean, now that it is known."""
-        self.writer.recompute = {
-            w.buffers[0]: w.value
-            for n in step.points
-            if not n.reduce
-            for w in n.writes
-            if w.buffers[0] in self.group.internal and w.buffers[0] not in self.shape.kept_rows
-        }
+        self.writer.recompute = self.recomputed(step)
 
         def visit(inside: Scope) -> None:
             for item in items:
@@ -351,6 +345,16 @@ class Body:
 
         self.inner_loops(scope, items, visit, bounds)
         self.writer.recompute = {}
+
+    def recomputed(self, step: Pass) -> dict[str, Scalar]:
+        """What a second walk has to compute again: it is in no memory."""
+        return {
+            w.buffers[0]: w.value
+            for n in step.points
+            if not n.reduce
+            for w in n.writes
+            if w.buffers[0] in self.group.internal and w.buffers[0] not in self.shape.kept_rows
+        }
 
     def _copies(self, step: Pass) -> int:
         """Accumulators side by side: as many as a row fills, and none for reductions that find positions."""
