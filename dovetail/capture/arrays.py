@@ -9,6 +9,7 @@ graph. NumPy is known by name; it is not imported here.
 """
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -55,14 +56,10 @@ def call_numpy(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     name = getattr(fn, "__name__", type(fn).__name__)
     args = [as_hashable(arg) for arg in args]
     owner = getattr(fn, "__self__", None)
-    given = [*args, *kwargs.values(), *([] if owner is None or is_module(owner) else [owner])]
+    given = [*args, *kwargs.values(), *([] if owner is None or isinstance(owner, ModuleType) else [owner])]
     if name in IMPURE or not all(is_known(trace, value) for value in given):
         raise UnknownCall(trace.loc(), function=f"numpy.{name}")
     return native(fn, *args, **kwargs)
-
-
-def is_module(owner: Any) -> bool:
-    return type(owner).__name__ == "module"
 
 
 def _from_array(function: Any) -> Special:

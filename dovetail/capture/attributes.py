@@ -34,6 +34,7 @@ from dovetail.capture.trace import (
     STDLIB_FOLDER,
     Appender,
     Origin,
+    Outside,
     Raised,
     Trace,
     Unread,
@@ -380,6 +381,10 @@ def unread_attr(trace: Trace, obj: Unread, name: str) -> Any:
     return Appender(obj) if name == "append" else load_attr(trace, read_list(trace, obj), name)
 
 
+def outside_attr(trace: Trace, obj: Outside, name: str) -> Any:
+    return instance_attr(trace, obj.original, name)
+
+
 def _native_rule(trace: Trace, obj: Any, name: str) -> Any:
     return NUMBERS.get(type(obj), type(obj)) if name == "__class__" else native(getattr, obj, name)
 
@@ -553,6 +558,7 @@ RULES: Final[dict[type, Rule]] = {
     ), _native_rule),
     super: super_attr,
     Unread: unread_attr,
+    Outside: outside_attr,
     FunctionType: function_attr,
     MethodType: method_attr,
 }  # fmt: skip

@@ -31,8 +31,9 @@ from dovetail.capture.attributes import InstanceDict, find_in_mro
 from dovetail.capture.builtins import Callback, is_plain_owner
 from dovetail.capture.exceptions import rebuild_exception
 from dovetail.capture.generators import Generator
+from dovetail.capture.guards import is_changed
 from dovetail.capture.interpreter import Activation, GlobalsView
-from dovetail.capture.operations import SYMBOLIC
+from dovetail.capture.operations import SYMBOLIC, Steps
 from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
 from dovetail.capture.text import LateText
 from dovetail.capture.trace import DELETED, NULL, Appender, Trace, Write
@@ -163,24 +164,13 @@ class Emitter:
 
     def changed(self, origin: Any) -> list[str]:
         """Lines that make the original container equal to its shadow, if the frame changed it."""
-        shadow, before = origin.stand_in, origin.before
-        if before is None:
+        if not is_changed(origin):
             return []
+        shadow, before, target = origin.stand_in, origin.before, self.load(origin.source)
         if isinstance(shadow, dict):
-            items = raw_items(shadow)
-            old = list(before.items())
-            if len(items) == len(old) and all(a[0] is b[0] and a[1] is b[1] for a, b in zip(items, old)):
-                return []
-            target = self.load(origin.source)
             return self.changed_dict(target, before, shadow)
         if isinstance(shadow, set):
-            if shadow == before:
-                return []
-            target = self.load(origin.source)
             return [f"{target}.clear()", f"{target}.update([{self.items(shadow)}])"]
-        if len(shadow) == len(before) and all(a is b for a, b in zip(shadow, before)):
-            return []
-        target = self.load(origin.source)
         if len(shadow) > len(before) and all(a is b for a, b in zip(shadow, before)):
             added = list(shadow)[len(before) :]
             return [f"{target}.extend([{self.items(added)}])"]
@@ -386,6 +376,7 @@ REBUILD: Final[dict[type, Rule]] = {
     InstanceDict: lambda emit, value: f"{emit.value(value.owner)}.__dict__",
     GlobalsView: lambda emit, value: _globals(emit, value.real),
     Callback: lambda emit, value: emit.value(value.fn),
+    Steps: lambda emit, value: emit.value(value.owner),
     Appender: lambda emit, value: f"{emit.load(value.owner.source)}.append",
     LateText: _late_text,
     types.BuiltinFunctionType: _builtin_method,

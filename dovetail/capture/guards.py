@@ -7,10 +7,12 @@ alias_guards(trace)     what was changed is not, in another call, also something
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch.autograd import forward_ad
 
+from dovetail.capture.origins import raw_items
 from dovetail.capture.trace import Origin, Trace, Unread
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Equals, Guard, SameAs, State
@@ -39,12 +41,12 @@ def why_not_now() -> str | None:
 
 def alias_guards(trace: Trace) -> Iterator[Guard]:
     """Two arguments were different objects and one was changed in place: they must stay different."""
-    passed = [origin for origin in trace.known.values() if is_passed(origin.source)]
-    for i, origin in enumerate(passed):
-        for other in passed[:i]:
+    passed = [(origin, is_changed(origin)) for origin in trace.known.values() if is_passed(origin.source)]
+    for i, (origin, changed) in enumerate(passed):
+        for other, other_changed in passed[:i]:
             if type(origin.original) is not type(other.original) or origin.original is other.original:
                 continue
-            if is_changed(origin) or is_changed(other):
+            if changed or other_changed:
                 yield Guard(origin.source, SameAs(other.source, same=False))
 
 
@@ -63,8 +65,10 @@ def is_changed(origin: Origin) -> bool:
         return bool(now.added)
     if origin.before is None:
         return False
-    items = list(now.items()) if isinstance(now, dict) else list(now)
-    before = list(origin.before.items()) if isinstance(now, dict) else list(origin.before)
+    if isinstance(now, set):
+        return bool(now != origin.before)
     if isinstance(now, dict):
-        return len(items) != len(before) or any(a[1] is not b[1] for a, b in zip(items, before))
+        items, before = (list(chain.from_iterable(raw_items(d))) for d in (now, origin.before))
+    else:
+        items, before = list(now), list(origin.before)
     return len(items) != len(before) or any(a is not b for a, b in zip(items, before))

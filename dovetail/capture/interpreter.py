@@ -426,11 +426,7 @@ class Activation:
             self.next = arg
 
     def GET_ITER(self, arg: Any) -> None:
-        top = self.stack[-1]
-        is_users = id(top) in self.trace.origins and isinstance(top, Iterator)
-        if is_users and not operations.dunder(type(top), "__iter__"):
-            return  # an iterator of the caller's: FOR_ITER steps it outside of the graph
-        self.stack[-1] = operations.iterate(self.trace, top)
+        self.stack[-1] = operations.iterate(self.trace, self.stack[-1])
 
     def FOR_ITER(self, arg: int) -> None:
         """(iter -- iter, next) or, exhausted, (iter --) and jump."""

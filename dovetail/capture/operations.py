@@ -201,7 +201,7 @@ def is_never_true(trace: Trace, value: Any) -> bool:
 def check_native_use(trace: Trace, value: Any, what: str) -> None:
     """An object of the user's that only C code understands must not be run on while capturing."""
     origin = trace.origins.get(id(value))
-    if origin is not None and origin.stand_in is origin.original and not _is_passive(value):
+    if origin is not None and value is origin.original and not _is_passive(value):
         raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"{what} of {origin.source}")
 
 

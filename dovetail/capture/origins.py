@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -40,11 +41,11 @@ from uuid import UUID
 
 import torch
 
-from dovetail.capture.trace import Appender, Origin, Trace, Unread
+from dovetail.capture.trace import Appender, Origin, Outside, Trace, Unread
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
-from dovetail.ir.guard import DictKeys, Equals, Is, Length, SameAs, TensorIs, TypeIs
+from dovetail.ir.guard import DictKeys, Equals, Is, Length, Predicate, SameAs, TensorIs, TypeIs
 from dovetail.ir.source import Arg, Attr, Cell, DictKey, Item, KeyItem, Source, root_of
 
 Wrapper = Callable[[Trace, Any, Source], Any]
@@ -232,6 +233,8 @@ def _shadow(trace: Trace, value: Any, shadow: Any, source: Source, guard: bool =
 
 def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
     kind: Any = type(value)
+    if id(value) in trace.proxied:
+        raise UnsupportedValue(trace.loc(), type=kind.__name__, detail=f"{source} was read through a proxy")
     if kind is defaultdict:
         shadow: Any = defaultdict(trace.callback(value.default_factory))
     else:
@@ -360,14 +363,36 @@ def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
     return value
 
 
+def wrap_iterator(trace: Trace, value: Any, source: Source) -> Any:
+    trace.guard(source, TypeIs(type(value)))
+    stand_in = Outside(value, source)
+    trace.origins[id(value)] = register(trace, value, stand_in, source)
+    return stand_in
+
+
 def wrap_proxy(trace: Trace, value: Any, source: Source) -> Any:
-    return MappingProxyType(wrap_dict(trace, dict(value), source))
+    """A mapping that only reads another, which must not change meanwhile."""
+    keys, inner = list(value), gc.get_referents(value)[0]
+    if id(inner) in trace.known or not all(is_constant(key) for key in keys):
+        return wrap_instance(trace, value, source)
+    trace.proxied[id(inner)] = inner
+    trace.guard(source, TypeIs(MappingProxyType))
+    trace.guard(source, Predicate(lambda now: list(now) == keys, f"keys == {keys}"))
+    stand_in = MappingProxyType({key: wrap(trace, value[key], Item(source, key)) for key in keys})
+    register(trace, value, stand_in, source)
+    return stand_in
 
 
-def wrap_dict_subclass(trace: Trace, value: Any, source: Source) -> Any:
-    """A dict with a class of its own (ModelOutput...): contents shadowed, attributes read as of any
-    instance."""
-    return wrap_dict(trace, value, source)
+def wrap_view(trace: Trace, value: Any, source: Source) -> Any:
+    """The keys, the values or the items of a dict."""
+    trace.guard(source, TypeIs(type(value)))
+    proxy = value.mapping
+    mapping = wrap_proxy(trace, proxy, Attr(source, "mapping"))
+    if mapping is proxy:
+        return wrap_instance(trace, value, source)
+    stand_in = getattr(mapping, type(value).__name__.split("_")[1])()
+    register(trace, value, stand_in, source)
+    return stand_in
 
 
 def refuse(trace: Trace, value: Any, source: Source) -> Any:
@@ -383,6 +408,9 @@ def wrap_parameter(trace: Trace, value: Any, source: Source) -> Any:
     )
     return refuse(trace, value, source) if has_own else wrap_tensor(trace, value, source)
 
+
+_empty: Final[tuple[dict[str, Any], ...]] = ({}, OrderedDict())
+VIEWS: Final = [type(view) for made in _empty for view in (made.keys(), made.values(), made.items())]
 
 WRAPPERS: Final[dict[type, Wrapper]] = {
     CellType: wrap_instance,
@@ -400,6 +428,7 @@ WRAPPERS: Final[dict[type, Wrapper]] = {
     functools.partial: wrap_partial,
     slice: wrap_slice,
     MappingProxyType: wrap_proxy,
+    **dict.fromkeys(VIEWS, wrap_view),
 }
 
 BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
@@ -409,13 +438,14 @@ BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
     (torch.nn.Buffer, wrap_parameter),
     (torch.Tensor, refuse),
     (tuple, wrap_tuple),
-    (dict, wrap_dict_subclass),
+    (dict, wrap_dict),
     (list, wrap_list),
 )
 
 
 def _find_wrapper(kind: type) -> Wrapper:
-    found: Wrapper = wrap_value if is_value_type(kind) else wrap_instance
+    is_iterator = not isinstance(getattr(kind, "__next__", wrap), FunctionType)
+    found: Wrapper = wrap_value if is_value_type(kind) else wrap_iterator if is_iterator else wrap_instance
     for base, wrapper in BY_BASE:
         if issubclass(kind, base):
             found = wrapper

@@ -18,7 +18,7 @@ from dovetail.capture.attributes import bind_class_value, find_in_mro, guard_cla
 from dovetail.capture.operations import has_fake, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, native, needs_data
-from dovetail.capture.trace import Raised, Trace, Write
+from dovetail.capture.trace import Outside, Raised, Trace, Write
 from dovetail.errors import BackwardCall, Break, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Attr, DictAttr
@@ -226,4 +226,6 @@ def type_of_value(trace: Trace, value: Any) -> type:
     if isinstance(value, Fake):
         origin = trace.origins.get(id(value))
         return type(origin.original) if origin is not None else torch.Tensor
+    if isinstance(value, Outside):
+        return type(value.original)
     return str if isinstance(value, LateText) else NUMBERS.get(type(value), type(value))

@@ -96,6 +96,26 @@ class Appender:
         self.owner.append(item)
 
 
+class Outside:
+    """Stands in for an iterator of C's that existed before the frame. What it has given cannot be taken back,
+    so that stepping it is left to Python."""
+
+    __slots__ = ("original", "source")
+
+    def __init__(self, original: Any, source: Source) -> None:
+        self.original, self.source = original, source
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # isinstance() asks for it
+        return type(self.original)
+
+    def __iter__(self) -> Outside:
+        return self
+
+    def __next__(self) -> Any:
+        raise UnsupportedValue(type=type(self.original).__name__, detail=f"iteration of {self.source}")
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One recorded torch call. Arguments hold Fakes; `result` is what the call gave."""
@@ -140,6 +160,7 @@ class Trace:
         self.late_guards: list[Guard] = []
         self.origins: dict[int, Origin] = {}
         self.known: dict[int, Origin] = {}
+        self.proxied: dict[int, Any] = {}
         self.by_source: dict[int, Origin] = {}
         self.reads: dict[tuple[int, str], Any] = {}
         self.writes: dict[tuple[int, str], Write] = {}

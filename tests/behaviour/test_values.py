@@ -1,0 +1,160 @@
+"""SPEC C3, C4: kinds of values that live longer than a frame, each with the breaks it costs.
+
+Iterators that existed before the frame, views of dicts ...: a table of (function, what makes its arguments).
+"""
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import itertools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from tests.behaviour.running import check_same
+
+X = torch.ones(2)
+
+
+def generate(xs: Any) -> Iterator[Any]:
+    for x in xs:
+        yield x + 1
+
+
+class Countdown:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Countdown:
+        return self
+
+    def __next__(self) -> int:
+        if self.n == 0:
+            raise StopIteration
+        self.n -= 1
+        return self.n
+
+
+ITERATORS: dict[str, Callable[[], Any]] = {
+    "generator": lambda: generate([X, X * 2]),
+    "list": lambda: iter([X, X * 2]),
+    "map": lambda: map(lambda x: x + 1, [X, X * 2]),
+    "zip": lambda: (a for a, _ in zip([X, X * 2], [1, 2])),
+}
+
+
+def use_all_and_print(it: Any, x: Any) -> Any:
+    found = tuple(it)
+    print(len(found))
+    return x + len(found)
+
+
+def use_two(it: Any, x: Any) -> Any:
+    return next(it) * next(it) + x
+
+
+def use_loop(it: Any, x: Any) -> Any:
+    for step in it:
+        x = x + step
+        print("round")
+    return x
+
+
+def use_extend(it: Any, x: Any) -> Any:
+    found: list[Any] = []
+    found.extend(it)
+    return found[0] + x
+
+
+USES: dict[str, Callable[[Any, Any], Any]] = {
+    "print": use_all_and_print,
+    "next": use_two,
+    "loop": use_loop,
+    "extend": use_extend,
+    "list": lambda it, x: torch.stack(list(it)) + x,
+    "sum": lambda it, x: sum(it) + x,
+    "unpack": lambda it, x: (lambda a, *b: a + x + len(b))(*it),
+    "enumerate": lambda it, x: dict(enumerate(it))[1] + x,
+    "zip": lambda it, x: [a + b for a, b in zip(it, [x, x])][1] + x,
+    "map": lambda it, x: torch.cat(list(map(lambda a: a * 2, it))).sum() + x,
+    "islice": lambda it, x: next(itertools.islice(it, 1, None)) + x,
+    "deque": lambda it, x: collections.deque(it, maxlen=1)[0] + x,
+    "class": lambda it, x: (x + 1, isinstance(it, Iterator), isinstance(it, types.GeneratorType), type(it).__name__),
+}
+
+
+def check(function: Callable[..., Any], make: Callable[[], tuple[Any, ...]], breaks: int = 9, recompiles: int = 0) -> None:
+    """Three calls, in plain Python and compiled: the same results, and no more breaks and recompiles than these."""
+    dovetail.reset()
+    compiled = dovetail.compile(function, backend="eager")
+    for _ in range(3):
+        with contextlib.redirect_stdout(io.StringIO()) as plainly:
+            wanted = function(*make())
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            check_same(compiled(*make()), wanted, "result")
+        assert printed.getvalue() == plainly.getvalue()
+    stats = dovetail.stats()
+    assert stats["graphs"], stats
+    assert stats["graph_breaks"] + stats["skips"] <= breaks and stats["recompiles"] <= recompiles, stats
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_a_callers_iterator_is_stepped_once(kind: str, use: str) -> None:
+    check(USES[use], lambda: (ITERATORS[kind](), X), breaks=2, recompiles=1)
+
+
+def use_iterator_twice(items: Any, x: Any) -> Any:
+    it = iter(items)
+    x = x + next(it)
+    print("one")
+    x = x * 2 + next(it)
+    print("two")
+    return x + sum(it)
+
+
+def change_through_view(registry: dict[str, int], keys: Any, x: Any) -> Any:
+    registry["new"] = 5
+    return x * len(keys)
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.entries = {"a": 1}
+        self.public = types.MappingProxyType(self.entries)
+
+
+def change_through_proxy(registry: Registry, x: Any) -> Any:
+    before = len(registry.public)
+    registry.entries["b"] = 2
+    return x * len(registry.public) + before
+
+
+def dict_and_view(is_first: bool) -> tuple[Any, ...]:
+    made = {"a": 1}
+    return (made, made.keys()) if is_first else (made.keys(), made)
+
+
+VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]] = {
+    "iterator of a class": (use_loop, lambda: (Countdown(3), X), 9),
+    "next twice": (use_iterator_twice, lambda: ([1, 2, 3, 4], X), 4),
+    "next of a class": (use_iterator_twice, lambda: (Countdown(4), X), 2),
+    "proxy": (lambda m, x: x * m["a"] + sum(m.values()), lambda: (types.MappingProxyType({"a": 2}), X), 0),
+    "keys": (lambda m, x: x * len(m), lambda: ({"a": 2}.keys(), X), 0),
+    "items": (lambda m, x: x * dict(m)["a"], lambda: ({"a": 2}.items(), X), 0),
+    "values": (lambda m, x: [x * v for v in m], lambda: (collections.OrderedDict(a=X).values(), X), 0),
+    "dict then its view": (change_through_view, lambda: (*dict_and_view(True), X), 1),
+    "view then its dict": (lambda k, d, x: change_through_view(d, k, x), lambda: (*dict_and_view(False), X), 9),
+    "proxy of a field": (change_through_proxy, lambda: (Registry(), X), 2),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_value(name: str) -> None:
+    function, make, breaks = VALUES[name]
+    check(function, make, breaks, recompiles=1)
