@@ -60,7 +60,7 @@ def is_passed(source: Source) -> bool:
 def is_changed(origin: Origin) -> bool:
     now = origin.stand_in
     if isinstance(now, Fake):
-        return now._version > 0
+        return now.is_inference() or now._version > 0  # an inference tensor does not count its changes
     if isinstance(now, Unread):
         return bool(now.added)
     if origin.before is None:
