@@ -281,7 +281,13 @@ def _unary_number(function: Any, method: str, dunder: str) -> Special:
 
 
 on(abs)(_unary_number(abs, "abs", "__abs__"))
-on(round)(_unary_number(round, "round", "__round__"))
+
+
+@on(round)
+def _round(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], torch.SymInt):  # whose own __round__ forgets the digits
+        args = [int(args[0]), *args[1:]] if args[1:] or kwargs else args
+    return _unary_number(round, "round", "__round__")(trace, args, kwargs)
 
 
 @on(divmod)

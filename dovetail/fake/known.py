@@ -200,11 +200,11 @@ def as_image(c: Call, shape: tuple[int, ...]) -> list[int] | None:
 
 
 def convolved(c: Call, shape: tuple[int, ...]) -> list[int] | None:
-    """Channels-last where the input or the weight is."""
-    x, w = c["input"], c["weight"]
-    if _is_channels_last(x) or _is_channels_last(w):
-        return _channels_last(shape)
-    return contiguous(c, shape) if _is_contiguous(x) and _is_contiguous(w) else None
+    """Channels-last where the input or the weight suggests it."""
+    images = (c["input"], c["weight"])
+    if any(map(_suggests_channels_last, images)):
+        return _channels_last(shape) or contiguous(c, shape)
+    return contiguous(c, shape) if all(map(_is_contiguous, images)) else None
 
 
 def concatenated(c: Call, shape: tuple[int, ...]) -> list[int] | None:
@@ -261,9 +261,9 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, contiguous, "mm bmm addmm baddbmm repeat"),
     (first, viewed, "_unsafe_view"),
     (first, convolved, "convolution"),
-    (masked(first), from_contiguous, "convolution_backward native_group_norm_backward"),
+    (masked(first), convolved, "convolution_backward"),
+    (masked(first), from_contiguous, "native_group_norm_backward native_batch_norm_backward"),
     (masked(first), contiguous, "native_layer_norm_backward _fused_rms_norm_backward"),
-    (masked(first), from_contiguous, "native_batch_norm_backward"),
     (statistics, normalised, "native_batch_norm"),
     (statistics, from_contiguous, "native_group_norm"),
     (row_statistics, from_contiguous, "native_layer_norm"),

@@ -259,17 +259,27 @@ def iota(type: TensorType, start: object, step: object) -> Lazy:
     return Lazy(type, at)
 
 
+def _place(part: Scalar | Expr, size: Expr) -> Scalar | Expr:
+    """A position in a dimension: plain where its range shows that it is inside, else checked and wrapped as it runs."""
+    if isinstance(part, Expr):
+        return part
+    if part.op == "index" and part.dtype is I64:
+        position = cast(Expr, part.args[0])
+        for place in (position, add(position, size)):
+            if holds_within((place,), (size,)).op == "true":
+                return place
+    return scalar("check_index", (cast_to(part, I64), index_value(size)), I64)
+
+
 def gathered(base: BufferRef, parts: list[Scalar | Expr]) -> Scalar:
     """The element of `base` at computed positions (checked and wrapped) and plain ones."""
     plain = base.offset
     flat: Scalar | None = None
     for part, size, stride in zip(parts, base.type.shape, base.type.stride):
-        if isinstance(part, Scalar) and part.op == "index" and part.dtype is I64:
-            part = cast(Expr, part.args[0])
-        if isinstance(part, Expr):
-            plain = add(plain, mul(part, stride))
+        place = _place(part, size)
+        if isinstance(place, Expr):
+            plain = add(plain, mul(place, stride))
             continue
-        place = scalar("check_index", (cast_to(part, I64), index_value(size)), I64)
         step = place if stride is ONE else scalar("mul", (place, index_value(stride)), I64)
         flat = step if flat is None else scalar("add", (flat, step), I64)
     if flat is None:
@@ -287,11 +297,12 @@ def computed(x: Lazy, parts: list[Scalar | Expr]) -> Scalar:
     index: list[Expr] = []
     env: dict[Expr, Scalar] = {}
     for part, size in zip(parts, x.type.shape):
-        if isinstance(part, Scalar):
-            symbol = sym(f"at{part.serial}", 0, max(size.hi - 1, 0), None if size.is_const else size)
-            env[symbol] = scalar("check_index", (cast_to(part, I64), index_value(size)), I64)
-            part = symbol
-        index.append(part)
+        place = _place(part, size)
+        if isinstance(place, Scalar):
+            symbol = sym(f"at{place.serial}", 0, max(size.hi - 1, 0), None if size.is_const else size)
+            env[symbol] = place
+            place = symbol
+        index.append(place)
     return _resolve(x.at(tuple(index)), env)
 
 

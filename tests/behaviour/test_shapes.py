@@ -34,6 +34,11 @@ def never_dynamic() -> Any:
     return lambda x: x * 2 + x.shape[0], batches(4)
 
 
+@case("C8", dynamic=True)
+def rounding_a_number_to_tens() -> Any:
+    return lambda x, n: x + round(n, -1) + round(n), [(torch.zeros(2), 123), (torch.zeros(2), 127)]
+
+
 @case("C8", recompiles=1)
 def two_dimensions_change_together() -> Any:
     return lambda x: (x @ x.mT).relu(), [(torch.randn(n, n + 1),) for n in SIZES]

@@ -171,6 +171,29 @@ def test_index_out_of_range_raises() -> None:
         executable(normal(4, 8), torch.tensor([0, 9, 1]))
 
 
+@pytest.mark.parametrize("start", [-8, -3, 0, 5])
+def test_counted_positions_wrap_and_are_checked(start: int) -> None:
+    def rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[torch.arange(start, start + 8)], (x + 1)[torch.arange(start, start + 8)]
+
+    x = normal(8, 5)
+    if start > 0:
+        with pytest.raises(IndexError, match="index out of range"):
+            dovetail.compile(rows)(x)
+        return
+    for got, want in zip(dovetail.compile(rows)(x), rows(x)):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["asinh", "acosh", "digamma"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_far_and_tiny_arguments(name: str, dtype: torch.dtype) -> None:
+    for value in (0.0, 1e-40, -1e-40, 1e30, -1e30, -2.5, 19.0):
+        compiled = dovetail.compile(lambda x: getattr(torch, name)(x))
+        x = torch.full((20,), value, dtype=dtype)
+        torch.testing.assert_close(compiled(x), getattr(torch, name)(x), equal_nan=True)
+
+
 def test_equal_kernels_are_written_once() -> None:
     def layers(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.softmax(x, -1), torch.softmax(y, -1)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+import dovetail
 from dovetail.errors import DataDependentValue, FailedFake
 from dovetail.fake import Fake, FakeMode, fake_like, type_of
 from tests.fake.crossref import Crossref, describe
@@ -189,3 +190,16 @@ print(sorted(m for m in set(sys.modules) - before if m.startswith(("sympy", "tor
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("weight", [(3, 3, 1, 1), (8, 3, 3, 3), (8, 1, 3, 3)])
+@pytest.mark.parametrize("which", ["input", "weight", "both"])
+def test_convolutions_follow_either_operands_layout(weight: tuple[int, ...], which: str) -> None:
+    x, w = torch.randn(2, 3 if weight[1] == 3 else 8, 9, 9), torch.randn(weight)
+    x = x.contiguous(memory_format=torch.channels_last) if which != "weight" else x
+    w = w.contiguous(memory_format=torch.channels_last) if which != "input" else w
+
+    def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, w, groups=x.shape[1] // w.shape[1])
+
+    assert dovetail.compile(convolve)(x, w).stride() == convolve(x, w).stride()

@@ -4,7 +4,7 @@ INLINE double digamma1(double x) {
     double result = 0;
     if (x < 0) {
         if (x == floor(x)) return __builtin_nan("");
-        double f = x - floor(x);
+        double f = x - __builtin_trunc(x);
         result = -3.14159265358979323846 / tan(3.14159265358979323846 * f);
         x = 1 - x;
     }

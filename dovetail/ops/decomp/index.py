@@ -209,12 +209,11 @@ def masked_index(b: Build, x: Value, mask: Value, indices: Sequence[Value | None
     """x[indices] where mask, else fill; positions outside the mask may be out of range."""
     check_room(x)
     found, dims = _spread_indices(b, indices)
+    if len(dims) != x.ndim:
+        raise Declined
     seen = b.expand(mask, found[0].shape)
     safe = [b.where(seen, i, 0) for i in found]
-    result = b.prim("take", x, tuple(safe), dims)
-    if result.ndim != seen.ndim:
-        raise Declined
-    return b.where(seen, result, fill)
+    return b.where(seen, b.prim("take", x, tuple(safe), dims), fill)
 
 
 @decomposes("aten.isin.Tensor_Tensor")
