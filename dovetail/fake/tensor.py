@@ -578,8 +578,9 @@ CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
     "aten._batch_norm_with_update_functional.default": _with_updates(_in_mode(True)),
     "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.native_layer_norm.default": _layer_norm_on_cpu,
+    "aten.pow.Scalar": lambda device, args, result: result.contiguous(),
 }
-"""Where the meta kernel describes another device than the one that is faked."""
+"""Where the meta kernel describes another device than the one that is faked, or is wrong."""
 
 
 def _wrap_result(result: Any, device: torch.device, inputs: _Inputs, constant: Any = None) -> Any:

@@ -260,7 +260,7 @@ def iota(type: TensorType, start: object, step: object) -> Lazy:
 
 
 def _place(part: Scalar | Expr, size: Expr) -> Scalar | Expr:
-    """A position in a dimension: plain where its range shows that it is inside, else checked and wrapped as it runs."""
+    """Where a part points: plain where its range shows that it is inside, else checked and wrapped."""
     if isinstance(part, Expr):
         return part
     if part.op == "index" and part.dtype is I64:

@@ -194,6 +194,12 @@ def test_far_and_tiny_arguments(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(compiled(x), getattr(torch, name)(x), equal_nan=True)
 
 
+@pytest.mark.parametrize("to", [torch.float16, torch.bfloat16, torch.int16])
+@pytest.mark.parametrize("source", [torch.float16, torch.bfloat16, torch.int16])
+def test_sixteen_bits_seen_as_another_type(source: torch.dtype, to: torch.dtype) -> None:
+    check(lambda x: (x + 1).view(to).clone(), [normal(37, dtype=source)])
+
+
 def test_equal_kernels_are_written_once() -> None:
     def layers(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.softmax(x, -1), torch.softmax(y, -1)

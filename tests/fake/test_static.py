@@ -203,3 +203,8 @@ def test_convolutions_follow_either_operands_layout(weight: tuple[int, ...], whi
         return torch.nn.functional.conv2d(x, w, groups=x.shape[1] // w.shape[1])
 
     assert dovetail.compile(convolve)(x, w).stride() == convolve(x, w).stride()
+
+
+def test_a_number_to_the_power_of_a_tensor_is_row_major() -> None:
+    for x in (torch.randn(4, 5).t(), torch.ones(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)):
+        assert dovetail.compile(lambda x: 2**x)(x).stride() == (2**x).stride()

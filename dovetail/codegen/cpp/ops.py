@@ -188,8 +188,9 @@ def cast(to: DType, source: DType, text: str, is_vector: bool) -> str:
 
 
 def bitcast(to: DType, source: DType, text: str, is_vector: bool) -> str:
-    if is_vector:
-        return f"({VECTOR_TYPE[to]}){text}"
+    if is_vector:  # vectors of half types are structures around their bits
+        bits = f"{text}.bits" if source in (BF16, F16) else text
+        return f"{VECTOR_TYPE[to]}{{(u16v){bits}}}" if to in (BF16, F16) else f"({VECTOR_TYPE[to]}){bits}"
     return f"__builtin_bit_cast({C_TYPE[to]}, {text})"
 
 

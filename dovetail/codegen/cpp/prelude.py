@@ -44,7 +44,7 @@ NEEDS: Final = {
 }  # fmt: skip
 
 _LANES: Final = {
-    # lane by lane: GCC finds the one instruction; SLEEF's asinh and acosh overflow where the C library's do not
+    # lane by lane: GCC finds the one instruction; SLEEF's asinh and acosh overflow, the C library's do not
     "sqrt": "__builtin_sqrt{c}", "floor": "__builtin_floor{c}", "ceil": "__builtin_ceil{c}",
     "trunc": "__builtin_trunc{c}", "round": "__builtin_nearbyint{c}", "abs": "__builtin_fabs{c}",
     "asinh": "__builtin_asinh{c}", "acosh": "__builtin_acosh{c}",
