@@ -342,26 +342,30 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
         if result is owner:
             return OutputIs("input", storage.input, ref.type, requires_grad=wants_grad)
         return OutputIs(
-            "view", storage.input, ref.type, _replayed(owner, result, ref), requires_grad=wants_grad
+            "view", storage.input, ref.type, _replayed(owner, result, ref.steps), requires_grad=wants_grad
         )
     base: Any = storage.owner
+    root = ref.root if base is None else trace.recorder.ref(base)  # perhaps a view of itself before t_
+    own = len(root.steps)
     is_part = shared[id(storage)] > 1 or (ref.steps and not is_dense(ref.type))
-    if is_part and storage.input is None and _has_history_of(base, result) and _is_replayable(ref.steps):
+    is_replayable = ref.steps[:own] == root.steps and _is_replayable(ref.steps)
+    if is_part and storage.input is None and _has_history_of(base, result) and is_replayable:
         if id(storage) not in bases:
-            root = trace.recorder.memory.read(ref.root)
-            bases[id(storage)] = _add_value(trace, root, base if base.requires_grad else None, ref.root.type)
+            value = trace.recorder.memory.read(root)
+            bases[id(storage)] = _add_value(trace, value, base if base.requires_grad else None, root.type)
         index = bases[id(storage)]
         if result is base:
             return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
-        return OutputIs("alias", index, ref.type, _replayed(base, result, ref), requires_grad=wants_grad)
+        steps = _replayed(base, result, ref.steps[own:])
+        return OutputIs("alias", index, ref.type, steps, requires_grad=wants_grad)
     value = trace.recorder.memory.read(ref)
     index = _add_value(trace, value, result if wants_grad else None, ref.type)
     return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
 
 
-def _replayed(base: Any, result: Any, ref: Ref) -> tuple[ViewStep, ...]:
+def _replayed(base: Any, result: Any, steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
     cut = (_DETACH,) if base.requires_grad and not result.requires_grad else ()
-    return cut + ref.steps or (ViewStep("aten.alias.default"),)
+    return cut + steps or (ViewStep("aten.alias.default"),)
 
 
 def _is_replayable(steps: Sequence[ViewStep]) -> bool:

@@ -16,6 +16,7 @@ import torch
 from dovetail.fake.form import Form, Unruled
 from dovetail.fake.layout import iterator_strides
 from dovetail.fake.rules import Call, view
+from dovetail.fake.suspect import Suspected, is_suspect
 from dovetail.ir.expr import Expr
 
 DTypes: TypeAlias = "Callable[[Call], torch.dtype | list[torch.dtype | None]]"
@@ -74,7 +75,8 @@ def softmax_input(c: Call) -> torch.dtype:
 
 
 def joined(c: Call) -> torch.dtype:
-    kinds = {t.dtype for t in c["tensors"]}
+    """Of all tensors; eager's promotion is left to the kernel."""
+    kinds = {t.dtype for t in c.tensors}
     if len(kinds) > 1:
         raise Unruled
     return kinds.pop()  # type: ignore[return-value]
@@ -295,7 +297,8 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (joined, from_contiguous, "stack"),
     (first, from_contiguous, "_safe_softmax"),
     (lambda c: [first(c), torch.bool], preserved, "native_dropout"),
-    (first, from_contiguous, "mse_loss smooth_l1_loss huber_loss"),
+    (joined, from_contiguous, "mse_loss smooth_l1_loss huber_loss"),
+    (floating, from_contiguous, "soft_margin_loss"),
     (lambda c: [first(c)] * 2, contiguous, "nll_loss_forward nll_loss2d_forward"),
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
@@ -329,6 +332,8 @@ def is_listed(base: str, is_pointwise: bool) -> bool:
 
 def derive_known(func: Any, facts: Any, call: Call) -> list[Any] | None:
     """One (size, stride, dtype) per result; any list for an op that writes; None: ask the kernel."""
+    if (facts.base in KNOWN or facts.base in FILLS) and is_suspect(facts.base, call):
+        raise Suspected
     if facts.base in FILLS:
         return []
     if facts.name in UNUSUAL:
@@ -337,6 +342,8 @@ def derive_known(func: Any, facts: Any, call: Call) -> list[Any] | None:
         if facts.base in KNOWN:
             return _listed(facts, call)
         return [_elementwise(func, facts, call)]
+    except Suspected:
+        raise
     except Unruled:
         return None
 
@@ -399,7 +406,7 @@ def _try_out(func: Any, facts: Any, call: Call) -> torch.dtype:
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             return func(*args, **kwargs).dtype  # type: ignore[no-any-return]
     except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise Unruled from error
+        raise Suspected from error
 
 
 def _single(value: Any) -> Any:

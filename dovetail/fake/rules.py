@@ -307,8 +307,7 @@ def cat(c: Call) -> Result:
     d = _axis(c.get("dim", 0), parts[0].ndim)
     shape = parts[0].shape
     for other in parts[1:]:
-        pairs = zip(shape, other.shape)
-        shape = tuple(a if i == d else same_size(c.shapes, a, b) for i, (a, b) in enumerate(pairs))
+        _agree(c, _with(other.shape, d, shape[d]), shape)
     return _with(shape, d, total(p.shape[d] for p in parts))
 
 
@@ -316,7 +315,7 @@ def stack(c: Call) -> Result:
     parts = c["tensors"]
     shape = parts[0].shape
     for other in parts[1:]:
-        shape = tuple(same_size(c.shapes, a, b) for a, b in zip(shape, other.shape))
+        _agree(c, other.shape, shape)
     d = c.get("dim", 0) % (len(shape) + 1)
     return (*shape[:d], const(len(parts)), *shape[d:])
 
@@ -428,7 +427,7 @@ def pixel_shuffle(c: Call) -> Result:
 def _divided(c: Call, size: Expr, by: int) -> Expr:
     """size // by, which eager demands to be exact."""
     part = floordiv(size, by)
-    c.shapes.assume(eq(mul(part, by), size), "it must divide evenly")
+    same_size(c.shapes, mul(part, by), size)
     return part
 
 
@@ -457,7 +456,9 @@ def rms_norm(c: Call) -> Result:
 
 
 def _agree(c: Call, sizes: Shape, others: Shape) -> None:
-    for a, b in zip(sizes, others, strict=True):
+    if len(sizes) != len(others):
+        raise Unruled
+    for a, b in zip(sizes, others):
         same_size(c.shapes, a, b)
 
 
@@ -661,12 +662,12 @@ RULES: Final[dict[str, Rule]] = _table(
     (mv, "mv addmv"),
     (scalar, "dot vdot scalar_tensor trace dist"),
     (pointwise, """
-        rsub complex polar floor_divide hardswish hardswish_backward _prelu_kernel masked_fill masked_scatter
+        rsub complex polar floor_divide hardswish hardswish_backward _prelu_kernel masked_fill
         normal cross linalg_cross copy elu_backward hardtanh_backward leaky_relu_backward
         rrelu_with_noise_backward softshrink_backward hardshrink_backward hardsigmoid_backward
         soft_margin_loss_backward"""),
-    (likes("self", "self"), "log_sigmoid_forward"),
-    (likes("self", "self"), "_prelu_kernel_backward"),
+    (lambda c: broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
+    (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
     (diag_embed, "diag_embed"),
     (fft_real_to_complex, "_fft_r2c"),
     (like_first, "_fft_c2c"),

@@ -23,6 +23,7 @@ from dovetail.fake.known import derive_known
 from dovetail.fake.layout import is_ambiguous, iterator_strides
 from dovetail.fake.quiet import quiet_references
 from dovetail.fake.record import Record, record
+from dovetail.fake.suspect import Suspected
 from dovetail.fake.symbolic import bind, derive_forms, find_shapes, hinted
 from dovetail.ir.expr import Expr, const
 from dovetail.sym import Shapes, make_symint
@@ -436,17 +437,20 @@ class _Inputs:
 
 def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """By what is known of the op, else by running its meta kernel."""
-    if facts.is_known:
-        found = _by_table(func, facts, args, kwargs)
-        if found is not None:
-            return found[0]
+    is_suspect = False
+    try:
+        found = _by_table(func, facts, args, kwargs) if facts.is_known else None
+    except Suspected:
+        found, is_suspect = None, True
+    if found is not None:
+        return found[0]
     quiet_references()
     inputs = _Inputs()
     swap = inputs.swap
     new_args = [swap(a) for a in args]
     new_kwargs = {k: swap(v) for k, v in kwargs.items()} if kwargs else {}
     device = _result_device(facts, inputs, args, new_args, new_kwargs)
-    result = _run_kernel(func, facts, device, new_args, new_kwargs)
+    result = _run_kernel(func, facts, device, new_args, new_kwargs, is_suspect)
     corrected = CORRECTIONS.get(facts.name)
     if corrected is not None:
         result = corrected(device, new_args, result)
@@ -489,10 +493,10 @@ def _by_table(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _run_kernel(
-    func: Any, facts: Record, device: torch.device, args: list[Any], kwargs: dict[str, Any]
+    func: Any, facts: Record, device: torch.device, args: list[Any], kwargs: dict[str, Any], is_suspect: bool
 ) -> Any:
     with torch._C._DisableTorchDispatch():
-        if facts.fate == "probe" and device.type == "cpu":
+        if (facts.fate == "probe" or is_suspect) and device.type == "cpu":
             return _probe(func, args, kwargs)
         try:
             return func(*args, **kwargs)

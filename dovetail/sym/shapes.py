@@ -190,6 +190,7 @@ class Shapes:
         condition = self.simplify(condition)
         if self.is_true(condition):
             return
+        assert self.hint(condition), f"assumed against the hints: {condition}"
         if condition.op == "and":
             for part in condition.operands:
                 self.assume(part, reason)
