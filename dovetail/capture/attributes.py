@@ -541,11 +541,17 @@ def delete_attr(trace: Trace, obj: Any, name: str) -> None:
 
 
 def delete_instance(trace: Trace, obj: Any, name: str) -> None:
-    if id(obj) in trace.origins:
-        load_attr(trace, obj, name)
-        trace.writes[(id(obj), name)] = Write(obj, name, DELETED, "attr")
+    origin = trace.origins.get(id(obj))
+    if origin is None:
+        native(delattr, obj, name)
         return
-    native(delattr, obj, name)
+    load_attr(trace, obj, name)
+    attributes = instance_dict(origin.original)
+    if attributes is None or name in attributes:
+        trace.writes[(id(obj), name)] = Write(obj, name, DELETED, "attr")
+    else:  # made by this very program
+        trace.guard(origin.source, Lacks(name, attribute=True))
+        del trace.writes[(id(obj), name)]
 
 
 Rule = Callable[[Trace, Any, str], Any]

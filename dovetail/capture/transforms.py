@@ -29,6 +29,7 @@ from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import perform
 from dovetail.capture.trace import Trace, freeze
 from dovetail.errors import ChosenArm, UnknownCall
+from dovetail.fake.calls import with_numbers
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import ClosureOf
 
@@ -56,6 +57,9 @@ class Transformed:
         self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Fake)]
 
     def __call__(self, *inputs: Any) -> Any:
+        return with_numbers(self.run, inputs, {})
+
+    def run(self, *inputs: Any) -> Any:
         free = inputs[len(self.places) :]
         leaves = list(self.leaves)
         for place, given in zip(self.places, inputs):

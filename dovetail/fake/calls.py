@@ -30,20 +30,23 @@ class SymbolicCalls(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        func = STAND_INS.get(func, func)
-        try:
-            return func(*args, **kwargs)
-        except RuntimeError as error:
-            if not _NEEDS_NUMBERS.search(str(error)) or find_shapes(tree_leaves((args, kwargs))) is None:
-                raise
-        reason = f"{getattr(func, '__name__', func)} takes no symbolic sizes"
-        for value in tree_leaves((args, kwargs)):
-            if type(value) is Fake:
-                make_static(value, reason)
-            elif isinstance(value, torch.SymInt):
-                value.node.shapes.specialise_symbols(value.node.expr, reason)
-        return func(*hinted(args), **{k: hinted(v) for k, v in kwargs.items()})
+        return with_numbers(STAND_INS.get(func, func), args, kwargs or {})
+
+
+def with_numbers(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Its result; if it asks for numbers, with the symbols of its arguments fixed."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if not _NEEDS_NUMBERS.search(str(error)) or find_shapes(tree_leaves((args, kwargs))) is None:
+            raise
+    reason = f"{getattr(func, '__name__', func)} takes no symbolic sizes"
+    for value in tree_leaves((args, kwargs)):
+        if type(value) is Fake:
+            make_static(value, reason)
+        elif isinstance(value, torch.SymInt):
+            value.node.shapes.specialise_symbols(value.node.expr, reason)
+    return func(*hinted(args), **{k: hinted(v) for k, v in kwargs.items()})
 
 
 _aten: Final = torch.ops.aten

@@ -177,6 +177,21 @@ def a_gradient_that_depends_on_nothing(x: torch.Tensor) -> torch.Tensor:
     return x.round()
 
 
+class Loose:
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+@found(lambda: [torch.ones(3), Loose()])
+def an_attribute_comes_and_goes(x: torch.Tensor, thing: Any) -> torch.Tensor:
+    LOG.append(getattr(thing, "tag", None))
+    thing.tag = 1
+    if hasattr(thing, "tag"):
+        del thing.tag
+    LOG.append(hasattr(thing, "tag"))
+    return x + 1
+
+
 @pytest.mark.parametrize("backend", ["eager", "dovetail"])
 @pytest.mark.parametrize("program", FOUND, ids=lambda program: program.__name__)
 def test_equal_to_eager(program: Callable[..., Any], backend: str) -> None:
