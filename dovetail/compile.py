@@ -289,15 +289,9 @@ class Compiler:
         self.history = capture.History(self.is_dynamic)
 
     def on_frame(
-        self,
-        code: CodeType,
-        function: FunctionType,
-        globals: dict[str, Any],
-        args: tuple[Any, ...],
-        closure: tuple[Any, ...] | None,
-        why: str | None,
-        entries: int,
-    ) -> Verdict:
+        self, code: CodeType, function: FunctionType, globals: dict[str, Any], args: tuple[Any, ...],
+        closure: tuple[Any, ...] | None, why: str | None, entries: int,
+    ) -> Verdict:  # fmt: skip
         """The hook has no entry for this call."""
         if capture.why_not_capture(code) is not None:
             return "skip_callees" if capture.is_wall(code) else False

@@ -285,15 +285,10 @@ def compile_in_place(module: nn.Module, **settings: Any) -> None:
 
 
 def compile(
-    model: Any = None,
-    *,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    backend: str | Callable[..., Any] = "dovetail",
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    disable: bool = False,
-) -> Any:
+    model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "dovetail", mode: str | None = None,
+    options: Mapping[str, Any] | None = None, disable: bool = False,
+) -> Any:  # fmt: skip
     """Compile a function, method or nn.Module; without `model`, a decorator that does.
 
     fullgraph   raise at the first graph break instead of going on in Python

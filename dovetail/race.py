@@ -64,14 +64,9 @@ class Race:
     """Called in place of the compiled graph until it is decided."""
 
     def __init__(
-        self,
-        namespace: dict[str, Any],
-        name: str,
-        eager: Callable[..., Any],
-        function: str,
-        loc: Loc | None,
-        keep_faster: bool,
-    ) -> None:
+        self, namespace: dict[str, Any], name: str, eager: Callable[..., Any], function: str,
+        loc: Loc | None, keep_faster: bool,
+    ) -> None:  # fmt: skip
         self.namespace, self.name, self.eager = namespace, name, eager
         self.compiled: Callable[..., Any] = namespace[name]
         self.function, self.loc, self.keep_faster, self.calls = function, loc, keep_faster, 0

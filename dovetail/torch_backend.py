@@ -31,12 +31,9 @@ def key_of(inputs: Sequence[Any]) -> tuple[object, ...]:
 
 
 def dovetail_backend(
-    module: GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
+    module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., Any]:  # fmt: skip
     """The examples torch gives may have no contents, so the graph is compiled at its first call."""
     chosen = make_options(mode, options)
     known: dict[tuple[object, ...], Callable[..., Any]] = {}

@@ -54,14 +54,10 @@ _LINEAR: Final = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def interpolate(
-    input: torch.Tensor,
-    size: Any = None,
-    scale_factor: Any = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-    recompute_scale_factor: bool | None = None,
+    input: torch.Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
+    align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
     antialias: bool = False,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """F.interpolate as the ATen op it ends in, whose sizes may be symbolic."""
     rank = input.dim() - 2
     if mode == "area":

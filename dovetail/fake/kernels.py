@@ -169,12 +169,9 @@ def _root(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def describe_launch(
-    kernel: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    grid: Any,
+    kernel: Any, args: Sequence[Any], kwargs: dict[str, Any], grid: Any,
     evaluate: Callable[[dict[str, Any]], Any],
-) -> tuple[Any, list[Any]]:
+) -> tuple[Any, list[Any]]:  # fmt: skip
     """The op that a launch is, and its operands. `evaluate` calls the grid where it is a function."""
     kernel = unwrapped(kernel)
     layers = list(layers_of(kernel))
@@ -212,12 +209,9 @@ class Launch:
         return self.kernel is other.kernel and same
 
     def __call__(
-        self,
-        given: Sequence[torch.Tensor],
-        numbers: Sequence[int],
-        floats: Sequence[float],
+        self, given: Sequence[torch.Tensor], numbers: Sequence[int], floats: Sequence[float],
         written: Sequence[int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         def fill(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(fill(item) for item in value)

@@ -342,8 +342,6 @@ def derive_known(func: Any, facts: Any, call: Call) -> list[Any] | None:
         if facts.base in KNOWN:
             return _listed(facts, call)
         return [_elementwise(func, facts, call)]
-    except Suspected:
-        raise
     except Unruled:
         return None
 

@@ -648,11 +648,9 @@ RULES: Final[dict[str, Rule]] = _table(
         _unsafe_index_put index_add index_copy index_fill index_reduce slice_scatter
         select_scatter diagonal_scatter as_strided_scatter _softmax_backward_data _log_softmax_backward_data
         channel_shuffle renorm contiguous exponential uniform random cauchy log_normal geometric
-        fill zero cholesky matrix_exp inverse rot90 _index_put_impl gelu
-        native_dropout_backward log_sigmoid_backward rrelu_with_noise celu selu bucketize
-        isin lift_fresh embedding_renorm
-        slice_inverse
-        softplus_backward put _unsafe_masked_index_put_accumulate"""),
+        fill zero cholesky matrix_exp inverse rot90 _index_put_impl gelu linalg_matrix_exp _fft_c2c
+        native_dropout_backward log_sigmoid_backward rrelu_with_noise celu selu bucketize isin lift_fresh
+        embedding_renorm slice_inverse softplus_backward put _unsafe_masked_index_put_accumulate"""),
     (reduction, """
         sum mean amax amin var std var_mean std_mean logsumexp all any argmax argmin prod max min nansum
         norm linalg_vector_norm median nanmedian count_nonzero mode aminmax kthvalue"""),
@@ -670,16 +668,13 @@ RULES: Final[dict[str, Rule]] = _table(
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
     (diag_embed, "diag_embed"),
     (fft_real_to_complex, "_fft_r2c"),
-    (like_first, "_fft_c2c"),
     (fft_complex_to_real, "_fft_c2r"),
     (factor_and_status, "linalg_inv_ex linalg_cholesky_ex"),
     (view_as_real, "view_as_real"),
     (view_as_complex, "view_as_complex"),
-    (like("self"), "linalg_matrix_exp"),
     (lambda c: (c["vec1"].shape[0], c["vec2"].shape[0]), "addr"),
-    (loss, """
-        binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss binary_cross_entropy
-        soft_margin_loss"""),
+    (loss, """binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss
+        binary_cross_entropy soft_margin_loss"""),
     (like("self"), """
         mse_loss_backward smooth_l1_loss_backward huber_loss_backward nll_loss_backward nll_loss2d_backward
         max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward
@@ -687,8 +682,7 @@ RULES: Final[dict[str, Rule]] = _table(
         reflection_pad2d_backward multilabel_margin_loss_backward reflection_pad3d_backward
         replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
         binary_cross_entropy_backward glu_backward _adaptive_avg_pool2d_backward
-        _adaptive_avg_pool3d_backward
-        gelu_backward adaptive_max_pool3d_backward"""),
+        _adaptive_avg_pool3d_backward gelu_backward adaptive_max_pool3d_backward"""),
     (view, "view _unsafe_view _reshape_alias reshape _reshape_copy"),
     (expand, "expand"),
     (permute, "permute"),
@@ -698,9 +692,8 @@ RULES: Final[dict[str, Rule]] = _table(
     (select, "select"),
     (squeeze, "squeeze"),
     (unsqueeze, "unsqueeze"),
-    (split, "split split_copy"),
+    (split, "split split_copy unsafe_split"),
     (split_with_sizes, "split_with_sizes unsafe_split_with_sizes"),
-    (split, "unsafe_split"),
     (unbind, "unbind"),
     (as_strided, "as_strided"),
     (diagonal, "diagonal"),
@@ -760,8 +753,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (nll_loss, "nll_loss_forward nll_loss2d_forward"),
     (embedding, "embedding"),
     (embedding_backward, "embedding_dense_backward"),
-    (like("index"), "gather"),
-    (like("index"), "take"),
+    (like("index"), "gather take"),
     (index_select, "index_select"),
     (index, "index _unsafe_index"),
     (topk, "topk"),
@@ -770,8 +762,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (cdist, "_cdist_forward"),
     (arange, "arange"),
     (eye, "eye"),
-    (sized("size"), """
-        zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty"""),
+    (sized("size"), "zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty"),
     (empty_strided, "empty_strided new_empty_strided"),
 )  # fmt: skip
 

@@ -19,7 +19,7 @@ from dovetail.ir.expr import ONE
 Check: TypeAlias = Callable[[Call], bool]
 
 
-class Suspected(Unruled):
+class Suspected(Exception):
     """Eager may refuse the call."""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -57,12 +58,9 @@ class Fake(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        meta: torch.Tensor,
-        device: torch.device,
-        requires_grad: bool = False,
+        cls, meta: torch.Tensor, device: torch.device, requires_grad: bool = False,
         constant: torch.Tensor | None = None,
-    ) -> Fake:
+    ) -> Fake:  # fmt: skip
         self = _wrap(
             cls,
             meta.size(),
@@ -130,12 +128,9 @@ class FakeMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         return infer(func, args, kwargs or {})
 
 
@@ -186,12 +181,9 @@ Memo = MutableMapping[int, torch.UntypedStorage]
 
 
 def fake_like(
-    tensor: torch.Tensor,
-    memo: Memo | None = None,
-    *,
-    shapes: Shapes | None = None,
+    tensor: torch.Tensor, memo: Memo | None = None, *, shapes: Shapes | None = None,
     dims: Mapping[int, Expr] | None = None,
-) -> Fake:
+) -> Fake:  # fmt: skip
     """A Fake with the tensor's metadata; a leaf, whatever the tensor is. `dims` says which sizes are
     symbolic, with symbols of `shapes`; strides follow where they are products of sizes."""
     if type(tensor) is Fake:
@@ -249,13 +241,9 @@ def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _remembered(
-    func: Any,
-    facts: Record,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    key: tuple[Any, ...],
+    func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], key: tuple[Any, ...],
     fakes: list[Fake],
-) -> Any:
+) -> Any:  # fmt: skip
     made = _memo.get(key)
     if made is None:
         if len(_memo) > MEMO_LIMIT:
@@ -437,11 +425,10 @@ class _Inputs:
 
 def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """By what is known of the op, else by running its meta kernel."""
-    is_suspect = False
     try:
         found = _by_table(func, facts, args, kwargs) if facts.is_known else None
     except Suspected:
-        found, is_suspect = None, True
+        found, facts = None, replace(facts, fate="probe")  # eager's own kernel says what is wrong
     if found is not None:
         return found[0]
     quiet_references()
@@ -450,7 +437,7 @@ def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, 
     new_args = [swap(a) for a in args]
     new_kwargs = {k: swap(v) for k, v in kwargs.items()} if kwargs else {}
     device = _result_device(facts, inputs, args, new_args, new_kwargs)
-    result = _run_kernel(func, facts, device, new_args, new_kwargs, is_suspect)
+    result = _run_kernel(func, facts, device, new_args, new_kwargs)
     corrected = CORRECTIONS.get(facts.name)
     if corrected is not None:
         result = corrected(device, new_args, result)
@@ -493,10 +480,10 @@ def _by_table(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _run_kernel(
-    func: Any, facts: Record, device: torch.device, args: list[Any], kwargs: dict[str, Any], is_suspect: bool
+    func: Any, facts: Record, device: torch.device, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
     with torch._C._DisableTorchDispatch():
-        if (facts.fate == "probe" or is_suspect) and device.type == "cpu":
+        if facts.fate == "probe" and device.type == "cpu":
             return _probe(func, args, kwargs)
         try:
             return func(*args, **kwargs)
@@ -656,14 +643,9 @@ def _mixed_device(facts: Record, inputs: _Inputs) -> torch.device:
 
 
 def _written(
-    func: Any,
-    facts: Record,
-    inputs: _Inputs,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    result: Any,
-    device: torch.device,
-) -> Any:
+    func: Any, facts: Record, inputs: _Inputs, args: tuple[Any, ...], kwargs: dict[str, Any],
+    result: Any, device: torch.device,
+) -> Any:  # fmt: skip
     """After an op that writes to arguments: the same Fakes come back, with their new sizes."""
     if any(type(f) is Fake and f.constant is not None for f in inputs.fakes):
         _update_constants(func, facts, inputs, args, kwargs)

@@ -118,14 +118,9 @@ class GraphBuilder:
         return node
 
     def call(
-        self,
-        op: str,
-        args: Iterable[Arg],
-        type: Type,
-        kwargs: Iterable[tuple[str, Arg]] = (),
-        name: str | None = None,
-        loc: Loc | None = None,
-    ) -> Node:
+        self, op: str, args: Iterable[Arg], type: Type, kwargs: Iterable[tuple[str, Arg]] = (),
+        name: str | None = None, loc: Loc | None = None,
+    ) -> Node:  # fmt: skip
         if name is None:
             name = op.split(".")[1] if "." in op else op
         node = Node(op, tuple(args), type, self.unique(name), tuple(kwargs), loc)

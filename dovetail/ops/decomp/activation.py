@@ -137,14 +137,9 @@ def elu(b: Build, x: Value, alpha: float = 1, scale: float = 1, input_scale: flo
 
 @decomposes("aten.elu_backward")
 def elu_backward(
-    b: Build,
-    grad: Value,
-    alpha: float,
-    scale: float,
-    input_scale: float,
-    is_result: bool,
+    b: Build, grad: Value, alpha: float, scale: float, input_scale: float, is_result: bool,
     self_or_result: Value,
-) -> Value:
+) -> Value:  # fmt: skip
     g, v = b.value(grad), b.value(self_or_result)
     if is_result:
         below = g * plain(input_scale) * (v + plain(alpha) * plain(scale))

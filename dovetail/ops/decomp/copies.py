@@ -180,14 +180,9 @@ def _spaced(b: Build, x: Value, dim: int, start: Expr, step: int, size: Expr) ->
 
 @decomposes("aten.slice_scatter")
 def slice_scatter(
-    b: Build,
-    x: Value,
-    src: Value,
-    dim: int = 0,
-    start: Size | None = None,
-    end: Size | None = None,
+    b: Build, x: Value, src: Value, dim: int = 0, start: Size | None = None, end: Size | None = None,
     step: int = 1,
-) -> Value:
+) -> Value:  # fmt: skip
     dim %= x.ndim
     size = x.shape[dim]
     first, last = bounds(size, start, end)

@@ -45,13 +45,9 @@ def check_room(x: Value) -> None:
 
 @decomposes("aten.embedding")
 def embedding(
-    b: Build,
-    weight: Value,
-    indices: Value,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
+    b: Build, weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Value:
+) -> Value:  # fmt: skip
     check_room(weight)
     return b.prim("take", weight, (as_position(b, indices, weight.shape[0]),), (0,))
 

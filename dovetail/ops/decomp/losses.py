@@ -144,13 +144,9 @@ def binary_cross_entropy_backward(
 
 @decomposes("aten.binary_cross_entropy_with_logits")
 def bce_with_logits(
-    b: Build,
-    x: Value,
-    target: Value,
-    weight: Value | None = None,
-    pos_weight: Value | None = None,
+    b: Build, x: Value, target: Value, weight: Value | None = None, pos_weight: Value | None = None,
     reduction: int = MEAN,
-) -> Value:
+) -> Value:  # fmt: skip
     if b.out.dtype.is_low_precision:
         raise Declined
     v, t = b.value(x), b.value(target)

@@ -231,16 +231,9 @@ def _grouped(b: Build, x: Value, n: Expr, c: Expr, hw: Expr, group: int) -> Valu
 
 @decomposes("aten.native_group_norm")
 def group_norm(
-    b: Build,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    N: Expr,
-    C: Expr,
-    HxW: Expr,
-    group: int,
-    eps: float,
-) -> tuple[Value, Value, Value]:
+    b: Build, x: Value, weight: Value | None, bias: Value | None, N: Expr, C: Expr, HxW: Expr,
+    group: int, eps: float,
+) -> tuple[Value, Value, Value]:  # fmt: skip
     check_not_empty(x, range(x.ndim))
     v = accumulate(x, x.dtype)
     parts = _grouped(b, v, x.shape[0], x.shape[1], product(x.shape[2:]), group)

@@ -190,52 +190,36 @@ def variance(
 
 @decomposes("aten.var.correction")
 def var(
-    b: Build,
-    x: Value,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: Number | None = 1,
+    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1,
     keepdim: bool = False,
-) -> Value:
+) -> Value:  # fmt: skip
     found, _ = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
     return found.to(b.out.dtype)
 
 
 @decomposes("aten.std.correction")
 def std(
-    b: Build,
-    x: Value,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: Number | None = 1,
+    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1,
     keepdim: bool = False,
-) -> Value:
+) -> Value:  # fmt: skip
     found, _ = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
     return b.call("sqrt", found).to(b.out.dtype)
 
 
 @decomposes("aten.var_mean.correction")
 def var_mean(
-    b: Build,
-    x: Value,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: Number | None = 1,
+    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1,
     keepdim: bool = False,
-) -> tuple[Value, Value]:
+) -> tuple[Value, Value]:  # fmt: skip
     found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
     return found.to(b.out.dtype), mean.to(b.out.dtype)
 
 
 @decomposes("aten.std_mean.correction")
 def std_mean(
-    b: Build,
-    x: Value,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: Number | None = 1,
+    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1,
     keepdim: bool = False,
-) -> tuple[Value, Value]:
+) -> tuple[Value, Value]:  # fmt: skip
     found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
     return b.call("sqrt", found).to(b.out.dtype), mean.to(b.out.dtype)
 
