@@ -29,7 +29,7 @@ from dovetail.errors import Break, UnsupportedMutation
 from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
 from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.expr import Expr
-from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
+from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
 from dovetail.ir.types import F64, I64, ScalarType, TensorType, Type
 from dovetail.ops.build import is_dense
@@ -513,9 +513,9 @@ def merge_repeated(graph: Graph, boundary: int, draws: dict[Node, bytes]) -> tup
     repeated: list[str] = []
     nodes: list[Node] = []
     for i, node in enumerate(graph.nodes):
-        if any(operand in merged for operand in node.operands):
-            merged[node] = _replaced(node, merged)
-        new = merged.get(node, node)
+        new = moved_over(node, merged)
+        if new is not node:
+            merged[node] = new
         key = (node.op, *map(_keyed, new.args), *((k, _keyed(v)) for k, v in new.kwargs), draws.get(node))
         if i < boundary:
             known[key] = new
@@ -524,16 +524,7 @@ def merge_repeated(graph: Graph, boundary: int, draws: dict[Node, bytes]) -> tup
             repeated.append(known[key].name)
             continue
         nodes.append(new)
-    outputs = tuple(map_arg(output, lambda n: merged.get(n, n)) for output in graph.outputs)
-    return Graph(graph.name, graph.inputs, tuple(nodes), outputs), tuple(repeated)
-
-
-def _replaced(node: Node, merged: dict[Node, Node]) -> Node:
-    swap = lambda n: merged.get(n, n)  # noqa: E731
-    kwargs = tuple((name, map_arg(value, swap)) for name, value in node.kwargs)
-    return Node(
-        node.op, tuple(map_arg(arg, swap) for arg in node.args), node.type, node.name, kwargs, node.loc
-    )
+    return replace(graph, nodes=tuple(nodes), outputs=swapped(graph.outputs, merged)), tuple(repeated)
 
 
 def _keyed(arg: Arg) -> object:
@@ -543,10 +534,4 @@ def _keyed(arg: Arg) -> object:
 
 def prune(graph: Graph) -> Graph:
     """Without the nodes that nothing needs. Random ops stay: dropping one would change later numbers."""
-    alive: set[Node] = set(nodes_in(graph.outputs))
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if node in alive or is_random(node.op):
-            alive.update(node.operands)
-            kept.append(node)
-    return Graph(graph.name, graph.inputs, tuple(reversed(kept)), graph.outputs)
+    return graph.pruned(lambda node: is_random(node.op))

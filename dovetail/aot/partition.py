@@ -21,7 +21,7 @@ from dovetail.aot.cost import bytes_of, class_of
 from dovetail.errors import VerifyError
 from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, symbols
-from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, map_arg, nodes_in
+from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, moved_over, nodes_in, swapped
 from dovetail.ir.signature import Signature
 from dovetail.ir.types import I64, ScalarType, TensorType
 from dovetail.util.mincut import INFINITE, Network
@@ -262,13 +262,8 @@ def _make_forward(
             saved.append((node, Saved("output", position, node.name, bytes_of(node.type))))
             if position == len(outputs):
                 outputs.append(node)
-    alive = set(nodes_in(outputs))
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if node in alive or (node not in problem.tied and class_of(node.op) == "random"):
-            alive.update(node.operands)
-            kept.append(node)
-    return Graph("forward", primals, (*extra, *reversed(kept)), tuple(outputs)), saved
+    whole = Graph("forward", primals, (*extra, *graph.nodes), tuple(outputs))
+    return whole.pruned(lambda node: node not in problem.tied and class_of(node.op) == "random"), saved
 
 
 def _make_backward(
@@ -298,7 +293,7 @@ def _make_backward(
             if node.op == INPUT:
                 raise VerifyError(stage="partition", detail=f"backward needs {node.name}, which is not saved")
             stack.pop()
-            replaced[node] = _rebuilt(node, replaced)
+            replaced[node] = moved_over(node, replaced)
             nodes.append(replaced[node])
 
     for node in graph.nodes:
@@ -307,16 +302,7 @@ def _make_backward(
     for node in nodes_in(grads):
         add(node)
     inputs = (*(replaced[node] for node, _ in saved), *tangents)
-    outputs = tuple(map_arg(g, replaced.__getitem__) for g in grads)
-    return Graph("backward", inputs, tuple(nodes), outputs)
-
-
-def _rebuilt(node: Node, replaced: dict[Node, Node]) -> Node:
-    if not any(replaced[o] is not o for o in node.operands):
-        return node
-    args = tuple(map_arg(arg, replaced.__getitem__) for arg in node.args)
-    kwargs = tuple((name, map_arg(value, replaced.__getitem__)) for name, value in node.kwargs)
-    return Node(node.op, args, node.type, node.name, kwargs, node.loc)
+    return Graph("backward", inputs, tuple(nodes), swapped(grads, replaced))
 
 
 # -- symbols -----------------------------------------------------------------------------------------

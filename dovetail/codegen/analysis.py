@@ -52,8 +52,7 @@ def analyse(group: Group, buffers: dict[str, Buffer]) -> Shape:
         buffer
         for nest in group.nests
         if nest.reduce or len(nest.ranges) == group.outer != len(group.ranges)
-        for write in nest.writes
-        for buffer in write.buffers
+        for buffer in nest.written_buffers
     )
     loops = {r.var for r in group.ranges}
     used = {s for expr in group_exprs(group) for s in symbols(expr)} - loops
@@ -107,9 +106,8 @@ def _passes(group: Group) -> Iterator[Pass]:
 
 
 def _arguments(group: Group, buffers: dict[str, Buffer]) -> Iterator[Argument]:
-    written = {b: None for nest in group.nests for w in nest.writes for b in w.buffers}
-    read = {b: None for nest in group.nests for b, _ in loads_of(nest)}
-    for name in read:
+    written = group.written_buffers
+    for name in group.read_buffers:
         if name not in written:
             yield Argument(buffers[name], False)
     for name in written:
@@ -121,8 +119,8 @@ def _kept_rows(group: Group, row_values: frozenset[str]) -> Iterator[str]:
     made: dict[str, int] = {}
     later: set[str] = set()
     for nest, level in zip(group.nests, group.levels):
-        later |= {b for b, _ in loads_of(nest) if b in made and made[b] < level}
-        made |= {b: level for w in nest.writes for b in w.buffers}
+        later |= {b for b in nest.read_buffers if b in made and made[b] < level}
+        made |= dict.fromkeys(nest.written_buffers, level)
     yield from (b for b in made if b in later and b in group.internal and b not in row_values)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dovetail.ir.expr import Expr
 from dovetail.ir.graph import Graph, Node, show_arg, show_type
-from dovetail.ir.loop import BufferRef, Extern, ExternArg, Loops, Nest, iter_scalars
+from dovetail.ir.loop import Extern, Nest
 from dovetail.ir.schedule import Group, Plan, Schedule
 from dovetail.util.loc import Loc
 
@@ -134,52 +134,24 @@ def size_of(expr: Expr) -> int:
     return expr.value if expr.is_const else 0
 
 
-def buffers_read(nest: Nest) -> set[str]:
-    roots = [write.value for write in nest.writes]
-    roots += [write.index_scalar for write in nest.writes if write.index_scalar is not None]
-    return {str(item.args[0]) for item in iter_scalars(*roots) if item.op in ("load", "load_at")}
-
-
-def buffers_written(nest: Nest) -> set[str]:
-    return {name for write in nest.writes for name in write.buffers}
-
-
-def buffers_in(arg: ExternArg) -> Iterator[str]:
-    if isinstance(arg, BufferRef):
-        yield arg.buffer
-    elif isinstance(arg, tuple):
-        for item in arg:
-            yield from buffers_in(item)
-
-
 def view_nest(nest: Nest, sizes: dict[str, int]) -> NestView:
-    moved = sum(sizes.get(name, 0) for name in (*buffers_read(nest), *buffers_written(nest)))
+    moved = sum(sizes.get(name, 0) for name in (*nest.read_buffers, *nest.written_buffers))
     return NestView(nest.name, str(nest), moved, nest.origins, place_of(nest.loc))
 
 
 def view_group(group: Group, sizes: dict[str, int]) -> GroupView:
     """Before fusion every nest reads and writes memory; after it, only what is not internal, once each."""
     nests = tuple(view_nest(nest, sizes) for nest in group.nests)
-    written = {name for nest in group.nests for name in buffers_written(nest)} - {*group.internal}
-    read = {name for nest in group.nests for name in buffers_read(nest)} - {*group.internal} - written
     before = sum(nest.bytes_moved for nest in nests)
-    after = sum(sizes.get(name, 0) for name in (*read, *written))
+    moved = {*group.read_buffers, *group.written_buffers} - {*group.internal}
+    after = sum(sizes.get(name, 0) for name in moved)
     return GroupView("kernel", group.name, nests, group.internal, before, after)
 
 
 def view_extern(step: Extern, sizes: dict[str, int]) -> GroupView:
-    used = {
-        *buffers_in(step.args),
-        *(n for _, value in step.kwargs for n in buffers_in(value)),
-        *step.outputs,
-    }
-    moved = sum(sizes.get(name, 0) for name in used)
+    moved = sum(sizes.get(name, 0) for name in {*step.read_buffers, *step.outputs})
     nest = NestView(step.name, str(step), moved, (step.op,), place_of(step.loc))
     return GroupView("library", step.op, (nest,), (), moved, moved)
-
-
-def buffer_sizes(loops: Loops) -> dict[str, int]:
-    return {buffer.name: size_of(buffer.type.bytes) for buffer in loops.buffers}
 
 
 def view_fusion(unit: str, value: object) -> FusionView | None:
@@ -187,7 +159,7 @@ def view_fusion(unit: str, value: object) -> FusionView | None:
     schedule = value.schedule if isinstance(value, Plan) else value
     if not isinstance(schedule, Schedule):
         return None
-    sizes = buffer_sizes(schedule.loops)
+    sizes = {buffer.name: size_of(buffer.type.bytes) for buffer in schedule.loops.buffers}
     groups = [
         view_group(step, sizes) if isinstance(step, Group) else view_extern(step, sizes)
         for step in schedule.steps

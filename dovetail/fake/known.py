@@ -41,14 +41,6 @@ def summed(c: Call) -> torch.dtype:
     return found if c.get("dtype") or found.is_floating_point or found.is_complex else torch.int64
 
 
-def made(c: Call) -> torch.dtype:
-    return c.get("dtype") or torch.get_default_dtype()
-
-
-def drawn(c: Call) -> torch.dtype:
-    return c["dtype"] if isinstance(c["dtype"], torch.dtype) else torch.int64
-
-
 def full_of(c: Call) -> torch.dtype:
     if c.get("dtype"):
         return c["dtype"]  # type: ignore[no-any-return]
@@ -64,14 +56,6 @@ def ranged(c: Call) -> torch.dtype:
     if c.get("dtype"):
         return c["dtype"]  # type: ignore[no-any-return]
     return torch.int64 if all(isinstance(v, (int, Expr)) for v in values) else torch.get_default_dtype()
-
-
-def softmax_of(c: Call) -> torch.dtype:
-    return torch.float32 if c["half_to_float"] else first(c)
-
-
-def softmax_input(c: Call) -> torch.dtype:
-    return c.get("input_dtype", first(c))  # type: ignore[no-any-return]
 
 
 def joined(c: Call) -> torch.dtype:
@@ -94,10 +78,6 @@ def always(*dtypes: torch.dtype) -> DTypes:
     return lambda c: list(dtypes)
 
 
-def with_index(c: Call) -> list[torch.dtype | None]:
-    return [first(c), torch.int64]
-
-
 def plain_float(c: Call) -> torch.dtype:
     found = first(c)
     if found not in (torch.float32, torch.float64):
@@ -115,10 +95,6 @@ def row_statistics(c: Call) -> list[torch.dtype | None]:
     if c.device == "cuda" and first(c) in (torch.float16, torch.bfloat16):
         return [first(c), torch.float32, torch.float32]
     return statistics(c)
-
-
-def root_statistics(c: Call) -> list[torch.dtype | None]:
-    return row_statistics(c)[:2]
 
 
 def on_cpu(dtypes: DTypes) -> DTypes:
@@ -269,7 +245,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (statistics, normalised, "native_batch_norm"),
     (statistics, from_contiguous, "native_group_norm"),
     (row_statistics, from_contiguous, "native_layer_norm"),
-    (root_statistics, from_contiguous, "_fused_rms_norm"),
+    (lambda c: row_statistics(c)[:2], from_contiguous, "_fused_rms_norm"),
     (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
     (first, from_contiguous, """
@@ -284,14 +260,16 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (lambda c: [floating(c)] * 2, contiguous, "var_mean std_mean"),
     (always(torch.int64), contiguous, "argmax argmin"),
     (summed, from_contiguous, "cumsum cumprod"),
-    (softmax_of, from_contiguous, "_softmax _log_softmax"),
-    (softmax_input, from_contiguous, "_softmax_backward_data _log_softmax_backward_data"),
-    (with_index, from_contiguous, "topk sort cummax cummin max_pool2d_with_indices max min median"),
+    (lambda c: torch.float32 if c["half_to_float"] else first(c), from_contiguous, "_softmax _log_softmax"),
+    (lambda c: c.get("input_dtype", first(c)), from_contiguous,
+     "_softmax_backward_data _log_softmax_backward_data"),
+    (lambda c: [first(c), torch.int64], from_contiguous,
+     "topk sort cummax cummin max_pool2d_with_indices max min median"),
     (asked, preserved, "clone _to_copy zeros_like ones_like full_like empty_like rand_like randn_like"),
-    (made, contiguous, "zeros ones rand randn"),
+    (lambda c: c.get("dtype") or torch.get_default_dtype(), contiguous, "zeros ones rand randn"),
     (full_of, contiguous, "full scalar_tensor"),
     (ranged, contiguous, "arange"),
-    (drawn, contiguous, "randint"),
+    (lambda c: c["dtype"] if isinstance(c["dtype"], torch.dtype) else torch.int64, contiguous, "randint"),
     (asked, contiguous, "new_zeros new_ones new_full new_empty"),
     (joined, concatenated, "cat"),
     (joined, from_contiguous, "stack"),

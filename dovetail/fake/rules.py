@@ -107,10 +107,6 @@ def likes(*names: str) -> Callable[[Call], Result]:
     return lambda c: [c[name].shape if isinstance(c.values.get(name), Form) else None for name in names]
 
 
-def scalar(c: Call) -> Result:
-    return ()
-
-
 def reduction(c: Call) -> Result:
     x, dim = c.first, c.get("dim", c.get("axis"))
     axes = _axes(dim, x.ndim)
@@ -188,11 +184,6 @@ def transpose(c: Call) -> Result:
         a, b = _axis(c["dim0"], x.ndim), _axis(c["dim1"], x.ndim)
         order[a], order[b] = order[b], order[a]
     return _reordered(x, order)
-
-
-def t(c: Call) -> Result:
-    x = c["self"]
-    return _reordered(x, range(x.ndim)[::-1])
 
 
 def _bound_index(c: Call, index: Any, size: Expr) -> Expr:
@@ -362,8 +353,8 @@ def convolution(c: Call) -> Result:
 
 
 def convolution_backward(c: Call) -> Result:
-    bias = c.values.get("bias_sizes")
-    return [c["input"].shape, c["weight"].shape, tuple(map(as_expr, bias)) if bias else c["weight"].shape[:1]]
+    x, w = c["input"].shape, c["weight"].shape
+    return [x, w, c.size("bias_sizes") if c.get("bias_sizes") else w[:1]]
 
 
 def _window(size: Expr, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Expr:
@@ -414,10 +405,6 @@ def upsample(n: int) -> Callable[[Call], Result]:
     return rule
 
 
-def grid_sampler(c: Call) -> Result:
-    return (*c["input"].shape[:2], *c["grid"].shape[1:-1])
-
-
 def pixel_shuffle(c: Call) -> Result:
     *lead, channels, height, width = c["self"].shape
     r = c["upscale_factor"]
@@ -449,10 +436,6 @@ def layer_norm(c: Call) -> list[Shape]:
             _agree(c, c[name].shape, inner)
     stats = x.shape[: x.ndim - n] + (ONE,) * n
     return [x.shape, stats, stats]
-
-
-def rms_norm(c: Call) -> Result:
-    return layer_norm(c)[:2]  # no mean
 
 
 def _agree(c: Call, sizes: Shape, others: Shape) -> None:
@@ -513,14 +496,6 @@ def nll_loss(c: Call) -> Result:
 # -- indexing --------------------------------------------------------------------------------------
 
 
-def embedding(c: Call) -> Result:
-    return (*c["indices"].shape, *c["weight"].shape[1:])
-
-
-def embedding_backward(c: Call) -> Result:
-    return (as_expr(c["num_weights"]), c["grad_output"].shape[-1])
-
-
 def index_select(c: Call) -> Result:
     x, index = c["self"], c["index"]
     return _with(x.shape, _axis(c["dim"], x.ndim), index.numel) if x.ndim else ()
@@ -544,25 +519,16 @@ def topk(c: Call) -> Result:
     return _with(x.shape, _axis(c.get("dim", -1), x.ndim), c["k"])
 
 
-def multinomial(c: Call) -> Result:
-    return (*c["self"].shape[:-1], as_expr(c["num_samples"]))
-
-
 def glu(c: Call) -> Result:
     x = c["self"]
     d = _axis(c.get("dim", -1), x.ndim)
     return _with(x.shape, d, _divided(c, x.shape[d], 2))
 
 
-def cdist(c: Call) -> Result:
+def cdist(c: Call) -> Shape:
     a, b = c["x1"], c["x2"]
     same_size(c.shapes, a.shape[-1], b.shape[-1])
     return (*broadcast(c.shapes, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
-
-
-def cdist_backward(c: Call) -> Result:
-    a, b = c["x1"].shape, c["x2"].shape
-    return (*broadcast(c.shapes, a[:-2], b[:-2]), *a[-2:])
 
 
 # -- factories -------------------------------------------------------------------------------------
@@ -581,10 +547,6 @@ def arange(c: Call) -> Result:
 def eye(c: Call) -> Result:
     n = as_expr(c["n"])
     return (n, as_expr(c.get("m", n)))
-
-
-def empty_strided(c: Call) -> Result:
-    return Form(c.size("size"), c.size("stride"))
 
 
 def each_of_list(c: Call) -> Result:
@@ -620,12 +582,6 @@ def fft_complex_to_real(c: Call) -> Result:
     return _with(x.shape, _axis(c["dim"][-1], x.ndim), c["last_dim_size"])
 
 
-def factor_and_status(c: Call) -> Result:
-    """A matrix of the same size, and one status per matrix."""
-    x = c.first
-    return [x.shape, x.shape[:-2]]
-
-
 def view_as_real(c: Call) -> Result:
     x = c["self"]
     return Form((*x.shape, const(2)), (*(mul(s, 2) for s in x.stride), ONE), mul(x.offset, 2))
@@ -658,7 +614,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (bmm, "bmm baddbmm"),
     (lambda c: (c["batch1"].shape[1], c["batch2"].shape[2]), "addbmm"),
     (mv, "mv addmv"),
-    (scalar, "dot vdot scalar_tensor trace dist"),
+    (lambda c: (), "dot vdot scalar_tensor trace dist"),
     (pointwise, """
         rsub complex polar floor_divide hardswish hardswish_backward _prelu_kernel masked_fill
         normal cross linalg_cross copy elu_backward hardtanh_backward leaky_relu_backward
@@ -669,7 +625,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (diag_embed, "diag_embed"),
     (fft_real_to_complex, "_fft_r2c"),
     (fft_complex_to_real, "_fft_c2r"),
-    (factor_and_status, "linalg_inv_ex linalg_cholesky_ex"),
+    (lambda c: [c.first.shape, c.first.shape[:-2]], "linalg_inv_ex linalg_cholesky_ex"),
     (view_as_real, "view_as_real"),
     (view_as_complex, "view_as_complex"),
     (lambda c: (c["vec1"].shape[0], c["vec2"].shape[0]), "addr"),
@@ -687,7 +643,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (expand, "expand"),
     (permute, "permute"),
     (transpose, "transpose swapaxes swapdims"),
-    (t, "t numpy_T"),
+    (lambda c: _reordered(c["self"], range(c["self"].ndim)[::-1]), "t numpy_T"),
     (slice_, "slice"),
     (select, "select"),
     (squeeze, "squeeze"),
@@ -727,12 +683,12 @@ RULES: Final[dict[str, Rule]] = _table(
     (sized("input_sizes"), "slice_backward select_backward diagonal_backward unfold_backward trace_backward"),
     (sized("self_sizes"), "index_select_backward"),
     (sized("sizes"), "value_selecting_reduction_backward masked_scatter_backward"),
-    (grid_sampler, "grid_sampler_2d grid_sampler_3d"),
+    (lambda c: (*c["input"].shape[:2], *c["grid"].shape[1:-1]), "grid_sampler_2d grid_sampler_3d"),
     (pixel_shuffle, "pixel_shuffle"),
     (pixel_unshuffle, "pixel_unshuffle"),
     (layer_norm, "native_layer_norm"),
     (likes("input", "weight", "bias"), "native_layer_norm_backward"),
-    (rms_norm, "_fused_rms_norm"),
+    (lambda c: layer_norm(c)[:2], "_fused_rms_norm"),  # no mean
     (likes("input", "weight"), "_fused_rms_norm_backward"),
     (batch_norm, """
         native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
@@ -740,7 +696,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (likes("input", "weight", "weight"), """
         native_batch_norm_backward native_group_norm_backward batch_norm_backward"""),
     (likes("input", "grid"), "grid_sampler_2d_backward grid_sampler_3d_backward"),
-    (cdist_backward, "_cdist_backward"),
+    (lambda c: (*cdist(c)[:-1], c["x1"].shape[-1]), "_cdist_backward"),
     (group_norm, "native_group_norm"),
     (attention, """
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
@@ -751,19 +707,19 @@ RULES: Final[dict[str, Rule]] = _table(
         _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward
         _scaled_dot_product_fused_attention_overrideable_backward"""),
     (nll_loss, "nll_loss_forward nll_loss2d_forward"),
-    (embedding, "embedding"),
-    (embedding_backward, "embedding_dense_backward"),
+    (lambda c: (*c["indices"].shape, *c["weight"].shape[1:]), "embedding"),
+    (lambda c: (as_expr(c["num_weights"]), c["grad_output"].shape[-1]), "embedding_dense_backward"),
     (like("index"), "gather take"),
     (index_select, "index_select"),
     (index, "index _unsafe_index"),
     (topk, "topk"),
-    (multinomial, "multinomial"),
+    (lambda c: (*c["self"].shape[:-1], as_expr(c["num_samples"])), "multinomial"),
     (glu, "glu"),
     (cdist, "_cdist_forward"),
     (arange, "arange"),
     (eye, "eye"),
     (sized("size"), "zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty"),
-    (empty_strided, "empty_strided new_empty_strided"),
+    (lambda c: Form(c.size("size"), c.size("stride")), "empty_strided new_empty_strided"),
 )  # fmt: skip
 
 

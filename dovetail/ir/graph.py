@@ -15,7 +15,7 @@ A graph prints as a Python function:
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -75,6 +75,19 @@ def map_arg(arg: Arg, fn: Callable[[Node], Arg]) -> Arg:
     return arg
 
 
+def swapped(args: Iterable[Arg], env: Mapping[Node, Arg]) -> tuple[Arg, ...]:
+    """The same arguments with the Nodes that env has for theirs."""
+    return tuple([map_arg(arg, lambda n: env.get(n, n)) for arg in args])
+
+
+def moved_over(node: Node, env: Mapping[Node, Arg]) -> Node:
+    """The node over the operands that env has for its own; itself where none of them changes."""
+    if all(env.get(operand, operand) is operand for operand in node.operands):
+        return node
+    kwargs = tuple(zip([key for key, _ in node.kwargs], swapped([value for _, value in node.kwargs], env)))
+    return Node(node.op, swapped(node.args, env), node.type, node.name, kwargs, node.loc)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """inputs are Nodes with op INPUT; nodes are in execution order and exclude the inputs."""
@@ -93,6 +106,16 @@ class Graph:
                 found[operand].append(node)
         return found
 
+    def pruned(self, stays: Callable[[Node], bool]) -> Graph:
+        """Without the nodes that no output needs, except those that stay anyway, and what they need."""
+        needed: set[Node] = set(nodes_in(self.outputs))
+        kept: list[Node] = []
+        for node in reversed(self.nodes):
+            if node in needed or stays(node):
+                needed.update(node.operands)
+                kept.append(node)
+        return Graph(self.name, self.inputs, tuple(reversed(kept)), self.outputs)
+
     def __str__(self) -> str:
         return show_graph(self)
 
@@ -105,6 +128,14 @@ class GraphBuilder:
     inputs: list[Node] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     _taken: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def after(graph: Graph) -> GraphBuilder:
+        """For a graph that is to replace this one: the same inputs, and none of its names is handed out."""
+        builder = GraphBuilder(graph.name, list(graph.inputs))
+        for node in (*graph.inputs, *graph.nodes):
+            builder.unique(node.name)
+        return builder
 
     def unique(self, name: str) -> str:
         stem = name if name.isidentifier() else "v_" + "".join(c if c.isalnum() else "_" for c in name)

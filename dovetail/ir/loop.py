@@ -17,12 +17,12 @@ results and as targets of `cast`, so a cast down and up again is where eager wou
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from dovetail.ir.expr import Expr, show_expr
+from dovetail.ir.expr import Expr, show_expr, substitute, sym
 from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import BOOL, CPU, I64, Device, DType, TensorType
 from dovetail.util.loc import Loc
@@ -98,20 +98,11 @@ def holds(condition: Expr) -> Scalar:
     return scalar("index", (condition,), BOOL)
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarOp:
-    """A scalar operation. `result` is 'same' (as the first operand), 'bool', or 'arg' (given)."""
-
-    name: str
-    arity: int
-    result: str = "same"
+def _declare(result: str, **arities: int) -> dict[str, str]:
+    return dict.fromkeys(arities, result)
 
 
-def _declare(result: str, **arities: int) -> dict[str, ScalarOp]:
-    return {name.rstrip("_"): ScalarOp(name.rstrip("_"), n, result) for name, n in arities.items()}
-
-
-SCALAR_OPS: Final[dict[str, ScalarOp]] = {
+SCALAR_OPS: Final[dict[str, str]] = {
     **_declare(
         "same",
         # float
@@ -135,12 +126,9 @@ SCALAR_OPS: Final[dict[str, ScalarOp]] = {
                logical_not=1, logical_and=2, logical_or=2),
     **_declare("arg", cast=1, bitcast=1),
 }  # fmt: skip
-"""Besides these, the structural ops: const, index, input, load, load_at, masked."""
-
-REDUCTIONS: Final = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "welford", "xor_sum")
-"""`welford` writes mean and the sum of squared deviations (two buffers); arg* write i64 indices.
-max and min propagate NaN, and argmax/argmin return the first extreme, as in eager."""
-
+"""Name -> dtype of the result: 'same' as the first operand, 'bool', or the one given as an 'arg'. The
+numbers count operands. Besides these, there are the structural ops: const, index, input, load, load_at,
+masked."""
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
@@ -178,6 +166,11 @@ class Range:
     var: Expr
     size: Expr
 
+    @staticmethod
+    def over(name: str, size: Expr) -> Range:
+        """A new loop; its variable knows that it is below its size."""
+        return Range(sym(name, 0, max(size.hi - 1, 0), size), size)
+
     def __str__(self) -> str:
         return f"{self.var} < {self.size}"
 
@@ -193,6 +186,14 @@ class Nest:
     loc: Loc | None = None
     origins: tuple[str, ...] = ()
     """Names of the graph nodes computed here."""
+
+    @property
+    def read_buffers(self) -> dict[str, None]:
+        return {buffer: None for buffer, _ in loads_of(self)}
+
+    @property
+    def written_buffers(self) -> dict[str, None]:
+        return {buffer: None for write in self.writes for buffer in write.buffers}
 
     def __str__(self) -> str:
         return show_nest(self)
@@ -225,6 +226,14 @@ class Extern:
     def results(self) -> tuple[str, ...]:
         """The buffers that the call returns."""
         return () if self.is_in_place else self.outputs
+
+    @property
+    def read_buffers(self) -> dict[str, None]:
+        return {ref.buffer: None for ref in self.refs()}
+
+    @property
+    def written_buffers(self) -> dict[str, None]:
+        return dict.fromkeys(self.outputs)
 
     def refs(self) -> Iterator[BufferRef]:
         """Every window onto a buffer among the arguments."""
@@ -319,6 +328,24 @@ def iter_scalars(*roots: Scalar) -> Iterator[Scalar]:
         else:
             stack.append((node, True))
             stack.extend((x, False) for x in reversed(node.operands))
+
+
+def moved_write(write: Write, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar]) -> Write:
+    """The same write with loop variables replaced."""
+    at = None if write.index_scalar is None else moved_scalar(write.index_scalar, env, memo)
+    value = moved_scalar(write.value, env, memo)
+    return replace(write, index=substitute(write.index, env), value=value, index_scalar=at)
+
+
+def moved_scalar(root: Scalar, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar]) -> Scalar:
+    for node in iter_scalars(root):
+        if node not in memo:
+            args = tuple(
+                memo[x] if isinstance(x, Scalar) else substitute(x, env) if isinstance(x, Expr) else x
+                for x in node.args
+            )
+            memo[node] = node if args == node.args else scalar(node.op, args, node.dtype)
+    return memo[root]
 
 
 def show_scalar(node: Scalar) -> str:

@@ -40,6 +40,14 @@ class Group:
     def inner(self) -> tuple[Range, ...]:
         return self.ranges[self.outer :]
 
+    @property
+    def read_buffers(self) -> dict[str, None]:
+        return {buffer: None for nest in self.nests for buffer in nest.read_buffers}
+
+    @property
+    def written_buffers(self) -> dict[str, None]:
+        return {buffer: None for nest in self.nests for buffer in nest.written_buffers}
+
     def __str__(self) -> str:
         loops = ", ".join(map(str, self.ranges[: self.outer])) or "once"
         inner = " | " + ", ".join(map(str, self.inner)) if self.inner else ""

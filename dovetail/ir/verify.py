@@ -44,20 +44,9 @@ def check_graph(graph: Graph, stage: str) -> None:
 
 
 def step_reads(step: Nest | Extern) -> set[str]:
-    """Buffer names that a step reads."""
-    if isinstance(step, Extern):
-        written = set(step.outputs) if step.is_in_place else set()
-        return {ref.buffer for ref in step.refs()} - written
-    roots = [w.value for w in step.writes] + [
-        w.index_scalar for w in step.writes if w.index_scalar is not None
-    ]
-    return {str(s.args[0]) for s in iter_scalars(*roots) if s.op in ("load", "load_at")}
-
-
-def step_writes(step: Nest | Extern) -> set[str]:
-    if isinstance(step, Extern):
-        return set(step.outputs)
-    return {name for write in step.writes for name in write.buffers}
+    """Buffers whose values a step reads; a call in place also takes what it only writes."""
+    is_in_place = isinstance(step, Extern) and step.is_in_place
+    return set(step.read_buffers) - (set(step.written_buffers) if is_in_place else set())
 
 
 def check_loops(loops: Loops, stage: str) -> None:
@@ -67,7 +56,7 @@ def check_loops(loops: Loops, stage: str) -> None:
         for name in step_reads(step):
             if name not in known or name not in ready:
                 raise _fail(stage, f"{step.name} reads {name}, which is not written before it\n{step}")
-        for name in step_writes(step):
+        for name in step.written_buffers:
             if name not in known:
                 raise _fail(stage, f"{step.name} writes unknown buffer {name}\n{step}")
             ready.add(name)
@@ -100,7 +89,7 @@ def check_schedule(schedule: Schedule, stage: str) -> None:
         missing = step_reads(step) - writes
         if missing:
             raise _fail(stage, f"{step.name} runs before {sorted(missing)} are written")
-        writes |= step_writes(step)
+        writes |= set(step.written_buffers)
         left.discard(id(step))
     if len(scheduled) < len(schedule.loops.steps):
         raise _fail(stage, f"{len(schedule.loops.steps) - len(scheduled)} steps were lost in scheduling")
@@ -111,7 +100,7 @@ def check_plan(plan: Plan, stage: str) -> None:
     internal = {n for s in plan.schedule.steps if isinstance(s, Group) for n in s.internal}
     for step in plan.schedule.steps:
         for nest in step.nests if isinstance(step, Group) else (step,):
-            for name in step_reads(nest) | step_writes(nest):
+            for name in {**nest.read_buffers, **nest.written_buffers}:
                 if name not in placed and name not in internal:
                     raise _fail(stage, f"{name}, used by {nest.name}, has no place in memory")
 

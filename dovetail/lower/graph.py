@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final, cast
 
 from dovetail.fake.kernels import in_place_form
-from dovetail.ir.expr import ZERO, Expr, substitute
+from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.graph import GET, Arg, Graph, Node
 from dovetail.ir.loop import (
     Buffer,
@@ -28,6 +28,7 @@ from dovetail.ir.loop import (
     Write,
     constant,
     input_value,
+    moved_write,
     scalar,
 )
 from dovetail.ir.types import I64, ScalarType, TensorType, contiguous_stride
@@ -35,7 +36,7 @@ from dovetail.lower import lazy
 from dovetail.lower.decide import find_loose, find_stored
 from dovetail.lower.index import Index, element_of, same_layout
 from dovetail.lower.lazy import Lazy, window
-from dovetail.lower.nests import index_exprs, make_range, memory_order, merge_ranges, regions, rewrite_scalar
+from dovetail.lower.nests import index_exprs, memory_order, merge_ranges, regions
 from dovetail.ops.build import is_dense
 from dovetail.ops.prims import kind_of
 from dovetail.ops.registry import STRIDE_FREE, is_view_call
@@ -144,7 +145,7 @@ class _Lowering:
 
     def write_region(self, node: Node, ref: BufferRef, value: Lazy) -> None:
         order = memory_order(ref.type.shape, ref.type.stride)
-        loops = {d: make_range(f"i{n}", ref.type.shape[d]) for n, d in enumerate(order)}
+        loops = {d: Range.over(f"i{n}", ref.type.shape[d]) for n, d in enumerate(order)}
         index = _index(ref.type, loops)
         write = Write((ref.buffer,), element_of(ref, index), value.at(index))
         origins = tuple(dict.fromkeys((*value.origins, node.name)))
@@ -164,14 +165,7 @@ class _Lowering:
         inner, more = merge_ranges(reduce, exprs, "r")
         env.update(more)
         memo: dict[Scalar, Scalar] = {}
-        final = tuple(
-            Write(
-                write.buffers, substitute(write.index, env), rewrite_scalar(write.value, env, memo),
-                write.reduce, write.mode,
-                None if write.index_scalar is None else rewrite_scalar(write.index_scalar, env, memo),
-            )
-            for write in writes
-        )  # fmt: skip
+        final = tuple(moved_write(write, env, memo) for write in writes)
         self.steps.append(Nest(name, tuple(outer), tuple(inner), final, node.loc, origins))
 
     # -- reductions --------------------------------------------------------------------------------
@@ -184,9 +178,9 @@ class _Lowering:
         type = storable(types[0])
         kept = [d for d in range(source.ndim) if d not in dims]
         order = memory_order(type.shape, type.stride)
-        outer = {kept[d]: make_range(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
+        outer = {kept[d]: Range.over(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
         inner_order = _reduce_order(source, dims, keep_order="arg" in node.op)
-        inner = {d: make_range(f"r{n}", source.shape[d]) for n, d in enumerate(inner_order)}
+        inner = {d: Range.over(f"r{n}", source.shape[d]) for n, d in enumerate(inner_order)}
         index = tuple(
             each.var if (each := outer.get(d) or inner.get(d)) else ZERO for d in range(source.ndim)
         )
@@ -218,7 +212,7 @@ class _Lowering:
         indices = [self.value(arg) for arg in cast("tuple[Node, ...]", node.args[1])]
         dims = cast("tuple[int, ...]", node.args[2])
         type = values.type
-        loops = {d: make_range(f"i{d}", size) for d, size in enumerate(type.shape)}
+        loops = {d: Range.over(f"i{d}", size) for d, size in enumerate(type.shape)}
         index = tuple(loops[d].var for d in range(type.ndim))
         rank = indices[0].type.ndim
         found = {d: i.at(index[:rank]) for d, i in zip(dims, indices)}

@@ -8,21 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias, cast
 
-from dovetail.ir.expr import INF, ONE, ZERO, Expr, const, is_at_most, linear_in, mul, substitute, sym, symbols
-from dovetail.ir.loop import Range, Scalar, iter_scalars, scalar
+from dovetail.ir.expr import INF, ONE, ZERO, Expr, const, is_at_most, linear_in, mul, symbols
+from dovetail.ir.loop import Range, Scalar, iter_scalars
 from dovetail.ir.types import TensorType
 from dovetail.lower.index import Index
 
 FEW_CUTS: Final = 8
 NARROW: Final = 4
 """Elements that are not worth a loop of their own beside others as few."""
-
-
-def make_range(name: str, size: Expr) -> Range:
-    """A loop variable that knows its bounds."""
-    if size.is_const:
-        return Range(sym(name, 0, max(size.value - 1, 0)), size)
-    return Range(sym(name, 0, min(size.hi - 1, INF), size), size)
 
 
 def memory_order(shape: Sequence[Expr], stride: Sequence[Expr]) -> list[int]:
@@ -92,7 +85,7 @@ def merge_ranges(
         size = ONE
         for each in run:
             size = mul(size, each.size)
-        fresh = make_range(f"{name}{len(merged)}", size)
+        fresh = Range.over(f"{name}{len(merged)}", size)
         merged.append(fresh)
         for each in run[:-1]:
             env[each.var] = ZERO
@@ -105,19 +98,6 @@ def merge_ranges(
         run.append(each)
     close()
     return merged, env
-
-
-def rewrite_scalar(value: Scalar, env: dict[Expr, Expr], memo: dict[Scalar, Scalar]) -> Scalar:
-    """The same scalar with loop variables replaced."""
-    for node in iter_scalars(value):
-        if node in memo:
-            continue
-        args = tuple(
-            memo[arg] if isinstance(arg, Scalar) else substitute(arg, env) if isinstance(arg, Expr) else arg
-            for arg in node.args
-        )
-        memo[node] = node if args == node.args else scalar(node.op, args, node.dtype)
-    return memo[value]
 
 
 Block: TypeAlias = "tuple[Index, tuple[Expr, ...]]"

@@ -10,11 +10,11 @@ Python numbers; they never promote (a decomposition says where it converts).
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 from dovetail.errors import VerifyError
-from dovetail.ir.expr import ONE, Expr, as_expr, mul
+from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, mul
 from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.types import BOOL, CPU, Device, DType, ScalarType, TensorType, Type, contiguous_stride
 from dovetail.ops.prims import PRIMS, Result
@@ -26,6 +26,13 @@ Number: TypeAlias = "int | float | bool | Expr | Node"
 """A constant, a size, or a Python number that is an input of the graph."""
 Operand: TypeAlias = "Value | Number"
 Dims: TypeAlias = "Sequence[int]"
+
+
+def _operator(prim: str, is_swapped: bool = False) -> Callable[[Value, Operand], Value]:
+    def method(self: Value, other: Operand) -> Value:
+        return self.b.call(prim, other, self) if is_swapped else self.b.call(prim, self, other)
+
+    return method
 
 
 class Value:
@@ -52,56 +59,16 @@ class Value:
     def ndim(self) -> int:
         return len(self.node.tensor.shape)
 
-    def __add__(self, other: Operand) -> Value:
-        return self.b.call("add", self, other)
-
-    def __radd__(self, other: Operand) -> Value:
-        return self.b.call("add", self, other)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self.b.call("sub", self, other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return self.b.call("sub", other, self)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self.b.call("mul", self, other)
-
-    def __rmul__(self, other: Operand) -> Value:
-        return self.b.call("mul", self, other)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self.b.call("div", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Value:
-        return self.b.call("div", other, self)
+    __add__ = __radd__ = _operator("add")
+    __mul__ = __rmul__ = _operator("mul")
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", is_swapped=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", is_swapped=True)
+    __lt__, __le__, __gt__, __ge__ = _operator("lt"), _operator("le"), _operator("gt"), _operator("ge")
+    __and__, __or__ = _operator("logical_and"), _operator("logical_or")
+    eq, ne = _operator("eq"), _operator("ne")
 
     def __neg__(self) -> Value:
         return self.b.call("neg", self)
-
-    def __lt__(self, other: Operand) -> Value:
-        return self.b.call("lt", self, other)
-
-    def __le__(self, other: Operand) -> Value:
-        return self.b.call("le", self, other)
-
-    def __gt__(self, other: Operand) -> Value:
-        return self.b.call("gt", self, other)
-
-    def __ge__(self, other: Operand) -> Value:
-        return self.b.call("ge", self, other)
-
-    def eq(self, other: Operand) -> Value:
-        return self.b.call("eq", self, other)
-
-    def ne(self, other: Operand) -> Value:
-        return self.b.call("ne", self, other)
-
-    def __and__(self, other: Value) -> Value:
-        return self.b.call("logical_and", self, other)
-
-    def __or__(self, other: Value) -> Value:
-        return self.b.call("logical_or", self, other)
 
     def __invert__(self) -> Value:
         return self.b.call("logical_not", self)
@@ -259,9 +226,14 @@ class Build:
 
     def slice(self, x: Value, dim: int, start: Expr | int, stop: Expr | int, step: int = 1) -> Value:
         first, last = as_expr(start), as_expr(stop)
-        if first.is_const and first.value == 0 and last is x.shape[dim] and step == 1:
+        if first is ZERO and last is x.shape[dim] and step == 1:
             return x
         return self.prim("slice", x, dim, first, last, step)
+
+    def pad(self, x: Value, dim: int, before: Expr | int, after: Expr | int, fill: Number) -> Value:
+        """Along one dimension; neither size is negative."""
+        sides = ([as_expr(size if d == dim else 0) for d in range(x.ndim)] for size in (before, after))
+        return self.prim("pad", x, *map(tuple, sides), fill)
 
     def unsqueeze(self, x: Value, dims: Dims) -> Value:
         """Size-1 dimensions at these positions of the result."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final, cast
 
 from dovetail.events import EVENTS
-from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
+from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, TensorType, Type
 from dovetail.ops.build import Build, Value, wrap
 from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined
@@ -39,27 +39,15 @@ COMPUTED: Final = {
 
 
 def decompose(graph: Graph) -> Graph:
-    builder = GraphBuilder(graph.name, list(graph.inputs))
-    for node in (*graph.inputs, *graph.nodes):
-        builder.unique(node.name)
-    b = Build(builder)
+    b = Build(GraphBuilder.after(graph))
     fused, used = _feeding_pointwise(graph), _used_results(graph)
     env: dict[Node, Arg] = {node: node for node in graph.inputs}
     for node in graph.nodes:
         if node.op == GET and isinstance(env[cast(Node, node.args[0])], tuple):
             env[node] = cast("tuple[Arg, ...]", env[cast(Node, node.args[0])])[cast(int, node.args[1])]
             continue
-        moved = _rename(node, env)
-        env[node] = _rewrite(moved, b, node in fused, used.get(node, frozenset()))
-    outputs = tuple(map_arg(out, lambda n: env[n]) for out in graph.outputs)
-    return builder.finish(outputs)
-
-
-def _rename(node: Node, env: dict[Node, Arg]) -> Node:
-    """The node over the new graph's operands."""
-    args = tuple(map_arg(arg, lambda n: env[n]) for arg in node.args)
-    kwargs = tuple((key, map_arg(value, lambda n: env[n])) for key, value in node.kwargs)
-    return Node(node.op, args, node.type, node.name, kwargs, node.loc)
+        env[node] = _rewrite(moved_over(node, env), b, node in fused, used.get(node, frozenset()))
+    return b.graph.finish(swapped(graph.outputs, env))
 
 
 def _feeding_pointwise(graph: Graph) -> set[Node]:
@@ -155,10 +143,7 @@ def _replace(nodes: list[Node], start: int, renamed: dict[Node, Node]) -> None:
         return
     env: dict[Node, Node] = {}
     for place in range(start, len(nodes)):
-        node = renamed.get(nodes[place], nodes[place])
-        if any(operand in env for operand in node.operands):
-            args = tuple(map_arg(arg, lambda n: env.get(n, n)) for arg in node.args)
-            node = Node(node.op, args, node.type, node.name, node.kwargs, node.loc)
+        node = moved_over(renamed.get(nodes[place], nodes[place]), env)
         if node is not nodes[place]:
             env[nodes[place]] = node
             nodes[place] = node

@@ -179,9 +179,9 @@ def _declare() -> dict[str, Prim]:
         for name, rule in rules.items():
             table[f"prims.{name}"] = Prim(f"prims.{name}", kind, rule)
 
-    for name, op in SCALAR_OPS.items():
+    for name, result in SCALAR_OPS.items():
         if name != "cast":
-            declare("pointwise", **{name: _POINTWISE_RULES.get(name, _BY_RESULT[op.result])})
+            declare("pointwise", **{name: _POINTWISE_RULES.get(name, _BY_RESULT[result])})
     declare("pointwise", convert=_convert)
     declare("view", reshape=_reshape, permute=_permute, slice=_slice, flip=_like_first)
     declare("view", broadcast=_reshape, as_strided=_reshape)

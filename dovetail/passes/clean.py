@@ -10,20 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, cast
 
-from dovetail.ir.graph import Arg, Graph, Node, map_arg, nodes_in
+from dovetail.ir.graph import Arg, Graph, Node, moved_over, swapped
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from dovetail.ops.registry import is_impure
 
 
 def drop_dead(graph: Graph) -> Graph:
     """Keep what the outputs need, and what is impure."""
-    needed: set[Node] = set(nodes_in(graph.outputs))
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if node in needed or is_impure(node.op):
-            kept.append(node)
-            needed.update(node.operands)
-    return Graph(graph.name, graph.inputs, tuple(reversed(kept)), graph.outputs)
+    return graph.pruned(lambda node: is_impure(node.op))
 
 
 def rewrite(graph: Graph, change: Callable[[Node], Node]) -> Graph:
@@ -33,18 +27,12 @@ def rewrite(graph: Graph, change: Callable[[Node], Node]) -> Graph:
     nodes: dict[Node, None] = {}
     inputs = set(graph.inputs)
     for node in graph.nodes:
-        moved = node
-        if any(operand in env for operand in node.operands):
-            args = tuple(map_arg(arg, lambda n: env.get(n, n)) for arg in node.args)
-            kwargs = tuple((key, map_arg(value, lambda n: env.get(n, n))) for key, value in node.kwargs)
-            moved = Node(node.op, args, node.type, node.name, kwargs, node.loc)
-        final = change(moved)
+        final = change(moved_over(node, env))
         if final is not node:
             env[node] = final
         if final not in inputs:
             nodes.setdefault(final)
-    outputs = tuple(map_arg(out, lambda n: env.get(n, n)) for out in graph.outputs)
-    return Graph(graph.name, graph.inputs, tuple(nodes), outputs)
+    return Graph(graph.name, graph.inputs, tuple(nodes), swapped(graph.outputs, env))
 
 
 # -- common subexpressions -------------------------------------------------------------------------
@@ -57,12 +45,8 @@ def merge_equal(graph: Graph) -> Graph:
     def change(moved: Node) -> Node:
         if is_impure(moved.op):
             return moved
-        key = (
-            moved.op,
-            _key(moved.args),
-            tuple((name, _key((value,))) for name, value in moved.kwargs),
-            moved.type,
-        )
+        named = tuple((name, _key((value,))) for name, value in moved.kwargs)
+        key = (moved.op, _key(moved.args), named, moved.type)
         return seen.setdefault(key, moved)
 
     return rewrite(graph, change)

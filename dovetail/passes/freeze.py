@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from dovetail.ir.expr import ONE, Expr
-from dovetail.ir.graph import GET, INPUT, Arg, Graph, GraphBuilder, Node, map_arg, nodes_in
+from dovetail.ir.graph import GET, INPUT, Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
 from dovetail.ir.types import F32, F64, DType, TensorType, Type, contiguous_stride
 from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
@@ -62,9 +62,7 @@ def fold_norms(graph: Graph, weights: Collection[Node]) -> Graph:
     folds = _find_folds(graph, movable(graph, weights))
     if not folds:
         return graph
-    builder = GraphBuilder(graph.name, list(graph.inputs))
-    for node in (*graph.inputs, *graph.nodes):
-        builder.unique(node.name)
+    builder = GraphBuilder.after(graph)
     env: dict[Node, Node] = {}
     for node in graph.nodes:
         if node in folds:
@@ -74,8 +72,7 @@ def fold_norms(graph: Graph, weights: Collection[Node]) -> Graph:
         if moved is not node:
             env[node] = moved
         builder.nodes.append(moved)
-    outputs = tuple(map_arg(out, lambda n: env.get(n, n)) for out in graph.outputs)
-    return drop_dead(builder.finish(outputs))
+    return drop_dead(builder.finish(swapped(graph.outputs, env)))
 
 
 def _find_folds(graph: Graph, fixed: set[Node]) -> dict[Node, Node]:
@@ -114,8 +111,9 @@ def _fold(builder: GraphBuilder, norm: Node, result: Node, env: dict[Node, Node]
     """The convolution with its new weight and bias, under the name of the batch norm's result."""
     conv = cast(Node, norm.args[0])
     f = _Arithmetic(builder, norm)
-    gamma, beta, mean, var = (f.wide(env_get(env, arg)) for arg in norm.args[1:5])
-    weight, bias = f.wide(env_get(env, conv.args[1])), f.wide(env_get(env, conv.args[2]))
+    gamma, beta, mean, var = map(f.wide, swapped(norm.args[1:5], env))
+    x, *filters = swapped(conv.args[:3], env)
+    weight, bias = map(f.wide, filters)
     assert weight is not None and mean is not None and var is not None
     scale = f.call("aten.rsqrt.default", f.call("aten.add.Scalar", var, norm.args[-1]))
     if gamma is not None:
@@ -128,14 +126,9 @@ def _fold(builder: GraphBuilder, norm: Node, result: Node, env: dict[Node, Node]
     if beta is not None:
         shift = f.call("aten.add.Tensor", shift, beta)
     new_bias = f.narrow(shift, conv.tensor.dtype, "bias")
-    x = env_get(env, conv.args[0])
     made = Node(CONV, (x, folded, new_bias, *conv.args[3:]), result.type, result.name, (), conv.loc)
     builder.nodes.append(made)
     return made
-
-
-def env_get(env: dict[Node, Node], arg: Arg) -> Arg:
-    return env.get(arg, arg) if isinstance(arg, Node) else arg
 
 
 class _Arithmetic:
@@ -152,12 +145,9 @@ class _Arithmetic:
         return self.builder.call(op, args, type, name=name, loc=self.norm.loc)
 
     def wide(self, arg: Arg) -> Node | None:
-        return None if arg is None else self._convert(cast(Node, arg), F64, "wide")
+        return None if arg is None else self.narrow(cast(Node, arg), F64, "wide")
 
     def narrow(self, node: Node, dtype: DType, stem: str) -> Node:
-        return self._convert(node, dtype, stem)
-
-    def _convert(self, node: Node, dtype: DType, stem: str) -> Node:
         type = TensorType(node.tensor.shape, contiguous_stride(node.tensor.shape), dtype, node.tensor.device)
         kwargs: list[tuple[str, Arg]] = [("dtype", dtype), ("memory_format", "torch.contiguous_format")]
         name = f"{self.norm.name}_{stem}"
@@ -217,7 +207,7 @@ def hoist(graph: Graph, weights: Collection[Node], gained: bool) -> Frozen | Non
             nodes.append(moved)
             if moved is not node:
                 env[node] = moved
-    outputs = tuple(map_arg(out, lambda n: env.get(n, n)) for out in graph.outputs)
+    outputs = swapped(graph.outputs, env)
     inputs = (*graph.inputs, *(env[node] for node in frontier))
     return Frozen(prologue, Graph(graph.name, inputs, tuple(nodes), outputs, graph.updates), watched)
 
@@ -252,12 +242,3 @@ def _grown(graph: Graph, weights: Collection[Node], fixed: set[Node]) -> set[Nod
 
 def _bytes(type: Type) -> int:
     return sum(map(_bytes, type)) if isinstance(type, tuple) else cast(TensorType, type).bytes.value
-
-
-def moved_over(node: Node, env: dict[Node, Node]) -> Node:
-    """The node over new operands."""
-    if not any(operand in env for operand in node.operands):
-        return node
-    args = tuple(map_arg(arg, lambda n: env.get(n, n)) for arg in node.args)
-    kwargs = tuple((key, map_arg(value, lambda n: env.get(n, n))) for key, value in node.kwargs)
-    return Node(node.op, args, node.type, node.name, kwargs, node.loc)

@@ -130,9 +130,7 @@ class _Layout:
 
     def __init__(self, graph: Graph, convs: set[Node], fixed: set[Node]) -> None:
         self.graph, self.convs, self.fixed = graph, convs, fixed
-        self.builder = GraphBuilder(graph.name, list(graph.inputs))
-        for node in (*graph.inputs, *graph.nodes):
-            self.builder.unique(node.name)
+        self.builder = GraphBuilder.after(graph)
         self.env: dict[Node, Node] = {}
         self.eager: dict[Node, TensorType] = {}
         self.copies: dict[tuple[Node, TensorType], Node] = {}

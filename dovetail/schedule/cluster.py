@@ -15,8 +15,8 @@ from typing import Final
 
 from dovetail.errors import Reason
 from dovetail.ir.expr import ONE, ZERO, Expr, add, mul, product, substitute
-from dovetail.ir.loop import Loops, Nest, Range, Scalar, Write, index_value, iter_scalars, loads_of, scalar
-from dovetail.schedule.domain import Common, by_stride, loop_var, refine
+from dovetail.ir.loop import Loops, Nest, Range, Scalar, Write, index_value, loads_of, moved_write
+from dovetail.schedule.domain import Common, by_stride, refine
 
 UNKNOWN: Final = None
 """The index of a gather or a scatter: computed from data."""
@@ -60,7 +60,7 @@ def make_cluster(nest: Nest, step: int) -> Cluster:
         if item.size is ONE:
             env[item.var] = ZERO
             continue
-        fresh = loop_var(f"d{len(ranges)}", item.size)
+        fresh = Range.over(f"d{len(ranges)}", item.size)
         env[item.var] = fresh.var
         ranges.append(fresh)
         outer += position < len(nest.ranges)
@@ -152,7 +152,7 @@ def _split_outer(
 
 
 def _renamed(common: Common, order: list[int], outer: int) -> Alignment:
-    ranges = tuple(loop_var(f"d{n}", common.ranges[k].size) for n, k in enumerate(order))
+    ranges = tuple(Range.over(f"d{n}", common.ranges[k].size) for n, k in enumerate(order))
     rename = {common.ranges[k].var: ranges[n].var for n, k in enumerate(order)}
     left = {var: substitute(value, rename) for var, value in common.left.items()}
     right = {var: substitute(value, rename) for var, value in common.right.items()}
@@ -175,7 +175,7 @@ def _align_by_stride(a: Cluster, b: Cluster, buffer: str) -> Alignment | None:
 def _with_inner(common: Common, owner: Cluster, row: str) -> Alignment:
     """The outer ranges were refined; the owner's inner ranges follow unchanged."""
     count = len(common.ranges)
-    inner = tuple(loop_var(f"d{count + k}", r.size) for k, r in enumerate(owner.ranges[owner.outer :]))
+    inner = tuple(Range.over(f"d{count + k}", r.size) for k, r in enumerate(owner.ranges[owner.outer :]))
     left = common.left | {old.var: new.var for old, new in zip(owner.ranges[owner.outer :], inner)}
     return Alignment((*common.ranges, *inner), count, left, dict(common.right), row)
 
@@ -234,11 +234,9 @@ def derive_levels(cluster: Cluster) -> tuple[int, ...]:
     ready: dict[str, int] = {}
     levels: list[int] = []
     for member in cluster.members:
-        level = max((ready[buffer] for buffer, _ in loads_of(member.nest) if buffer in ready), default=0)
+        level = max((ready[buffer] for buffer in member.nest.read_buffers if buffer in ready), default=0)
         levels.append(level)
-        for write in member.nest.writes:
-            for buffer in write.buffers:
-                ready[buffer] = level + (member.kind == "reduce")
+        ready |= dict.fromkeys(member.nest.written_buffers, level + (member.kind == "reduce"))
     return tuple(levels)
 
 
@@ -246,9 +244,8 @@ def rewritten(member: Member, cluster: Cluster) -> Nest:
     """The member's nest over the cluster's variables."""
     outer, inner = cluster.ranges[: cluster.outer], cluster.ranges[cluster.outer :]
     memo: dict[Scalar, Scalar] = {}
-    writes = tuple(
-        _moved_write(_positioned(write, member.nest), member.env, memo) for write in member.nest.writes
-    )
+    placed = [_positioned(write, member.nest) for write in member.nest.writes]
+    writes = tuple(moved_write(write, member.env, memo) for write in placed)
     ranges = (*outer, *inner) if member.kind == "point" else outer
     return replace(member.nest, ranges=ranges, reduce=inner if member.kind == "reduce" else (), writes=writes)
 
@@ -261,25 +258,6 @@ def _positioned(write: Write, nest: Nest) -> Write:
     for item in nest.reduce:
         flat = add(mul(flat, item.size), item.var)
     return replace(write, index_scalar=index_value(flat))
-
-
-def _moved_write(write: Write, env: dict[Expr, Expr], memo: dict[Scalar, Scalar]) -> Write:
-    at = None if write.index_scalar is None else moved_scalar(write.index_scalar, env, memo)
-    return replace(
-        write, index=substitute(write.index, env), value=moved_scalar(write.value, env, memo), index_scalar=at
-    )
-
-
-def moved_scalar(root: Scalar, env: dict[Expr, Expr], memo: dict[Scalar, Scalar]) -> Scalar:
-    """The same computation with loop variables replaced."""
-    for node in iter_scalars(root):
-        if node not in memo:
-            args = tuple(
-                memo[x] if isinstance(x, Scalar) else substitute(x, env) if isinstance(x, Expr) else x
-                for x in node.args
-            )
-            memo[node] = scalar(node.op, args, node.dtype)
-    return memo[root]
 
 
 def buffer_sizes(loops: Loops) -> dict[str, int]:

@@ -7,14 +7,11 @@ over memory when one is a finer split of the other; the finer one becomes common
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul, sym
+from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul
 from dovetail.ir.loop import Range
-
-Env: TypeAlias = "Mapping[Expr, Expr]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +24,6 @@ class Common:
     right: dict[Expr, Expr]
     from_left: tuple[int, ...]
     from_right: tuple[int, ...]
-
-
-def loop_var(name: str, size: Expr) -> Range:
-    """A fresh loop; its variable is below its size."""
-    return Range(sym(name, 0, max(size.hi - 1, 0), size), size)
 
 
 def divide(value: Expr, by: Expr) -> Expr | None:
@@ -48,7 +40,7 @@ def refine(left: Sequence[Range], right: Sequence[Range]) -> Common | None:
     if parts is None:
         return None
     parts.reverse()
-    ranges = tuple(loop_var(f"d{k}", size) for k, (size, _, _) in enumerate(parts))
+    ranges = tuple(Range.over(f"d{k}", size) for k, (size, _, _) in enumerate(parts))
     return Common(
         ranges,
         _rebuild(left, ranges, [a for _, a, _ in parts]),

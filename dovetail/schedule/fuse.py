@@ -17,19 +17,11 @@ from typing import Final
 from dovetail.errors import Reason
 from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, product, substitute
-from dovetail.ir.loop import BufferRef, Extern, Loops, Nest, Range, loads_of
+from dovetail.ir.loop import BufferRef, Extern, Loops, Nest, Range
 from dovetail.ir.schedule import Group, Schedule, WhyNot
 from dovetail.ir.types import Device
 from dovetail.options import Options
-from dovetail.schedule.cluster import (
-    Cluster,
-    buffer_sizes,
-    derive_levels,
-    join,
-    make_cluster,
-    rewritten,
-)
-from dovetail.schedule.domain import loop_var
+from dovetail.schedule.cluster import Cluster, buffer_sizes, derive_levels, join, make_cluster, rewritten
 from dovetail.schedule.libraries import choose_libraries
 
 ROW_BYTES: Final = 65536
@@ -202,7 +194,7 @@ def make_group(cluster: Cluster, kept: set[str], fuser: Fuser) -> Group:
     ranges: list[Range] = []
     for k, item in enumerate(cluster.ranges):
         name = f"r{k - count}" if k >= count else LOOP_NAMES[k] if count <= len(LOOP_NAMES) else f"i{k}"
-        ranges.append(loop_var(name, item.size))
+        ranges.append(Range.over(name, item.size))
         env[item.var] = ranges[-1].var
     members = tuple(
         replace(m, env={v: substitute(e, env) for v, e in m.env.items()}) for m in cluster.members
@@ -225,11 +217,10 @@ def _internal(cluster: Cluster, levels: tuple[int, ...], kept: set[str], fuser: 
     written: dict[str, tuple[int, str]] = {}
     later: set[str] = set()
     for member, level in zip(cluster.members, levels):
-        for buffer, _ in loads_of(member.nest):
+        for buffer in member.nest.read_buffers:
             if buffer in written and written[buffer] != (level, "row") and written[buffer][0] < level:
                 later.add(buffer)
-        for write in member.nest.writes:
-            written |= {buffer: (level, member.kind) for buffer in write.buffers}
+        written |= dict.fromkeys(member.nest.written_buffers, (level, member.kind))
     found: list[str] = []
     for buffer, (_, kind) in written.items():
         if buffer in kept or fuser.readers.get(buffer, set()) - {cluster.position}:

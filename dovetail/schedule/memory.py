@@ -114,22 +114,10 @@ def storage_bytes(buffer: Buffer) -> Expr:
     return const(_aligned(max(size.value, 1))) if size.is_const else mul(ceildiv(size, ALIGN), ALIGN)
 
 
-def step_reads(step: Group | Extern) -> set[str]:
-    if isinstance(step, Extern):
-        return {ref.buffer for ref in step.refs()}
-    return {buffer for nest in step.nests for buffer, _ in loads_of(nest)}
-
-
-def step_writes(step: Group | Extern) -> list[str]:
-    if isinstance(step, Extern):
-        return list(step.outputs)
-    return [buffer for nest in step.nests for write in nest.writes for buffer in write.buffers]
-
-
 def _last_uses(schedule: Schedule) -> dict[str, int]:
     last: dict[str, int] = {}
     for k, step in enumerate(schedule.steps):
-        for buffer in (*step_reads(step), *step_writes(step)):
+        for buffer in (*step.read_buffers, *step.written_buffers):
             last[buffer] = k
     return last
 
@@ -141,7 +129,7 @@ def find_slots(
     slots: dict[str, Slot] = {}
     for k, step in enumerate(schedule.steps):
         taken: set[str] = set()
-        for name in dict.fromkeys(step_writes(step)):
+        for name in step.written_buffers:
             if name in places or name in slots:
                 continue
             donor = _find_donor(step, name, buffers, slots, last, k, taken)
@@ -163,7 +151,7 @@ def _in_place_updates(
     given = {name for _, name in schedule.loops.updates}
     writers: dict[str, list[int]] = {}
     for k, step in enumerate(schedule.steps):
-        for name in dict.fromkeys(step_writes(step)):
+        for name in step.written_buffers:
             writers.setdefault(name, []).append(k)
     shown = kept_buffers(schedule.loops)
     for name, base in schedule.loops.updates:

@@ -9,7 +9,7 @@ from dovetail import aot, lower, ops, passes
 from dovetail.ir.schedule import Plan
 from dovetail.options import Options
 from dovetail.schedule import plan, schedule
-from dovetail.schedule.memory import step_reads, step_writes, storage_bytes
+from dovetail.schedule.memory import storage_bytes
 
 
 def planned(fn: object, *shapes: tuple[int, ...], options: Options = Options()) -> Plan:
@@ -22,7 +22,7 @@ def check_no_overlap(made: Plan) -> None:
     buffers = {b.name: b for b in made.schedule.loops.buffers}
     life: dict[str, tuple[int, int]] = {}
     for k, step in enumerate(made.schedule.steps):
-        for name in (*step_reads(step), *step_writes(step)):
+        for name in (*step.read_buffers, *step.written_buffers):
             life[name] = (life.get(name, (k, k))[0], k)
     arena = {n: p.offset.value for n, p in made.places if p.kind == "arena" and p.offset is not None}
     for a, at_a in arena.items():

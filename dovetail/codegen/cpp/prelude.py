@@ -43,12 +43,15 @@ NEEDS: Final = {
     "remainder": ("fmod",), "truncdiv": ("trunc",),
 }  # fmt: skip
 
-_LANES: Final = {
-    # lane by lane: GCC finds the one instruction; SLEEF's asinh and acosh overflow, the C library's do not
-    "sqrt": "__builtin_sqrt{c}", "floor": "__builtin_floor{c}", "ceil": "__builtin_ceil{c}",
-    "trunc": "__builtin_trunc{c}", "round": "__builtin_nearbyint{c}", "abs": "__builtin_fabs{c}",
-    "asinh": "__builtin_asinh{c}", "acosh": "__builtin_acosh{c}",
+_BY_LANE: Final = {
+    # the scalar; most are vector instructions too, or GCC makes one of a loop over the lanes; SLEEF's asinh
+    # and acosh overflow, the C library's do not
+    "sqrt": "__builtin_sqrt{c}(x)", "floor": "__builtin_floor{c}(x)", "ceil": "__builtin_ceil{c}(x)",
+    "trunc": "__builtin_trunc{c}(x)", "round": "__builtin_nearbyint{c}(x)", "abs": "__builtin_fabs{c}(x)",
+    "fmod": "fmod{c}(x, y)", "nextafter": "nextafter{c}(x, y)", "copysign": "__builtin_copysign{c}(x, y)",
+    "fma": "__builtin_fma{c}(x, y, z)", "asinh": "__builtin_asinh{c}(x)", "acosh": "__builtin_acosh{c}(x)",
 }  # fmt: skip
+_PARAMETERS: Final = {"fmod": "x, y", "nextafter": "x, y", "copysign": "x, y", "fma": "x, y, z"}
 
 _ROUNDING: Final = {"round": 8, "floor": 9, "ceil": 10, "trunc": 11}
 """The instruction's operand; 8 means that inexact results raise no flag."""
@@ -212,52 +215,25 @@ def _emit_libm(name: str, c_type: str, c: str) -> list[str]:
 
 
 def _emit_plain(name: str, vector: str, c_type: str, c: str, lanes: int) -> list[str]:
+    names = _PARAMETERS.get(name, "x, y" if name in _BINARY or name in _TWO else "x")
+    own = {t: ", ".join(f"{t} {x}" for x in names.split(", ")) for t in (vector, c_type)}
+    single = _BY_LANE.get(name, f"({c_type}){name}1(x)").format(c=c)
+    scalar = f"INLINE {c_type} {name}_({own[c_type]}) {{ return {single}; }}"
     direct = _instruction(name, vector, lanes * (4 if c_type == "float" else 8)) if lanes > 1 else None
     if direct is not None:
-        scalar = _LANES[name].format(c=c) if name in _LANES else f"__builtin_{name}{c}"
-        names = {"fma": "x, y, z", "copysign": "x, y"}.get(name, "x")
-        params = ", ".join(f"{c_type} {x}" for x in names.split(", "))
-        return [direct, f"INLINE {c_type} {name}_({params}) {{ return {scalar}({names}); }}"]
-    each = "for (int l = 0; l < L; ++l)"
-    if name in _UNARY:
-        body = _UNARY[name]
-        return [f"INLINE {t} {name}_({t} x) {{ return {body}; }}" for t in (vector, c_type)]
-    if name in _LANES:
-        call = _LANES[name].format(c=c)
-        return [
-            f"INLINE {c_type} {name}_({c_type} x) {{ return {call}(x); }}",
-            f"INLINE {vector} {name}_({vector} x) {{ {vector} y; {each} y[l] = {call}(x[l]); return y; }}",
-        ]
-    if name in _BINARY:
-        return [f"INLINE {t} {name}_({t} x, {t} y) {{ return {_BINARY[name]}; }}" for t in (vector, c_type)]
-    if name in _OWN:
-        return [
-            f"INLINE {c_type} {name}_({c_type} x) {{ return ({c_type}){name}1(x); }}",
-            f"INLINE {vector} {name}_({vector} x) {{\n"
-            f"    {vector} y; {each} y[l] = ({c_type}){name}1(x[l]); return y;\n}}",
-        ]
-    return [text.format(T=c_type, V=vector, c=c, each=each) for text in _TWO[name]]
+        return [direct, scalar]
+    if name in _UNARY or name in _BINARY:
+        body = _UNARY.get(name) or _BINARY[name]
+        return [f"INLINE {t} {name}_({own[t]}) {{ return {body}; }}" for t in (vector, c_type)]
+    lane = ", ".join(f"{x}[l]" for x in names.split(", "))
+    by_lane = f"{vector} r; for (int l = 0; l < L; ++l) r[l] = {name}_({lane}); return r;"
+    each = f"INLINE {vector} {name}_({own[vector]}) {{ {by_lane} }}"
+    both = [text.format(T=c_type, V=vector) for text in _TWO[name]] if name in _TWO else [scalar]
+    return both if len(both) == 2 else [*both, each]
 
 
-_TWO: Final = {
-    "fmod": (
-        "INLINE {T} fmod_({T} x, {T} y) {{ return fmod{c}(x, y); }}",
-        "INLINE {V} fmod_({V} x, {V} y) {{ {V} z; {each} z[l] = fmod{c}(x[l], y[l]); return z; }}",
-    ),
-    "nextafter": (
-        "INLINE {T} nextafter_({T} x, {T} y) {{ return nextafter{c}(x, y); }}",
-        "INLINE {V} nextafter_({V} x, {V} y) {{ {V} z; {each} z[l] = nextafter{c}(x[l], y[l]); return z; }}",
-    ),
-    "copysign": (
-        "INLINE {T} copysign_({T} x, {T} y) {{ return __builtin_copysign{c}(x, y); }}",
-        "INLINE {V} copysign_({V} x, {V} y) {{\n"
-        "    {V} z; {each} z[l] = __builtin_copysign{c}(x[l], y[l]); return z;\n}}",
-    ),
-    "fma": (
-        "INLINE {T} fma_({T} x, {T} y, {T} z) {{ return __builtin_fma{c}(x, y, z); }}",
-        "INLINE {V} fma_({V} x, {V} y, {V} z) {{\n"
-        "    {V} w; {each} w[l] = __builtin_fma{c}(x[l], y[l], z[l]); return w;\n}}",
-    ),
+_TWO: Final[dict[str, tuple[str, ...]]] = {
+    # for a scalar and for a vector; the latter goes lane by lane where it is missing
     "remainder": (
         "INLINE {T} remainder_({T} x, {T} y) {{\n"
         "    {T} m = fmod_(x, y); return m != 0 && (m < 0) != (y < 0) ? m + y : m;\n}}",
@@ -277,12 +253,8 @@ _TWO: Final = {
         "    {T} f = floor_(d);\n"
         "    return d - f > ({T})0.5 ? f + 1 : f;\n"
         "}}",
-        "INLINE {V} floordiv_({V} x, {V} y) {{ {V} z; {each} z[l] = floordiv_(x[l], y[l]); return z; }}",
     ),
 }
-
-_INTEGER_LANES: Final = ("floordiv", "truncdiv", "remainder", "fmod", "pow", "shl", "shr")
-
 
 def emit_prelude(lanes: int, widest: int, functions: Iterable[str]) -> tuple[str, ...]:
     """Pieces of text for vectors of `lanes` lanes, elements of at most `widest` bytes, with these

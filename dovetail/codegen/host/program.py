@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail.codegen.cpp.exprs import c_expr
@@ -26,7 +26,7 @@ from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
 from dovetail.codegen.target import Launchable
 from dovetail.codegen.triton.kernel import TritonKernel
 from dovetail.ir.expr import ZERO, Expr
-from dovetail.ir.loop import Buffer, BufferRef, Extern, loads_of
+from dovetail.ir.loop import Buffer, BufferRef
 from dovetail.ir.program import PythonCall, Result
 from dovetail.ir.schedule import Group, Place, Plan
 from dovetail.ir.types import Device, DType, TensorType
@@ -196,10 +196,11 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     """`launches` by group; `kernel_index` is the position of each kernel's key in dv_kernels."""
     loops = plan.schedule.loops
     writer = HostWriter(plan, {b.name: b for b in loops.buffers}, dict(plan.places))
-    writer.written = frozenset(
-        b for step in plan.schedule.steps for b in _written_inputs(step, writer.buffers)
-    )
-    writer.read = frozenset(_read_buffers(plan))
+    steps = plan.schedule.steps
+    written = {name for step in steps for name in step.written_buffers}
+    writer.written = frozenset(name for name in written if writer.buffers[name].kind == "input")
+    returned = [out.buffer for out in loops.outputs if isinstance(out, BufferRef)]
+    writer.read = frozenset((*returned, *(name for step in steps for name in step.read_buffers)))
     kinds = _bind_inputs(writer)
     _bind_symbols(writer)
     if plan.arena_bytes is not ZERO:
@@ -228,21 +229,6 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     start = f'extern "C" int32_t run({takes}) {{'
     text = "\n".join([head, *constants, start, "    NoGrad no_grad;", *body, "    return 0;", "}", ""])
     return HostText(text, tuple(writer.python_calls), results, count, kinds)
-
-
-def _written_inputs(step: Group | Extern, buffers: dict[str, Buffer]) -> list[str]:
-    if isinstance(step, Extern):
-        return [b for b in step.outputs if buffers[b].kind == "input"]
-    return [b for nest in step.nests for w in nest.writes for b in w.buffers if buffers[b].kind == "input"]
-
-
-def _read_buffers(plan: Plan) -> Iterator[str]:
-    for step in plan.schedule.steps:
-        if isinstance(step, Group):
-            yield from (name for nest in step.nests for name, _ in loads_of(nest))
-        else:
-            yield from (ref.buffer for ref in step.refs())
-    yield from (out.buffer for out in plan.schedule.loops.outputs if isinstance(out, BufferRef))
 
 
 def _bind_inputs(writer: HostWriter) -> str:
@@ -304,7 +290,7 @@ def _last_reads(plan: Plan) -> dict[int, list[str]]:
     """Step -> buffers made by library calls that are used there for the last time."""
     last: dict[str, int] = {}
     for k, step in enumerate(plan.schedule.steps):
-        for name in sorted(step_buffers(step)):  # the same text in every process
+        for name in sorted({**step.read_buffers, **step.written_buffers}):  # the same text in every process
             last[name] = k
     kept = {out.buffer for out in plan.schedule.loops.outputs if isinstance(out, BufferRef)}
     kept |= {place.of for _, place in plan.places if place.of is not None}
@@ -313,13 +299,6 @@ def _last_reads(plan: Plan) -> dict[int, list[str]]:
         if name not in kept:
             found.setdefault(k, []).append(name)
     return found
-
-
-def step_buffers(step: Group | Extern) -> set[str]:
-    if isinstance(step, Group):
-        written = {b for nest in step.nests for w in nest.writes for b in w.buffers}
-        return written | {b for nest in step.nests for b, _ in loads_of(nest)}
-    return set(step.outputs) | {ref.buffer for ref in step.refs()}
 
 
 def _free(writer: HostWriter, k: int, last: dict[int, list[str]]) -> None:

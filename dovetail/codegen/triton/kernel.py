@@ -190,7 +190,7 @@ class _Emitter:
         self.is_looped = not (row.is_const and row.value <= longest)
         streams = find_streams(self.group)
         self.blocks = tuple(dict.fromkeys(choose_blocks(self.axes, self.shape, self.is_looped, streams)))
-        self.written = frozenset(b for n in self.group.nests for w in n.writes for b in w.buffers)
+        self.written = frozenset(self.group.written_buffers)
         self.shortened = find_shortened(self._scalars()) if self.is_rounded else frozenset()
         self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
 

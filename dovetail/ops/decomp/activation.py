@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 from dovetail.ops.build import Build, Value, plain
@@ -17,15 +18,50 @@ SQRT_2_OVER_PI: Final = math.sqrt(2.0 / math.pi)
 GELU_CUBE: Final = 0.044715
 
 
+def _silu_backward(b: Build, grad: Value, x: Value) -> Value:
+    s = 1.0 / (1.0 + b.call("exp", -x))
+    return grad * s * (1.0 + x * (1.0 - s))
+
+
+def _mish_gate(b: Build, x: Value) -> Value:
+    return b.call("tanh", b.call("log1p", b.call("exp", x)))
+
+
+def _mish_backward(b: Build, grad: Value, x: Value) -> Value:
+    t = _mish_gate(b, x)
+    return grad * (t + x * b.call("sigmoid", x) * (1.0 - t * t))
+
+
+def _clamped(b: Build, x: Value) -> Value:
+    """Between 0 and 6."""
+    return clamp_values(b, x, 0.0, 6.0)
+
+
+FORMULAS: Final[dict[str, Callable[..., Value]]] = {
+    "relu6": _clamped,
+    "silu": lambda b, x: x / (1.0 + b.call("exp", -x)),
+    "silu_backward": _silu_backward,
+    "sigmoid_backward": lambda b, grad, y: grad * (1.0 - y) * y,
+    "tanh_backward": lambda b, grad, y: grad * (1.0 - y * y),
+    "hardsigmoid": lambda b, x: _clamped(b, x + 3.0) / 6.0,
+    "hardsigmoid_backward": lambda b, grad, x: b.where((x > -3.0) & (x < 3.0), grad * (1.0 / 6.0), 0.0),
+    "hardswish": lambda b, x: x * _clamped(b, x + 3.0) / 6.0,
+    "hardswish_backward": lambda b, grad, x: b.where(
+        x <= -3.0, 0.0, b.where(x < 3.0, grad * (x / 3.0 + 0.5), grad)),
+    "_prelu_kernel": lambda b, x, weight: b.where(x > 0.0, x, weight * x),
+    "mish": lambda b, x: x * _mish_gate(b, x),
+    "mish_backward": _mish_backward,
+}  # fmt: skip
+
+
+for _name, _formula in FORMULAS.items():
+    decomposes(f"aten.{_name}")(pointwise(_formula))
+
+
 @decomposes("aten.relu", prim=True)
 def relu(b: Build, x: Value) -> Value:
     v = b.value(x)
     return finish(b, b.call("maximum", v, 0.0 if v.dtype.is_float else 0))
-
-
-@decomposes("aten.relu6")
-def relu6(b: Build, x: Value) -> Value:
-    return finish(b, clamp_values(b, b.value(x), 0.0, 6.0))
 
 
 @decomposes("aten.threshold_backward")
@@ -57,31 +93,6 @@ def gelu_backward(b: Build, grad: Value, x: Value, *, approximate: str = "none")
     return finish(b, g * (cdf + v * pdf))
 
 
-@decomposes("aten.silu")
-@pointwise
-def silu(b: Build, x: Value) -> Value:
-    return x / (1.0 + b.call("exp", -x))
-
-
-@decomposes("aten.silu_backward")
-@pointwise
-def silu_backward(b: Build, grad: Value, x: Value) -> Value:
-    s = 1.0 / (1.0 + b.call("exp", -x))
-    return grad * s * (1.0 + x * (1.0 - s))
-
-
-@decomposes("aten.sigmoid_backward")
-@pointwise
-def sigmoid_backward(b: Build, grad: Value, y: Value) -> Value:
-    return grad * (1.0 - y) * y
-
-
-@decomposes("aten.tanh_backward")
-@pointwise
-def tanh_backward(b: Build, grad: Value, y: Value) -> Value:
-    return grad * (1.0 - y * y)
-
-
 @decomposes("aten.logit_backward")
 def logit_backward(b: Build, grad: Value, x: Value, eps: float | None = None) -> Value:
     g, v = b.value(grad), b.value(x)
@@ -103,31 +114,6 @@ def hardtanh_backward(b: Build, grad: Value, x: Value, min_val: float, max_val: 
     return finish(b, b.where((v <= low) | (v >= high), 0.0, g))
 
 
-@decomposes("aten.hardsigmoid")
-@pointwise
-def hardsigmoid(b: Build, x: Value) -> Value:
-    return clamp_values(b, x + 3.0, 0.0, 6.0) / 6.0
-
-
-@decomposes("aten.hardsigmoid_backward")
-@pointwise
-def hardsigmoid_backward(b: Build, grad: Value, x: Value) -> Value:
-    return b.where((x > -3.0) & (x < 3.0), grad * (1.0 / 6.0), 0.0)
-
-
-@decomposes("aten.hardswish")
-@pointwise
-def hardswish(b: Build, x: Value) -> Value:
-    return x * clamp_values(b, x + 3.0, 0.0, 6.0) / 6.0
-
-
-@decomposes("aten.hardswish_backward")
-@pointwise
-def hardswish_backward(b: Build, grad: Value, x: Value) -> Value:
-    middle = grad * (x / 3.0 + 0.5)
-    return b.where(x <= -3.0, 0.0, b.where(x < 3.0, middle, grad))
-
-
 @decomposes("aten.elu")
 @pointwise
 def elu(b: Build, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
@@ -137,15 +123,14 @@ def elu(b: Build, x: Value, alpha: float = 1, scale: float = 1, input_scale: flo
 
 @decomposes("aten.elu_backward")
 def elu_backward(
-    b: Build, grad: Value, alpha: float, scale: float, input_scale: float, is_result: bool,
-    self_or_result: Value,
-) -> Value:  # fmt: skip
-    g, v = b.value(grad), b.value(self_or_result)
+    b: Build, grad: Value, alpha: float, scale: float, input_scale: float, is_result: bool, x: Value
+) -> Value:
+    g, v, inner, outer = b.value(grad), b.value(x), plain(input_scale), plain(scale)
     if is_result:
-        below = g * plain(input_scale) * (v + plain(alpha) * plain(scale))
+        below = g * inner * (v + plain(alpha) * outer)
     else:
-        below = g * (plain(input_scale) * plain(alpha) * plain(scale)) * b.call("exp", v * plain(input_scale))
-    return finish(b, b.where(v <= 0.0, below, g * plain(scale)))
+        below = g * (inner * plain(alpha) * outer) * b.call("exp", v * inner)
+    return finish(b, b.where(v <= 0.0, below, g * outer))
 
 
 @decomposes("aten.celu")
@@ -166,12 +151,6 @@ def leaky_relu_backward(
 ) -> Value:
     g, v = b.value(grad), b.value(x)
     return finish(b, b.where(v > 0.0, g, g * plain(negative_slope)))
-
-
-@decomposes("aten._prelu_kernel")
-@pointwise
-def prelu(b: Build, x: Value, weight: Value) -> Value:
-    return b.where(x > 0.0, x, weight * x)
 
 
 @decomposes("aten._prelu_kernel_backward")
@@ -204,12 +183,9 @@ def log_sigmoid_forward(b: Build, x: Value) -> tuple[Value, Value]:
     out = b.call("minimum", v, 0.0) - b.call("log1p", z)
     first, second = b.outs
     assert first is not None and second is not None
-    buffer = (
-        z.to(second.dtype)
-        if second.shape == v.shape
-        else b.full(second.shape, 0, second.dtype, second.device)
-    )
-    return out.to(first.dtype), buffer
+    if second.shape == v.shape:
+        return out.to(first.dtype), z.to(second.dtype)
+    return out.to(first.dtype), b.full(second.shape, 0, second.dtype, second.device)
 
 
 @decomposes("aten.log_sigmoid_backward")
@@ -222,12 +198,6 @@ def log_sigmoid_backward(b: Build, grad: Value, x: Value, buffer: Value) -> Valu
     return finish(b, (slope - sign * (z / (1.0 + z))) * g)
 
 
-@decomposes("aten.mish")
-@pointwise
-def mish(b: Build, x: Value) -> Value:
-    return x * b.call("tanh", b.call("log1p", b.call("exp", x)))
-
-
 @decomposes("aten.softshrink")
 @pointwise
 def softshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
@@ -236,26 +206,17 @@ def softshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
     return b.where(x > edge, x - edge, inside)
 
 
-@decomposes("aten.softshrink_backward")
-def softshrink_backward(b: Build, grad: Value, x: Value, lambd: float) -> Value:
-    return _outside(b, grad, x, lambd)
-
-
 @decomposes("aten.hardshrink")
 def hardshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
     v, edge = ready_rounded(b, (x, plain(lambd)))
     return finish(b, b.where((v >= -edge) & (v <= edge), 0.0, v))
 
 
-@decomposes("aten.hardshrink_backward")
-def hardshrink_backward(b: Build, grad: Value, x: Value, lambd: float) -> Value:
-    return _outside(b, grad, x, lambd)
-
-
-def _outside(b: Build, grad: Value, x: Value, edge: float) -> Value:
-    """The gradient where |x| > edge."""
-    g, v = b.value(grad), b.value(x)
-    return finish(b, b.where((v >= -plain(edge)) & (v <= plain(edge)), 0.0, g))
+@decomposes("aten.hardshrink_backward", "aten.softshrink_backward")
+def shrink_backward(b: Build, grad: Value, x: Value, lambd: float) -> Value:
+    """The gradient where |x| is larger."""
+    g, v, edge = b.value(grad), b.value(x), plain(lambd)
+    return finish(b, b.where((v >= -edge) & (v <= edge), 0.0, g))
 
 
 @decomposes("aten.glu")
@@ -276,10 +237,3 @@ def _halves(b: Build, x: Value, dim: int) -> tuple[Value, Value]:
     dim %= x.ndim
     size = x.shape[dim]
     return b.slice(x, dim, 0, size // 2), b.slice(x, dim, size // 2, size)
-
-
-@decomposes("aten.mish_backward")
-@pointwise
-def mish_backward(b: Build, grad: Value, x: Value) -> Value:
-    t = b.call("tanh", b.call("log1p", b.call("exp", x)))
-    return grad * (t + x * b.call("sigmoid", x) * (1.0 - t * t))

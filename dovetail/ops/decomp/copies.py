@@ -48,7 +48,7 @@ def copy(b: Build, x: Value, source: Value, non_blocking: bool = False) -> Value
 
 def _nonempty(parts: Sequence[Value]) -> list[Value]:
     """Eager ignores 1-d empty tensors in cat."""
-    return [p for p in parts if not (p.ndim == 1 and p.shape[0].is_const and p.shape[0].value == 0)]
+    return [p for p in parts if not (p.ndim == 1 and p.shape[0] is ZERO)]
 
 
 @decomposes("aten.cat", prim=True)
@@ -80,7 +80,7 @@ def constant_pad_nd(b: Build, x: Value, pad: Sequence[Size], value: Number = 0) 
         last = x.shape[dim] + high if high.hi < 0 else x.shape[dim]
         x = b.slice(x, dim, first, last)
         before[dim], after[dim] = (as_expr(0) if side.hi < 0 else side for side in (low, high))
-    if all(side.is_const and side.value == 0 for side in (*before, *after)):
+    if all(side is ZERO for side in (*before, *after)):
         return b.prim("copy", x)
     if x.type.numel is ZERO:
         return b.full(b.out.shape, value, x.dtype, x.type.device)
@@ -144,16 +144,16 @@ def positions(b: Build, x: Value, dim: int) -> Value:
     return b.broadcast(b.iota(x.shape[dim], I64, x.type.device), x.shape, (dim,))
 
 
-@decomposes("aten.triu")
-def triu(b: Build, x: Value, diagonal: int = 0) -> Value:
-    rows, columns = positions(b, x, x.ndim - 2), positions(b, x, x.ndim - 1)
-    return b.where(columns >= rows + int(diagonal), x, _zero(x))
+def _triangle(keeps: str) -> Callable[..., Value]:
+    def rule(b: Build, x: Value, diagonal: int = 0) -> Value:
+        rows, columns = positions(b, x, x.ndim - 2), positions(b, x, x.ndim - 1)
+        return b.where(b.call(keeps, columns, rows + int(diagonal)), x, _zero(x))
+
+    return rule
 
 
-@decomposes("aten.tril")
-def tril(b: Build, x: Value, diagonal: int = 0) -> Value:
-    rows, columns = positions(b, x, x.ndim - 2), positions(b, x, x.ndim - 1)
-    return b.where(columns <= rows + int(diagonal), x, _zero(x))
+decomposes("aten.triu")(_triangle("ge"))
+decomposes("aten.tril")(_triangle("le"))
 
 
 def _zero(x: Value) -> Number:
@@ -165,17 +165,14 @@ def _zero(x: Value) -> Number:
 
 def _spaced(b: Build, x: Value, dim: int, start: Expr, step: int, size: Expr) -> Value:
     """x at start, start + step, ... of a dimension of that size, and zeros in between."""
-    none, gaps = [as_expr(0)] * (x.ndim + 1), [as_expr(0)] * (x.ndim + 1)
-    gaps[dim + 1] = as_expr(step - 1)
-    wide = b.prim("pad", b.unsqueeze(x, (dim + 1,)), tuple(none), tuple(gaps), _zero(x))
+    wide = b.pad(b.unsqueeze(x, (dim + 1,)), dim + 1, 0, step - 1, _zero(x))
     length = x.shape[dim] * step
     line = b.reshape(wide, [length if d == dim else n for d, n in enumerate(x.shape)])
     line = b.slice(line, dim, 0, length - (step - 1))  # nothing follows the last one
-    before, after = [as_expr(0)] * x.ndim, [as_expr(0)] * x.ndim
-    before[dim], after[dim] = start, size - start - line.shape[dim]
-    if after[dim].lo < 0 or start.lo < 0 or x.shape[dim].lo < 1:
+    after = size - start - line.shape[dim]
+    if after.lo < 0 or start.lo < 0 or x.shape[dim].lo < 1:
         raise Declined
-    return b.prim("pad", line, tuple(before), tuple(after), _zero(x))
+    return b.pad(line, dim, start, after, _zero(x))
 
 
 @decomposes("aten.slice_scatter")
@@ -187,11 +184,11 @@ def slice_scatter(
     size = x.shape[dim]
     first, last = bounds(size, start, end)
     src = src.to(x.dtype)
-    if first.is_const and first.value == 0 and last is size and step == 1:
+    if first is ZERO and last is size and step == 1:
         return b.prim("copy", src)
     if step == 1:
         parts = [b.slice(x, dim, 0, first), src, b.slice(x, dim, last, size)]
-        kept = [p for p in parts if not (p.shape[dim].is_const and p.shape[dim].value == 0)]
+        kept = [p for p in parts if p.shape[dim] is not ZERO]
         return b.cat(kept, dim) if len(kept) > 1 else b.prim("copy", kept[0])
     spread = _spaced(b, src, dim, first, step, size)
     along = positions(b, x, dim)
@@ -229,7 +226,7 @@ def diagonal_scatter(b: Build, x: Value, src: Value, offset: int = 0, dim1: int 
     first, second = dim1 % 2, dim2 % 2
     low = max(-offset, 0)
     after = x.shape[first] - src.shape[0] - low
-    padded = b.prim("pad", src.to(x.dtype), (as_expr(low),), (after,), _zero(x))
+    padded = b.pad(src.to(x.dtype), 0, low, after, _zero(x))
     inside = positions(b, x, second).eq(positions(b, x, first) + offset)
     return b.where(inside, b.broadcast(padded, x.shape, (first,)), x)
 
@@ -243,20 +240,15 @@ def slice_backward(
     first, last = bounds(size, start, end)
     if step != 1:
         return b.prim("copy", _spaced(b, grad, dim, first, step, size))
-    before, after = [as_expr(0)] * grad.ndim, [as_expr(0)] * grad.ndim
-    before[dim], after[dim] = first, size - last
-    return b.prim("pad", grad, tuple(before), tuple(after), _zero(grad))
+    return b.pad(grad, dim, first, size - last, _zero(grad))
 
 
 @decomposes("aten.select_backward")
 def select_backward(b: Build, grad: Value, input_sizes: Sequence[Size], dim: int, index: Size) -> Value:
-    rank = len(input_sizes)
-    dim %= rank
+    dim %= len(input_sizes)
     at, size = as_expr(index), as_expr(input_sizes[dim])
     first = at if at.lo >= 0 else at + size
-    before, after = [as_expr(0)] * rank, [as_expr(0)] * rank
-    before[dim], after[dim] = first, size - first - 1
-    return b.prim("pad", b.unsqueeze(grad, (dim,)), tuple(before), tuple(after), _zero(grad))
+    return b.pad(b.unsqueeze(grad, (dim,)), dim, first, size - first - 1, _zero(grad))
 
 
 # -- views that copy -------------------------------------------------------------------------------
@@ -271,16 +263,10 @@ def _copied(view: str) -> Callable[..., object]:
     return rule
 
 
-for _name, _view in (
-    ("alias_copy.default", "alias.default"), ("as_strided_copy.default", "as_strided.default"),
-    ("detach_copy.default", "detach.default"), ("diagonal_copy.default", "diagonal.default"),
-    ("expand_copy.default", "expand.default"), ("permute_copy.default", "permute.default"),
-    ("select_copy.int", "select.int"), ("slice_copy.Tensor", "slice.Tensor"),
-    ("split_copy.Tensor", "split.Tensor"), ("split_with_sizes_copy.default", "split_with_sizes.default"),
-    ("squeeze_copy.default", "squeeze.default"), ("squeeze_copy.dim", "squeeze.dim"),
-    ("squeeze_copy.dims", "squeeze.dims"), ("t_copy.default", "t.default"),
-    ("transpose_copy.int", "transpose.int"), ("unbind_copy.int", "unbind.int"),
-    ("unsqueeze_copy.default", "unsqueeze.default"), ("view_copy.default", "view.default"),
-    ("narrow_copy.default", "narrow.default"),
+for _view in (
+    "alias.default", "as_strided.default", "detach.default", "diagonal.default", "expand.default",
+    "permute.default", "select.int", "slice.Tensor", "split.Tensor", "split_with_sizes.default",
+    "squeeze.default", "squeeze.dim", "squeeze.dims", "t.default", "transpose.int", "unbind.int",
+    "unsqueeze.default", "view.default", "narrow.default",
 ):  # fmt: skip
-    decomposes(f"aten.{_name}")(_copied(f"aten.{_view}"))
+    decomposes(f"aten.{_view.replace('.', '_copy.')}")(_copied(f"aten.{_view}"))

@@ -21,15 +21,21 @@ UNARY: Final = (
     "lgamma", "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign",
     "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
-TERNARY: Final = {"addcmul": "aten.addcmul.default", "addcdiv": "aten.addcdiv.default"}
+OTHERS: Final = {
+    "pow.ScalarAndTensor": "aten.pow.Scalar", "pow.Scalar": "aten.pow.Tensor_Scalar",
+    "lerp.List": "aten.lerp.Tensor", "lerp.Scalar": "aten.lerp.Scalar", "lerp.ScalarList": "aten.lerp.Scalar",
+    "copy": "aten.copy.default", "zero": "aten.zero.default", "clone": "aten.clone.default",
+}  # fmt: skip
 
 
-def each(b: Build, rule: Callable[..., Any], columns: Sequence[Sequence[Any]], **kwargs: Any) -> list[Value]:
-    """Apply a rule to every row of arguments, with that row's result type."""
+def each(b: Build, rule: Callable[..., Any], *columns: Any, **kwargs: Any) -> list[Value]:
+    """Apply a rule to every row of arguments, with that row's result type. What is no list is the same in
+    every row."""
     whole = b.out_type
     assert isinstance(whole, tuple)
+    listed = [x if isinstance(x, (tuple, list)) else [x] * len(whole) for x in columns]
     results = []
-    for type, *row in zip(whole, *columns, strict=True):
+    for type, *row in zip(whole, *listed, strict=True):
         assert isinstance(type, TensorType)
         b.out_type = type
         results.append(rule(b, *row, **kwargs))
@@ -37,82 +43,39 @@ def each(b: Build, rule: Callable[..., Any], columns: Sequence[Sequence[Any]], *
     return results
 
 
-def _unary(op: str) -> Callable[..., list[Value]]:
-    return lambda b, xs: each(b, DECOMPOSITIONS[op], [xs])
-
-
-def _with_list(op: str) -> Callable[..., list[Value]]:
-    return lambda b, xs, ys, **kwargs: each(b, DECOMPOSITIONS[op], [xs, ys], **kwargs)
-
-
-def _with_one(op: str) -> Callable[..., list[Value]]:
-    return lambda b, xs, y, **kwargs: each(b, DECOMPOSITIONS[op], [xs, [y] * len(xs)], **kwargs)
+def _each(op: str) -> Callable[..., list[Value]]:
+    return lambda b, *args, **kwargs: each(b, DECOMPOSITIONS[op], *args, **kwargs)
 
 
 for _name in UNARY:
-    decomposes(f"aten._foreach_{_name}")(_unary(f"aten.{_name}.default"))
+    decomposes(f"aten._foreach_{_name}")(_each(f"aten.{_name}.default"))
 for _name, _op in BINARY.items():
-    decomposes(f"aten._foreach_{_name}.List", f"aten._foreach_{_name}.ScalarList")(_with_list(_op))
+    decomposes(f"aten._foreach_{_name}.List", f"aten._foreach_{_name}.ScalarList")(_each(_op))
     if _name != "pow":
-        decomposes(f"aten._foreach_{_name}.Scalar")(_with_one(_op))
+        decomposes(f"aten._foreach_{_name}.Scalar")(_each(_op))
 for _name in ("add", "mul", "div"):
-    decomposes(f"aten._foreach_{_name}.Tensor")(_with_one(BINARY[_name]))
-decomposes("aten._foreach_pow.Scalar")(_with_one("aten.pow.Tensor_Scalar"))
+    decomposes(f"aten._foreach_{_name}.Tensor")(_each(BINARY[_name]))
+for _name, _op in OTHERS.items():
+    decomposes(f"aten._foreach_{_name}")(_each(_op))
 
 
-@decomposes("aten._foreach_pow.ScalarAndTensor")
-def pow_scalar_base(b: Build, base: float, exponents: Sequence[Value]) -> list[Value]:
-    return each(b, DECOMPOSITIONS["aten.pow.Scalar"], [[base] * len(exponents), exponents])
+@decomposes("aten._foreach_norm.Scalar")
+def norm(b: Build, xs: Sequence[Value], ord: float = 2, dtype: object = None) -> list[Value]:
+    return each(b, DECOMPOSITIONS["aten.linalg_vector_norm.default"], xs, ord)
 
 
-def _three(op: str) -> Callable[..., list[Value]]:
-    def rule(
-        b: Build, xs: Sequence[Value], ys: Sequence[Value], zs: Sequence[Value], value: Any = 1
-    ) -> list[Value]:
+def _scaled(op: str) -> Callable[..., list[Value]]:
+    """Ops whose fourth argument is a keyword of the single op."""
+
+    def rule(b: Build, xs: Any, ys: Any, zs: Any, value: Any = 1) -> list[Value]:
         if isinstance(value, Value):
             raise Declined
-        values = value if isinstance(value, (tuple, list)) else [value] * len(xs)
-
-        def one(b: Build, x: Value, y: Value, z: Value, v: Any) -> Any:
-            return DECOMPOSITIONS[op](b, x, y, z, value=v)
-
-        return each(b, one, [xs, ys, zs, values])
+        one = DECOMPOSITIONS[op]
+        return each(b, lambda b, x, y, z, factor: one(b, x, y, z, value=factor), xs, ys, zs, value)
 
     return rule
 
 
-for _name, _op in TERNARY.items():
-    decomposes(*(f"aten._foreach_{_name}.{overload}" for overload in ("Scalar", "ScalarList", "Tensor")))(
-        _three(_op)
-    )
-
-
-@decomposes("aten._foreach_lerp.List")
-def lerp_list(b: Build, xs: Sequence[Value], ys: Sequence[Value], weights: Sequence[Value]) -> list[Value]:
-    return each(b, DECOMPOSITIONS["aten.lerp.Tensor"], [xs, ys, weights])
-
-
-@decomposes("aten._foreach_lerp.Scalar", "aten._foreach_lerp.ScalarList")
-def lerp_scalar(b: Build, xs: Sequence[Value], ys: Sequence[Value], weight: Any) -> list[Value]:
-    weights = weight if isinstance(weight, (tuple, list)) else [weight] * len(xs)
-    return each(b, DECOMPOSITIONS["aten.lerp.Scalar"], [xs, ys, weights])
-
-
-@decomposes("aten._foreach_norm.Scalar")
-def norm(b: Build, xs: Sequence[Value], ord: float = 2, dtype: Any = None) -> list[Value]:
-    return each(b, DECOMPOSITIONS["aten.linalg_vector_norm.default"], [xs, [ord] * len(xs)])
-
-
-@decomposes("aten._foreach_copy")
-def copy(b: Build, xs: Sequence[Value], ys: Sequence[Value], non_blocking: bool = False) -> list[Value]:
-    return each(b, DECOMPOSITIONS["aten.copy.default"], [xs, ys])
-
-
-@decomposes("aten._foreach_zero")
-def zero(b: Build, xs: Sequence[Value]) -> list[Value]:
-    return each(b, DECOMPOSITIONS["aten.zero.default"], [xs])
-
-
-@decomposes("aten._foreach_clone")
-def clone(b: Build, xs: Sequence[Value], *, memory_format: Any = None) -> list[Value]:
-    return each(b, DECOMPOSITIONS["aten.clone.default"], [xs])
+for _name in ("addcmul", "addcdiv"):
+    decomposes(f"aten._foreach_{_name}.Scalar", f"aten._foreach_{_name}.ScalarList",
+               f"aten._foreach_{_name}.Tensor")(_scaled(f"aten.{_name}.default"))  # fmt: skip

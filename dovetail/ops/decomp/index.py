@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.ir.expr import ONE, Expr
+from dovetail.ir.expr import ONE, ZERO, Expr
 from dovetail.ir.types import BOOL, I32, I64
 from dovetail.ops.build import Build, Number, Value, common_shape
 from dovetail.ops.decomp.copies import positions
@@ -39,15 +39,12 @@ def check_runs(b: Build, x: Value, dim: int, index: Value) -> None:
 
 def check_room(x: Value) -> None:
     """Reading from an empty tensor is an error that eager words better."""
-    if any(size.is_const and size.value == 0 for size in x.shape):
+    if any(size is ZERO for size in x.shape):
         raise Declined
 
 
 @decomposes("aten.embedding")
-def embedding(
-    b: Build, weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Value:  # fmt: skip
+def embedding(b: Build, weight: Value, indices: Value, *backward_only: object) -> Value:
     check_room(weight)
     return b.prim("take", weight, (as_position(b, indices, weight.shape[0]),), (0,))
 
@@ -152,21 +149,17 @@ def scatter_value(b: Build, x: Value, dim: int, index: Value, value: Number) -> 
     return _scatter(b, x, dim, index, b.full(index.shape, value, x.dtype, x.type.device))
 
 
-@decomposes("aten.index_copy")
-def index_copy(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
-    return _put_along(b, x, dim, index, source)
-
-
 @decomposes("aten.index_fill.int_Scalar")
 def index_fill(b: Build, x: Value, dim: int, index: Value, value: Number) -> Value:
     if not x.ndim:
         raise Declined
     shape = list(x.shape)
     shape[dim % x.ndim] = index.type.numel
-    return _put_along(b, x, dim, index, b.full(shape, value, x.dtype, x.type.device))
+    return index_copy(b, x, dim, index, b.full(shape, value, x.dtype, x.type.device))
 
 
-def _put_along(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
+@decomposes("aten.index_copy")
+def index_copy(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
     if not x.ndim or not source.ndim:
         raise Declined
     check_room(x)
@@ -189,11 +182,8 @@ def diag_embed(b: Build, x: Value, offset: int = 0, dim1: int = -2, dim2: int = 
     first, second = sorted((dim1 % rank, dim2 % rank))
     shift = offset if dim1 % rank < dim2 % rank else -offset
     low, high = max(-shift, 0), max(shift, 0)
-    last = x.ndim - 1
-    sides = [[0] * x.ndim, [0] * x.ndim]
-    sides[0][last], sides[1][last] = low, high
     zero: Number = False if x.dtype is BOOL else 0
-    padded = b.prim("pad", x, tuple(sides[0]), tuple(sides[1]), zero) if shift else x
+    padded = b.pad(x, x.ndim - 1, low, high, zero) if shift else x
     others = [d for d in range(rank) if d not in (first, second)]
     spread = b.broadcast(padded, b.out.shape, [*others, first])
     rows, columns = positions(b, spread, first), positions(b, spread, second)

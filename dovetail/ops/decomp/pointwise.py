@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
+
 from dovetail.ir.types import BOOL, F64, DType
 from dovetail.ops.build import Build, Number, Operand, Value, plain
 from dovetail.ops.promote import compute_dtype, promoted, rounded
@@ -93,24 +95,14 @@ for _name in ("floor", "ceil", "trunc", "round"):
     decomposes(f"aten.{_name}", prim=True)(_rounding(_name))
 
 
-@decomposes("aten.neg", prim=True)
-@pointwise
-def neg(b: Build, x: Value) -> Value:
-    return -x
+def _on_numbers(prim: str) -> Callable[..., Value]:
+    """abs and sign are the identity on bools."""
+    return lambda b, x: b.prim("copy", x) if x.dtype is BOOL else finish(b, b.call(prim, b.value(x)))
 
 
-@decomposes("aten.abs", prim=True)
-def abs_(b: Build, x: Value) -> Value:
-    if x.dtype is BOOL:
-        return b.prim("copy", x)
-    return finish(b, b.call("abs", b.value(x)))
-
-
-@decomposes("aten.sign", "aten.sgn", prim=True)
-def sign(b: Build, x: Value) -> Value:
-    if x.dtype is BOOL:
-        return b.prim("copy", x)
-    return finish(b, b.call("sign", b.value(x)))
+decomposes("aten.neg", prim=True)(_unary("neg"))
+decomposes("aten.abs", prim=True)(_on_numbers("abs"))
+decomposes("aten.sign", "aten.sgn", prim=True)(_on_numbers("sign"))
 
 
 @decomposes("aten.positive")
@@ -128,12 +120,6 @@ def round_decimals(b: Build, x: Value, *, decimals: int) -> Value:
     return finish(b, out)
 
 
-@decomposes("aten.square")
-@pointwise
-def square(b: Build, x: Value) -> Value:
-    return b.call("logical_and", x, x) if x.dtype is BOOL else x * x
-
-
 @decomposes("aten.logical_not", prim=True)
 def logical_not(b: Build, x: Value) -> Value:
     return finish(b, ~truth(b, x))
@@ -144,21 +130,6 @@ def bitwise_not(b: Build, x: Value) -> Value:
     return ~x if x.dtype is BOOL else b.call("bit_not", x)
 
 
-@decomposes("aten.isnan", prim=True)
-def isnan(b: Build, x: Value) -> Value:
-    return _class_test(b, x, "isnan", False)
-
-
-@decomposes("aten.isinf", prim=True)
-def isinf(b: Build, x: Value) -> Value:
-    return _class_test(b, x, "isinf", False)
-
-
-@decomposes("aten.isfinite", prim=True)
-def isfinite(b: Build, x: Value) -> Value:
-    return _class_test(b, x, "isfinite", True)
-
-
 @decomposes("aten.signbit", prim=True)
 def signbit(b: Build, x: Value) -> Value:
     if x.dtype.is_float:
@@ -166,22 +137,22 @@ def signbit(b: Build, x: Value) -> Value:
     return b.full(x.shape, False, BOOL, x.type.device) if x.dtype is BOOL else x < 0
 
 
-@decomposes("aten.isposinf")
-def isposinf(b: Build, x: Value) -> Value:
-    return _class_test(b, x, math.inf, False)
-
-
-@decomposes("aten.isneginf")
-def isneginf(b: Build, x: Value) -> Value:
-    return _class_test(b, x, -math.inf, False)
-
-
-def _class_test(b: Build, x: Value, test: str | float, otherwise: bool) -> Value:
+def _class_test(test: str | float, otherwise: bool = False) -> Callable[..., Value]:
     """A test that only floating point can fail or pass."""
-    if not x.dtype.is_float:
-        return b.full(x.shape, otherwise, BOOL, x.type.device)
-    v = x.to(compute_dtype(x.dtype))
-    return b.call(test, v) if isinstance(test, str) else v.eq(test)
+
+    def rule(b: Build, x: Value) -> Value:
+        if not x.dtype.is_float:
+            return b.full(x.shape, otherwise, BOOL, x.type.device)
+        v = x.to(compute_dtype(x.dtype))
+        return b.call(test, v) if isinstance(test, str) else v.eq(test)
+
+    return rule
+
+
+for _name, _otherwise in (("isnan", False), ("isinf", False), ("isfinite", True)):
+    decomposes(f"aten.{_name}", prim=True)(_class_test(_name, _otherwise))
+decomposes("aten.isposinf")(_class_test(math.inf))
+decomposes("aten.isneginf")(_class_test(-math.inf))
 
 
 @decomposes("aten.nan_to_num")
@@ -190,36 +161,51 @@ def nan_to_num(
 ) -> Value:
     if not x.dtype.is_float:
         return b.prim("copy", x)
-    largest = {
-        "f16": 65504.0,
-        "bf16": 3.3895313892515355e38,
-        "f32": 3.4028234663852886e38,
-        "f64": 1.7976931348623157e308,
-    }
-    top = largest[x.dtype.name]
+    top = torch.finfo(getattr(torch, x.dtype.torch_name)).max
     v = b.value(x)
     out = b.where(b.call("isnan", v), 0.0 if nan is None else float(nan), v)
     out = b.where(v.eq(math.inf), top if posinf is None else float(posinf), out)
     return finish(b, b.where(v.eq(-math.inf), -top if neginf is None else float(neginf), out))
 
 
-@decomposes("aten.sinc")
-@pointwise
-def sinc(b: Build, x: Value) -> Value:
+def _sinc(b: Build, x: Value) -> Value:
     scaled = x * math.pi
     return b.where(x.eq(0.0), 1.0, b.call("sin", scaled) / scaled)
 
 
-@decomposes("aten.deg2rad")
-@pointwise
-def deg2rad(b: Build, x: Value) -> Value:
-    return x * (math.pi / 180.0)
+def _entropy(b: Build, x: Value) -> Value:
+    inside = b.where(x.eq(0.0), 0.0, b.where(x < 0.0, -math.inf, -x * b.call("log", x)))
+    return b.where(b.call("isnan", x), x, inside)
 
 
-@decomposes("aten.rad2deg")
-@pointwise
-def rad2deg(b: Build, x: Value) -> Value:
-    return x * (180.0 / math.pi)
+def _heaviside(b: Build, x: Value, y: Value) -> Value:
+    if x.dtype is BOOL:
+        raise Declined
+    return b.where(x.eq(0), y, b.where(x < 0, 0, 1, dtype=x.dtype))
+
+
+def _log_add(exp: str, scale: float) -> Callable[..., Value]:
+    def formula(b: Build, x: Value, y: Value) -> Value:
+        gap = b.call("log1p", b.call(exp, -b.call("abs", x - y)))
+        out = b.call("maximum", x, y) + (gap if scale == 1.0 else gap * scale)
+        return b.where(b.call("isinf", x) & x.eq(y), x, out)
+
+    return formula
+
+
+FORMULAS: Final[dict[str, Callable[..., Value]]] = {
+    "square": lambda b, x: b.call("logical_and", x, x) if x.dtype is BOOL else x * x,
+    "sinc": _sinc,
+    "deg2rad": lambda b, x: x * (math.pi / 180.0),
+    "rad2deg": lambda b, x: x * (180.0 / math.pi),
+    "special_entr": _entropy,
+    "heaviside": _heaviside,
+    "logaddexp": _log_add("exp", 1.0),
+    "logaddexp2": _log_add("exp2", 1.0 / math.log(2.0)),
+    "ldexp.Tensor": lambda b, x, y: x * b.call("exp2", y),
+}
+for _name, _formula in FORMULAS.items():
+    decomposes(f"aten.{_name}")(pointwise(_formula))
 
 
 @decomposes("aten.logit")
@@ -253,10 +239,7 @@ def sub(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
     return finish(b, b.call("sub", x, _times(b, y, alpha)))
 
 
-@decomposes("aten.rsub.Tensor", "aten.rsub.Scalar")
-def rsub(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    x, y = ready_rounded(b, (x, y))
-    return finish(b, b.call("sub", y, _times(b, x, alpha)))
+decomposes("aten.rsub.Tensor", "aten.rsub.Scalar")(lambda b, x, y, alpha=1: sub(b, y, x, alpha))
 
 
 def _times(b: Build, x: Operand, alpha: Number) -> Operand:
@@ -266,29 +249,9 @@ def _times(b: Build, x: Operand, alpha: Number) -> Operand:
     return b.value(x) * scale
 
 
-@decomposes("aten.mul.Tensor", "aten.mul.Scalar", prim=True)
-@pointwise
-def mul(b: Build, x: Operand, y: Operand) -> Value:
-    return b.call("logical_and" if b.out.dtype is BOOL else "mul", x, y)
-
-
-@decomposes("aten.div.Tensor", "aten.div.Scalar", prim=True)
-@pointwise
-def div(b: Build, x: Operand, y: Operand) -> Value:
-    return b.call("div", x, y)
-
-
-@decomposes("aten.div.Tensor_mode", "aten.div.Scalar_mode")
-def div_mode(b: Build, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
-    return div_rounded(b, x, y, rounding_mode)
-
-
-@decomposes("aten.floor_divide", "aten.floor_divide.Scalar")
-def floor_divide(b: Build, x: Operand, y: Operand) -> Value:
-    return div_rounded(b, x, y, "floor")
-
-
-def div_rounded(b: Build, x: Operand, y: Operand, mode: str | None) -> Value:
+@decomposes("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide", "aten.floor_divide.Scalar")
+def div_rounded(b: Build, x: Operand, y: Operand, *, rounding_mode: str | None = "floor") -> Value:
+    mode = rounding_mode
     x, y = ready(b, (x, y))
     if mode is None:
         return finish(b, b.call("div", x, y))
@@ -312,8 +275,8 @@ def fmod(b: Build, x: Operand, y: Operand) -> Value:
     return finish(b, b.call("sub", x, b.call("mul", b.call("truncdiv", x, y), y)))
 
 
-def _binary(prim: str) -> Callable[..., Value]:
-    return pointwise(lambda b, x, y: b.call(prim, x, y))
+def _binary(prim: str, on_bool: str = "") -> Callable[..., Value]:
+    return pointwise(lambda b, x, y: b.call(on_bool if on_bool and b.out.dtype is BOOL else prim, x, y))
 
 
 for _name in ("atan2", "hypot", "copysign", "nextafter"):
@@ -321,14 +284,10 @@ for _name in ("atan2", "hypot", "copysign", "nextafter"):
 decomposes("aten.copysign.Tensor", "aten.copysign.Scalar", prim=True)(_binary("copysign"))
 
 
-def _extreme(prim: str, on_bool: str) -> Callable[..., Value]:
-    return pointwise(lambda b, x, y: b.call(on_bool if b.out.dtype is BOOL else prim, x, y))
-
-
-decomposes("aten.fmax", prim=True)(_extreme("fmax", "logical_or"))
-decomposes("aten.fmin", prim=True)(_extreme("fmin", "logical_and"))
-decomposes("aten.maximum", prim=True)(_extreme("maximum", "logical_or"))
-decomposes("aten.minimum", prim=True)(_extreme("minimum", "logical_and"))
+for _name, _on_bool in (("fmax", "or"), ("fmin", "and"), ("maximum", "or"), ("minimum", "and")):
+    decomposes(f"aten.{_name}", prim=True)(_binary(_name, f"logical_{_on_bool}"))
+decomposes("aten.mul.Tensor", "aten.mul.Scalar", prim=True)(_binary("mul", "logical_and"))
+decomposes("aten.div.Tensor", "aten.div.Scalar", prim=True)(_binary("div"))
 
 
 def _compare(prim: str) -> Callable[..., Value]:
@@ -348,13 +307,9 @@ decomposes("aten.logical_or", prim=True)(_logical("logical_or"))
 decomposes("aten.logical_xor", prim=True)(_logical("ne"))
 
 
-def _bits(on_integer: str, on_bool: str) -> Callable[..., Value]:
-    return pointwise(lambda b, x, y: b.call(on_bool if b.out.dtype is BOOL else on_integer, x, y))
-
-
 for _name, _on_bool in (("and", "logical_and"), ("or", "logical_or"), ("xor", "ne")):
     decomposes(f"aten.bitwise_{_name}.Tensor", f"aten.bitwise_{_name}.Scalar", f"aten.__{_name}__.Tensor",
-               f"aten.__{_name}__.Scalar", prim=True)(_bits(f"bit_{_name}", _on_bool))  # fmt: skip
+               f"aten.__{_name}__.Scalar", prim=True)(_binary(f"bit_{_name}", _on_bool))  # fmt: skip
 
 
 def _shift(prim: str) -> Callable[..., Value]:
@@ -427,54 +382,22 @@ def float_power(b: Build, x: Operand, y: Operand) -> Value:
     return finish(b, b.call("pow", x, y))
 
 
-@decomposes("aten.xlogy.Tensor", "aten.xlogy.Scalar_Other", "aten.xlogy.Scalar_Self")
-@pointwise
-def xlogy(b: Build, x: Operand, y: Operand) -> Value:
-    return _x_log(b, x, y, "log")
+def _x_log(log: str) -> Callable[..., Value]:
+    """x * log(y), where 0 times anything is 0"""
+
+    def formula(b: Build, x: Operand, y: Operand) -> Value:
+        like = x if isinstance(x, Value) else y
+        assert isinstance(like, Value)
+        x, y = (v if isinstance(v, Value) else b.full((), v, like.dtype, like.type.device) for v in (x, y))
+        product = x * b.call(log, y)
+        return b.where(b.call("isnan", y), y, b.where(x.eq(0.0), 0.0, product))
+
+    return pointwise(formula)
 
 
-@decomposes("aten.special_xlog1py", "aten.special_xlog1py.other_scalar", "aten.special_xlog1py.self_scalar")
-@pointwise
-def xlog1py(b: Build, x: Operand, y: Operand) -> Value:
-    return _x_log(b, x, y, "log1p")
-
-
-def _x_log(b: Build, x: Operand, y: Operand, log: str) -> Value:
-    like = x if isinstance(x, Value) else y
-    assert isinstance(like, Value)
-    x, y = (v if isinstance(v, Value) else b.full((), v, like.dtype, like.type.device) for v in (x, y))
-    product = x * b.call(log, y)
-    return b.where(b.call("isnan", y), y, b.where(x.eq(0.0), 0.0, product))
-
-
-@decomposes("aten.logaddexp")
-@pointwise
-def logaddexp(b: Build, x: Value, y: Value) -> Value:
-    return _log_add(b, x, y, "exp", "log1p")
-
-
-@decomposes("aten.logaddexp2")
-@pointwise
-def logaddexp2(b: Build, x: Value, y: Value) -> Value:
-    top = b.call("maximum", x, y)
-    gap = b.call("exp2", -b.call("abs", x - y))
-    out = top + b.call("log1p", gap) * (1.0 / math.log(2.0))
-    return b.where(b.call("isinf", x) & x.eq(y), x, out)
-
-
-def _log_add(b: Build, x: Value, y: Value, exp: str, log1p: str) -> Value:
-    top = b.call("maximum", x, y)
-    out = top + b.call(log1p, b.call(exp, -b.call("abs", x - y)))
-    return b.where(b.call("isinf", x) & x.eq(y), x, out)
-
-
-@decomposes("aten.heaviside")
-@pointwise
-def heaviside(b: Build, x: Value, y: Value) -> Value:
-    if x.dtype is BOOL:
-        raise Declined
-    step = b.where(x < 0, 0, 1, dtype=x.dtype)
-    return b.where(x.eq(0), y, step)
+decomposes("aten.xlogy.Tensor", "aten.xlogy.Scalar_Other", "aten.xlogy.Scalar_Self")(_x_log("log"))
+decomposes("aten.special_xlog1py", "aten.special_xlog1py.other_scalar",
+           "aten.special_xlog1py.self_scalar")(_x_log("log1p"))  # fmt: skip
 
 
 # -- three operands --------------------------------------------------------------------------------
@@ -544,19 +467,6 @@ def addcdiv(b: Build, x: Value, y: Value, z: Value, *, value: Number = 1) -> Val
 def threshold(b: Build, x: Value, threshold: Number, value: Number) -> Value:
     v = b.value(x)
     return finish(b, b.where(v <= b.operands(threshold)[0], b.operands(value)[0], v))
-
-
-@decomposes("aten.ldexp.Tensor")
-@pointwise
-def ldexp(b: Build, x: Value, y: Value) -> Value:
-    return x * b.call("exp2", y)
-
-
-@decomposes("aten.special_entr")
-@pointwise
-def entr(b: Build, x: Value) -> Value:
-    inside = b.where(x.eq(0.0), 0.0, b.where(x < 0.0, -math.inf, -x * b.call("log", x)))
-    return b.where(b.call("isnan", x), x, inside)
 
 
 @decomposes("aten.native_dropout_backward")

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import product as combinations
 from typing import Final
 
-from dovetail.ir.expr import ONE, Expr, as_expr
+from dovetail.ir.expr import ONE, ZERO, Expr, as_expr
 from dovetail.ir.types import I64
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.reductions import accumulate
@@ -74,7 +74,7 @@ def taps(b: Build, x: Value, windows: Windows, count: Sequence[Expr], fill: floa
         if beyond.hi > 0:
             room = windows.margin[d] + windows.step[d] - 1
             after[lead + d] = beyond if beyond.lo >= 0 else as_expr(room)
-    if any(not (side.is_const and side.value == 0) for side in (*before, *after)):
+    if any(side is not ZERO for side in (*before, *after)):
         x = b.prim("pad", x, tuple(before), tuple(after), fill)
     return [_tap(b, x, windows, count, place) for place in windows.places]
 
@@ -257,9 +257,7 @@ def _spread(b: Build, share: Value, x: Value, windows: Windows) -> Value:
             missing = x.shape[d] - flat[d]
             if missing.lo < 0:
                 raise Declined
-            zeros, after = [as_expr(0)] * x.ndim, [as_expr(0)] * x.ndim
-            after[d] = missing
-            spread = b.prim("pad", spread, tuple(zeros), tuple(after), 0.0)
+            spread = b.pad(spread, d, 0, missing, 0.0)
     return b.prim("copy", spread).to(b.out.dtype)
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from dovetail.ir.expr import Expr, product
+from dovetail.ir.expr import ZERO, Expr, product
 from dovetail.ir.graph import Node
 from dovetail.ir.types import BOOL, I64, U8, DType
 from dovetail.ops.build import Build, Number, Value, plain
@@ -34,7 +34,7 @@ def count(x: Value, dims: Sequence[int]) -> Expr:
 
 def check_not_empty(x: Value, dims: Sequence[int]) -> None:
     """Extremes of nothing raise in eager; let eager say so."""
-    if any(x.shape[d].is_const and x.shape[d].value == 0 for d in dims):
+    if any(x.shape[d] is ZERO for d in dims):
         raise Declined
 
 
@@ -43,44 +43,32 @@ def accumulate(x: Value, out: DType) -> Value:
     return x.to(compute_dtype(out))
 
 
-@decomposes("aten.sum.dim_IntList")
-def sum_dims(
-    b: Build, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: DType | None = None
-) -> Value:
-    v = accumulate(x, b.out.dtype)
-    return b.reduce("sum", v, dims_of(x, dim), keepdim).to(b.out.dtype)
+def _total(prim: str) -> Callable[..., Value]:
+    """sum and prod, over some dimensions or over all"""
+
+    def rule(
+        b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
+        dtype: DType | None = None,
+    ) -> Value:  # fmt: skip
+        return b.reduce(prim, accumulate(x, b.out.dtype), dims_of(x, dim), keepdim).to(b.out.dtype)
+
+    return rule
 
 
-@decomposes("aten.sum")
-def sum_all(b: Build, x: Value, *, dtype: DType | None = None) -> Value:
-    return sum_dims(b, x)
+decomposes("aten.sum", "aten.sum.dim_IntList")(_total("sum"))
+decomposes("aten.prod", "aten.prod.dim_int")(_total("prod"))
 
 
-@decomposes("aten.mean.dim")
-def mean_dims(
+@decomposes("aten.mean", "aten.mean.dim")
+def mean(
     b: Build, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Value:
     v, dims = accumulate(x, b.out.dtype), dims_of(x, dim)
     return (b.reduce("sum", v, dims, keepdim) / as_float(count(x, dims))).to(b.out.dtype)
 
 
-@decomposes("aten.mean")
-def mean_all(b: Build, x: Value, *, dtype: DType | None = None) -> Value:
-    return mean_dims(b, x)
-
-
 def as_float(size: Expr) -> Number:
     return float(size.value) if size.is_const else size
-
-
-@decomposes("aten.prod")
-def prod_all(b: Build, x: Value, *, dtype: DType | None = None) -> Value:
-    return b.reduce("prod", accumulate(x, b.out.dtype), dims_of(x, None)).to(b.out.dtype)
-
-
-@decomposes("aten.prod.dim_int")
-def prod_dim(b: Build, x: Value, dim: int, keepdim: bool = False, *, dtype: DType | None = None) -> Value:
-    return b.reduce("prod", accumulate(x, b.out.dtype), dims_of(x, dim), keepdim).to(b.out.dtype)
 
 
 def _extreme(prim: str) -> Callable[..., Value]:
@@ -90,9 +78,8 @@ def _extreme(prim: str) -> Callable[..., Value]:
         dims = dims_of(x, dim)
         check_not_empty(x, dims)
         # max and min select, so half types need no detour; fp32 keeps the loop body uniform.
-        return b.reduce(on_bool if x.dtype is BOOL else prim, accumulate(x, x.dtype), dims, keepdim).to(
-            b.out.dtype
-        )
+        name = on_bool if x.dtype is BOOL else prim
+        return b.reduce(name, accumulate(x, x.dtype), dims, keepdim).to(b.out.dtype)
 
     return rule
 
@@ -188,55 +175,32 @@ def variance(
     return squares / divisor, mean
 
 
-@decomposes("aten.var.correction")
-def var(
-    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1,
-    keepdim: bool = False,
-) -> Value:  # fmt: skip
-    found, _ = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
-    return found.to(b.out.dtype)
+def _spread(has_root: bool, has_mean: bool) -> Callable[..., Value | tuple[Value, Value]]:
+    """var, std, var_mean and std_mean"""
+
+    def rule(
+        b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1,
+        keepdim: bool = False,
+    ) -> Value | tuple[Value, Value]:  # fmt: skip
+        less = 1 if correction is None else correction
+        found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), less, keepdim)
+        spread = (b.call("sqrt", found) if has_root else found).to(b.out.dtype)
+        return (spread, mean.to(b.out.dtype)) if has_mean else spread
+
+    return rule
 
 
-@decomposes("aten.std.correction")
-def std(
-    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1,
-    keepdim: bool = False,
-) -> Value:  # fmt: skip
-    found, _ = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
-    return b.call("sqrt", found).to(b.out.dtype)
-
-
-@decomposes("aten.var_mean.correction")
-def var_mean(
-    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1,
-    keepdim: bool = False,
-) -> tuple[Value, Value]:  # fmt: skip
-    found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
-    return found.to(b.out.dtype), mean.to(b.out.dtype)
-
-
-@decomposes("aten.std_mean.correction")
-def std_mean(
-    b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1,
-    keepdim: bool = False,
-) -> tuple[Value, Value]:  # fmt: skip
-    found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), _correction(correction), keepdim)
-    return b.call("sqrt", found).to(b.out.dtype), mean.to(b.out.dtype)
-
-
-def _correction(correction: Number | None) -> Number:
-    return 1 if correction is None else correction
+decomposes("aten.var.correction")(_spread(False, False))
+decomposes("aten.std.correction")(_spread(True, False))
+decomposes("aten.var_mean.correction")(_spread(False, True))
+decomposes("aten.std_mean.correction")(_spread(True, True))
 
 
 # -- norms over elements ---------------------------------------------------------------------------
 
 
-@decomposes(
-    "aten.norm.ScalarOpt_dim",
-    "aten.norm.Scalar",
-    "aten.norm.ScalarOpt_dim_dtype",
-    "aten.norm.ScalarOpt_dtype",
-)
+@decomposes("aten.norm.ScalarOpt_dim", "aten.norm.Scalar", "aten.norm.ScalarOpt_dim_dtype",
+            "aten.norm.ScalarOpt_dtype")  # fmt: skip
 def norm(
     b: Build, x: Value, p: Number | None = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
     dtype: DType | None = None,
@@ -260,9 +224,8 @@ def linalg_vector_norm(
         return b.reduce("sum", v, dims, keepdim).to(out)
     if ord == 2:
         return b.call("sqrt", b.reduce("sum", v * v, dims, keepdim)).to(out)
-    return b.call("pow", b.reduce("sum", b.call("pow", v, plain(ord)), dims, keepdim), 1.0 / plain(ord)).to(
-        out
-    )
+    total = b.reduce("sum", b.call("pow", v, ord), dims, keepdim)
+    return b.call("pow", total, 1.0 / ord).to(out)
 
 
 @decomposes("aten.logsumexp")
