@@ -135,11 +135,10 @@ def disable(fn: Any = None, *, recursive: bool = True, reason: str | None = None
     if isinstance(fn, torch.nn.Module):  # the module stays itself; its forward is what is marked
         fn.forward = disable(fn.forward, recursive=recursive, reason=reason)
         return fn
-    marked: Any = (
-        _disable(fn) if recursive else functools.wraps(fn)(lambda *args, **kwargs: fn(*args, **kwargs))
-    )
-    marked._dovetail_disable = True if recursive else "frame"
-    marked._dovetail_disable_reason = reason
+    if recursive:
+        return _disable(fn)
+    marked: Any = functools.wraps(fn)(lambda *args, **kwargs: fn(*args, **kwargs))
+    marked._dovetail_disable = "frame"
     return marked
 
 

@@ -26,7 +26,9 @@ from typing import Final
 import torch
 
 from dovetail.cache.store import Store, default_folder
+from dovetail.errors import CompilerMissing
 from dovetail.explain.text import show_bytes
+from dovetail.runtime.build import find_compiler
 
 PYTHONS: Final = ((3, 11), (3, 14))
 TORCHES: Final = ((2, 11), (2, 14))
@@ -43,28 +45,24 @@ class Finding:
     fix: str = ""
 
 
-def _range(limits: tuple[tuple[int, int], tuple[int, int]]) -> str:
+Version = tuple[int, int]
+
+
+def _within(version: Version, limits: tuple[Version, Version], name: str, text: str) -> Finding:
     (low_major, low), (high_major, high) = limits
-    return f"{low_major}.{low} to {high_major}.{high - 1}"
+    if limits[0] <= version < limits[1]:
+        return Finding("ok", name, text)
+    return Finding("miss", name, text, f"use {name} {low_major}.{low} to {high_major}.{high - 1}")
 
 
 def check_python() -> Finding:
-    is_good = PYTHONS[0] <= sys.version_info[:2] < PYTHONS[1]
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    return Finding(
-        "ok" if is_good else "miss", "Python", text, "" if is_good else f"use Python {_range(PYTHONS)}"
-    )
+    return _within(sys.version_info[:2], PYTHONS, "Python", text)
 
 
 def check_torch() -> Finding:
     major, minor, *_ = torch.__version__.split(".")
-    is_good = TORCHES[0] <= (int(major), int(minor)) < TORCHES[1]
-    return Finding(
-        "ok" if is_good else "miss",
-        "torch",
-        torch.__version__,
-        "" if is_good else f"use torch {_range(TORCHES)}",
-    )
+    return _within((int(major), int(minor)), TORCHES, "torch", torch.__version__)
 
 
 def check_native() -> Finding:
@@ -76,13 +74,10 @@ def check_native() -> Finding:
 
 
 def check_compiler() -> Finding:
-    for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
-        if found := shutil.which(name):
-            return _try_compiler([found])
-    if importlib.util.find_spec("ziglang"):
-        return _try_compiler([sys.executable, "-m", "ziglang", "c++"])
-    fix = "install g++ or clang, or `pip install ziglang`"
-    return Finding("miss", "C++", "none of g++, clang++, c++, ziglang found; all runs in eager", fix)
+    try:
+        return _try_compiler(list(find_compiler()))
+    except CompilerMissing as error:
+        return Finding("miss", "C++", f"{error.text}; all runs in eager", error.hint)
 
 
 PROBE: Final = """
@@ -103,12 +98,8 @@ def _try_compiler(command: list[str]) -> Finding:
         built = subprocess.run([*command, *flags, str(source)], capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - start
     if built.returncode:
-        return Finding(
-            "miss",
-            "C++",
-            f"{' '.join(command)} fails: {built.stderr.strip()[:300]}",
-            "install a C++17 compiler",
-        )
+        text = f"{' '.join(command)} fails: {built.stderr.strip()[:300]}"
+        return Finding("miss", "C++", text, "install a C++17 compiler")
     return Finding("ok", "C++", f"{' '.join(command)}, one kernel in {seconds * 1e3:.0f} ms")
 
 
@@ -144,9 +135,8 @@ def check_cache() -> Finding:
     free = shutil.disk_usage(store.folder).free
     held = sum(entry.bytes for entry in store.entries())
     level = "ok" if free > store.limit else "note"
-    return Finding(
-        level, "cache", f"{store.folder}: {show_bytes(held)} held, {show_bytes(free)} free on the disk"
-    )
+    text = f"{store.folder}: {show_bytes(held)} held, {show_bytes(free)} free on the disk"
+    return Finding(level, "cache", text)
 
 
 CHECKS: Final[tuple[Callable[[], Finding], ...]] = (

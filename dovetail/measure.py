@@ -10,13 +10,13 @@ from __future__ import annotations
 import builtins
 import runpy
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
 
 from dovetail.front import compile, reset
+from dovetail.race import seconds_of
 
 compile_text = builtins.compile
 
@@ -54,18 +54,6 @@ def cases_of(what: str | None) -> Iterator[Case]:
         path, _, name = what.partition(":")
         model, args = runpy.run_path(path)[name or "make"]()
         yield what, model, tuple(args)
-
-
-def sync(args: tuple[Any, ...]) -> None:
-    if any(isinstance(arg, torch.Tensor) and arg.is_cuda for arg in args):
-        torch.cuda.synchronize()
-
-
-def seconds_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> float:
-    start = time.perf_counter()
-    fn(*args)
-    sync(args)
-    return time.perf_counter() - start
 
 
 def compare_times(

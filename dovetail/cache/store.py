@@ -70,12 +70,9 @@ class Store:
 
     def path(self, key: str) -> Path | None:
         """The verified file of an entry. Its time of last use is set, which trim() goes by."""
-        return None if self._load(key) is None else self._file(key)
+        return None if self.get(key) is None else self._file(key)
 
     def get(self, key: str) -> bytes | None:
-        return self._load(key)
-
-    def _load(self, key: str) -> bytes | None:
         file = self._file(key)
         try:
             record = json.loads(self._file(key, ".sum").read_text())
@@ -107,8 +104,8 @@ class Store:
         }
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(file, content)
-            _write_whole(self._file(key, ".sum"), json.dumps(record).encode())
+            write_whole(file, content)
+            write_whole(self._file(key, ".sum"), json.dumps(record).encode())
         except OSError as error:
             EVENTS.emit("cache", what="unwritable", key=key, text=str(error))
             return None
@@ -180,7 +177,7 @@ class Store:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _write_whole(file: Path, content: bytes) -> None:
+def write_whole(file: Path, content: bytes) -> None:
     """Under another name first: a reader never sees half a file, and of two writers one wins."""
     handle, loose = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".part")
     try:

@@ -150,36 +150,21 @@ static void leave(void) {
 static void after_fork(void) { active = depth; } /* only this thread goes on in the child */
 
 /* Runs a call with another context (or none) current on this thread. */
-#define WITH_CONTEXT(context, call)                                                                        \
+#define WITH_CONTEXT(context, prepare, call, restore)                                                      \
     do {                                                                                                   \
-        Context *before_ = current;                                                                        \
-        Context *during_ = (context);                                                                      \
-        current = during_;                                                                                 \
-        if (during_) enter();                                                                              \
+        Context *before = current;                                                                         \
+        current = (context);                                                                               \
+        prepare;                                                                                           \
         call;                                                                                              \
-        if (during_) leave();                                                                              \
-        current = before_;                                                                                 \
+        restore;                                                                                           \
+        current = before;                                                                                  \
     } while (0)
 
 /* Runs a call with no hook on this thread; and with none at all if no other thread needs it. */
-#define WITHOUT_HOOK(call)                                                                                 \
-    do {                                                                                                   \
-        Context *before_ = current;                                                                        \
-        current = NULL;                                                                                    \
-        if (before_) leave();                                                                              \
-        call;                                                                                              \
-        if (before_) enter();                                                                              \
-        current = before_;                                                                                 \
-    } while (0)
+#define WITHOUT_HOOK(call) WITH_CONTEXT(NULL, if (before) leave(), call, if (before) enter())
 
 /* Runs guards: the Python code behind a property or predicate of theirs is not intercepted. */
-#define QUIETLY(call)                                                                                      \
-    do {                                                                                                   \
-        Context *before_ = current;                                                                        \
-        current = NULL;                                                                                    \
-        call;                                                                                              \
-        current = before_;                                                                                 \
-    } while (0)
+#define QUIETLY(call) WITH_CONTEXT(NULL, , call, )
 
 /* -- a frame */
 
@@ -424,9 +409,9 @@ static int entry_clear(Entry *self) {
     return 0;
 }
 
-static void entry_dealloc(Entry *self) {
+void release_object(PyObject *self) {
     PyObject_GC_UnTrack(self);
-    entry_clear(self);
+    Py_TYPE(self)->tp_clear(self);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -447,7 +432,7 @@ PyTypeObject EntryType = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_doc = "Compiled code for one function and the guards under which it may run.",
     .tp_new = entry_new,
-    .tp_dealloc = (destructor)entry_dealloc,
+    .tp_dealloc = release_object,
     .tp_traverse = (traverseproc)entry_traverse,
     .tp_clear = (inquiry)entry_clear,
     .tp_members = entry_members,
@@ -460,7 +445,7 @@ static PyObject *call_in(Context *self, PyObject *function, PyObject *const *arg
     PyObject *result;
     if (off) return PyObject_Vectorcall(function, args, flags, names);
     Py_INCREF(self);
-    WITH_CONTEXT(self, result = PyObject_Vectorcall(function, args, flags, names));
+    WITH_CONTEXT(self, enter(), result = PyObject_Vectorcall(function, args, flags, names), leave());
     Py_DECREF(self);
     return result;
 }
@@ -479,7 +464,7 @@ static PyObject *context_run(Context *self, PyObject *args) {
         return NULL;
     if (off) return PyObject_Call(function, positional, keywords);
     Py_INCREF(self);
-    WITH_CONTEXT(self, result = PyObject_Call(function, positional, keywords));
+    WITH_CONTEXT(self, enter(), result = PyObject_Call(function, positional, keywords), leave());
     Py_DECREF(self);
     return result;
 }
@@ -522,12 +507,6 @@ static int context_clear(Context *self) {
     Py_CLEAR(self->callback);
     drop_table(self);
     return 0;
-}
-
-static void context_dealloc(Context *self) {
-    PyObject_GC_UnTrack(self);
-    context_clear(self);
-    Py_TYPE(self)->tp_free(self);
 }
 
 static PyObject *context_entries(Context *self, PyObject *code) {
@@ -603,7 +582,7 @@ PyTypeObject ContextType = {
     .tp_new = context_new,
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(Context, vectorcall),
-    .tp_dealloc = (destructor)context_dealloc,
+    .tp_dealloc = release_object,
     .tp_traverse = (traverseproc)context_traverse,
     .tp_clear = (inquiry)context_clear,
     .tp_methods = context_methods,

@@ -112,5 +112,6 @@ extern PyTypeObject LaunchType;
 extern PyTypeObject ContextType, EntryType;
 extern PyMethodDef hook_methods[];
 int init_hook(PyObject *module);
+void release_object(PyObject *self); /* tp_dealloc of a type whose tp_clear lets go of everything */
 
 #endif

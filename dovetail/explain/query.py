@@ -8,9 +8,10 @@ in tests, or read from a file of events written by another process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Final, TypeVar
 
 from dovetail.events import Event
 from dovetail.explain.html import show_page
@@ -188,11 +189,6 @@ def _text(event: Event, name: str) -> str:
     return "" if value is None else str(value)
 
 
-def _int(event: Event, name: str) -> int:
-    value = event.get(name, 0)
-    return int(value) if isinstance(value, (int, float)) else 0
-
-
 def _float(event: Event, name: str) -> float:
     value = event.get(name, 0.0)
     return float(value) if isinstance(value, (int, float)) else 0.0
@@ -203,14 +199,23 @@ def _items(event: Event, name: str) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else ()
 
 
-def _graph(event: Event) -> GraphSeen:
-    function = _text(event, "function")
-    lines = tuple(dict.fromkeys(place_of(loc) for loc in _items(event, "lines")))
-    return GraphSeen(
-        _text(event, "unit") or _text(event, "name"), function, place_of(event.get("loc"), function),
-        _int(event, "ops"), _int(event, "inputs"), bool(event.get("whole", True)),
-        bool(event.get("training", False)), lines,
-    )  # fmt: skip
+READERS: Final[dict[str, Callable[[Event, str], object]]] = {
+    "str": _text,
+    "int": lambda event, name: int(_float(event, name)),
+    "bool": lambda event, name: bool(event.get(name)),
+    "Place": lambda event, name: place_of(event.get("loc"), _text(event, "function")),
+    "tuple[str, ...]": lambda event, name: tuple(map(str, _items(event, name))),
+    "tuple[Place, ...]": lambda event, name: tuple(dict.fromkeys(map(place_of, _items(event, name)))),
+}
+"""How a field is read off an event, by the field's type."""
+
+Noun = TypeVar("Noun")
+
+
+def read(noun: Callable[..., Noun], event: Event, **known: object) -> Noun:
+    """One of the classes above, from the event's fields of the same names."""
+    wanted = [item for item in fields(noun) if item.name not in known]  # type: ignore[arg-type]
+    return noun(**known, **{item.name: READERS[str(item.type)](event, item.name) for item in wanted})
 
 
 def _graphs(events: list[Event]) -> tuple[GraphSeen, ...]:
@@ -218,7 +223,7 @@ def _graphs(events: list[Event]) -> tuple[GraphSeen, ...]:
     found: list[GraphSeen] = []
     for event in events:
         if event.kind == "graph":
-            found.append(_graph(event))
+            found.append(read(GraphSeen, event, whole=bool(event.get("whole", True))))
         elif found and not found[-1].unit and "joint" in _text(event, "stage"):
             found[-1] = replace(found[-1], unit=_text(event, "unit"))
     return tuple(found)
@@ -228,36 +233,9 @@ def _breaks(events: Iterable[Event]) -> tuple[BreakSeen, ...]:
     """One line per place, code and text, with how often it was met."""
     found: Counter[BreakSeen] = Counter()
     for event in events:
-        function = _text(event, "function")
         reason = _text(event, "text") or _text(event, "reason")
-        place = place_of(event.get("loc"), function)
-        found[BreakSeen(event.kind, function, place, _text(event, "code"), reason, _text(event, "hint"))] += 1
-    return tuple(
-        BreakSeen(seen.kind, seen.function, seen.place, seen.code, seen.reason, seen.hint, count)
-        for seen, count in found.items()
-    )
-
-
-def _recompile(event: Event) -> RecompileSeen:
-    function = _text(event, "function")
-    return RecompileSeen(
-        function, place_of(event.get("loc"), function), _text(event, "reason"),
-        _int(event, "entries"), event.kind == "limit",
-    )  # fmt: skip
-
-
-def _kernel(event: Event) -> KernelSeen:
-    return KernelSeen(
-        _text(event, "unit"), _text(event, "name"), _text(event, "language"), _int(event, "bytes_moved"),
-        tuple(map(str, _items(event, "origins"))), _text(event, "text"),
-    )  # fmt: skip
-
-
-def _saved(event: Event) -> SavedSeen:
-    return SavedSeen(
-        _text(event, "unit"), _int(event, "saved_bytes"), tuple(map(str, _items(event, "saved"))),
-        tuple(map(str, _items(event, "recomputed"))),
-    )  # fmt: skip
+        found[read(BreakSeen, event, kind=event.kind, reason=reason, count=1)] += 1
+    return tuple(replace(seen, count=count) for seen, count in found.items())
 
 
 def _partitions(events: list[Event]) -> tuple[SavedSeen, ...]:
@@ -265,7 +243,7 @@ def _partitions(events: list[Event]) -> tuple[SavedSeen, ...]:
     found: list[SavedSeen] = []
     for event in events:
         if event.kind == "partition":
-            found.append(_saved(event))
+            found.append(read(SavedSeen, event, bytes=int(_float(event, "saved_bytes"))))
         elif found and found[-1].unit == "forward" and "partition" in _text(event, "stage"):
             found[-1] = replace(found[-1], unit=_text(event, "unit"))
     return tuple(found)
@@ -337,13 +315,12 @@ def explain_events(events: Iterable[Event]) -> Explanation:
     return Explanation(
         graphs=_graphs(of("graph", "stage")),
         breaks=_breaks(of("graph_break", "skip")),
-        recompiles=tuple(map(_recompile, of("recompile", "limit"))),
-        fallbacks=dict(Counter(_text(event, "op") for event in of("fallback"))),
-        kernels=tuple(map(_kernel, of("kernel"))),
-        declined=tuple(
-            Declined(_text(e, "unit"), _text(e, "subject"), _text(e, "code"), _text(e, "text"))
-            for e in of("fusion")
+        recompiles=tuple(
+            read(RecompileSeen, e, limit=e.kind == "limit") for e in of("recompile", "limit")
         ),
+        fallbacks=dict(Counter(_text(event, "op") for event in of("fallback"))),
+        kernels=tuple(read(KernelSeen, e) for e in of("kernel")),
+        declined=tuple(read(Declined, e) for e in of("fusion")),
         guards=tuple((_text(e, "function"), tuple(map(str, _items(e, "guards")))) for e in of("guards")),
         stages=tuple(map(_stage, of("stage"))),
         compiles=tuple((_text(e, "function"), _float(e, "seconds"), e.at) for e in of("compile")),

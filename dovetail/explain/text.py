@@ -47,17 +47,11 @@ def summary(found: Explanation) -> str:
     return ", ".join(parts)
 
 
-def _cut(lines: list[str]) -> Iterator[str]:
-    yield from (f"  {line}" for line in lines[:MOST])
-    if len(lines) > MOST:
-        yield f"  … and {len(lines) - MOST} more"
-
-
 def _section(title: str, lines: list[str]) -> Iterator[str]:
     if lines:
-        yield ""
-        yield title
-        yield from _cut(lines)
+        yield from ("", title, *(f"  {line}" for line in lines[:MOST]))
+    if len(lines) > MOST:
+        yield f"  … and {len(lines) - MOST} more"
 
 
 def _graph_lines(found: Explanation) -> list[str]:

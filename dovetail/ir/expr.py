@@ -75,7 +75,7 @@ class Expr:
         return show_expr(self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (self.op, self.args, self.lo, self.hi))
+        return (_make, (self.op, self.args, self.lo, self.hi))
 
     @property
     def is_const(self) -> bool:
@@ -118,8 +118,7 @@ def _find(op: str, args: tuple[object, ...]) -> Expr | None:
 
 def _make(op: str, args: tuple[object, ...], lo: int, hi: int) -> Expr:
     global _serial
-    reference = _references.get((op, args))
-    found = None if reference is None else reference()
+    found = _find(op, args)
     if found is not None:
         return found
     node = object.__new__(Expr)
@@ -132,10 +131,6 @@ def _make(op: str, args: tuple[object, ...], lo: int, hi: int) -> Expr:
         node.serial = _serial = _serial + 1
         _interned[op, args] = node
     return node
-
-
-def _rebuild(op: str, args: tuple[object, ...], lo: int, hi: int) -> Expr:
-    return _make(op, args, lo, hi)
 
 
 def const(value: int) -> Expr:

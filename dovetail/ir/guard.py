@@ -8,6 +8,7 @@ file also prints them. The order is the order of reading, so a path's owner is c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dovetail.ir.expr import Expr
 from dovetail.ir.source import Source
@@ -18,15 +19,19 @@ from dovetail.util.loc import Loc
 class Check:
     """Base of all checks on the object at a path."""
 
+    form: ClassVar[str]
+    """What people read, with {0} for the check itself."""
+
+    def __str__(self) -> str:
+        return self.form.format(self)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Is(Check):
     """The very same object. Kept alive by the guard; weakly where `weak`."""
 
     value: object
-
-    def __str__(self) -> str:
-        return f"is {self.value!r:.60}"
+    form = "is {0.value!r:.60}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,9 +39,7 @@ class Equals(Check):
     """Same exact type and equal: numbers (0.0 is not -0.0, NaN equals NaN), strings, tuples of those."""
 
     value: object
-
-    def __str__(self) -> str:
-        return f"== {self.value!r:.60}"
+    form = "== {0.value!r:.60}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,7 @@ class TypeIs(Check):
     """type(object) is `type`."""
 
     type: type
-
-    def __str__(self) -> str:
-        return f"type is {self.type.__qualname__}"
+    form = "type is {0.type.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,7 @@ class Length(Check):
     """len() of a list, tuple, dict or set."""
 
     length: int
-
-    def __str__(self) -> str:
-        return f"len == {self.length}"
+    form = "len == {0.length}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,9 +63,7 @@ class DictKeys(Check):
     """A dict with exactly these keys in this order."""
 
     keys: tuple[object, ...]
-
-    def __str__(self) -> str:
-        return f"keys == {list(self.keys)!r:.80}"
+    form = "keys == {0.keys!r:.80}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,9 +72,7 @@ class Lacks(Check):
 
     key: object
     attribute: bool = False
-
-    def __str__(self) -> str:
-        return f"lacks {self.key!r}"
+    form = "lacks {0.key!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +100,7 @@ class TensorIs(Check):
     shape: tuple[int | None, ...]
     stride: tuple[int | None, ...]
     dispatch: int
-
-    def __str__(self) -> str:
-        return f"tensor {self.dtype} {list(self.shape)} stride {list(self.stride)} grad={self.requires_grad}"
+    form = "tensor {0.dtype} {0.shape} stride {0.stride} grad={0.requires_grad}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,9 +108,7 @@ class ClassIs(Check):
     """The class at this path has not been modified since (its type version): methods, class attributes."""
 
     type: type
-
-    def __str__(self) -> str:
-        return f"class {self.type.__qualname__} unchanged"
+    form = "class {0.type.__qualname__} unchanged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +128,7 @@ class Holds(Check):
 
     condition: Expr
     reads: tuple[tuple[str, Source], ...]
-
-    def __str__(self) -> str:
-        return f"{self.condition}"
+    form = "{0.condition}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,9 +137,7 @@ class Predicate(Check):
 
     test: object
     text: str
-
-    def __str__(self) -> str:
-        return self.text
+    form = "{0.text}"
 
 
 @dataclass(frozen=True, slots=True)

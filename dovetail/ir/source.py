@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 AS_WRITTEN: Final = (
     (re.compile(r"\.__dict__\['_(?:modules|parameters|buffers)'\]\['(\d+)'\]"), r"[\1]"),
@@ -27,13 +27,16 @@ Key: TypeAlias = "str | int | float | bool | bytes | None | tuple[Key, ...]"
 class Source:
     """Base of all paths. `base` is the path this one steps from, None for a root."""
 
+    form: ClassVar[str] = ""
+    """The text, with {0} for the path itself."""
+
     @property
     def base(self) -> Source | None:
         return None
 
     @property
     def text(self) -> str:
-        raise NotImplementedError
+        return self.form.format(self)
 
     def __str__(self) -> str:
         shown = self.text
@@ -48,10 +51,7 @@ class Arg(Source):
 
     index: int
     name: str
-
-    @property
-    def text(self) -> str:
-        return self.name
+    form = "{0.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,7 @@ class Cell(Source):
 
     index: int
     name: str
-
-    @property
-    def text(self) -> str:
-        return f"cell_{self.name}.cell_contents"
+    form = "cell_{0.name}.cell_contents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +68,7 @@ class Global(Source):
     """A name in the globals of the frame; `user_globals` in the generated entry."""
 
     name: str
-
-    @property
-    def text(self) -> str:
-        return f"user_globals[{self.name!r}]"
+    form = "user_globals[{0.name!r}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +78,7 @@ class Const(Source):
 
     name: str
     value: object = field(compare=False)
-
-    @property
-    def text(self) -> str:
-        return self.name
+    form = "{0.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +100,8 @@ class Attr(Step):
 
     @property
     def text(self) -> str:
-        return (
-            f"{self.of.text}.{self.name}"
-            if self.name.isidentifier()
-            else f"getattr({self.of.text}, {self.name!r})"
-        )
+        owner = self.of.text
+        return f"{owner}.{self.name}" if self.name.isidentifier() else f"getattr({owner}, {self.name!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +109,10 @@ class Computed(Source):
     """A float that the entry computes from symbols before it calls the graph; `value` is a torch.SymFloat,
     and `leaves` are the symbols' sources and what they are now."""
 
-    form: str
+    shown: str
     value: object = field(compare=False)
     leaves: tuple[tuple[Source, object], ...] = field(compare=False)
-
-    @property
-    def text(self) -> str:
-        return self.form
+    form = "{0.shown}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +120,7 @@ class DictAttr(Step):
     """of.__dict__[name]: an instance attribute, read without descriptors."""
 
     name: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.of.text}.__dict__[{self.name!r}]"
+    form = "{0.of.text}.__dict__[{0.name!r}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +143,7 @@ class KeyItem(Step):
 
     name: str
     key: object = field(compare=False)
-
-    @property
-    def text(self) -> str:
-        return f"{self.of.text}[{self.name}]"
+    form = "{0.of.text}[{0.name}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +151,12 @@ class DictKey(Step):
     """The position-th key of a dict (for keys that are no constants)."""
 
     position: int
-
-    @property
-    def text(self) -> str:
-        return f"list({self.of.text})[{self.position}]"
+    form = "list({0.of.text})[{0.position}]"
 
 
 @dataclass(frozen=True, slots=True)
 class TypeOf(Step):
-    """type(of)"""
-
-    @property
-    def text(self) -> str:
-        return f"type({self.of.text})"
+    form = "type({0.of.text})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +164,7 @@ class ClosureOf(Step):
     """The contents of a function's closure cell."""
 
     position: int
-
-    @property
-    def text(self) -> str:
-        return f"{self.of.text}.__closure__[{self.position}].cell_contents"
+    form = "{0.of.text}.__closure__[{0.position}].cell_contents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,19 +172,13 @@ class Size(Step):
     """of.size(dim) of a tensor, as an integer: where a shape symbol is read."""
 
     dim: int
-
-    @property
-    def text(self) -> str:
-        return f"{self.of.text}.size({self.dim})"
+    form = "{0.of.text}.size({0.dim})"
 
 
 @dataclass(frozen=True, slots=True)
 class Stride(Step):
     dim: int
-
-    @property
-    def text(self) -> str:
-        return f"{self.of.text}.stride({self.dim})"
+    form = "{0.of.text}.stride({0.dim})"
 
 
 def root_of(source: Source) -> Source:

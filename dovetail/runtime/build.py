@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from dovetail.cache.store import default_folder, store_in
+from dovetail.cache.store import default_folder, store_in, write_whole
 from dovetail.errors import BuildFailed, CompilerMissing
 from dovetail.options import Options
 
@@ -103,13 +103,6 @@ def build(text: str, flags: tuple[str, ...], options: Options) -> Path:
     return store.put(key, made.read_bytes(), parts) or made
 
 
-def keep(made: Path, kept: Path) -> None:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
-    shutil.copyfile(made, partial)
-    os.replace(partial, kept)
-
-
 def compile_text(text: str, flags: tuple[str, ...], key: str) -> Path:
     stem = f"{key}-{threading.get_ident()}"  # two threads may compile the same text at once
     source, target = scratch() / f"{stem}.cpp", scratch() / f"{stem}.so"
@@ -147,7 +140,8 @@ def torch_stub(name: str = TORCH) -> Path:
     if done.returncode:
         raise BuildFailed(output=done.stderr)
     try:
-        keep(made, kept)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, made.read_bytes())
     except OSError:
         return made
     return kept

@@ -11,7 +11,7 @@ PyObject *frame_function(Frame *frame) { return frame->f_funcobj; }
 PyObject *frame_globals(Frame *frame) { return frame->f_globals; }
 PyObject **frame_slots(Frame *frame) { return frame->localsplus; }
 
-#include "returner.h"
+#include "later.h"
 
 PyObject *finish_frame(PyThreadState *thread, Frame *frame, PyObject *returner, PyObject *result) {
     PyObject *code = frame->f_executable;
@@ -39,13 +39,4 @@ int visit_dict_words(PyObject *dict, int (*visit)(const void *address, void *arg
     return 0;
 }
 
-PyObject *class_dict(PyTypeObject *type) {
-    PyObject *dict = PyType_GetDict(type);
-    Py_XDECREF(dict); /* the class holds it */
-    return dict;
-}
-
-unsigned int class_version(PyTypeObject *type) {
-    return PyUnstable_Type_AssignVersionTag(type) ? type->tp_version_tag : 0;
-}
 #endif

@@ -1,4 +1,4 @@
-/* make_returner for the versions whose evaluator clears the frame. Included by py312.c and py313.c. */
+/* What 3.12 and 3.13 have in common: included by py312.c and py313.c. */
 PyObject *make_returner(PyCodeObject *code) {
     PyObject *empty = PyTuple_New(0);
     PyObject *replace = PyObject_GetAttrString((PyObject *)code, "replace");
@@ -11,4 +11,14 @@ PyObject *make_returner(PyCodeObject *code) {
     Py_XDECREF(replace);
     Py_XDECREF(empty);
     return made;
+}
+
+PyObject *class_dict(PyTypeObject *type) {
+    PyObject *dict = PyType_GetDict(type);
+    Py_XDECREF(dict); /* the class holds it */
+    return dict;
+}
+
+unsigned int class_version(PyTypeObject *type) {
+    return PyUnstable_Type_AssignVersionTag(type) ? type->tp_version_tag : 0;
 }
