@@ -22,6 +22,7 @@ from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.host.cuda import CUDA_HEAD, launch_cuda
 from dovetail.codegen.host.dispatch import DISPATCH_HEAD
 from dovetail.codegen.host.externs import emit_extern
+from dovetail.codegen.host.outline import outline
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
 from dovetail.codegen.target import Launchable
 from dovetail.codegen.triton.kernel import TritonKernel
@@ -122,7 +123,7 @@ class HostWriter:
         sizes, strides = self.sizes(type.shape), self.sizes(type.stride)
         where = f"{TORCH_CODE[type.dtype]}, {device_code(type.device)}"
         call = f"aoti_torch_empty_strided({type.ndim}, {sizes}, {strides}, {where}, &{text}.handle)"
-        self(f'Tensor {text}; TRY("{name}: out of memory", {call})')
+        self(f'Tensor {text}; TRY("out of memory", {call})')
         self.handles[name] = text
 
     def view(self, ref: BufferRef) -> str:
@@ -144,7 +145,7 @@ class HostWriter:
                 call = (
                     f"aoti_torch__reinterpret_tensor({source}, {shape}, {c_expr(ref.offset)}, &{text}.handle)"
                 )
-            self(f'Tensor {text}; TRY("view of {ref.buffer}", {call})')
+            self(f'Tensor {text}; TRY("a view", {call})')
             self.views[ref] = text
         return self.views[ref]
 
@@ -208,14 +209,20 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
         where = "" if loops.device.kind == "cpu" else f", {device_code(loops.device)}"
         writer(f"{kind} arena({c_expr(plan.arena_bytes)}{where});")
         writer('TRY("out of memory for temporaries", arena.missing)')
-    last = _last_reads(plan)
+    last, ends = _last_reads(plan), [len(writer.lines)]
     for k, step in enumerate(plan.schedule.steps):
         if isinstance(step, Group):
             _launch(writer, step, launches[step], kernel_index[launches[step].key])
         else:
             emit_extern(writer, step)
         _free(writer, k, last)
+        ends.append(len(writer.lines))
     results, count = _return(writer)
+    functions: list[str] = []
+    if loops.device.kind == "cpu":
+        parts = [writer.lines[start:end] for start, end in zip(ends, ends[1:])]
+        functions, calls = outline(writer.lines[: ends[0]], parts, writer.lines[ends[-1] :])
+        writer.lines[ends[0] : ends[-1]] = calls
     head = HEAD + DISPATCH_HEAD + ("" if loops.device.kind == "cpu" else CUDA_HEAD)
     head = head.replace("%(kernels)s", str(max(len(kernel_index), 1)))
     constants = [
@@ -227,7 +234,8 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     body = ["    " + line for line in writer.lines]
     takes = "void** inputs, int64_t* ints, double* floats, void** outputs, Python* python"
     start = f'extern "C" int32_t run({takes}) {{'
-    text = "\n".join([head, *constants, start, "    NoGrad no_grad;", *body, "    return 0;", "}", ""])
+    run = [start, "    NoGrad no_grad;", *body, "    return 0;", "}", ""]
+    text = "\n".join([head, *constants, *functions, *run])
     return HostText(text, tuple(writer.python_calls), results, count, kinds)
 
 

@@ -1,0 +1,134 @@
+"""Steps of a host program that repeat become functions: the layers of a model are compiled once here too.
+
+    p_a = ...;  TRY("aten.mm.default", mm_out(view1, p_a))          step_0(python, inputs, view1, p_a, 7)
+    p_b = ...;  TRY("aten.mm.default", mm_out(view2, p_b))    ->    step_0(python, inputs, view2, p_b, 9)
+
+Two steps are one function if their texts differ only in names of variables, in messages and in positions.
+A variable that other steps use too is passed to the function; what one step alone uses is declared there.
+"""
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+FEWEST: Final = 3
+"""Equal steps that are worth a function."""
+
+_ATOM: Final = re.compile(
+    r'("(?:[^"\\]|\\.)*"|[A-Za-z_]\w*'
+    r"|(?<=arena\.start \+ )\d+|(?<=inputs\[)\d+|(?<=python, inputs, )\d+|(?<=call_with\(python, )\d+)"
+)
+_DECLARATION: Final = re.compile(r"(?P<type>(?:const )?\w+\**) (?P<name>\w+)(?P<rest>;|\{| =|\[|\()")
+_COMMENT: Final = re.compile(r"(?:^|    )// .*")
+_HOLE: Final = re.compile("\x01([^\x02]*)\x02")
+_RETURNED: Final = re.compile(r"^\w+\** (\x01\w+&[^\x02]*\x02)(?:; *|(\{)(.*)\};| = )", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The text of a step with holes, each marked by its number and how it is passed, and what was in them."""
+
+    text: str
+    holes: tuple[str, ...]
+
+
+def outline(
+    before: Sequence[str], steps: Sequence[Sequence[str]], after: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The functions, and the lines of all steps with calls of them. `before` and `after` stay as they are."""
+    homes: dict[str, int] = {}
+    types: dict[str, str] = {}
+    for k, lines in enumerate((before, *steps)):
+        for match in filter(None, map(_DECLARATION.match, lines)):
+            homes[match["name"]] = k - 1
+            types[match["name"]] = match["type"] + ("[]" if match["rest"] == "[" else "")
+    pieces = [
+        _ATOM.split("\n".join(filter(None, (_COMMENT.sub("", line) for line in lines))))
+        for lines in (*steps, after)
+    ]
+    uses = Counter(atom for split in pieces for atom in {*split[1::2]})
+    made = [_step(split, k, homes, types, uses) for k, split in enumerate(pieces[:-1])]
+    places: dict[str, list[int]] = {}
+    for k, step in enumerate(made):
+        places.setdefault(step.text, []).append(k)
+    functions: list[str] = []
+    body = list(steps)
+    for text, found in places.items():
+        if not text or len(found) < FEWEST:
+            continue
+        columns = list(zip(*(made[k].holes for k in found)))
+        same = [column[0] if len(set(column)) == 1 and column[0] not in types else "" for column in columns]
+        name, takes = f"step_{found[0]}", _parameters(text, same)
+        functions += _function(name, text, same, takes)
+        for k in found:
+            passed = [(made[k].holes[number], kind) for number, kind in takes]
+            body[k] = _call(name, passed, [hole for hole, _ in passed if homes.get(hole) == k], steps[k])
+    return functions, [line for lines in body for line in lines]
+
+
+def _step(
+    pieces: list[str], k: int, homes: dict[str, int], types: dict[str, str], uses: Counter[str]
+) -> Step:
+    """`pieces` are the step's text, every second one an atom. The result has no text where something is
+    used that cannot be passed to a function."""
+    marks: dict[str, str] = {}
+    for atom in pieces[1::2]:
+        if atom in marks:
+            continue
+        number, kind = len(marks), types.get(atom, "")
+        if kind and homes[atom] == k:
+            passed = "" if uses[atom] == 1 else f"& {kind}"
+        elif kind:
+            passed = f"& {kind}" if kind in ("Tensor", "Temporaries") else f" {kind}"
+        elif atom[0] == '"' or atom.isdigit():
+            passed = " const char*" if atom[0] == '"' else " int64_t"
+        else:
+            continue
+        if passed.endswith("[]") or passed.startswith("& const"):
+            return Step("", ())
+        marks[atom] = f"\x01{number}{passed}\x02"
+    filled = [marks.get(piece, piece) if i % 2 else piece for i, piece in enumerate(pieces)]
+    return Step("".join(filled), tuple(marks))
+
+
+def _parameters(text: str, same: list[str]) -> list[tuple[int, str]]:
+    """Number and type of each hole that is passed; a & after the type of what is written to."""
+    found: dict[int, str] = {}
+    for mark in _HOLE.findall(text):
+        number, _, kind = mark.partition(" ")
+        if kind and not same[int(number.rstrip("&"))]:
+            found[int(number.rstrip("&"))] = kind + ("&" if number.endswith("&") else "")
+    return sorted(found.items())
+
+
+def _function(name: str, text: str, same: list[str], parameters: list[tuple[int, str]]) -> list[str]:
+    takes = "".join(f", {kind} v{number}" for number, kind in parameters)
+    text = _RETURNED.sub(_assigned, text)
+
+    def fill(match: re.Match[str]) -> str:
+        number = int(re.match(r"\d+", match[1])[0])  # type: ignore[index]
+        return same[number] or f"v{number}"
+
+    lines = _HOLE.sub(fill, text).split("\n")
+    head = f"static int32_t {name}(Python* python, void** inputs{takes}) {{"
+    return [head, *("    " + line for line in lines if line), "    return 0;", "}"]
+
+
+def _assigned(declaration: re.Match[str]) -> str:
+    """Of a variable that the caller declares."""
+    if declaration[2]:
+        return f"{declaration[1]}.handle = {declaration[3]};"
+    return f"{declaration[1]} = " if declaration[0].endswith("= ") else ""
+
+
+def _call(name: str, passed: list[tuple[str, str]], made: list[str], lines: Sequence[str]) -> list[str]:
+    """What the function makes for others is declared here; comments stay."""
+    out = " ".join(f"{kind.rstrip('&')} {hole};" for hole, kind in passed if hole in made)
+    notes = [line for line in lines if line.startswith("//")]
+    rest = "".join(m[0] for line in lines if not line.startswith("//") and (m := _COMMENT.search(line)))
+    takes = "".join(f", {hole}" for hole, _ in passed)
+    call = f"if ({name}(python, inputs{takes})) return 1;{rest}"
+    return [*notes, *([out] if out else []), call]
