@@ -99,17 +99,16 @@ class Launch:
 
     kinds: one letter per input, t a tensor, i an int, f a float; each kind fills its own array in order.
     Inputs are borrowed handles, outputs handles given away (NULL becomes None); a result other than 0
-    raises. The GIL is free while it runs. `python` begins with four function pointers:
+    raises. The GIL is free while it runs. `python` begins with three function pointers:
 
-        int32_t (*call)(python, int32_t index, void **in, int32_t n_in, void **out, int32_t n_out)
         int32_t (*call_with)(python, int32_t index, void **in, int32_t n_in,
                              const int64_t *ints, int32_t n_ints, void **out, int32_t n_out)
         void (*fail)(python, const char *text)
         void (*drop)(python, void **inputs, int32_t position)
 
-    call runs callables[index](*tensors) (call_with: (*tensors, *ints)), which returns a tensor or a
-    sequence of n_out tensors; out then holds handles the program owns. A result other than 0 means that a
-    Python exception is pending: return it at once. fail says what a failing program raises."""
+    call_with runs callables[index](*tensors, *ints), which returns a tensor or a sequence of n_out tensors;
+    out then holds handles the program owns. A result other than 0 means that a Python exception is pending:
+    return it at once. fail says what a failing program raises."""
 
     def __new__(
         cls, address: int, kinds: str, n_outputs: int, callables: tuple[Callable[..., Any], ...] = (), keep: Any = None

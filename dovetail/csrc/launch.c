@@ -13,7 +13,6 @@ typedef struct Python Python;
 
 /* What a host program finds at `python`. New members go at the end. */
 struct Python {
-    int32_t (*call)(Python *self, int32_t index, void **in, int32_t n_in, void **out, int32_t n_out);
     int32_t (*call_with)(Python *self, int32_t index, void **in, int32_t n_in, const int64_t *ints,
                          int32_t n_ints, void **out, int32_t n_out);
     void (*fail)(Python *self, const char *text);
@@ -79,10 +78,6 @@ static int32_t call_with(Python *self, int32_t index, void **in, int32_t n_in, c
     Py_XDECREF(args);
     self->thread = PyEval_SaveThread();
     return failed;
-}
-
-static int32_t call_plain(Python *self, int32_t index, void **in, int32_t n_in, void **out, int32_t n_out) {
-    return call_with(self, index, in, n_in, NULL, 0, out, n_out);
 }
 
 static void fail(Python *self, const char *text) { snprintf(self->text, sizeof self->text, "%s", text); }
@@ -156,7 +151,7 @@ static PyObject *take_outputs(const Launch *self, void **out, int failed) {
 }
 
 static PyObject *run_program(Launch *self, Buffers *buffers, int owns_inputs) {
-    Python python = {call_plain, call_with, fail, drop, self->callables, NULL, owns_inputs, ""};
+    Python python = {call_with, fail, drop, self->callables, NULL, owns_inputs, ""};
     Py_INCREF(self);
     python.thread = PyEval_SaveThread();
     int32_t failed = self->program(buffers->in, buffers->i, buffers->f, buffers->out, &python);

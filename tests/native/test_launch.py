@@ -21,7 +21,6 @@ PROGRAM = r"""
 #include <stddef.h>
 typedef struct Python Python;
 struct Python {
-    int32_t (*call)(Python *, int32_t, void **, int32_t, void **, int32_t);
     int32_t (*call_with)(Python *, int32_t, void **, int32_t, const int64_t *, int32_t, void **, int32_t);
     void (*fail)(Python *, const char *);
 };
@@ -48,7 +47,7 @@ int32_t fails(void **in, int64_t *ints, double *floats, void **out, void *python
 int32_t through_python(void **in, int64_t *ints, double *floats, void **out, void *python) {
     Python *p = python;
     void *made[1];
-    int32_t failed = p->call(p, 0, in, 2, made, 1);
+    int32_t failed = p->call_with(p, 0, in, 2, NULL, 0, made, 1);
     if (failed) return failed;
     failed = p->call_with(p, 1, made, 1, ints, 1, out, 2);
     delete_handle(made[0]);

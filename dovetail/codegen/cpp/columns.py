@@ -11,7 +11,7 @@ channels-last images), what one has found for each column waits in an array for 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +39,15 @@ BLOCK: Final = 4
 for the prefetcher."""
 BLOCKS: Final = 64
 """Blocks before the accumulators in memory are flushed into others: rounding errors stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Over all rows: what is accumulated, which buffers are read, and what happens at a point."""
+
+    items: list[Accumulator]
+    reads: set[str]
+    visit: Callable[[Scope], None]
 
 
 @dataclass(slots=True)
@@ -99,27 +108,24 @@ class Columns:
             found = self.body.accumulators(step, 1)
             if step.points:
                 visit = functools.partial(self._visit, step, found)
-                self._walk(found, _reads(step.points), visit, scope)
+                self._walk(Walk(found, _reads(step.points), visit), scope)
             if second := [item for item in found if item.needs_second]:
                 means = {item.write.buffers[0] for item in second}
                 self._between(second, (), steps[k:], scope, means)
                 self.writer.recompute = self.body.recomputed(step)
-                self._walk(second, _reads(step.points) | means, functools.partial(_squares, second), scope)
+                reads = _reads(step.points) | means
+                self._walk(Walk(second, reads, functools.partial(_squares, second)), scope)
                 self.writer.recompute = {}
         self._between(found, (), (), scope)
 
     def _between(
-        self,
-        found: list[Accumulator],
-        nests: tuple[Nest, ...],
-        later: tuple[Pass, ...],
-        scope: Scope,
-        means: set[str] = frozenset(),  # type: ignore[assignment]
-    ) -> None:
+        self, found: list[Accumulator], nests: tuple[Nest, ...], later: tuple[Pass, ...], scope: Scope,
+        means: Collection[str] = (),
+    ) -> None:  # fmt: skip
         """The totals of one vector of columns (or the means made of them), and the arithmetic on them."""
         if not found and not nests:
             return
-        wanted = means | {name for step in later for name in _reads((*step.rows, *step.points))}
+        wanted = {*means} | {name for step in later for name in _reads((*step.rows, *step.points))}
 
         def body(inside: Scope) -> None:
             self._recall(_reads(nests), inside)
@@ -128,7 +134,8 @@ class Columns:
             for nest in nests:
                 self.writer.row(nest, inside)
             for name in [name for name in inside.buffers if name in wanted and name not in self.rows]:
-                self._array(name, inside.buffers[name].dtype, scope)
+                self.rows[name] = self.writer.fresh("row"), inside.buffers[name].dtype
+                self._room(*self.rows[name], scope)
             for name, value in inside.buffers.items():
                 if name in wanted:
                     inside(f"store({self._place(name)}, {self.writer.as_vector(value)});")
@@ -145,17 +152,12 @@ class Columns:
         which = 1 if item.needs_second and not is_mean else 0
         self.writer.keep(item.write.buffers[which], item.write.index, value, scope)
 
-    def _array(self, buffer: str, dtype: DType, scope: Scope) -> None:
-        """Room for a value per column."""
-        name = self.writer.fresh("row")
-        self.rows[buffer] = name, dtype
-        self._room(name, dtype, scope)
-
     def _place(self, buffer: str) -> str:
         """Arrays on the heap hold all columns, the others those of a tile."""
         return f"{self.rows[buffer][0]} + {self.vector.var.name}{'' if self.deals else ' - from'}"
 
     def _room(self, name: str, dtype: DType, scope: Scope, pieces: str = "") -> None:
+        """An array with a value per column."""
         kind = self._element(dtype)
         if self.deals:
             scope(f"{kind}* {name} = ({kind}*)aligned_alloc(64, {pieces}width * sizeof({kind}));")
@@ -181,18 +183,16 @@ class Columns:
 
     # -- one walk over all rows
 
-    def _walk(
-        self, items: list[Accumulator], reads: set[str], visit: Callable[[Scope], None], scope: Scope
-    ) -> None:
+    def _walk(self, walk: Walk, scope: Scope) -> None:
         bounds = ("0", c_expr(self.body.group.inner[0].size))
-        for item in items:
+        for item in walk.items:
             item.name = self.writer.fresh("acc")
         if not self.deals:
-            for item in items:
+            for item in walk.items:
                 self._room(item.name, item.dtype, scope)
-            self._stream(items, reads, visit, scope, bounds)
+            self._stream(walk, scope, bounds)
             return
-        for item in items:
+        for item in walk.items:
             self._room(f"{item.name}_all", item.dtype, scope, "pieces * ")
         piece = Scope(scope.depth + 1, scope)
         rows, whole = bounds[1], f"/ {BLOCK} * {BLOCK}"
@@ -200,13 +200,13 @@ class Columns:
         piece(f"const int64_t bottom = q + 1 == pieces ? {rows} : {rows} * (q + 1) / pieces {whole};")
         tile = Scope(piece.depth + 1, piece)
         tile(f"const int64_t to = min_i(from + {TILE}, {c_expr(self.vector.size)});")
-        for item in items:
+        for item in walk.items:
             tile(f"{self._element(item.dtype)}* {item.name} = {item.name}_all + q * width + from;")
-        self._stream(items, reads, visit, tile, ("top", "bottom"))
+        self._stream(walk, tile, ("top", "bottom"))
         piece.block(f"for (int64_t from = 0; from < {c_expr(self.vector.size)}; from += {TILE}) {{", tile)
         scope(f"#pragma omp parallel for schedule(static){self.body.condition}")
         scope.block("for (int64_t q = 0; q < pieces; ++q) {", piece)
-        self._join_pieces(items, scope)
+        self._join_pieces(walk.items, scope)
 
     def _join_pieces(self, items: list[Accumulator], scope: Scope) -> None:
         for item in items:
@@ -224,16 +224,9 @@ class Columns:
         self.writer.functions |= functions_of(pattern, (item.dtype,))
         return pattern.format(a, b)
 
-    def _stream(
-        self,
-        items: list[Accumulator],
-        reads: set[str],
-        visit: Callable[[Scope], None],
-        scope: Scope,
-        bounds: tuple[str, str],
-    ) -> None:
+    def _stream(self, walk: Walk, scope: Scope, bounds: tuple[str, str]) -> None:
         """Blocks of rows against the columns from `from` to `to`; arrays are indexed from `from`."""
-        *blocks, last = self.body.group.inner
+        items, (*blocks, last) = walk.items, self.body.group.inner
         each = f"for (int64_t k = 0; k < to - from; k += {self.writer.lanes})"
         for item in items:
             scope(f"{each} store({item.name} + k, {item.start});")
@@ -248,7 +241,7 @@ class Columns:
         start, stop = ("0", c_expr(last.size)) if blocks else bounds
         row, count = f"{last.var.name}_", BLOCK if items else 1
         block = Scope(at.depth + 1, at)
-        column = functools.partial(self._column, items, reads, visit, last, row, stop)
+        column = functools.partial(self._column, walk, row, stop)
         self.body.vector_loop(self.vector, "from", "to", block, None, column)
         sums = [item for item in items if item.kind == "sum" and item.dtype.is_float]
         total = product(r.size for r in self.body.group.inner)
@@ -266,23 +259,15 @@ class Columns:
         for item in long:
             scope(f"{each} store({item.name} + k, load({item.name} + k) + load({item.name}_top + k));")
 
-    def _column(
-        self,
-        items: list[Accumulator],
-        reads: set[str],
-        visit: Callable[[Scope], None],
-        last: Range,
-        row: str,
-        stop: str,
-        inside: Scope,
-    ) -> None:
+    def _column(self, walk: Walk, row: str, stop: str, inside: Scope) -> None:
         """One vector of columns against one block of rows."""
-        self._recall(reads, inside)
+        items, last = walk.items, self.body.group.inner[-1]
+        self._recall(walk.reads, inside)
         for item in items:
             inside(f"{item.type(item.dtype)} {item.name}_block = {item.start};")
         deep = Scope(inside.depth + 1, inside)
         self.writer.depths[last.var] = deep.depth
-        visit(deep)
+        walk.visit(deep)
         name, is_whole = last.var.name, last.size.is_const and last.size.value % BLOCK == 0
         limit = f"{row} + {BLOCK}" if is_whole else f"min_i({row} + {BLOCK}, {stop})"
         if items:

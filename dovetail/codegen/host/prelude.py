@@ -7,32 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from dovetail.ir.types import (
-    BF16,
-    BOOL,
-    C32,
-    C64,
-    C128,
-    F8E4M3,
-    F8E5M2,
-    F16,
-    F32,
-    F64,
-    I8,
-    I16,
-    I32,
-    I64,
-    U8,
-    U16,
-    U32,
-    U64,
-    DType,
-)  # fmt: skip
+from dovetail.ir import types
+from dovetail.ir.types import DType
 
 TORCH_CODE: Final[dict[DType, int]] = {
-    U8: 0, I8: 1, I16: 2, I32: 3, I64: 4, F16: 5, F32: 6, F64: 7, C32: 8, C64: 9, C128: 10, BOOL: 11,
-    BF16: 15,
-    F8E5M2: 23, F8E4M3: 24, U16: 27, U32: 28, U64: 29,
+    types.U8: 0, types.I8: 1, types.I16: 2, types.I32: 3, types.I64: 4, types.F16: 5, types.F32: 6,
+    types.F64: 7, types.C32: 8, types.C64: 9, types.C128: 10, types.BOOL: 11, types.BF16: 15,
+    types.F8E5M2: 23, types.F8E4M3: 24, types.U16: 27, types.U32: 28, types.U64: 29,
 }  # fmt: skip
 """c10::ScalarType, part of libtorch's stable ABI."""
 
@@ -68,7 +49,6 @@ void aoti_torch_grad_mode_set_enabled(bool);
 void* malloc(unsigned long);
 }
 struct Python {
-    int32_t (*call)(Python*, int32_t, void**, int32_t, void**, int32_t);
     int32_t (*call_with)(Python*, int32_t, void**, int32_t, const int64_t*, int32_t, void**, int32_t);
     void (*fail)(Python*, const char*);
     void (*drop)(Python*, void**, int32_t);
