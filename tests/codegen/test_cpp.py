@@ -228,3 +228,14 @@ def test_values_saved_with_gaps_reach_backward() -> None:
         got = torch.autograd.grad(fn(x, q).pow(2).sum(), (x, q))
         want = torch.autograd.grad(halves(x, q).pow(2).sum(), (x, q))
         torch.testing.assert_close(got, want)
+
+
+def test_an_address_is_computed_from_doubles() -> None:
+    """A row is chosen by a double, and then read in vectors of floats."""
+    x, places = torch.randn(5, 32), torch.rand(5, dtype=torch.float64) * 4
+
+    def program(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return x[places.clamp(min=0).long()] * 2
+
+    compiled = dovetail.compile(program, options={"fallback_to_eager": False})
+    assert torch.equal(compiled(x, places), program(x, places))

@@ -94,20 +94,22 @@ def _all_scalars(group: Group) -> Iterable[Scalar]:
 
 
 def _widest(group: Group, shape: Shape) -> int:
-    """Bytes of the widest element computed in vectors. Addresses of whole vectors are not."""
+    """Bytes of the widest element computed in vectors. Addresses of whole vectors are not; but the functions
+    of a float type, which an address may use too, come with its vectors."""
     var = shape.contiguous.var if shape.contiguous else None
     writes = [w for n in group.nests for w in n.writes]
     searches = [w for w in writes if w.reduce in ("argmax", "argmin")]
     roots = [root for w in writes for root in ((w.value,) if w in searches else roots_of(w))]
     changing = varies(roots, {var} if var is not None else set(), set())
-    widest = max((place_dtype(w).bytes for w in searches), default=4)
+    floats = [node.dtype.bytes for node in _all_scalars(group) if node.dtype.is_float]
+    widest = max([4, *floats, *(place_dtype(w).bytes for w in searches)])
     seen: set[Scalar] = set()
     while roots:
         node = roots.pop()
         if node in seen:
             continue
         seen.add(node)
-        if node in changing or node.dtype.is_float:
+        if node in changing:
             widest = max(widest, node.dtype.bytes)
         if node.op == "index" and node in changing and not fits_int32(node.args[0]):  # type: ignore[arg-type]
             widest = 8
