@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import torch
 
+from dovetail.capture.arrays import Array
 from dovetail.capture.attributes import InstanceDict, find_in_mro
 from dovetail.capture.builtins import Callback, is_plain_owner
 from dovetail.capture.exceptions import rebuild_exception
@@ -217,6 +218,8 @@ def _slice(emit: Emitter, value: slice) -> str:
 
 
 def _method(emit: Emitter, value: MethodType) -> str:
+    if type(value.__self__) is Array:
+        return f"{emit.value(value.__self__)}.{value.__name__}"
     return f"{emit.const(MethodType, 'MethodType')}({emit.items((value.__func__, value.__self__))})"
 
 
@@ -377,6 +380,7 @@ REBUILD: Final[dict[type, Rule]] = {
     GlobalsView: lambda emit, value: _globals(emit, value.real),
     Callback: lambda emit, value: emit.value(value.fn),
     Steps: lambda emit, value: emit.value(value.owner),
+    Array: lambda emit, value: emit.temp(f"{emit.value(value.fake)}.numpy(){'[()]' * value.is_scalar}"),
     Appender: lambda emit, value: f"{emit.load(value.owner.source)}.append",
     LateText: _late_text,
     types.BuiltinFunctionType: _builtin_method,

@@ -351,9 +351,10 @@ def wrap_value(trace: Trace, value: Any, source: Source) -> Any:
 
 
 def is_value_type(kind: type) -> bool:
-    """NumPy's scalars, and the number and time types of Python's library: immutable, compared by value."""
-    if any(base.__module__ == "numpy" and base.__name__ == "generic" for base in kind.__mro__):
-        return kind.__module__ == "numpy"
+    """NumPy's scalars and dtypes, and the number and time types of Python's library: immutable, compared by
+    value."""
+    if any(base.__module__ == "numpy" and base.__name__ in ("generic", "dtype") for base in kind.__mro__):
+        return kind.__module__ in ("numpy", "numpy.dtypes")
     return kind in (Decimal, Fraction, date, datetime, time, timedelta, UUID)
 
 
@@ -443,6 +444,10 @@ BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
 )
 
 
+BY_NAME: Final[dict[str, Wrapper]] = {}
+"""For types of packages that are not imported here."""
+
+
 def _find_wrapper(kind: type) -> Wrapper:
     is_iterator = not isinstance(getattr(kind, "__next__", wrap), FunctionType)
     found: Wrapper = wrap_value if is_value_type(kind) else wrap_iterator if is_iterator else wrap_instance
@@ -450,5 +455,5 @@ def _find_wrapper(kind: type) -> Wrapper:
         if issubclass(kind, base):
             found = wrapper
             break
-    WRAPPERS[kind] = found
+    found = WRAPPERS[kind] = BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}", found)
     return found

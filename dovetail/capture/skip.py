@@ -37,16 +37,16 @@ WALLS: Final = frozenset(
 """torch's wrappers around functions that are not to be compiled, or that torch.compile compiles."""
 
 
-LAUNCHERS: Final = "/triton/runtime/"
-"""Triton's own code, which compiles and launches kernels."""
+OTHERS: Final = ("/triton/runtime/", "/site-packages/numpy/")
+"""Triton's own code, which compiles and launches kernels, and NumPy's."""
 
 
 def is_wall(code: CodeType) -> bool:
     """What this frame calls is not ours to compile either: torch's wrappers, and imports, whose code runs
-    once and computes nothing; and launches of kernels."""
+    once and computes nothing; launches of kernels, and NumPy."""
     if code.co_name == "<module>" or code.co_filename.startswith("<frozen importlib"):
         return True
-    if LAUNCHERS in code.co_filename:
+    if any(folder in code.co_filename for folder in OTHERS):
         return True
     return code.co_qualname in WALLS and "/torch/" in code.co_filename
 
@@ -60,8 +60,8 @@ def why_not_capture(code: CodeType) -> Reason | None:
     is_model = any(part in file for part in MODELS) and not file.endswith(MACHINERY)
     if is_library_file(file) and not is_model:
         return Reason("S02", "part of torch or of Python")
-    if LAUNCHERS in file:
-        return Reason("S06", "part of Triton, which launches kernels")
+    if any(folder in file for folder in OTHERS):
+        return Reason("S06", "part of Triton, which launches kernels, or of NumPy")
     if code.co_name in PLUMBING:
         return Reason("S05", "a method that other code's attribute reads, prints or comparisons run")
     if code.co_name in ("<lambda>", "__new__") and code.co_varnames[:1] == ("_cls",):

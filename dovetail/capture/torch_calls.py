@@ -9,6 +9,7 @@ torch, and Python functions of torch that ask has_torch_function (torch's own ma
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from dovetail.capture.attributes import bind_class_value, find_in_mro, guard_cla
 from dovetail.capture.operations import has_fake, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, native, needs_data
-from dovetail.capture.trace import Outside, Raised, Trace, Write
+from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import BackwardCall, Break, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Attr, DictAttr
@@ -48,6 +49,9 @@ REFUSED_METHODS: Final = frozenset(
     "untyped_storage",
      "_typed_storage", "set_", "pin_memory", "retain_grad"}
 )  # fmt: skip
+
+METHOD_RULES: Final[dict[str, Callable[[Trace, Fake], Any]]] = {}
+"""Methods of tensors that give something else than tensors."""
 
 _marked: dict[Any, bool] = {}
 
@@ -118,8 +122,9 @@ def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
             raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with requires_grad=True")
         for item in value.values() if isinstance(value, dict) else value:
             check_arguments(trace, fn, item)
-    elif isinstance(value, LateText):
-        raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a text made later")
+    elif type(value).__module__.startswith("dovetail.capture"):
+        name, kind = getattr(fn, "__name__", fn), type_of_value(trace, value).__name__
+        raise UnknownCall(trace.loc(), function=f"{name} with a value of type {kind}")
     elif isinstance(value, FunctionType):
         raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a Python function")
 
@@ -130,6 +135,8 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         return call_torch(trace, getattr(torch.Tensor, name), args, kwargs)
     if name == "backward":
         raise BackwardCall(trace.loc(), function="Tensor.backward")
+    if name in METHOD_RULES and len(args) == 1 and not kwargs:
+        return METHOD_RULES[name](trace, args[0])
     if name in REFUSED_METHODS:
         raise UnknownCall(trace.loc(), function=f"Tensor.{name}")
     if name == "__setitem__":
@@ -226,6 +233,6 @@ def type_of_value(trace: Trace, value: Any) -> type:
     if isinstance(value, Fake):
         origin = trace.origins.get(id(value))
         return type(origin.original) if origin is not None else torch.Tensor
-    if isinstance(value, Outside):
-        return type(value.original)
+    if type(value).__module__.startswith("dovetail.capture"):
+        return value.__class__  # type: ignore[no-any-return]
     return str if isinstance(value, LateText) else NUMBERS.get(type(value), type(value))

@@ -189,6 +189,10 @@ static int load_type_of(Run *run, const Instruction *at) {
     return put(run, at, (PyObject *)Py_TYPE(object));
 }
 
+static int load_tensor_of(Run *run, const Instruction *at) {
+    return put_new(run, at, PyObject_CallOneArg(at->object, run->slots[at->source]));
+}
+
 static int load_closure_of(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->source];
     PyObject *closure = PyFunction_Check(object) ? PyFunction_GET_CLOSURE(object) : NULL;
@@ -378,6 +382,7 @@ static int (*const STEPS[])(Run *, const Instruction *) = {
     [ITEM] = load_item,
     [DICT_KEY] = load_dict_key,
     [TYPE_OF] = load_type_of,
+    [TENSOR_OF] = load_tensor_of,
     [CLOSURE_OF] = load_closure_of,
     [SIZE] = load_extent,
     [STRIDE] = load_extent,

@@ -155,6 +155,18 @@ class DictKey(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class TensorOf(Step):
+    """The tensor that shares an array's memory; `name` is what the entry calls the function that makes it."""
+
+    name: str
+    function: object = field(compare=False)
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}({self.of.text})"
+
+
+@dataclass(frozen=True, slots=True)
 class TypeOf(Step):
     form = "type({0.of.text})"
 

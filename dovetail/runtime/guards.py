@@ -48,13 +48,14 @@ from dovetail.ir.source import (
     Size,
     Source,
     Stride,
+    TensorOf,
     TypeOf,
 )
 from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find_address
 from dovetail.util.torch_state import READERS
 
 OPERATIONS: Final = (
-    Arg, Cell, Global, Const, Attr, DictAttr, Item, DictKey, TypeOf, ClosureOf, Size, Stride,
+    Arg, Cell, Global, Const, Attr, DictAttr, Item, DictKey, TypeOf, TensorOf, ClosureOf, Size, Stride,
     Is, Equals, TypeIs, Length, DictKeys, Lacks, SameAs, TensorIs, ClassIs, State, Holds, Predicate,
 )  # fmt: skip
 """In the order of `enum Operation` in csrc/guards.h."""
@@ -84,6 +85,7 @@ LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
     KeyItem: lambda s: (0, s.key),
     DictKey: lambda s: (s.position, None),
     TypeOf: lambda s: (0, None),
+    TensorOf: lambda s: (0, s.function),
     ClosureOf: lambda s: (s.position, None),
     Size: lambda s: (s.dim, None),
     Stride: lambda s: (s.dim, None),

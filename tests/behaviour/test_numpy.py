@@ -1,0 +1,166 @@
+"""SPEC C9: NumPy on tensors and arrays, equal to NumPy in values, dtypes and kind, and without a break."""
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+
+np = pytest.importorskip("numpy")
+
+RNG = np.random.default_rng(0)
+ARRAYS: dict[str, Any] = {
+    "f8": RNG.standard_normal((3, 4)),
+    "f4": RNG.standard_normal((3, 4)).astype(np.float32),
+    "i8": RNG.integers(-5, 5, (3, 4)),
+    "u1": RNG.integers(0, 250, (3, 4)).astype(np.uint8),
+    "b": RNG.integers(0, 2, (3, 4)).astype(bool),
+    "row": RNG.standard_normal(4).astype(np.float32),
+}
+TABLE = np.arange(4, dtype=np.float32)
+
+
+def clamp_in_place(a: Any) -> Any:
+    a[a.shape[0] - 1] = 7
+    a[:, 1] += 2
+    a *= 3
+    return a
+
+
+def pipeline(a: Any, row: Any) -> Any:
+    centred = (a - a.mean(axis=0)) / (a.std(axis=0, ddof=1) + 1e-6)
+    scores = centred @ row
+    return np.where(scores > 0, scores, 0.0), scores.argmax(), centred.T[::2].copy()
+
+
+def loop(a: Any) -> Any:
+    total = 0.0
+    for line in a:
+        total = total + line.sum() * 0.5
+    return total, len(a), a.shape, a.dtype, a.ndim, a.size
+
+
+WHOLE: dict[str, tuple[Callable[..., Any], str]] = {
+    "promotion": (lambda a, b: (a + b, a * 2, b / 2, a - np.float32(1), b * True), "f4 i8"),
+    "integers": (lambda a, b: (a + b, a * 2, a / 2, a // 3, a % 3, a**2, -a, ~a, abs(a), a & 3), "i8 u1"),
+    "small integers": (lambda a: (a + 1, a * a, a + a, a - 1, np.mean(a), np.sin(a), a.max()), "u1"),
+    "booleans": (lambda a, b: (a & (b > 0), a | (b < 1), ~a, a ^ a, a.sum(), a.any(axis=0), a.all()), "b f8"),
+    "compare": (lambda a, b: (a == b, a != 1, a < b, b >= 0.5, np.isnan(a), np.logical_and(a, b)), "f4 i8"),
+    "unary": (lambda a: (np.exp(a), np.sqrt(np.abs(a)), np.tanh(a), np.floor(a), np.rint(a), np.log1p(a * a)), "f4"),
+    "unary of integers": (lambda a: (np.exp(a), np.sqrt(np.abs(a)), np.square(a), np.floor(a)), "i8"),
+    "binary": (lambda a, b: (np.maximum(a, b), np.fmin(a, 0), np.hypot(a, b), np.arctan2(a, b), a**2.5), "f8 f4"),
+    "reductions": (lambda a: (a.sum(), a.mean(0), a.max(axis=1, keepdims=True), np.min(a), a.std(), np.var(a, 1)), "f8"),
+    "typed reductions": (lambda a: (np.sum(a, dtype=np.float64), np.prod(a, axis=0), a.argmax(), a.argmin(axis=1)), "f4"),
+    "shapes": (lambda a: (a.reshape(4, 3), a.reshape((2, -1)), a.T, a.ravel(), a.flatten(), a[None].squeeze()), "f4"),
+    "more shapes": (lambda a: (np.transpose(a), np.expand_dims(a, 1), np.swapaxes(a, 0, 1), np.broadcast_to(a, (2, 3, 4))), "f4"),
+    "indexing": (lambda a: (a[0], a[1, 2], a[:, 1:3], a[..., -1], a[[0, 2]], a[np.array([1, 0])], a[:, None]), "f4"),
+    "joining": (lambda a, b: (np.concatenate([a, b]), np.stack([a, a], axis=1), np.vstack([a, b]), np.hstack((a, b))), "f4 i8"),
+    "products": (lambda a, b: (a @ b, a.dot(b), a @ a.T, np.matmul(a, b), np.einsum("ij,j->i", a, b), np.outer(b, b)), "f8 row"),
+    "choice": (lambda a: (np.where(a > 0, a, 0), np.clip(a, -1, 1), a.clip(0), np.zeros_like(a), np.ones_like(a, dtype=int)), "f4"),
+    "conversion": (lambda a: (a.astype(np.float64), a.astype(int), np.asarray(a, dtype="f8"), np.array(a), a.copy()), "f4"),
+    "constants": (lambda a: (a + np.linspace(0, 1, 4), np.eye(4)[:3] * a, np.pi * a, a * np.arange(4)), "f4"),
+    "norms": (lambda a: (np.linalg.norm(a), np.linalg.norm(a, axis=1), a / np.linalg.norm(a, axis=1, keepdims=True)), "f4"),
+    "in place": (clamp_in_place, "f4"),
+    "pipeline": (pipeline, "f4 row"),
+    "loop": (loop, "f4"),
+    "to torch": (lambda a: (torch.from_numpy(a) * 2, torch.tensor(a).relu(), torch.as_tensor(a, dtype=torch.float64)), "f4"),
+    "from torch": (lambda a: (torch.from_numpy(a).exp().numpy() + 1, np.asarray(torch.tensor(a)) * 2), "f4"),
+    "global": (lambda a: a * TABLE + TABLE.sum(), "f4"),
+    "classes": (lambda a: (isinstance(a, np.ndarray), type(a) is np.ndarray, type(a.sum()) is np.float32, a.dtype == np.float32, a + 1), "f4"),
+}
+
+
+def compare(function: Callable[..., Any], names: str, backend: str, most_breaks: int) -> None:
+    dovetail.reset()
+    compiled = dovetail.compile(function, backend=backend)
+    for _ in range(3):
+        ours, theirs = ([ARRAYS[name].copy() for name in names.split()] for _ in range(2))
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            check(compiled(*ours), function(*theirs))
+        check(ours, theirs)
+    stats = dovetail.stats()
+    assert stats["graphs"] and stats["graph_breaks"] <= most_breaks and not stats["recompiles"], stats
+
+
+def check(got: Any, wanted: Any) -> None:
+    assert type(got) is type(wanted), (type(got), type(wanted))
+    if isinstance(wanted, list | tuple):
+        assert len(got) == len(wanted)
+        for ours, theirs in zip(got, wanted):
+            check(ours, theirs)
+    elif isinstance(wanted, torch.Tensor):
+        torch.testing.assert_close(got, wanted)
+    elif isinstance(wanted, np.ndarray | np.generic):
+        assert got.dtype == wanted.dtype and got.shape == wanted.shape
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    else:
+        assert got == wanted
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_without_a_break(name: str) -> None:
+    compare(*WHOLE[name], "eager", 0)
+
+
+@pytest.mark.parametrize("name", ["integers", "in place", "pipeline", "from torch"])
+def test_compiled(name: str) -> None:
+    compare(*WHOLE[name], "dovetail", 0)
+
+
+def prints(a: Any) -> Any:
+    b = a * 2
+    print(b.sum(), b[0, 0])
+    return b + 1
+
+
+def branches(a: Any) -> Any:
+    return a + 1 if a.sum() > 1e6 else a - 1
+
+
+def sorts(a: Any) -> Any:
+    order = np.argsort(a[:, 0])
+    return a[order] + np.float32(1)
+
+
+def reads_out(a: Any) -> Any:
+    return a * float(a.max()), a.tolist()
+
+
+def strings(a: Any) -> Any:
+    return f"{a.mean():.3f}", a * 2
+
+
+BROKEN: dict[str, tuple[Callable[..., Any], int]] = {
+    "print": (prints, 1), "branch": (branches, 1), "argsort": (sorts, 1), "float": (reads_out, 2), "text": (strings, 1),
+    "reversed": (lambda a: (a * 2)[::-1] + 1, 2), "selected": (lambda a: a[a > 0] * 2, 1), "unsigned": (lambda a: a.astype(np.uint8).sum() + a, 1),
+    "stepped": (lambda a: np.random.RandomState(0).permutation(4) + (a * 2)[0], 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_with_a_break(name: str) -> None:
+    function, breaks = BROKEN[name]
+    compare(function, "f4", "eager", breaks)
+
+
+def test_sizes_of_arrays_become_symbolic() -> None:
+    dovetail.reset()
+    compiled = dovetail.compile(lambda a: (a * 2).sum(axis=1) + a.shape[0], backend="eager")
+    for n in range(2, 9):
+        a = RNG.standard_normal((n, 3))
+        np.testing.assert_allclose(compiled(a), (a * 2).sum(axis=1) + n)
+    assert dovetail.stats()["recompiles"] == 1
+
+
+def test_results_share_memory_as_in_numpy() -> None:
+    a = np.zeros((2, 3))
+    view = dovetail.compile(lambda a: (a + 1, a.T[1:]))(a)[1]
+    a[0, 1] = 5
+    assert view[0, 0] == 5
