@@ -146,13 +146,13 @@ def array_attr(trace: Trace, array: Array, name: str) -> Any:
         return ATTRIBUTES[name](array)
     native(getattr, array.example(), name)  # AttributeError, if NumPy has no such thing
     if name not in vars(Array):
-        setattr(Array, name, _method(name, name))
+        setattr(Array, name, _method(name, name, lambda a, *rest, **named: getattr(a, name)(*rest, **named)))
     return MethodType(getattr(Array, name), array)
 
 
-def _method(name: str, function: str, *, reverse: bool = False) -> Callable[..., Any]:
+def _method(name: str, function: str, fn: Any = None, *, reverse: bool = False) -> Callable[..., Any]:
     def method(self: Array, *args: Any, **kwargs: Any) -> Any:
-        return call_named(self.trace, function, [*args, self] if reverse else [self, *args], kwargs)
+        return call_named(self.trace, function, [*args, self] if reverse else [self, *args], kwargs, fn)
 
     method.__name__ = name
     return method
@@ -208,7 +208,7 @@ def call_numpy(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def call_named(trace: Trace, name: str, args: Args, kwargs: Kwargs, fn: Any = None) -> Any:
-    """A function or method of NumPy's on arrays; `fn` is the function, for a method the one of that name."""
+    """A function or method of NumPy's on arrays; `fn` is that itself, unless it is the one of that name."""
     rule = CALLS.get(name)
     if rule is None:
         raise UnknownCall(trace.loc(), function=f"numpy.{name}")
@@ -265,50 +265,46 @@ def give(trace: Trace, result: Any, made: Any) -> Array:
 
 
 Rule = Callable[..., Any]
+KEYWORDS: Final = {"axis": "dim", "keepdims": "keepdim", "ddof": "correction"}
 
 
-def _elementwise(function: Any, is_test: bool = False, takes_numbers: bool = False) -> Rule:
-    def rule(trace: Trace, fn: Any, *args: Any) -> Any:
-        made = ask(fn, args)
-        dtype = torch_dtype(trace, ask(numpy().result_type, args) if is_test else made.dtype)
-        is_safe = dtype.is_floating_point or type(args[-1]) is int and args[-1] > 0
-        if function in FLOATS_ONLY and not is_safe:
-            raise UnknownCall(trace.loc(), function=f"numpy.{fn.__name__} of integers")
-        operands = [operand(trace, arg, dtype, not takes_numbers) for arg in args]
-        return give(trace, trace.call(function, operands, {}), made)
+def _rule(function: Any, brings: str = "result", numbers: bool = False, most: int = 64) -> Rule:
+    """The torch function with the same arguments. Its operands are brought to the dtype of the `result`, or
+    to the one they have in `common`. `numbers`: it takes numbers for tensors. `most`: up to how many
+    dimensions NumPy means the same by it."""
+
+    def rule(trace: Trace, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        made = ask(fn, args, **kwargs)
+        is_safe = made.dtype.kind in "fc" or type(args[-1]) is int and args[-1] > 0
+        if not kwargs.keys() <= {*KEYWORDS, "dtype"} or function in FLOATS_ONLY and not is_safe:
+            raise TypeError(f"of {made.dtype} with {[*kwargs]}")
+        common = ask(numpy().result_type, args) if brings == "common" else made.dtype
+        operands = [operand(trace, arg, torch_dtype(trace, common), not numbers) for arg in args]
+        if any(isinstance(tensor, Fake) and tensor.dim() > most for tensor in operands):
+            raise TypeError(f"of more than {most} dimensions")
+        return give(trace, trace.call(function, operands, renamed(kwargs)), made)
 
     return rule
 
 
-def _reduction(function: Any, *, one_dim: bool = False, keeps_dtype: bool = False) -> Rule:
-    def rule(
-        trace: Trace, fn: Any, a: Any, axis: Any = None, *, keepdims: bool = False, **named: Any
-    ) -> Any:
-        if not named.keys() <= {"dtype", "ddof"}:
-            raise TypeError(f"{[*named]}")
-        made = ask(fn, [a], axis=axis, keepdims=keepdims, **named)
-        fake = a.fake if keeps_dtype else cast(trace, a.fake, torch_dtype(trace, made.dtype))
-        dims = axis
-        if axis is None and (one_dim or not keepdims):
-            fake, dims = trace.call(torch.reshape, [fake, [-1]], {}), 0
+def renamed(kwargs: Kwargs) -> Kwargs:
+    return {KEYWORDS[name]: value for name, value in kwargs.items() if name in KEYWORDS}
+
+
+def _along(function: Any, brings: str = "result", over_many: bool = True) -> Rule:
+    """A function along an axis, or along all elements: sums and the like."""
+
+    def rule(trace: Trace, fn: Any, a: Any, axis: Any = None, **kwargs: Any) -> Any:
+        made = ask(fn, [a], axis=axis, **kwargs)
+        if not kwargs.keys() <= {*KEYWORDS, "dtype"} or isinstance(axis, tuple) and not over_many:
+            raise TypeError(f"with {[*kwargs]}")
+        fake = a.fake if brings == "own" else cast(trace, a.fake, torch_dtype(trace, made.dtype))
+        if axis is None and kwargs.get("keepdims"):
+            axis = tuple(range(fake.dim()))
         elif axis is None:
-            dims = list(range(fake.dim()))
-        if one_dim and (axis is None and keepdims or isinstance(axis, tuple)):
-            raise UnknownCall(trace.loc(), function=f"numpy.{fn.__name__} over several axes")
-        named = {"correction": named.get("ddof", 0)} if function in (torch.var, torch.std) else {}
-        return give(trace, trace.call(function, [fake], {"dim": dims, "keepdim": keepdims, **named}), made)
-
-    return rule
-
-
-def _running(function: Any) -> Rule:
-    """cumsum and cumprod"""
-
-    def rule(trace: Trace, fn: Any, a: Any, axis: Any = None) -> Any:
-        made = ask(fn, [a], axis=axis)
-        fake = cast(trace, a.fake, torch_dtype(trace, made.dtype))
-        fake = trace.call(torch.reshape, [fake, [-1]], {}) if axis is None else fake
-        return give(trace, trace.call(function, [fake], {"dim": axis or 0}), made)
+            fake, axis = trace.call(torch.reshape, [fake, [-1]], {}), 0
+        default = {"correction": 0} if function in (torch.var, torch.std) else {}
+        return give(trace, trace.call(function, [fake], {"dim": axis, **default, **renamed(kwargs)}), made)
 
     return rule
 
@@ -316,59 +312,33 @@ def _running(function: Any) -> Rule:
 def _joined(function: Any) -> Rule:
     """Arrays put together: concatenate, stack ..."""
 
-    def rule(trace: Trace, fn: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
-        if len(given) > 1 or not kwargs.keys() <= {"axis"} or None in given:
-            raise TypeError(f"{[*kwargs]}")
+    def rule(trace: Trace, fn: Any, arrays: Any, axis: int = 0) -> Any:
         made = ask(numpy().concatenate, [[ask(numpy().ravel, [array]) for array in arrays]])
-        parts = [operand(trace, array, torch_dtype(trace, made.dtype)) for array in arrays]
-        return Array(trace, trace.call(function, [parts], {"dim": given[0]} if given else {}))
+        parts = [operand(trace, array, torch_dtype(trace, made.dtype), True) for array in arrays]
+        return Array(trace, trace.call(function, [parts, *([] if function in STACKED else [axis])], {}))
 
     return rule
 
 
-def _product(function: Any, limit: int = 2) -> Rule:
-    def rule(trace: Trace, fn: Any, a: Any, b: Any) -> Any:
-        made = ask(fn, [a, b])
-        operands = [operand(trace, value, torch_dtype(trace, made.dtype), True) for value in (a, b)]
-        if not all(1 <= tensor.dim() <= limit for tensor in operands):
-            raise TypeError("of arrays with so many dimensions")
-        return give(trace, trace.call(function, operands, {}), made)
+def _same(function: Any, unpacks: bool = False) -> Rule:
+    """A function that keeps the dtype. `unpacks`: a.reshape(2, 3) is a.reshape((2, 3))."""
+
+    def rule(trace: Trace, fn: Any, a: Any, *args: Any) -> Any:
+        is_many = unpacks and len(args) > 1
+        return Array(trace, trace.call(function, [a.fake, *([args] if is_many else args)], {}))
 
     return rule
 
 
-def _same(function: Callable[..., Any]) -> Rule:
-    """A function of the tensor that keeps its dtype."""
-
-    def rule(trace: Trace, fn: Any, a: Any, *args: Any, **kwargs: Any) -> Any:
-        return Array(trace, function(trace, operand(trace, a, None, True), *args, **kwargs))
-
-    return rule
+def _transpose(trace: Trace, fn: Any, a: Any, *axes: Any) -> Any:
+    order = axes if axes and axes[0] is not None else tuple(reversed(range(a.fake.dim())))
+    return _same(torch.permute, unpacks=True)(trace, fn, a, *([order] if len(order) == 1 else order))
 
 
-def _flat(args: tuple[Any, ...]) -> list[Any]:
-    """a.reshape(2, 3) and a.reshape((2, 3))"""
-    return list(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else list(args)
-
-
-def _transpose(trace: Trace, fake: Any, *axes: Any) -> Any:
-    order = _flat(axes) if axes and axes[0] is not None else list(reversed(range(fake.dim())))
-    return trace.call(torch.permute, [fake, order], {})
-
-
-def _copy(trace: Trace, fake: Any) -> Any:
-    return trace.call(torch.clone, [fake], {})
-
-
-def _squeeze(trace: Trace, fake: Any, axis: Any = None) -> Any:
-    return trace.call(torch.squeeze, [fake] if axis is None else [fake, axis], {})
-
-
-def _astype(trace: Trace, fn: Any, a: Any, dtype: Any, *, copy: bool = True) -> Any:
+def _astype(trace: Trace, fn: Any, a: Any, dtype: Any, copy: bool = True) -> Any:
     wanted = torch_dtype(trace, numpy().dtype(dtype))
     if a.fake.dtype.is_complex and not wanted.is_complex:
-        raise UnknownCall(trace.loc(), function="numpy.astype of complex numbers")
+        raise TypeError("of complex numbers")
     return Array(trace, trace.call(torch.Tensor.to, [a.fake, wanted], {"copy": copy}), a.is_scalar)
 
 
@@ -379,95 +349,61 @@ def from_tensor(trace: Trace, fake: Fake) -> Array:
     return Array(trace, fake)
 
 
-def _asarray(trace: Trace, fn: Any, a: Any, dtype: Any = None, *, copy: bool = False) -> Any:
+def _asarray(trace: Trace, fn: Any, a: Any, dtype: Any = None) -> Any:
     if isinstance(a, (list, tuple)):
-        raise TypeError("a list of arrays")
-    made = from_tensor(trace, a) if isinstance(a, Fake) else Array(trace, a.fake)
-    is_copy = copy or fn is numpy().array
-    if dtype is not None or is_copy:
-        return _astype(trace, fn, made, made.dtype if dtype is None else dtype, copy=is_copy)
-    return made if isinstance(a, Fake) or a.is_scalar else a
+        raise TypeError("of a list of arrays")
+    made = from_tensor(trace, a) if isinstance(a, Fake) else Array(trace, a.fake) if a.is_scalar else a
+    is_copy = fn is numpy().array
+    if dtype is None and not is_copy:
+        return made
+    return _astype(trace, fn, made, made.dtype if dtype is None else dtype, is_copy)
 
 
 def _where(trace: Trace, fn: Any, condition: Any, a: Any, b: Any) -> Any:
     made = ask(fn, [condition, a, b])
-    dtype = torch_dtype(trace, made.dtype)
-    dtypes = (torch.bool, dtype, dtype)
-    operands = [operand(trace, value, kind, True) for value, kind in zip((condition, a, b), dtypes)]
+    dtypes = (torch.bool, *[torch_dtype(trace, made.dtype)] * 2)
+    operands = [operand(trace, value, dtype, True) for value, dtype in zip((condition, a, b), dtypes)]
     return give(trace, trace.call(torch.where, operands, {}), made)
-
-
-def _clip(trace: Trace, fn: Any, a: Any, low: Any = None, high: Any = None) -> Any:
-    made = ask(fn, [a, low, high])
-    dtype = torch_dtype(trace, made.dtype)
-    low, high = (None if v is None else operand(trace, v, dtype, True) for v in (low, high))
-    return give(trace, trace.call(torch.clamp, [operand(trace, a, dtype), low, high], {}), made)
-
-
-def _filled(value: int) -> Rule:
-    def rule(trace: Trace, fn: Any, a: Any, dtype: Any = None) -> Any:
-        wanted = a.fake.dtype if dtype is None else torch_dtype(trace, numpy().dtype(dtype))
-        return Array(trace, trace.call(torch.full_like, [a.fake, value], {"dtype": wanted}))
-
-    return rule
-
-
-def _einsum(trace: Trace, fn: Any, text: str, *arrays: Any) -> Any:
-    made = ask(fn, [text, *arrays])
-    operands = [operand(trace, array, torch_dtype(trace, made.dtype)) for array in arrays]
-    return give(trace, trace.call(torch.einsum, [text, *operands], {}), made)
-
-
-def _norm(trace: Trace, fn: Any, a: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
-    return _reduction(torch.linalg.vector_norm)(trace, fn, a, axis, keepdims=keepdims)
 
 
 FLOATS_ONLY: Final = (torch.reciprocal, torch.floor_divide, torch.remainder, torch.pow)
 """Of integers NumPy raises, or gives something else, where torch does not."""
+STACKED: Final = (torch.vstack, torch.hstack)
 FROM_TENSOR: Final = ("asarray", "array")
 
 CALLS: Final[dict[str, Rule]] = {
-    **{name: _elementwise(getattr(torch, name)) for name in (
+    **{name: _rule(getattr(torch, name)) for name in (
         "sin", "cos", "tan", "sinh", "cosh", "tanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
         "sqrt", "square", "negative", "positive", "floor", "ceil", "trunc", "reciprocal", "maximum",
         "minimum", "fmax", "fmin", "hypot", "logaddexp", "arcsin", "arccos", "arctan", "arcsinh", "arccosh",
-        "arctanh", "arctan2", "absolute", "copysign",
+        "arctanh", "arctan2", "absolute", "abs", "copysign", "matmul",
     )},
-    "abs": _elementwise(torch.abs), "fabs": _elementwise(torch.abs), "rint": _elementwise(torch.round),
-    "conjugate": _elementwise(torch.conj_physical), "invert": _elementwise(torch.bitwise_not),
-    **{name: _elementwise(getattr(torch, name), takes_numbers=True) for name in (
-        "add", "subtract", "multiply", "divide", "bitwise_and", "bitwise_or", "bitwise_xor")},
-    "floor_divide": _elementwise(torch.floor_divide, takes_numbers=True),
-    "remainder": _elementwise(torch.remainder, takes_numbers=True),
-    "power": _elementwise(torch.pow, takes_numbers=True),
-    **{name: _elementwise(getattr(torch, name), is_test=True) for name in (
-        "isnan", "isinf", "isfinite", "signbit", "logical_not", "logical_and", "logical_or", "logical_xor")},
-    **{name: _elementwise(getattr(torch, name), is_test=True, takes_numbers=True) for name in (
-        "not_equal", "less", "less_equal", "greater", "greater_equal")},
-    "equal": _elementwise(torch.eq, is_test=True, takes_numbers=True),
-    **{name: _reduction(getattr(torch, name)) for name in ("sum", "mean", "std", "var", "amax", "amin")},
-    "max": _reduction(torch.amax), "min": _reduction(torch.amin),
-    "any": _reduction(torch.any), "all": _reduction(torch.all),
-    "prod": _reduction(torch.prod, one_dim=True), "norm": _norm,
-    "argmax": _reduction(torch.argmax, one_dim=True, keeps_dtype=True),
-    "argmin": _reduction(torch.argmin, one_dim=True, keeps_dtype=True),
-    "cumsum": _running(torch.cumsum), "cumprod": _running(torch.cumprod),
+    **{name: _rule(getattr(torch, name), numbers=True) for name in (
+        "add", "subtract", "multiply", "divide", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide",
+        "remainder", "einsum",
+    )},
+    **{name: _rule(getattr(torch, name), "common", True) for name in (
+        "isnan", "isinf", "isfinite", "signbit", "not_equal", "less", "less_equal", "greater",
+        "greater_equal",
+    )},
+    **{name: _rule(getattr(torch, name), "common") for name in (
+        "logical_not", "logical_and", "logical_or", "logical_xor")},
+    "equal": _rule(torch.eq, "common", True), "power": _rule(torch.pow, numbers=True),
+    "rint": _rule(torch.round), "invert": _rule(torch.bitwise_not), "clip": _rule(torch.clamp),
+    "dot": _rule(torch.matmul, most=2), "outer": _rule(torch.outer, most=1),
+    **{name: _along(getattr(torch, name)) for name in (
+        "sum", "mean", "std", "var", "amax", "amin", "any", "all")},
+    "max": _along(torch.amax), "min": _along(torch.amin), "norm": _along(torch.linalg.vector_norm),
+    **{name: _along(getattr(torch, name), over_many=False) for name in ("prod", "cumsum", "cumprod")},
+    **{name: _along(getattr(torch, name), "own", False) for name in ("argmax", "argmin")},
     "concatenate": _joined(torch.cat), "stack": _joined(torch.stack), "vstack": _joined(torch.vstack),
-    "hstack": _joined(torch.hstack),
-    "matmul": _product(torch.matmul, 64), "dot": _product(torch.matmul), "outer": _product(torch.outer, 1),
-    "einsum": _einsum, "where": _where, "clip": _clip, "astype": _astype,
+    "hstack": _joined(torch.hstack), "where": _where, "astype": _astype,
     **dict.fromkeys((*FROM_TENSOR, "asanyarray", "ascontiguousarray"), _asarray),
-    "zeros_like": _filled(0), "ones_like": _filled(1),
-    "reshape": _same(lambda trace, x, *shape: trace.call(torch.reshape, [x, _flat(shape)], {})),
-    "ravel": _same(lambda trace, x: trace.call(torch.reshape, [x, [-1]], {})),
-    "flatten": _same(lambda trace, x: trace.call(torch.reshape, [_copy(trace, x), [-1]], {})),
-    "copy": _same(_copy),
-    "transpose": _same(_transpose), "squeeze": _same(_squeeze),
-    "expand_dims": _same(lambda trace, x, axis: trace.call(torch.unsqueeze, [x, axis], {})),
-    "swapaxes": _same(lambda trace, x, a, b: trace.call(torch.swapaxes, [x, a, b], {})),
-    "moveaxis": _same(lambda trace, x, a, b: trace.call(torch.moveaxis, [x, a, b], {})),
-    "broadcast_to": _same(lambda trace, x, shape: trace.call(torch.broadcast_to, [x, list(shape)], {})),
-    "tile": _same(lambda trace, x, reps: trace.call(torch.tile, [x, _flat((reps,))], {})),
+    "zeros_like": _same(torch.zeros_like), "ones_like": _same(torch.ones_like), "copy": _same(torch.clone),
+    "reshape": _same(torch.reshape, unpacks=True), "transpose": _transpose, "ravel": _same(torch.ravel),
+    "squeeze": _same(torch.squeeze), "expand_dims": _same(torch.unsqueeze), "tile": _same(torch.tile),
+    "swapaxes": _same(torch.swapaxes), "moveaxis": _same(torch.moveaxis),
+    "broadcast_to": _same(torch.broadcast_to),
 }  # fmt: skip
 
 OPERATORS: Final = {
