@@ -233,6 +233,8 @@ def type_of_value(trace: Trace, value: Any) -> type:
     if isinstance(value, Fake):
         origin = trace.origins.get(id(value))
         return type(origin.original) if origin is not None else torch.Tensor
+    if isinstance(value, LateText):
+        return str
     if type(value).__module__.startswith("dovetail.capture"):
         return value.__class__  # type: ignore[no-any-return]
-    return str if isinstance(value, LateText) else NUMBERS.get(type(value), type(value))
+    return NUMBERS.get(type(value), type(value))

@@ -55,7 +55,7 @@ from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find
 from dovetail.util.torch_state import READERS
 
 OPERATIONS: Final = (
-    Arg, Cell, Global, Const, Attr, DictAttr, Item, DictKey, TypeOf, TensorOf, ClosureOf, Size, Stride,
+    Arg, Cell, Global, Const, Attr, DictAttr, Item, DictKey, TypeOf, ClosureOf, Size, Stride, TensorOf,
     Is, Equals, TypeIs, Length, DictKeys, Lacks, SameAs, TensorIs, ClassIs, State, Holds, Predicate,
 )  # fmt: skip
 """In the order of `enum Operation` in csrc/guards.h."""

@@ -18,7 +18,7 @@ from typing import Any
 from dovetail import _native
 from dovetail._native import Context, Entry, Guards
 
-ARG, EQUALS, TYPE_IS, PREDICATE = 0, 13, 14, 23
+ARG, EQUALS, TYPE_IS, PREDICATE = 0, 14, 15, 24
 
 
 def guards(*checks: tuple[int, int, object], names: str = "abcdefgh") -> Guards:
@@ -505,7 +505,7 @@ def test_cleared_while_the_compiler_is_asked() -> None:
 
 
 GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, TYPE_OF, CLOSURE_OF = 2, 3, 4, 5, 6, 8, 9
-LENGTH, LACKS, CLASS_IS = 15, 17, 20
+LENGTH, LACKS, CLASS_IS = 16, 18, 21
 
 
 def path_guards(check: int, value: object, *steps: tuple[int, Any], number: int = 0, fetch: Any = ()) -> Guards:
