@@ -45,6 +45,8 @@ class Seen:
     numbers: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Path to (identity of the object it was read from, value): another instance with other sizes is no
     change of size."""
+    forms: dict[str, set[object]] = field(default_factory=dict)
+    """Lengths of lists and keys of dicts."""
     dims: dict[str, Dims] = field(default_factory=dict)
     varying: set[str] = field(default_factory=set)
 

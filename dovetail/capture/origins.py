@@ -41,6 +41,7 @@ from uuid import UUID
 
 import torch
 
+from dovetail.capture.resume import is_resumed
 from dovetail.capture.trace import Appender, Origin, Outside, Trace, Unread
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
@@ -169,6 +170,8 @@ def wrap_list(trace: Trace, value: Any, source: Source) -> Any:
         trace.is_appending = False
         trace.guard(source, TypeIs(list))
         return leave_unread(trace, value, source)
+    if is_unsteady(trace, source, len(value)):
+        return leave_outside(trace, value, source)
     shadow = type(value)() if type(value) is not deque else deque(maxlen=value.maxlen)
     origin = _shadow(trace, value, shadow, source)
     trace.guard(source, Length(len(value)))
@@ -177,6 +180,20 @@ def wrap_list(trace: Trace, value: Any, source: Source) -> Any:
     shadow.extend([wrap(trace, item, Item(source, i, base)) for i, item in enumerate(items)])
     origin.before = list(shadow)
     return shadow
+
+
+def is_unsteady(trace: Trace, source: Source, form: Any) -> bool:
+    """A history, a buffer, a cache that is longer in each call: it was read here in many forms before."""
+    if trace.dynamic is None or trace.is_whole:
+        return False
+    forms = trace.dynamic.seen.forms.setdefault(source.text, set())
+    forms.add(form)
+    return len(forms) > (MOST_RESUMED if is_resumed(trace.frame.code) else MOST_FORMS)
+
+
+MOST_FORMS: Final = 4
+MOST_RESUMED: Final = 2
+"""What follows a break is compiled in pieces, each of which would meet all those forms again."""
 
 
 def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
@@ -207,7 +224,8 @@ def read_list(trace: Trace, unread: Unread) -> list[Any]:
     if unread.shadow is None:
         del trace.known[id(unread.original)]
         unread.shadow = wrap_list(trace, unread.original, unread.source)
-        unread.shadow.extend(unread.added)
+        if type(unread.shadow) is not Outside or unread.added:
+            unread.shadow.extend(unread.added)
     return unread.shadow
 
 
@@ -235,6 +253,8 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
     kind: Any = type(value)
     if id(value) in trace.proxied:
         raise UnsupportedValue(trace.loc(), type=kind.__name__, detail=f"{source} was read through a proxy")
+    if is_unsteady(trace, source, tuple(key if is_constant(key) else id(key) for key in value)):
+        return leave_outside(trace, value, source)
     if kind is defaultdict:
         shadow: Any = defaultdict(trace.callback(value.default_factory))
     else:
@@ -364,7 +384,7 @@ def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
     return value
 
 
-def wrap_iterator(trace: Trace, value: Any, source: Source) -> Any:
+def leave_outside(trace: Trace, value: Any, source: Source) -> Any:
     trace.guard(source, TypeIs(type(value)))
     stand_in = Outside(value, source)
     trace.origins[id(value)] = register(trace, value, stand_in, source)
@@ -450,7 +470,7 @@ BY_NAME: Final[dict[str, Wrapper]] = {}
 
 def _find_wrapper(kind: type) -> Wrapper:
     is_iterator = not isinstance(getattr(kind, "__next__", wrap), FunctionType)
-    found: Wrapper = wrap_value if is_value_type(kind) else wrap_iterator if is_iterator else wrap_instance
+    found: Wrapper = wrap_value if is_value_type(kind) else leave_outside if is_iterator else wrap_instance
     for base, wrapper in BY_BASE:
         if issubclass(kind, base):
             found = wrapper

@@ -68,6 +68,10 @@ def origin_of(code: Code) -> tuple[Code, int]:
     return (code, 0) if made is None else (decode(made.origin), made.prologue)
 
 
+def is_resumed(code: CodeType) -> bool:
+    return code in _by_code
+
+
 def growing_slots(code: CodeType) -> frozenset[int]:
     """Slots of a resume function that put a list on the stack to which a comprehension appends."""
     made = _by_code.get(code)

@@ -97,8 +97,8 @@ class Appender:
 
 
 class Outside:
-    """Stands in for an iterator of C's that existed before the frame. What it has given cannot be taken back,
-    so that stepping it is left to Python."""
+    """Stands in for an object that existed before the frame and is left to Python: an iterator of C, as what
+    it has given cannot be taken back; a list or a dict whose length keeps changing."""
 
     __slots__ = ("original", "source")
 
@@ -109,11 +109,15 @@ class Outside:
     def __class__(self) -> Any:  # isinstance() asks for it
         return type(self.original)
 
-    def __iter__(self) -> Outside:
-        return self
+    def __iter__(self) -> Any:
+        return self if hasattr(self.original, "__next__") else self.leave()
 
-    def __next__(self) -> Any:
-        raise UnsupportedValue(type=type(self.original).__name__, detail=f"iteration of {self.source}")
+    def leave(self, *_: Any) -> Any:
+        raise UnsupportedValue(type=type(self.original).__name__, detail=f"{self.source} is left to Python")
+
+    __next__ = __len__ = __bool__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = leave
+    __add__ = __radd__ = __iadd__ = __mul__ = __or__ = __ior__ = __str__ = __repr__ = __reversed__ = leave
+    extend = leave
 
 
 @dataclass(slots=True, eq=False)

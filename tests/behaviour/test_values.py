@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import io
 import itertools
 import types
@@ -158,3 +159,46 @@ VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]]
 def test_value(name: str) -> None:
     function, make, breaks = VALUES[name]
     check(function, make, breaks, recompiles=1)
+
+
+class Keeper(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.history: list[Any] = []
+        self.table: dict[str, Any] = {}
+        self.recent: collections.deque[Any] = collections.deque(maxlen=50)
+
+
+class KeepsList(Keeper):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.history.append((y.detach(), len(self.history)))
+        return y + torch.stack([entry for entry, _ in self.history[-3:]]).mean()
+
+
+class KeepsDict(Keeper):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.table[f"step{len(self.table)}"] = y.detach()
+        return y * len(self.table)
+
+
+class KeepsDeque(Keeper):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.recent.append(y.detach().sum())
+        return y + sum(self.recent) / len(self.recent)
+
+
+@pytest.mark.parametrize("kind", [KeepsList, KeepsDict, KeepsDeque])
+def test_what_grows_with_each_call_is_left_to_python(kind: type[Keeper]) -> None:
+    dovetail.reset()
+    torch.manual_seed(0)
+    model = kind()
+    compiled, counts = dovetail.compile(copy.deepcopy(model), backend="eager"), []
+    for i in range(24):
+        x = torch.full((2, 4), float(i))
+        torch.testing.assert_close(compiled(x), model(x))
+        counts.append(dovetail.stats()["recompiles"])
+    assert counts[-1] == counts[12]
