@@ -463,3 +463,19 @@ def _from_array(function: Any) -> Special:
 
 for _maker in (torch.from_numpy, torch.tensor, torch.as_tensor, torch.asarray):
     on(_maker)(_from_array(_maker))
+
+
+def _typed(kind: Any) -> Special:
+    """torch.LongTensor([1, 2])"""
+
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) != 1 or kwargs or not isinstance(args[0], (list, tuple)):
+            raise UnknownCall(trace.loc(), function=f"torch.{kind.__name__}")
+        dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
+        return call_torch(trace, torch.tensor, args, {"dtype": dtype})
+
+    return rule
+
+
+for _kind in ("", "Long", "Int", "Short", "Byte", "Bool", "Float", "Double", "Half", "BFloat16"):
+    on(getattr(torch, f"{_kind}Tensor"))(_typed(getattr(torch, f"{_kind}Tensor")))

@@ -65,11 +65,7 @@ def is_torch_call(fn: Any) -> bool:
             found = _marked[code] = fn.__module__ in OP_MODULES and not MARKS.isdisjoint(code.co_names)
         return found
     if kind is BuiltinFunctionType:
-        module = fn.__module__ or ""
-        owner = fn.__self__
-        return module.startswith("torch") or (
-            owner is not None and type(owner).__module__.startswith("torch._C")
-        )
+        return (fn.__module__ or "").startswith("torch")
     return isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or (
         kind is MethodDescriptorType
         and issubclass(torch.Tensor, fn.__objclass__)

@@ -141,6 +141,19 @@ def dict_and_view(is_first: bool) -> tuple[Any, ...]:
     return (made, made.keys()) if is_first else (made.keys(), made)
 
 
+GENERATOR = torch.Generator()
+
+
+def draw(x: Any) -> Any:
+    GENERATOR.manual_seed(5)
+    return x + torch.rand(2, generator=GENERATOR)
+
+
+def draw_from_own(x: Any) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    return x + torch.rand(2, generator=generator)
+
+
 VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]] = {
     "iterator of a class": (use_loop, lambda: (Countdown(3), X), 9),
     "next twice": (use_iterator_twice, lambda: ([1, 2, 3, 4], X), 4),
@@ -151,6 +164,10 @@ VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]]
     "values": (lambda m, x: [x * v for v in m], lambda: (collections.OrderedDict(a=X).values(), X), 0),
     "dict then its view": (change_through_view, lambda: (*dict_and_view(True), X), 1),
     "view then its dict": (lambda k, d, x: change_through_view(d, k, x), lambda: (*dict_and_view(False), X), 9),
+    "typed tensors": (lambda x: (x, torch.LongTensor([1, 2]), torch.Tensor([1, 2])), lambda: (X,), 0),
+    "generator": (draw, lambda: (X,), 2),
+    "generator of its own": (draw_from_own, lambda: (X,), 4),
+    "generator as an argument": (lambda g, x: torch.rand(2, generator=g) + x, lambda: (torch.Generator().manual_seed(1), X), 1),
     "proxy of a field": (change_through_proxy, lambda: (Registry(), X), 2),
 }
 
