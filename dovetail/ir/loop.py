@@ -17,7 +17,7 @@ results and as targets of `cast`, so a cast down and up again is where eager wou
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
@@ -31,18 +31,17 @@ from dovetail.util.loc import Loc
 class Scalar:
     """One interned value of a loop body."""
 
-    __slots__ = ("op", "args", "dtype", "serial", "__weakref__")
+    __slots__ = ("op", "args", "dtype", "serial", "operands", "below", "__weakref__")
     op: str
     args: tuple[object, ...]
     dtype: DType
     serial: int
+    operands: tuple[Scalar, ...]
+    below: tuple[Scalar, ...] | None
+    """All scalars that this one is made of, once somebody has asked: see iter_scalars."""
 
     def __repr__(self) -> str:
         return show_scalar(self)
-
-    @property
-    def operands(self) -> tuple[Scalar, ...]:
-        return tuple(arg for arg in self.args if isinstance(arg, Scalar))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (scalar, (self.op, self.args, self.dtype))
@@ -59,7 +58,8 @@ def scalar(op: str, args: tuple[object, ...], dtype: DType) -> Scalar:
     found = _interned.get(key)
     if found is None:
         found = object.__new__(Scalar)
-        found.op, found.args, found.dtype = op, args, dtype
+        found.op, found.args, found.dtype, found.below = op, args, dtype, None
+        found.operands = tuple(arg for arg in args if isinstance(arg, Scalar))
         found.serial = _serial = _serial + 1
         _interned[key] = found
     return found
@@ -314,20 +314,24 @@ def loads_of(nest: Nest) -> Iterator[tuple[str, Expr | None]]:
             yield node.args[0], None  # type: ignore[misc]
 
 
-def iter_scalars(*roots: Scalar) -> Iterator[Scalar]:
+def iter_scalars(*roots: Scalar) -> Iterable[Scalar]:
     """Every scalar below and including the roots, operands first, each once."""
-    seen: set[Scalar] = set()
-    stack = [(root, False) for root in reversed(roots)]
-    while stack:
-        node, expanded = stack.pop()
-        if node in seen:
-            continue
-        if expanded:
-            seen.add(node)
-            yield node
-        else:
-            stack.append((node, True))
-            stack.extend((x, False) for x in reversed(node.operands))
+    found = [node for root in roots for node in (*_below(root), root)]
+    return found if len(roots) == 1 else dict.fromkeys(found)
+
+
+def _below(root: Scalar) -> tuple[Scalar, ...]:
+    if root.below is None:
+        done: dict[Scalar, None] = {}
+        stack = list(reversed(root.operands))
+        while stack:
+            node = stack[-1]
+            if waiting := [x for x in node.operands if x not in done]:
+                stack += reversed(waiting)
+                continue
+            done[stack.pop()] = None
+        root.below = tuple(done)
+    return root.below
 
 
 def moved_write(write: Write, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar]) -> Write:
