@@ -38,7 +38,7 @@ FATES: Final[dict[str, str]] = {
 """Ops that the schema alone does not describe."""
 
 PROBED: Final = frozenset({
-    "aten._embedding_bag.default", "aten._embedding_bag_forward_only.default",
+    "aten._embedding_bag.default", "aten._embedding_bag_forward_only.default", "aten.isin.Tensor_Tensor",
     "aten._fft_c2r.default", "aten._fft_r2c.default", "aten._linalg_svd.default",
     "aten.linalg_eig.default", "aten.max_unpool2d.default", "aten.max_unpool3d.default", "aten.geqrf.default",
     "aten.histogram.bin_ct", "aten._histogramdd_bin_edges.default", "aten._histogramdd_from_bin_cts.default",

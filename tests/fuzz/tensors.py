@@ -27,7 +27,7 @@ UNARY: Final = (
     "{a}.float().frac()", "F.relu6({a})", "F.threshold({a}, {k}, 0.5)", "{a}.float().sinh().clamp(-5, 5)", "torch.special.expit({a})",
     "{a}.float().log1p().nan_to_num(0)", "F.hardsigmoid({a}.float())", "F.softsign({a})", "F.logsigmoid({a}.float())", "F.celu({a}.float())",
     "F.prelu({a}.float(), torch.tensor(0.3))", "{a}.isnan() | ({a} > 1)", "torch.signbit({a})", "{a}.float().tan().clamp(-2, 2)", "{a} ** 3",
-    "({a}.abs() + 1) ** -1.0", "2 ** {a}.clamp(-3, 3).contiguous()", "{a}.float().round(decimals=1)", "{a}.clamp(min={j})", "{a} * n", "{a} + n // 2", "{a}.float() / n",
+    "({a}.abs() + 1) ** -1.0", "2 ** {a}.clamp(-3, 3)", "{a}.float().round(decimals=1)", "{a}.clamp(min={j})", "{a} * n", "{a} + n // 2", "{a}.float() / n",
     "{a}.deg2rad()", "torch.exp2({a}.clamp(-3, 3))", "{a}.float().asinh()", "{a}.sgn()", "torch.sinc({a}.float())", "{a}.clamp_max(1)",
 )
 BINARY: Final = (

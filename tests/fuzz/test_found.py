@@ -177,6 +177,11 @@ def a_gradient_that_depends_on_nothing(x: torch.Tensor) -> torch.Tensor:
     return x.round()
 
 
+@found(lambda: [torch.randn(3, 4, 2).transpose(0, 2)])
+def which_elements_are_in_a_permuted_tensor(x: torch.Tensor) -> torch.Tensor:
+    return torch.isin(x.int(), x.int())
+
+
 class Loose:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
