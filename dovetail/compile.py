@@ -40,7 +40,7 @@ from dovetail.errors import (
 )
 from dovetail.events import EVENTS
 from dovetail.ir.capture import Capture, GraphInput
-from dovetail.ir.graph import Graph
+from dovetail.ir.graph import Graph, Known
 from dovetail.ir.source import DictAttr
 from dovetail.ir.types import TensorType
 from dovetail.options import Options
@@ -107,39 +107,41 @@ def trace_joint(module: GraphModule, examples: Sequence[Any]) -> aot.Joint:
     return replace(joint, eager=functools.partial(_native.without, module))
 
 
-def compile_graph(module: GraphModule, examples: Sequence[Any], options: Options) -> Callable[..., Any]:
+def compile_graph(
+    module: GraphModule, examples: Sequence[Any], options: Options, known: tuple[Known, ...] = ()
+) -> Callable[..., Any]:
     """Dovetail's own backend. Backward is built when it is first needed."""
     unit = f"graph_{next(_numbers)}"
     joint: Any = run_stage(unit, "10.joint", lambda: trace_joint(module, examples))
-    joint = replace(joint, again=functools.partial(compile_again, options=options))
+    joint = replace(joint, again=functools.partial(compile_again, options=options), known=known)
     frozen = freeze(unit, joint, module.meta.get("steady", ()), options)
     stages: list[Stage] = [("20.prims", ops.decompose), ("30.passes", passes.optimize)]
     if joint.signature.tangents:
         stages.insert(0, ("15.layout", passes.channels_last_in_training))
+    stages += [("35.reuse", functools.partial(passes.reuse, known=other)) for other in known]
     graph: Any = run_stages(unit, stages, joint.graph if frozen is None else frozen.main)
     if frozen is not None:
         return aot.bind(*assemble(unit, graph, frozen, joint, options), joint)
     budget = options.activation_memory_budget
     parts: Any = run_stage(unit, "40.partition", lambda: aot.partition(graph, joint.signature, budget))
-    updates = () if joint.signature.tangents else joint.signature.updates
+    saved = [entry.index for entry in parts.saved if entry.source == "output"]
+    updates = tuple(update for update in joint.updates if update[0] not in saved)
     first = replace(parts.forward, name=f"{unit}_forward", updates=updates)
     forward = record(first, options, parts.signature.saved)
-    if parts.backward is None:
-        return aot.bind(forward, None, parts, joint)
 
     def later(graph: Graph) -> _Later:
         return _Later(replace(graph, name=f"{unit}_backward"), options)
 
-    return aot.bind(forward, later(parts.backward), parts, joint, later)
+    return aot.bind(forward, later, parts, joint)
 
 
 def compile_again(
-    module: GraphModule, examples: Sequence[Any], options: Options
+    module: GraphModule, examples: Sequence[Any], known: tuple[Known, ...], options: Options
 ) -> Callable[..., Any] | None:
     """A program that a compiled one asks for at run time: its gradient, to be differentiated. None where
     it cannot be compiled, which is said."""
     try:
-        return _native.without(compile_graph, module, examples, options)  # type: ignore[no-any-return]
+        return _native.without(compile_graph, module, examples, options, known)  # type: ignore[no-any-return]
     except Exception as error:
         if not options.fallback_to_eager and not isinstance(error, Break):
             raise
@@ -244,8 +246,7 @@ def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable
     def interpret(graph: Graph) -> Callable[..., Any]:
         return lambda *inputs: aot.run_graph(graph, inputs)
 
-    backward = None if parts.backward is None else interpret(parts.backward)
-    return aot.bind(interpret(parts.forward), backward, parts, joint, interpret)
+    return aot.bind(interpret(parts.forward), interpret, parts, joint)
 
 
 def choose_backend(backend: str | Backend, options: Options) -> Backend:

@@ -6,22 +6,21 @@ What eager would have done around the arithmetic is one generated function: upda
 back, views of inputs are made as real views, gradients pass through one autograd.Function:
 
     def call(x, weight, mean):
-        mean_new, y = apply(x, weight, mean)
-        mean.copy_(mean_new)
+        y, = apply(x, weight, mean)
         return [y, aten_t_default(y)]
 
-    def forward(ctx, x, weight, mean):                     def backward(ctx, _, tangent_1):
-        mean_new, y, mm = run_forward(x, weight, mean)         if is_grad_enabled(): return differentiate(...)
-        ctx.save_for_backward(x, weight, mm)                   x, weight, mm = ctx.saved_tensors
-        ctx.mark_non_differentiable(mean_new)                  g0, g1 = consume_backward([x, weight, mm, …])
-        return mean_new, y                                     return g0, g1, None
+    def forward(ctx, x, weight, mean):                     def backward(ctx, tangent_1):
+        mean_new, y, mm = run_forward(x, weight, mean)         if is_grad_enabled(): return differentiate(…)
+        write_back((mean,), (mean_new,))                       x, weight, mm = ctx.saved_tensors
+        ctx.save_for_backward(x, weight, mm)                   g0, g1 = backward_for(…)([x, weight, mm, …])
+        return y,                                              return g0, g1, None
 """
 from __future__ import annotations
 
 import itertools
 import linecache
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -29,14 +28,14 @@ import torch
 from torch.autograd import Function
 
 from dovetail.aot.cost import class_of
-from dovetail.aot.double import Eager, differentiate, eager_results
+from dovetail.aot.double import MOST_COMPILED, Eager, differentiate, eager_results, lack_memory
 from dovetail.aot.joint import Joint
-from dovetail.aot.missing import drop_tangents
-from dovetail.aot.partition import Partition, Saved
+from dovetail.aot.missing import narrowed
+from dovetail.aot.partition import Partition
 from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, symbols
-from dovetail.ir.graph import Graph, Node
-from dovetail.ir.signature import OutputIs, ValueRef, ViewStep
+from dovetail.ir.graph import Arg, Graph, Node
+from dovetail.ir.signature import Mutation, OutputIs, ValueRef, ViewStep
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
 from dovetail.util.writer import Writer
 
@@ -67,21 +66,16 @@ class Bound:
 
 
 def bind(
-    forward: Executable,
-    backward: Executable | None,
-    partition: Partition,
-    joint: Joint,
-    build: Callable[[Graph], Executable] | None = None,
+    forward: Executable, build: Callable[[Graph], Executable] | None, partition: Partition, joint: Joint
 ) -> Bound:
-    """`build` makes an executable of another backward, for calls of which some outputs are not used."""
+    """`build` makes an executable of backward, for each set of outputs that are used."""
     emitter = _Emitter(partition, joint)
     emitter.scope["run_forward"] = forward
     is_tied = bool(partition.signature.tangents)
-    if backward is None:
+    if build is None or partition.backward is None:
         emitter.emit_flat() if is_tied else emitter.emit_inference()
     else:
-        emitter.scope["consume_backward"] = _consumer(backward)
-        emitter.scope["backward_without"] = _Variants(emitter, build)
+        emitter.scope["backward_for"] = _Backwards(partition.backward, emitter.tangent_nodes(), build)
         emitter.emit_training()
     text = emitter.w.text
     filename = f"<dovetail bind {next(_numbers)}>"
@@ -89,7 +83,7 @@ def bind(
     exec(compile(text, filename, "exec"), emitter.scope)
     if is_tied:
         emitter.scope["apply"] = _make_function(emitter.scope)
-    is_pure = backward is None and not is_tied and not partition.signature.mutations
+    is_pure = not is_tied and not partition.signature.mutations
     return Bound(emitter.scope["call"], text, is_pure)
 
 
@@ -120,10 +114,14 @@ def shares_memory(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor
     return any(tensor.untyped_storage()._cdata in taken for tensor in others)
 
 
-def count_write(tensor: torch.Tensor) -> None:
-    """A program wrote to the tensor's memory: its version says so, as after an in-place op."""
-    if not tensor.is_inference():
-        torch._C._increment_version((tensor,))  # type: ignore[arg-type]
+def write_back(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """The targets get new values. An executable may have written in place: then their versions say so."""
+    places = [i for i, (target, value) in enumerate(zip(targets, values)) if value is not target]
+    if places:
+        torch._foreach_copy_([targets[i] for i in places], [values[i] for i in places])
+    if len(places) < len(targets):
+        written = [t for t, value in zip(targets, values) if value is t and not t.is_inference()]
+        torch._C._increment_version(written)  # type: ignore[arg-type]
 
 
 class _Emitter:
@@ -136,6 +134,8 @@ class _Emitter:
         self.inputs = _names(graph.inputs[: self.signature.inputs])
         self.input_nodes = graph.inputs[: self.signature.inputs]
         self.results = [f"v{i}" for i in range(len(graph.outputs))]
+        self.unseen = frozenset(output for output, _ in joint.updates)
+        """Results that are written back in forward, where autograd does not see them."""
         self.scope: dict[str, Any] = {
             "torch": torch,
             "set_grad_enabled": torch._C._set_grad_enabled,
@@ -143,7 +143,7 @@ class _Emitter:
             "restride": restride,
             "keeps_graph": _keeps_graph,
             "shares_memory": shares_memory,
-            "count_write": count_write,
+            "write_back": write_back,
             "run_eager": joint.eager,
             "eager_results": eager_results,
             **{f"constant_{i}": value for i, value in enumerate(joint.constants)},
@@ -152,8 +152,9 @@ class _Emitter:
     # -- pieces
 
     @property
-    def values(self) -> list[str]:
-        return self.results[: self.signature.values]
+    def passed(self) -> list[str]:
+        """The values that go through autograd."""
+        return [self.results[i] for i in range(self.signature.values) if i not in self.unseen]
 
     def given(self) -> str:
         return ", ".join([*self.inputs, *self.constants()])
@@ -198,24 +199,25 @@ class _Emitter:
                         wanted.discard(expr.name)
                         self.w(f"{expr.name} = {name}.{kind}({dim})")
 
-    def emit_write_back(self) -> None:
-        for mutation in self.signature.mutations:
+    def emit_write_back(self, mutations: list[Mutation]) -> None:
+        whole = [m for m in mutations if not m.steps and m.output >= 0 and m.under_no_grad]
+        if whole:
+            targets, values = [self.inputs[m.input] for m in whole], [self.results[m.output] for m in whole]
+            self.emit_write(whole, f"write_back({_tuple(targets)}, {_tuple(values)})")
+        for mutation in mutations:
+            if mutation in whole:
+                continue
             target = self.inputs[mutation.input]
             for step in mutation.steps:
                 target = self.view(target, step)
-            value = self.results[mutation.output]
-            text = f"{target}.copy_({value})"
-            if not mutation.steps:  # an executable may write in place
-                text = f"count_write({target}) if {value} is {target} else {text}"
-            if mutation.output < 0:
-                text = (
-                    f"{self.operator(mutation.op)}({', '.join([target, *map(self.literal, mutation.args)])})"
-                )
-            if mutation.under_no_grad and self.joint.has_grad[mutation.input]:
-                with self.without_grad():
-                    self.w(text)
-            else:
-                self.w(text)
+            given = [self.literal(arg) for arg in mutation.args or (ValueRef("output", mutation.output),)]
+            self.emit_write([mutation], f"{self.operator(mutation.op)}({', '.join([target, *given])})")
+
+    def emit_write(self, mutations: list[Mutation], text: str) -> None:
+        """Unseen by autograd where it would look."""
+        is_hidden = any(m.under_no_grad and self.joint.has_grad[m.input] for m in mutations)
+        with self.without_grad() if is_hidden else nullcontext():
+            self.w(text)
 
     def emit_checks(self) -> None:
         """Inputs that alias otherwise than while tracing: this call runs the captured program in eager."""
@@ -298,7 +300,7 @@ class _Emitter:
                     self.emit_run(target, "run_forward", self.given())
             else:
                 self.emit_run(target, "run_forward", self.given())
-            self.emit_write_back()
+            self.emit_write_back(list(self.signature.mutations))
             self.emit_return()
 
     # -- with gradients
@@ -313,8 +315,8 @@ class _Emitter:
         with self.w.block(f"def call({', '.join(self.inputs)}):"):
             self.emit_checks()
             self.emit_sizes(self.output_exprs())
-            self.w(f"{_targets(self.values)} = apply({', '.join(self.inputs)})")
-            self.emit_write_back()
+            self.w(f"{_targets(self.passed)} = apply({', '.join(self.inputs)})")
+            self.emit_write_back([m for m in self.signature.mutations if m.output not in self.unseen])
             self.emit_return()
         self.w()
 
@@ -322,11 +324,15 @@ class _Emitter:
         """Outputs that require a gradient, and no input that gets one: a norm that counts, say."""
         self.emit_applied()
         with self.w.block(f"def forward(ctx, {', '.join(self.inputs)}):"):
-            self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
+            self.emit_forward_run()
             self.emit_marks()
         self.w()
         with self.w.block("def backward(ctx, *tangents):"):
             self.w(f"return {_tuple(['None'] * len(self.inputs))}")
+
+    def emit_forward_run(self) -> None:
+        self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
+        self.emit_write_back([m for m in self.signature.mutations if m.output in self.unseen])
 
     def emit_forward(self) -> None:
         partition = self.partition
@@ -335,10 +341,10 @@ class _Emitter:
                 self.w("ctx.random = eager.random_state()")
             else:
                 self.w("ctx.random = None")
-            self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
-            kept = [self.saved_name(s.source, s.index) for _, s in self.kept_tensors()]
+            self.emit_forward_run()
+            kept = [self.saved_name(s.source, s.index) for _, s in partition.kept(TensorType)]
             self.w(f"ctx.save_for_backward({', '.join(kept)})")
-            numbers = [self.saved_name(s.source, s.index) for _, s in self.kept_numbers()]
+            numbers = [self.saved_name(s.source, s.index) for _, s in partition.kept(ScalarType)]
             if numbers:
                 self.w(f"ctx.numbers = {_tuple(numbers)}")
             sizes = self.symbols_of_backward()
@@ -351,11 +357,11 @@ class _Emitter:
 
     def emit_marks(self) -> None:
         tied = set(self.signature.tangents)
-        flat = [self.results[i] for i in range(self.signature.values) if i not in tied]
+        flat = [self.results[i] for i in range(self.signature.values) if i not in tied | self.unseen]
         if flat:
             self.w(f"ctx.mark_non_differentiable({', '.join(flat)})")
         self.w("ctx.set_materialize_grads(False)")
-        self.w(f"return {_tuple(self.values)}")
+        self.w(f"return {_tuple(self.passed)}")
 
     def version(self, position: int) -> str:
         """The input's version, which double backward compares; 0 for inputs that are no tensors."""
@@ -363,17 +369,6 @@ class _Emitter:
 
     def is_tensor(self, position: int) -> bool:
         return isinstance(self.input_nodes[position].type, TensorType)
-
-    def kept_tensors(self) -> list[tuple[int, Saved]]:
-        return [(i, s) for i, s in enumerate(self.partition.saved) if self.is_kept(i, s, TensorType)]
-
-    def kept_numbers(self) -> list[tuple[int, Saved]]:
-        """Run-time numbers among the inputs; autograd keeps tensors only."""
-        return [(i, s) for i, s in enumerate(self.partition.saved) if self.is_kept(i, s, ScalarType)]
-
-    def is_kept(self, position: int, saved: Saved, kind: type) -> bool:
-        assert self.partition.backward is not None
-        return saved.source != "symbol" and isinstance(self.partition.backward.inputs[position].type, kind)
 
     def saved_name(self, source: str, index: int) -> str:
         if source == "output":
@@ -397,54 +392,30 @@ class _Emitter:
         partition, backward = self.partition, self.partition.backward
         assert backward is not None
         tangents = {position: f"tangent_{position}" for position in self.signature.tangents}
-        params = [tangents.get(i, f"unused_{i}") for i in range(self.signature.values)]
+        passed = [i for i in range(self.signature.values) if i not in self.unseen]
+        params = [tangents.get(i, f"unused_{i}") for i in passed]
         self.scope["eager"] = Eager(self.joint, partition)
-        self.scope["differentiate"] = differentiate
+        self.scope.update(differentiate=differentiate, lack_memory=lack_memory)
         with self.w.block(f"def backward(ctx, {', '.join(params)}):"):
             with self.w.block(f"if {' and '.join(f'{name} is None' for name in tangents.values())}:"):
                 self.w(f"return {_tuple(['None'] * self.signature.inputs)}")
-            with self.w.block("if is_grad_enabled():"):
+            with self.w.block(f"if is_grad_enabled() or lack_memory({', '.join(tangents.values())}):"):
                 self.w(f"return differentiate(eager, ctx, {_tuple(tangents.values())})")
-            if kept := [f"saved_{i}" for i, _ in self.kept_tensors()]:
+            if kept := [f"saved_{i}" for i, _ in partition.kept(TensorType)]:
                 self.w(f"{_targets(kept)} = ctx.saved_tensors")
-            if numbers := [f"saved_{i}" for i, _ in self.kept_numbers()]:
+            if numbers := [f"saved_{i}" for i, _ in partition.kept(ScalarType)]:
                 self.w(f"{_targets(numbers)} = ctx.numbers")
             sizes = self.symbols_of_backward()
             if sizes:
                 self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
             used = [tangents[position] for position in partition.tangents]
-            present = self.emit_present(backward, used)
-            self.emit_choice(used)
+            self.w(f"missing = {_tuple(f'{name} is None' for name in used)}")
+            unwanted = "eager.unwanted(ctx)" if self.scope["eager"].may_skip else "()"
+            self.w(f"consume = backward_for(missing, {unwanted})")
             for node, name in zip(self.tangent_nodes(), used):
                 self.emit_tangent(name, node.tensor)
             given = [f"saved_{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
-            self.emit_grads(backward, [*given, *used], present)
-
-    def emit_present(self, backward: Graph, used: list[str]) -> dict[int, str]:
-        """Position of a gradient -> the name that says whether it has any: one of unused outputs has none."""
-        with self.w.block(f"if {' and '.join(f'{name} is None' for name in used) or False}:"):
-            self.w(f"return {_tuple(['None'] * self.signature.inputs)}")
-        names: dict[frozenset[str], str] = {}
-        present = {}
-        for position, needed in enumerate(_needed(backward, dict(zip(self.tangent_nodes(), used)))):
-            if needed and len(needed) < len(used):
-                if needed not in names:
-                    names[needed] = f"present_{len(names)}"
-                    there = " or ".join(f"{name} is not None" for name in used if name in needed)
-                    self.w(f"{names[needed]} = {there}")
-                present[position] = names[needed]
-        return present
-
-    def emit_choice(self, used: list[str]) -> None:
-        """The backward for the tangents that are there."""
-        if len(used) < 2:
-            self.w("consume = consume_backward")
-            return
-        with self.w.block(f"if {' or '.join(f'{name} is None' for name in used)}:"):
-            flags = _tuple(f"{name} is None" for name in used)
-            self.w(f"consume = backward_without({flags})")
-        with self.w.block("else:"):
-            self.w("consume = consume_backward")
+            self.emit_grads(backward, [*given, *used])
 
     def emit_tangent(self, name: str, kind: TensorType) -> None:
         """A missing tangent is zeros; one with other strides is laid out anew."""
@@ -455,15 +426,13 @@ class _Emitter:
         with self.w.block(f"elif {name}.stride() != {stride}:"):
             self.w(f"{name} = restride({name}, {stride})")
 
-    def emit_grads(self, backward: Graph, given: list[str], present: dict[int, str]) -> None:
+    def emit_grads(self, backward: Graph, given: list[str]) -> None:
         """Gradients that are inputs of backward pass through; each other is computed once. Whoever runs
         backward gets the only references to the saved tensors, unless the graph is retained."""
         passed = dict(zip(backward.inputs, given))
-        targets = {
-            output: passed.get(output, f"g{i}")
-            for i, output in enumerate(backward.outputs)
-            if isinstance(output, Node)
-        }
+        targets: dict[Arg, str] = {}
+        for i, output in enumerate(backward.outputs):
+            targets.setdefault(output, passed.get(output, f"g{i}"))  # type: ignore[arg-type]
         self.w(f"given = [{', '.join(given)}]")
         kept = {passed[output] for output in targets if output in passed}
         if gone := [name for name in dict.fromkeys(given) if name.startswith("saved_") and name not in kept]:
@@ -476,19 +445,10 @@ class _Emitter:
         at = {i: position for position, i in enumerate(self.signature.grad_inputs)}
         grads = ["None"] * self.signature.inputs
         for i, position in at.items():
-            grads[i] = targets[backward.outputs[position]]  # type: ignore[index]
-            if position in present:
-                grads[i] += f" if {present[position]} else None"
+            grads[i] = targets[backward.outputs[position]]
+            if grads[i] in given[len(self.partition.saved) :]:
+                grads[i] += f" if not missing[{given.index(grads[i]) - len(self.partition.saved)}] else None"
         self.w(f"return {_tuple(grads)}")
-
-
-def _needed(backward: Graph, tangents: dict[Node, str]) -> list[frozenset[str]]:
-    """For each gradient, the tangents it is computed from."""
-    reached: dict[Node, frozenset[str]] = {node: frozenset((name,)) for node, name in tangents.items()}
-    nothing: frozenset[str] = frozenset()
-    for node in backward.nodes:
-        reached[node] = nothing.union(*(reached.get(source, nothing) for source in node.operands))
-    return [reached.get(o, nothing) if isinstance(o, Node) else nothing for o in backward.outputs]
 
 
 def _consumer(executable: Executable) -> Callable[[list[Any]], Sequence[Any]]:
@@ -497,25 +457,27 @@ def _consumer(executable: Executable) -> Callable[[list[Any]], Sequence[Any]]:
     return consume if consume is not None else lambda given: executable(*given)
 
 
-class _Variants:
-    """The backward graphs for missing tangents, by which are missing; each is built when first needed."""
+class _Backwards:
+    """Backward without missing tangents and unwanted gradients, by which they are; built when needed."""
 
-    def __init__(self, emitter: _Emitter, build: Callable[[Graph], Executable] | None) -> None:
-        self.emitter, self.build = emitter, build
-        self.made: dict[tuple[bool, ...], Callable[[list[Any]], Sequence[Any]]] = {}
+    def __init__(
+        self, graph: Graph, tangents: tuple[Node, ...], build: Callable[[Graph], Executable]
+    ) -> None:
+        self.graph, self.tangents, self.build = graph, tangents, build
+        self.made: dict[object, Callable[[list[Any]], Sequence[Any]]] = {}
 
-    def __call__(self, flags: tuple[bool, ...]) -> Callable[[list[Any]], Sequence[Any]]:
-        found = self.made.get(flags)
+    def __call__(
+        self, missing: tuple[bool, ...], unwanted: tuple[int, ...]
+    ) -> Callable[[list[Any]], Sequence[Any]]:
+        found = self.made.get((missing, unwanted))
+        if found is None and unwanted and len(self.made) >= MOST_COMPILED:
+            return self(missing, ())
         if found is None:
-            found = self.made[flags] = self.make(flags)
+            wanted = {output for i, output in enumerate(self.graph.outputs) if i not in unwanted}
+            gone = [node for node, is_missing in zip(self.tangents, missing) if is_missing]
+            graph = narrowed(self.graph, self.tangents, gone, wanted)
+            found = self.made[missing, unwanted] = _consumer(self.build(graph))
         return found
-
-    def make(self, flags: tuple[bool, ...]) -> Callable[[list[Any]], Sequence[Any]]:
-        backward, tangents = self.emitter.partition.backward, self.emitter.tangent_nodes()
-        if self.build is None or backward is None:
-            return self.emitter.scope["consume_backward"]  # type: ignore[no-any-return]
-        missing = [node for node, is_missing in zip(tangents, flags) if is_missing]
-        return _consumer(self.build(drop_tangents(backward, tangents, missing)))
 
 
 def _as_strided(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:

@@ -7,12 +7,13 @@
 
 It is built when first asked for, once per geometry of inputs and tangents, up to a few; beyond them, or
 where it cannot be compiled, PyTorch runs and differentiates the captured program. Both recompute
-forward, with the same random numbers.
+forward, with the same random numbers; the compiled one only what backward does not find saved.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -22,7 +23,8 @@ from torch.fx import GraphModule
 from dovetail.aot.joint import Joint
 from dovetail.aot.partition import Partition
 from dovetail.errors import UnsupportedMutation
-from dovetail.ir.graph import nodes_in
+from dovetail.ir.graph import Known, Node, nodes_in
+from dovetail.ir.types import TensorType
 
 MOST_COMPILED: Final = 4
 """Geometries for which the gradient's program is compiled."""
@@ -42,58 +44,102 @@ class Eager:
         self.mutated = frozenset(m.input for m in signature.mutations)
         self.compiled: dict[object, Callable[..., Any] | None] = {}
         """Gradient programs by geometry; None where compiling failed."""
+        self.asked = sorted(enumerate(signature.grad_inputs), key=lambda entry: entry[1] in joint.loose)
+        """Gradients and their inputs, parameters first."""
+        self.may_skip = any(i in joint.loose for i in signature.grad_inputs)
+        """Somebody may ask for the gradients of arguments only."""
+        self.given = partition.forward.inputs[: signature.inputs]
+        saved = [s.index if s.source == "output" else None for _, s in partition.kept(TensorType)]
+        self.saved = [i if i is None else partition.forward.outputs[i] for i in saved]
+        """For each tensor that autograd keeps, the node of forward that made it; None for inputs."""
         self.has_cuda = any(c.is_cuda for c in joint.constants) or torch.cuda.is_available()
 
     def random_state(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         return torch.get_rng_state(), torch.cuda.get_rng_state_all() if self.has_cuda else []
 
-    def gradients(self, inputs: Sequence[Any], tangents: Sequence[Any], random: Any) -> Sequence[Any]:
-        """Of the inputs that get one, in order; differentiable."""
-        with ExitStack() as stack:
-            if random is not None:
-                stack.enter_context(torch.random.fork_rng(range(len(random[1])), enabled=True))
-                torch.set_rng_state(random[0])
-                if random[1]:
-                    torch.cuda.set_rng_state_all(random[1])
-            for device, dtype in self.joint.autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype))
-            program = self.program_for(inputs, tangents)
-            given = (*inputs, *(t for t in tangents if t is not None))
-            if program is not None:
-                return program(*given)  # type: ignore[no-any-return]
+    def gradients(self, ctx: Any, tangents: Sequence[Any]) -> Sequence[Any]:
+        """Of the inputs that get one, in order; differentiable where grad mode is on."""
+        inputs, is_kept = ctx.inputs, torch.is_grad_enabled()
+        unwanted = self.unwanted(ctx) if self.may_skip else ()
+        is_plain = is_kept and ctx.random is None and not self.joint.autocast
+        with nullcontext() if is_plain else self.as_it_was(ctx.random):
+            if not lack_memory(*tangents):
+                kept = [t for t, node in zip(ctx.saved_tensors, self.saved) if node is not None]
+                program, given = self.program_for(inputs, tangents, kept, unwanted)
+                if program is not None:
+                    return program(*given)  # type: ignore[no-any-return]
             assert self.joint.eager is not None
             own = [x.clone() if i in self.mutated else x for i, x in enumerate(inputs)]
-            return self.differentiated(inputs, own, tangents, eager_results(self.joint.eager(*own)))
+            results = eager_results(self.joint.eager(*own))
+            return self.differentiated(inputs, own, tangents, results, unwanted, is_kept)
+
+    def as_it_was(self, random: tuple[torch.Tensor, list[torch.Tensor]] | None) -> ExitStack:
+        """Grad mode, random numbers and autocast of the forward pass."""
+        stack = ExitStack()
+        stack.enter_context(torch.enable_grad())
+        if random is not None:
+            stack.enter_context(torch.random.fork_rng(range(len(random[1])), enabled=True))
+            torch.set_rng_state(random[0])
+            if random[1]:
+                torch.cuda.set_rng_state_all(random[1])
+        for device, dtype in self.joint.autocast:
+            stack.enter_context(torch.autocast(device, dtype=dtype))
+        return stack
+
+    def unwanted(self, ctx: Any) -> tuple[int, ...]:
+        """Which gradients nobody asked for: grad(u, x) does not want those of the parameters. Where one of
+        these is wanted, all are taken to be. To ask about a leaf that is wanted takes long; the last one
+        left is, without asking."""
+        edges = iter(ctx.next_functions)
+        at = {i: next(edges)[0] for i, node in enumerate(self.given) if isinstance(node.type, TensorType)}
+        found: list[int] = []
+        for n, i in self.asked:
+            if len(found) < len(self.asked) - 1 and not _executes(at[i]):
+                found.append(n)
+            elif i not in self.joint.loose:
+                return ()
+        return tuple(found)
 
     def differentiated(
-        self, inputs: Sequence[Any], own: Sequence[Any], tangents: Sequence[Any], results: list[Any]
+        self,
+        inputs: Sequence[Any],
+        own: Sequence[Any],
+        tangents: Sequence[Any],
+        results: list[Any],
+        unwanted: Collection[int],
+        is_kept: bool = True,
     ) -> list[Any]:
         """Gradients of the program's results. `own` are the inputs that it was given, and may have
         written to."""
         values = self.values(own, results)
         heads = [(values[p], t) for p, t in zip(self.signature.tangents, tangents) if t is not None]
-        wanted = [inputs[i] for i in self.signature.grad_inputs]
+        wanted = [inputs[i] for n, i in enumerate(self.signature.grad_inputs) if n not in unwanted]
         run = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
         with ExitStack() as stack:
             for device, _ in self.joint.autocast:  # backward runs outside of the autocast region
                 stack.enter_context(torch.autocast(device, enabled=False))
-            grads = run(
-                tuple(v for v, _ in heads), tuple(t for _, t in heads), True, True, tuple(wanted), True, False
-            )
-        return list(grads)
+            ends, given = tuple(v for v, _ in heads), tuple(t for _, t in heads)
+            grads = iter(run(ends, given, is_kept, is_kept, tuple(wanted), True, False))
+        return [None if n in unwanted else next(grads) for n in range(len(self.signature.grad_inputs))]
 
-    def program_for(self, inputs: Sequence[Any], tangents: Sequence[Any]) -> Callable[..., Any] | None:
-        """The compiled gradient; None: let PyTorch do it."""
-        key = tuple(_geometry(x) for x in (*inputs, *tangents))
+    def program_for(
+        self, inputs: Sequence[Any], tangents: Sequence[Any], kept: list[Any], unwanted: tuple[int, ...]
+    ) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
+        """The compiled gradient, and what to call it with; None: let PyTorch do it."""
+        key = unwanted, *(_geometry(x) for x in (*inputs, *tangents))
+        given = (*inputs, *(t for t in tangents if t is not None), *kept)
         if key not in self.compiled:
             if self.joint.again is None or len(self.compiled) >= MOST_COMPILED:
-                return None
-            given = (*inputs, *(t for t in tangents if t is not None))
-            self.compiled[key] = self.joint.again(self.as_program(tangents), given)
-        return self.compiled[key]
+                return None, ()
+            module = self.as_program(tangents, len(kept), unwanted)
+            made = [node for node in self.saved if isinstance(node, Node)]
+            at = {node: len(given) - len(made) + i for i, node in enumerate(made)}
+            known = Known(self.partition.forward, len(inputs), at)
+            self.compiled[key] = self.joint.again(module, given, (*self.joint.known, known))
+        return self.compiled[key], given
 
-    def as_program(self, tangents: Sequence[Any]) -> GraphModule:
-        """inputs, tangents -> gradients, as a graph of the captured calls and one more."""
+    def as_program(self, tangents: Sequence[Any], kept: int, unwanted: Collection[int]) -> GraphModule:
+        """inputs, tangents, saved values -> gradients, as a graph of the captured calls and one more."""
         module = self.joint.program
         assert module is not None
         graph = FxGraph()
@@ -102,6 +148,8 @@ class Eager:
         present = [t is not None for t in tangents]
         numbers = [i for i, here in enumerate(present, len(inputs)) if here]
         places = [graph.placeholder(f"dovetail_tangent_{i}") for i in numbers]
+        for i in range(kept):
+            graph.placeholder(f"dovetail_saved_{len(inputs)}_{i}")
         copied = lambda x: graph.call_function(torch.clone, (x,))  # noqa: E731
         own = [copied(x) if i in self.mutated else x for i, x in enumerate(inputs)]
         results = graph.graph_copy(module.graph, dict(zip(given, own)))
@@ -109,13 +157,16 @@ class Eager:
         def gradient(inputs: Any, own: Any, results: Any, places: Any) -> list[Any]:
             left = iter(places)
             given = [next(left) if here else None for here in present]
-            return self.differentiated(inputs, own, given, eager_results(results))
+            return self.differentiated(inputs, own, given, eager_results(results), unwanted)
 
         graph.output(graph.call_function(gradient, (inputs, own, results, places)))
         return GraphModule(module, graph)
 
+    @cached_property
     def is_overwritten(self) -> bool:
         """What backward was given depends on the old value of an input that has a new one by now."""
+        if any(not mutation.under_no_grad for mutation in self.signature.mutations):
+            return True
         graph = self.partition.forward
         given = [graph.outputs[s.index] for s in self.partition.saved if s.source == "output"]
         needed = set(nodes_in(given))
@@ -152,13 +203,29 @@ def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any,
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 f"operation: input {i} of a compiled region, whose backward is being differentiated"
             )
-    if any(not mutation.under_no_grad for mutation in signature.mutations) or eager.is_overwritten():
+    if eager.is_overwritten:
         raise UnsupportedMutation(
             detail="double backward through a region that overwrites an input that its gradient needs"
         )
-    grads = eager.gradients(ctx.inputs, tangents, ctx.random)
+    grads = eager.gradients(ctx, tangents)
     at = dict(zip(signature.grad_inputs, grads))
     return tuple(at.get(i) for i in range(signature.inputs))
+
+
+def _executes(node: Any) -> bool:
+    """The backward pass that is running wants what it would give this node."""
+    try:
+        return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined, no-any-return]
+    except RuntimeError:  # a leaf that torch.autograd.grad was asked about
+        return True
+
+
+def lack_memory(*tangents: torch.Tensor | None) -> bool:
+    """One of them is sparse, or batched (grad(..., is_grads_batched=True), vmap): kernels cannot read it."""
+    try:
+        return any(tangent is not None and tangent.data_ptr() < 0 for tangent in tangents)
+    except RuntimeError:
+        return True
 
 
 def _geometry(value: Any) -> object:

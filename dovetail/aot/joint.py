@@ -23,13 +23,13 @@ from torch.fx.node import Node as FxNode
 from torch.fx.node import map_arg as map_fx
 
 from dovetail.aot.alias import Ref, Write
-from dovetail.aot.cost import bytes_of
-from dovetail.aot.record import Recorder, is_random
+from dovetail.aot.cost import bytes_of, class_of
+from dovetail.aot.record import Recorder
 from dovetail.errors import Break, UnsupportedMutation
 from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
 from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.expr import Expr
-from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
+from dovetail.ir.graph import Arg, Graph, GraphBuilder, Known, Node, moved_over, nodes_in, swapped, work_of
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
 from dovetail.ir.types import F64, I64, ScalarType, TensorType, Type
 from dovetail.ops.build import is_dense
@@ -49,7 +49,8 @@ class Joint:
     """The captured program itself; double backward differentiates it."""
     program: GraphModule | None = None
     """The same as a graph, and what compiles another graph like it; None where that fails."""
-    again: Callable[[GraphModule, Sequence[Any]], Callable[..., Any] | None] | None = None
+    again: Callable[[GraphModule, Sequence[Any], tuple[Known, ...]], Callable[..., Any] | None] | None = None
+    known: tuple[Known, ...] = ()
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     """Device types under autocast while tracing, with their dtype."""
     has_grad: tuple[bool, ...] = ()
@@ -58,6 +59,12 @@ class Joint:
     """Pairs of inputs that were one tensor while tracing."""
     loose: tuple[int, ...] = ()
     """Tensor inputs that are no parameters: a caller may pass overlapping ones."""
+
+    @property
+    def updates(self) -> tuple[tuple[int, int], ...]:
+        """The signature's, less those of inputs that take part in gradients."""
+        is_free = not self.signature.tangents
+        return tuple(u for u in self.signature.updates if is_free or not self.has_grad[u[1]])
 
     def __str__(self) -> str:
         return f"{self.graph}\n{self.signature}"
@@ -123,7 +130,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor) and not _is_parameter(x)
     )
     return Joint(
-        prune(graph), signature, constants, gm, gm, None, autocast, has_grad, tuple(trace.same), loose
+        prune(graph), signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose
     )
 
 
@@ -516,7 +523,7 @@ def merge_repeated(graph: Graph, boundary: int, draws: dict[Node, bytes]) -> tup
         new = moved_over(node, merged)
         if new is not node:
             merged[node] = new
-        key = (node.op, *map(_keyed, new.args), *((k, _keyed(v)) for k, v in new.kwargs), draws.get(node))
+        key = work_of(new), draws.get(node)
         if i < boundary:
             known[key] = new
         elif key in known:
@@ -527,11 +534,7 @@ def merge_repeated(graph: Graph, boundary: int, draws: dict[Node, bytes]) -> tup
     return replace(graph, nodes=tuple(nodes), outputs=swapped(graph.outputs, merged)), tuple(repeated)
 
 
-def _keyed(arg: Arg) -> object:
-    """1, 1.0 and True are equal and mean different things."""
-    return tuple(map(_keyed, arg)) if isinstance(arg, tuple) else (type(arg), arg)
-
-
 def prune(graph: Graph) -> Graph:
-    """Without the nodes that nothing needs. Random ops stay: dropping one would change later numbers."""
-    return graph.pruned(lambda node: is_random(node.op))
+    """Without the nodes that nothing needs. Random ops stay, since dropping one would change later numbers,
+    and custom ops, which may do more than they return."""
+    return graph.pruned(lambda node: class_of(node.op) == "random")

@@ -55,6 +55,12 @@ class Partition:
     saved: tuple[Saved, ...] = ()
     tangents: tuple[int, ...] = ()
 
+    def kept(self, kind: type) -> list[tuple[int, Saved]]:
+        """What is saved, with its place: of kind TensorType, which autograd keeps, or ScalarType."""
+        given = () if self.backward is None else self.backward.inputs
+        found = [(i, s) for i, s in enumerate(self.saved) if s.source != "symbol"]
+        return [(i, s) for i, s in found if isinstance(given[i].type, kind)]
+
     def __str__(self) -> str:
         parts = [str(self.forward), str(self.backward or "no backward"), str(self.signature)]
         return "\n".join([*parts, "saved: " + ", ".join(map(str, self.saved))])

@@ -253,6 +253,8 @@ def record_call(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
             return of_number(func, args, kwargs)
     nodes = tuple([recorder.arg(a) for a in args])
     result = infer(func, args, kwargs)
+    if result is None and not facts_of(func).name.startswith("aten."):
+        raise UnsupportedMutation(recorder.loc, detail=f"{func} returns nothing, so it does something else")
     if result is not None and not isinstance(result, (int, float, bool, torch.SymInt)):
         recorder.results(recorder.call(facts_of(func).name, nodes, result_type(result), kwargs), result)
     return result
@@ -647,12 +649,3 @@ def _route_by_kind(func: Any, facts: Record) -> Route:
     if not facts.name.startswith("aten."):
         return record_custom
     return record_view if facts.is_view else record_call
-
-
-def is_random(op: str) -> bool:
-    """Draws random numbers: keeps its place in the order, and runs exactly once."""
-    parts = op.split(".")
-    if len(parts) != 3 or parts[0] == "prims":
-        return False
-    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
-    return packet is not None and torch.Tag.nondeterministic_seeded in getattr(packet, parts[2]).tags

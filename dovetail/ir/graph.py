@@ -88,6 +88,21 @@ def moved_over(node: Node, env: Mapping[Node, Arg]) -> Node:
     return Node(node.op, swapped(node.args, env), node.type, node.name, kwargs, node.loc)
 
 
+def work_of(node: Node) -> tuple[object, ...]:
+    """Equal for two nodes that compute the same."""
+    return node.op, _key(node.args), _key(tuple(node.kwargs)), node.type
+
+
+def _key(args: tuple[Arg, ...]) -> tuple[object, ...]:
+    """Numbers by type and text, so that 1, 1.0 and True, 0.0 and -0.0 differ."""
+    return tuple(
+        _key(arg) if isinstance(arg, tuple)
+        else (type(arg), repr(arg)) if isinstance(arg, (bool, int, float, complex))
+        else arg
+        for arg in args
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """inputs are Nodes with op INPUT; nodes are in execution order and exclude the inputs."""
@@ -118,6 +133,15 @@ class Graph:
 
     def __str__(self) -> str:
         return show_graph(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What another graph computed from the same first inputs: values of nodes, `at` inputs of this one."""
+
+    graph: Graph
+    inputs: int
+    at: dict[Node, int]
 
 
 @dataclass(slots=True)

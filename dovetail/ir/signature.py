@@ -109,9 +109,10 @@ class Signature:
     def updates(self) -> tuple[tuple[int, int], ...]:
         """(forward output, input) where the output is the whole new value of the input and nothing else,
         so that writing it in place shows nowhere."""
-        returned = {out.index for out in self.outputs if out.kind in ("fresh", "alias")}
-        whole = [m for m in self.mutations if not m.steps and m.output >= 0 and m.op == "aten.copy_.default"]
-        return tuple((m.output, m.input) for m in whole if m.output not in returned)
+        seen = {out.index for out in self.outputs if out.kind in ("fresh", "alias")}
+        seen |= {arg.index for m in self.mutations for arg in m.args if isinstance(arg, ValueRef)}
+        whole = [m for m in self.mutations if m.under_no_grad and not m.steps and m.output >= 0]
+        return tuple((m.output, m.input) for m in whole if m.output not in seen)
 
     def __str__(self) -> str:
         return "\n".join([

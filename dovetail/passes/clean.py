@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, cast
 
-from dovetail.ir.graph import Arg, Graph, Node, moved_over, swapped
+from dovetail.ir.graph import Graph, Known, Node, moved_over, swapped, work_of
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from dovetail.ops.registry import is_impure
 
@@ -41,25 +41,19 @@ def rewrite(graph: Graph, change: Callable[[Node], Node]) -> Graph:
 def merge_equal(graph: Graph) -> Graph:
     """Do equal work once. (Outputs that come out the same get memory of their own when lowered.)"""
     seen: dict[object, Node] = {}
-
-    def change(moved: Node) -> Node:
-        if is_impure(moved.op):
-            return moved
-        named = tuple((name, _key((value,))) for name, value in moved.kwargs)
-        key = (moved.op, _key(moved.args), named, moved.type)
-        return seen.setdefault(key, moved)
-
-    return rewrite(graph, change)
+    return rewrite(graph, lambda node: node if is_impure(node.op) else seen.setdefault(work_of(node), node))
 
 
-def _key(args: tuple[Arg, ...]) -> tuple[object, ...]:
-    """Numbers by type and text, so that 1, 1.0 and True, 0.0 and -0.0 differ."""
-    return tuple(
-        _key(arg) if isinstance(arg, tuple)
-        else (type(arg), repr(arg)) if isinstance(arg, (bool, int, float, complex))
-        else arg
-        for arg in args
-    )  # fmt: skip
+def reuse(graph: Graph, known: Known) -> Graph:
+    """Take from the inputs what the other graph had computed already."""
+    seen: dict[object, Node] = {}
+    env = dict(zip(known.graph.inputs[: known.inputs], graph.inputs))
+    for node in known.graph.nodes:
+        if all(operand in env for operand in node.operands) and not is_impure(node.op):
+            moved = moved_over(node, env)
+            kept = graph.inputs[known.at[node]] if node in known.at else moved
+            env[node] = seen.setdefault(work_of(moved), kept)
+    return drop_dead(rewrite(graph, lambda node: seen.get(work_of(node), node)))
 
 
 # -- local rules -----------------------------------------------------------------------------------

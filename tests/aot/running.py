@@ -28,12 +28,10 @@ def compiled(f: Callable[..., Any], examples: Sequence[Any], budget: float = 1.0
     check_graph(joint.graph, "joint")
     parts = aot.partition(joint.graph, joint.signature, budget)
     check_graph(parts.forward, "forward")
-    backward = None
+    run = lambda graph: lambda *inputs: aot.run_graph(graph, inputs)  # noqa: E731
     if parts.backward is not None:
-        graph = parts.backward
-        check_graph(graph, "backward")
-        backward = lambda *inputs: aot.run_graph(graph, inputs)  # noqa: E731
-    return aot.bind(lambda *inputs: aot.run_graph(parts.forward, inputs), backward, parts, joint)
+        check_graph(parts.backward, "backward")
+    return aot.bind(run(parts.forward), run, parts, joint)
 
 
 def flat(results: Any) -> list[Any]:

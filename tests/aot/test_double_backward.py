@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import nn
 import dovetail
 from dovetail.aot import double
 from dovetail.errors import UnsupportedMutation
+
+compiler: Any = importlib.import_module("dovetail.compile")
 
 Wrap = Callable[[Any], Any]
 
@@ -60,7 +63,7 @@ def _derivatives(call: Callable[[torch.Tensor], torch.Tensor], orders: int) -> l
 def test_three_orders(program: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     build = double.Eager.as_program
-    monkeypatch.setattr(double.Eager, "as_program", lambda self, tangents: made.append(self) or build(self, tangents))
+    monkeypatch.setattr(double.Eager, "as_program", lambda self, *given: made.append(self) or build(self, *given))
     call = dovetail.compile(program, options={"fallback_to_eager": False})
     for ours, theirs in zip(_derivatives(call, 3), _derivatives(program, 3)):
         torch.testing.assert_close(ours, theirs)
@@ -120,3 +123,45 @@ def test_forward_mode_keeps_its_tangents() -> None:
         tangent = torch.autograd.forward_ad.unpack_dual(call(dual)).tangent
     torch.testing.assert_close(tangent, x.cos() * x + x.sin())
     torch.testing.assert_close(torch.func.grad(lambda x: call(x).sum())(x), x.cos() * x + x.sin())
+
+
+def _products(stage: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many matrix products each program has that is built meanwhile."""
+    found: list[int] = []
+    build = compiler.build
+    count = lambda graph: sum(node.op in ("aten.mm.default", "aten.addmm.default") for node in graph.nodes)  # noqa: E731
+    monkeypatch.setattr(compiler, "build", lambda graph, *rest: found.append(count(graph)) or build(graph, *rest))
+    stage()
+    return found
+
+
+def _net() -> tuple[nn.Module, torch.Tensor]:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    return net, torch.randn(4, 8, requires_grad=True)
+
+
+def test_the_gradient_takes_what_forward_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = _net()
+
+    def run() -> None:
+        (du,) = torch.autograd.grad(dovetail.compile(net)(x).sum(), x, create_graph=True)
+        du.sum().backward()
+
+    forward, gradient, backward = _products(run, monkeypatch)
+    assert (forward, gradient) == (3, 3)
+    assert backward <= 3 + 2 * 3 + 2  # of each product of the gradient two, and what leads back through tanh
+
+
+def test_gradients_that_nobody_asked_for_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = _net()
+    call = dovetail.compile(net)
+    got: list[Any] = []
+    products = _products(lambda: got.extend(torch.autograd.grad(call(x).sum(), x)), monkeypatch)
+    assert products == [3, 3]
+    torch.testing.assert_close(got, list(torch.autograd.grad(net(x).sum(), x)))
+    call(x).sum().backward()
+    ours = [p.grad for p in (x, *net.parameters())]
+    x.grad = None
+    net.zero_grad()
+    net(x).sum().backward()
+    torch.testing.assert_close(ours, [p.grad for p in (x, *net.parameters())])

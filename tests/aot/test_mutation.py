@@ -221,3 +221,32 @@ def test_as_strided_beyond_an_input_runs_in_eager() -> None:
     again.copy_(memory)
     torch.testing.assert_close(dovetail.compile(program)(memory[1:5]), program(again[1:5]))
     torch.testing.assert_close(memory, again)
+
+
+def test_statistics_are_written_without_autograd_looking() -> None:
+    """In training, forward writes new values of buffers where the old ones lie."""
+    net, theirs = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
+    call = dovetail.compile(net)
+    for _ in range(2):
+        x = torch.randn(8, 4)
+        out = call(x)
+        out.square().sum().backward()
+        theirs(x).square().sum().backward()
+    for ours, expected in zip(net.state_dict().values(), theirs.state_dict().values()):
+        torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(net.weight.grad, theirs.weight.grad)
+
+
+def test_an_old_value_that_backward_needs_survives_the_update() -> None:
+    def program(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        y = x * state.clone()
+        state.mul_(2)
+        return y
+
+    x, ours, theirs = torch.randn(3, requires_grad=True), torch.ones(3), torch.ones(3)
+    call = dovetail.compile(program)
+    for _ in range(2):
+        (got,) = torch.autograd.grad(call(x, ours).sum(), x)
+        torch.testing.assert_close(got, theirs)
+        theirs.mul_(2)
+        torch.testing.assert_close(ours, theirs)

@@ -410,3 +410,46 @@ def test_autograd_calls_backward_without_any_gradient(create_graph: bool) -> Non
     x = torch.rand(3, requires_grad=True)
     (grad,) = torch.autograd.grad(Compares.apply(x, norm(x)).sum(), x, create_graph=create_graph)
     torch.testing.assert_close(grad, torch.full((3,), 2.0))
+
+
+def test_tangents_without_memory_go_through_eager() -> None:
+    """Batched and sparse ones: kernels could not read them."""
+    x = torch.randn(3, requires_grad=True)
+    f = lambda x: x.exp() * x.flip(0)  # noqa: E731
+    call = dovetail.compile(f, options={"fallback_to_eager": False})
+    for grads in ({"grad_outputs": torch.eye(3), "is_grads_batched": True}, {"grad_outputs": torch.ones(3)}):
+        for got, expected in zip(torch.autograd.grad(call(x), x, **grads), torch.autograd.grad(f(x), x, **grads)):
+            torch.testing.assert_close(got, expected)
+            assert not got.requires_grad
+    weight = torch.randn(5, 3, requires_grad=True)
+    double = dovetail.compile(lambda w: w * 2)
+    F.embedding(torch.tensor([1, 1, 2]), double(weight), sparse=True).sum().backward()
+    assert weight.grad is not None and weight.grad.is_sparse
+    assert weight.grad.to_dense().sum().item() == 18.0
+
+
+def test_custom_ops_run_for_what_they_do() -> None:
+    calls: list[str] = []
+
+    @torch.library.custom_op("dovetail_tests::note", mutates_args=())
+    def note(x: torch.Tensor) -> None:
+        calls.append("note")
+
+    @torch.library.custom_op("dovetail_tests::keep", mutates_args=())
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        calls.append("keep")
+        return x.clone()
+
+    note.register_fake(lambda x: None)
+    keep.register_fake(torch.empty_like)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        note(x)
+        keep(x * 2)
+        return x + 1
+
+    call = dovetail.compile(program)
+    for x in (torch.ones(3), torch.ones(3, requires_grad=True)):
+        call(x)
+        assert calls == ["note", "keep"]
+        calls.clear()
