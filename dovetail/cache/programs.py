@@ -36,13 +36,17 @@ PLAIN: Final = {"complex", "frozenset", "set", "slice", "range"}
 # -- keys ------------------------------------------------------------------------------------------
 
 
-KNOWN_OF_NODE: Final = ("op", "args", "type", "name", "kwargs", "loc", "operands")
-KNOWN_OF_GRAPH: Final = ("name", "inputs", "nodes", "outputs")
+def _other_fields(kind: type[Node] | type[Graph], *known: str) -> list[str]:
+    return [item.name for item in fields(kind) if item.name not in known]
 
 
-def rest_of(noun: Node | Graph, known: tuple[str, ...]) -> str:
-    """Fields beyond those written by hand below: whatever a noun gains is part of its content."""
-    return repr([getattr(noun, item.name) for item in fields(noun) if item.name not in known])
+REST_OF_NODE: Final = _other_fields(Node, "op", "args", "type", "name", "kwargs", "loc", "operands")
+REST_OF_GRAPH: Final = _other_fields(Graph, "name", "inputs", "nodes", "outputs")
+"""Fields beyond those written by hand below: whatever a noun gains is part of its content."""
+
+
+def rest_of(noun: Node | Graph, names: list[str]) -> str:
+    return repr([getattr(noun, name) for name in names])
 
 
 class _Content:
@@ -51,6 +55,7 @@ class _Content:
     def __init__(self) -> None:
         self.numbers: dict[Node, int] = {}
         self.symbols: dict[Expr, None] = {}
+        self.types: dict[TensorType, str] = {}
         self.parts: list[str] = []
 
     def expr(self, value: Expr) -> str:
@@ -70,8 +75,10 @@ class _Content:
         if isinstance(value, tuple):
             return "(" + ",".join(map(self.type, value)) + ")"
         if isinstance(value, TensorType):
-            dims = [self.expr(dim) for dim in (*value.shape, *value.stride)]
-            return f"{value.dtype}{dims}{value.device}"
+            if value not in self.types:
+                dims = [self.expr(dim) for dim in (*value.shape, *value.stride)]
+                self.types[value] = f"{value.dtype}{dims}{value.device}"
+            return self.types[value]
         if isinstance(value, ScalarType):
             return f"{value.dtype}{'' if value.expr is None else self.expr(value.expr)}"
         return str(value)
@@ -80,7 +87,7 @@ class _Content:
         self.numbers[node] = len(self.numbers)
         args = ",".join(map(self.arg, node.args))
         kwargs = ",".join(f"{name}={self.arg(value)}" for name, value in node.kwargs)
-        self.parts.append(f"{node.op}({args};{kwargs}){self.type(node.type)}{rest_of(node, KNOWN_OF_NODE)}")
+        self.parts.append(f"{node.op}({args};{kwargs}){self.type(node.type)}{rest_of(node, REST_OF_NODE)}")
 
 
 def content_of(graph: Graph) -> str:
@@ -88,7 +95,7 @@ def content_of(graph: Graph) -> str:
     content = _Content()
     for node in (*graph.inputs, *graph.nodes):
         content.node(node)
-    content.parts += [content.arg(graph.outputs), rest_of(graph, KNOWN_OF_GRAPH)]
+    content.parts += [content.arg(graph.outputs), rest_of(graph, REST_OF_GRAPH)]
     ranges = [f"{symbol.name}:{symbol.lo}..{symbol.hi}" for symbol in content.symbols]
     return "\n".join([*content.parts, *ranges])
 
@@ -97,7 +104,7 @@ def content_of(graph: Graph) -> str:
 def compiler_text() -> str:
     """A hash of Dovetail's own sources: what another version made is not taken."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+    for path in sorted(p for p in Path(__file__).parents[1].rglob("*") if p.suffix in (".py", ".h")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
