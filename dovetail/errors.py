@@ -57,7 +57,6 @@ class BadOption(DovetailError, TypeError):
 
 class BadArgument(DovetailError, TypeError):
     code = "E04"
-    message = "{detail}"
 
 
 class UnknownBackend(DovetailError, ValueError):
@@ -110,7 +109,6 @@ class Break(DovetailError):
     """Capture cannot go on past an instruction. Raised inside capture, never seen by users as such."""
 
     code = "B00"
-    message = "{detail}"
 
 
 class UnsupportedOpcode(Break):
@@ -165,7 +163,6 @@ class UnsupportedValue(Break):
 
 class UnsupportedGenerator(Break):
     code = "B09"
-    message = "{detail}"
 
 
 class UnfinishedGenerator(UnsupportedGenerator):
@@ -189,7 +186,6 @@ class SkippedFrame(Break):
     """The whole frame runs in eager; its callees are still compiled."""
 
     code = "B11"
-    message = "{detail}"
 
 
 class UnknownStores(Break):
@@ -216,7 +212,6 @@ class UnsupportedMutation(Break):
     """A write that the functional graph cannot express; the graph runs in eager."""
 
     code = "B20"
-    message = "{detail}"
 
 
 class GradientsSwitchedOn(Break):
