@@ -75,23 +75,13 @@ class Node:
     def is_float(self) -> bool:
         return type(self.hint) is float
 
-    def is_nested_int(self) -> bool:
-        return False
+    # what torch asks and is always answered alike
+    is_nested_int = lambda self: False
+    is_symbolic = has_hint = lambda self: True
+    constant_int = nested_int = lambda self: None
 
     def is_constant(self) -> bool:
         return self.known is not None
-
-    def is_symbolic(self) -> bool:
-        return True
-
-    def has_hint(self) -> bool:
-        return True
-
-    def constant_int(self) -> int | None:
-        return None
-
-    def nested_int(self) -> int | None:
-        return None
 
     def maybe_as_int(self) -> int | None:
         return self.known  # type: ignore[no-any-return]
