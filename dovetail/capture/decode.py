@@ -12,6 +12,7 @@ from __future__ import annotations
 import dis
 import opcode
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final
@@ -133,26 +134,26 @@ def _decode(code: CodeType) -> Code:
     return Code(code, ops, args, offsets, tuple(_regions(code, index_at)), names, cells)
 
 
-def _regions(code: CodeType, index_at: dict[int, int]) -> list[Region]:
-    """Decode co_exceptiontable: four big-endian base-64 numbers a row, the first byte marked."""
-    table = iter(code.co_exceptiontable)
-    found = []
+def exception_rows(table: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Decode co_exceptiontable: start, length and target in code units, and flags. Each is a big-endian
+    base-64 number; a row's first byte is marked."""
+    rest = iter(table)
 
     def number(first: int) -> int:
         value = first & 63
         while first & 64:
-            first = next(table)
+            first = next(rest)
             value = value << 6 | first & 63
         return value
 
-    for first in table:
-        start = number(first) * 2
-        length = number(next(table)) * 2
-        target = number(next(table)) * 2
-        flags = number(next(table))
-        ends = index_at[start + length]
-        found.append(Region(index_at[start], ends, index_at[target], flags >> 1, bool(flags & 1)))
-    return found
+    for first in rest:
+        yield number(first), number(next(rest)), number(next(rest)), number(next(rest))
+
+
+def _regions(code: CodeType, index_at: dict[int, int]) -> Iterator[Region]:
+    for start, length, target, flags in exception_rows(code.co_exceptiontable):
+        first, last, to = (index_at[2 * unit] for unit in (start, start + length, target))
+        yield Region(first, last, to, flags >> 1, bool(flags & 1))
 
 
 # -- liveness: which slots an instruction's future still reads ----------------------------------------

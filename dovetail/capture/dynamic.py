@@ -196,14 +196,13 @@ class Policy:
         made = []
         assert self.shapes is not None
         for name in sorted(names, key=lambda n: (n[0], int(n[1:]))):
-            if name in self.shapes.symbols:
-                entry = self.shapes.symbols[name]
+            entry = self.shapes.symbols.get(name)
+            if entry is not None:
                 symbolic: Any = make_symint(self.shapes, entry.expr, entry.hint)
-                made.append((GraphInput(name, self.sources[name], entry.hint, symbolic), name))
             else:
-                number = self.shapes.floats[name]
                 symbolic = make_symfloat(self.shapes, name)
-                made.append((GraphInput(name, self.sources[name], number.hint, symbolic), name))
+            hint = (entry or self.shapes.floats[name]).hint
+            made.append((GraphInput(name, self.sources[name], hint, symbolic), name))
         return made
 
     def is_computed(self, value: Any) -> bool:

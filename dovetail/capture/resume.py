@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Final
 
-from dovetail.capture.decode import CACHES, Code, decode, growing_entries
+from dovetail.capture.decode import CACHES, Code, decode, exception_rows, growing_entries
 from dovetail.errors import SkippedFrame
 
 OP: Final = opcode.opmap
@@ -179,23 +179,8 @@ def _number(value: int, is_first: bool = False) -> bytes:
 
 def _shift_regions(table: bytes, by: int) -> bytes:
     """The exception table with all positions `by` code units later."""
-    rest = iter(table)
     made = b""
-
-    def number(first: int) -> int:
-        value = first & 63
-        while first & 64:
-            first = next(rest)
-            value = value << 6 | first & 63
-        return value
-
-    for first in rest:
-        start, length, target, flags = (
-            number(first),
-            number(next(rest)),
-            number(next(rest)),
-            number(next(rest)),
-        )
+    for start, length, target, flags in exception_rows(table):
         made += _number(start + by, True) + _number(length) + _number(target + by) + _number(flags)
     return made
 

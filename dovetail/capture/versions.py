@@ -31,8 +31,7 @@ COMPARE: Final = (operator.lt, operator.le, operator.eq, operator.ne, operator.g
 
 INTRINSIC_1: Final = (
     "INVALID", "PRINT", "IMPORT_STAR", "STOPITERATION_ERROR", "ASYNC_GEN_WRAP", "UNARY_POSITIVE",
-    "LIST_TO_TUPLE",
-    "TYPEVAR", "PARAMSPEC", "TYPEVARTUPLE", "SUBSCRIPT_GENERIC", "TYPEALIAS",
+    "LIST_TO_TUPLE", "TYPEVAR", "PARAMSPEC", "TYPEVARTUPLE", "SUBSCRIPT_GENERIC", "TYPEALIAS",
 )  # fmt: skip
 
 
@@ -58,10 +57,6 @@ def _intrinsic_1(arg: int) -> list[tuple[str, int]]:
     name = INTRINSIC_1[arg] if arg < len(INTRINSIC_1) else "INVALID"
     known = {"UNARY_POSITIVE", "LIST_TO_TUPLE", "STOPITERATION_ERROR"}
     return [(name if name in known else "UNSUPPORTED_INTRINSIC", 0)]
-
-
-def _format_value(arg: int) -> list[tuple[str, int]]:
-    return [("FORMAT_VALUE", arg)]
 
 
 BOTH: Final[dict[str, Split]] = {
@@ -132,9 +127,8 @@ ARGUMENTS: Final[dict[str, Callable[[CodeType, int], object]]] = {
     **dict.fromkeys(
         (
             "LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR",
-            "LOAD_NAME",
-            "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM",
-            "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "LOAD_FROM_DICT_OR_GLOBALS",
+            "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME",
+            "IMPORT_FROM", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "LOAD_FROM_DICT_OR_GLOBALS",
         ),
         _name,
     ),

@@ -154,7 +154,7 @@ def find_grad_fn(meta: int) -> int:
 
 @functools.cache
 def libtorch() -> ctypes.CDLL:
-    return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+    return libraries()[0]
 
 
 @functools.cache
