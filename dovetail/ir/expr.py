@@ -731,3 +731,25 @@ def _show_term(term: Expr, n: int) -> str:
 def _wrap(value: Expr) -> str:
     text = show_expr(value)
     return text if value.op in ("const", "sym", "min", "max") and not text.startswith("-") else f"({text})"
+
+
+def spell(value: Expr, words: Mapping[str, str], names: Mapping[Expr, str] | None = None) -> str:
+    """The text in another language: `words` has a format over the operands' texts for each op. Divisions of
+    what may be negative are words of their own, `floordiv_any` and `mod_any`; `large` is a number of more
+    than 32 bits. `names` replaces symbols."""
+    op = value.op
+    if op == "const":
+        return words["large"].format(value.value) if abs(value.value) >= 1 << 31 else str(value.value)
+    if op == "sym":
+        return names[value] if names and value in names else value.name
+    texts = [spell(x, words, names) for x in value.operands]
+    if op == "add":
+        constant, terms = value.args
+        factors = [n for _, n in terms]  # type: ignore[attr-defined]
+        parts = [t if n == 1 else f"-{t}" if n == -1 else f"{n}*{t}" for t, n in zip(texts, factors)]
+        return "(" + " + ".join([*parts, str(constant)] if constant else parts).replace("+ -", "- ") + ")"
+    if op == "mul":
+        return f"({'*'.join(texts)})"
+    if op in ("floordiv", "mod") and not (value.operands[0].lo >= 0 and value.operands[1].lo > 0):
+        op = f"{op}_any"
+    return words[op].format(*texts)

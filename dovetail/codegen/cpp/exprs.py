@@ -6,53 +6,22 @@ vector_expr(j < s0, j, "i32v", 16)    a comparison of all lanes at once
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
-from dovetail.ir.expr import Expr
+from dovetail.ir.expr import Expr, spell
 
-_COMPARE = {"eq": "==", "lt": "<", "le": "<="}
+_COMPARE: Final = {"eq": "==", "lt": "<", "le": "<="}
+_WORDS: Final = {
+    "large": "{0}l", "true": "true", "false": "false", "not": "!{0}", "and": "({0} && {1})",
+    "min": "min_i({0}, {1})", "max": "max_i({0}, {1})", "floordiv": "({0} / {1})", "mod": "({0} % {1})",
+    "floordiv_any": "floordiv_i({0}, {1})", "mod_any": "mod_i({0}, {1})",
+    **{op: f"({{0}} {sign} {{1}})" for op, sign in _COMPARE.items()},
+}  # fmt: skip
 
 
 def c_expr(value: Expr, names: Mapping[Expr, str] | None = None) -> str:
     """int64 text; `names` replaces symbols (a loop variable by `(r0 + l)`, say)."""
-    op = value.op
-    if op == "const":
-        return str(value.value) if abs(value.value) < 2**31 else f"{value.value}l"
-    if op == "sym":
-        return names[value] if names and value in names else value.name
-    if op in ("true", "false"):
-        return op
-    if op == "add":
-        return "(" + " + ".join(_terms(value, names)).replace("+ -", "- ") + ")"
-    texts = [c_expr(x, names) for x in value.operands]
-    if op == "mul":  # in parentheses: the text may become a divisor
-        return f"({'*'.join(texts)})"
-    if op == "not":
-        return f"!{texts[0]}"
-    if op == "and":
-        return f"({texts[0]} && {texts[1]})"
-    if op in ("min", "max"):
-        return f"{op}_i({texts[0]}, {texts[1]})"
-    if op in _COMPARE:
-        return f"({texts[0]} {_COMPARE[op]} {texts[1]})"
-    a, b = value.operands
-    if a.lo >= 0 and b.lo > 0:
-        return f"({texts[0]} {'/' if op == 'floordiv' else '%'} {_divisor(texts[1])})"
-    return f"{op}_i({texts[0]}, {texts[1]})"
-
-
-def _divisor(text: str) -> str:
-    return text if text.isalnum() or text.startswith("(") else f"({text})"
-
-
-def _terms(value: Expr, names: Mapping[Expr, str] | None) -> list[str]:
-    constant, terms = value.args
-    parts = []
-    for term, n in terms:  # type: ignore[attr-defined]
-        text = c_expr(term, names)
-        parts.append(text if n == 1 else f"-{text}" if n == -1 else f"{n}*{text}")
-    if constant:
-        parts.append(str(constant))
-    return parts
+    return spell(value, _WORDS, names)
 
 
 def fits_int32(value: Expr) -> bool:

@@ -25,7 +25,7 @@ from typing import Final
 
 from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, step_score
 from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, TL_TYPE, TRITON
-from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, substitute, sym, symbols
+from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, spell, substitute, sym, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of, scalar
 from dovetail.ir.program import Blocks
 from dovetail.ir.schedule import Group
@@ -693,33 +693,17 @@ def _constant(value: object, dtype: DType) -> str:
     return str(int(value))  # type: ignore[call-overload]
 
 
-_WORDS: Final = {"floordiv": "//", "mod": "%", "eq": "==", "lt": "<", "le": "<="}
+_WORDS: Final = {
+    "large": "{0}", "true": "(0 == 0)", "false": "(0 == 1)", "not": "({0} == 0)", "and": "({0} & {1})",
+    "min": "tl.minimum({0}, {1})", "max": "tl.maximum({0}, {1})", "eq": "({0} == {1})", "lt": "({0} < {1})",
+    "le": "({0} <= {1})", **dict.fromkeys(("floordiv", "floordiv_any"), "({0} // {1})"),
+    **dict.fromkeys(("mod", "mod_any"), "({0} % {1})"),
+}  # fmt: skip
 
 
 def _text(expr: Expr) -> str:
     """An index as Triton text. Operands are non-negative, so // and % mean the same as in Python."""
-    op = expr.op
-    if op == "const":
-        return str(expr.value)
-    if op == "sym":
-        return expr.name
-    if op in ("true", "false"):
-        return "(0 == 0)" if op == "true" else "(0 == 1)"
-    if op == "add":
-        constant, terms = expr.args
-        parts = [_text(t) if n == 1 else f"{n} * {_text(t)}" for t, n in terms]  # type: ignore[attr-defined]
-        return "(" + " + ".join(parts + ([str(constant)] if constant else [])) + ")"
-    if op == "mul":
-        return "(" + " * ".join(map(_text, expr.operands)) + ")"
-    if op in ("min", "max"):
-        name = "tl.minimum" if op == "min" else "tl.maximum"
-        return f"{name}({', '.join(map(_text, expr.operands))})"
-    if op == "not":
-        return f"({_text(expr.operands[0])} == 0)"
-    if op == "and":
-        return "(" + " & ".join(map(_text, expr.operands)) + ")"
-    a, b = expr.operands
-    return f"({_text(a)} {_WORDS[op]} {_text(b)})"
+    return spell(expr, _WORDS)
 
 
 # -- block sizes -----------------------------------------------------------------------------------
