@@ -64,10 +64,11 @@ def find_in_class(trace: Trace, kind: type, name: str) -> tuple[Any, type | None
     if trace.changed_classes:
         for owner in kind.__mro__:
             pending = trace.writes.get((id(owner), name))
+            if pending is None and name in owner.__dict__:
+                return owner.__dict__[name], owner
             if pending is not None and pending.value is not DELETED:
                 return pending.value, owner
-            if name in owner.__dict__:
-                break
+        return MISSING, None
     return find_in_mro(kind, name)
 
 
@@ -342,9 +343,11 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     pending = trace.writes.get((id(obj), name))
     if pending is not None:
         return pending.value if pending.value is not DELETED else raise_attribute_error(obj, name)
-    if isinstance(obj, enum.EnumType) or name in ("__name__", "__qualname__", "__module__", "__mro__",
-                                                  "__bases__",
-                                                  "__class__", "__doc__", "__dict__"):  # fmt: skip
+    if isinstance(obj, enum.EnumType):
+        guard_class(trace, obj)  # it grows while its members are made
+        return native(getattr, obj, name)
+    if name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__class__", "__doc__",
+                "__dict__"):  # fmt: skip
         return native(getattr, obj, name)
     found, owner = find_in_class(trace, obj, name)
     if found is MISSING:
@@ -487,9 +490,15 @@ def store_plain(trace: Trace, obj: Any, name: str, value: Any) -> None:
     store_instance(trace, obj, name, value)
 
 
+def existed(trace: Trace, obj: Any) -> bool:
+    """Whether an object is older than the frame, so that what is done to it waits."""
+    is_function = isinstance(obj, FunctionType) and id(obj) not in trace.made
+    return id(obj) in trace.origins or is_function or isinstance(obj, enum.Enum)
+
+
 def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
     """Write where no descriptor is in the way."""
-    if id(obj) in trace.origins:
+    if existed(trace, obj):
         trace.writes[(id(obj), name)] = Write(obj, name, value, "attr")
         return
     try:
@@ -541,13 +550,20 @@ def delete_attr(trace: Trace, obj: Any, name: str) -> None:
 
 
 def delete_instance(trace: Trace, obj: Any, name: str) -> None:
-    origin = trace.origins.get(id(obj))
-    if origin is None:
+    if isinstance(obj, ModuleType):
+        raise UnsupportedValue(trace.loc(), type="module", detail=f"del {obj.__name__}.{name}")
+    if isinstance(obj, type):
+        class_attr(trace, obj, name)
+        trace.writes[(id(obj), name)] = Write(obj, name, DELETED, "class")
+        trace.changed_classes.add(id(obj))
+        return
+    if not existed(trace, obj):
         native(delattr, obj, name)
         return
     load_attr(trace, obj, name)
-    attributes = instance_dict(origin.original)
-    if attributes is None or name in attributes:
+    origin = trace.origins.get(id(obj))
+    attributes = instance_dict(_original(obj, origin))
+    if origin is None or attributes is None or name in attributes:
         trace.writes[(id(obj), name)] = Write(obj, name, DELETED, "attr")
     else:  # made by this very program
         trace.guard(origin.source, Lacks(name, attribute=True))

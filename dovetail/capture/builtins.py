@@ -10,6 +10,7 @@ the user's ever runs outside of it.
 """
 from __future__ import annotations
 
+import _abc
 import builtins
 import collections
 import functools
@@ -101,7 +102,10 @@ def has_python_iter(value: Any) -> bool:
 
 def as_iterable(trace: Trace, value: Any) -> Any:
     """A value that native code may iterate over."""
-    return iterate(trace, value) if has_python_iter(value) else value
+    if has_python_iter(value):
+        return iterate(trace, value)
+    operations.check_native_use(trace, value, "iteration")
+    return value
 
 
 # -- attributes and types ----------------------------------------------------------------------------
@@ -345,6 +349,7 @@ def _unknown(name: str) -> Special:
     return rule
 
 
+on(_abc._abc_register)(_unknown("register"))  # type: ignore[attr-defined]
 for _name in ("open", "input", "compile", "breakpoint", "__import__", "__build_class__"):
     on(getattr(builtins, _name))(_unknown(_name))
 
@@ -544,6 +549,7 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         if module in PURE or (module == "builtins" and name in PURE_BUILTINS):
             if operations.has_fake(args) and module in ("math", "cmath"):
                 raise DataDependentValue(trace.loc(), function=f"{module}.{name}")
+            operations.check_iterators(trace, args)
             return call_math(trace, fn, args, kwargs) if module == "math" else native(fn, *args, **kwargs)
         raise UnknownCall(trace.loc(), function=f"{module}.{name}")
     if isinstance(owner, type):
@@ -628,7 +634,10 @@ def call_operator(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if fn in operations.UNARY:
         return operations.unary(trace, fn, *args)
     rule = OPERATORS.get(fn)
-    return rule(trace, *args) if rule is not None else native(fn, *args, **kwargs)
+    if rule is not None:
+        return rule(trace, *args)
+    operations.check_iterators(trace, args)
+    return native(fn, *args, **kwargs)
 
 
 OPERATORS: Final[dict[Any, Callable[..., Any]]] = {

@@ -153,7 +153,7 @@ class Emitter:
             return f"{write.name} = {self.value(write.value)}"
         owner = self.value(write.owner)
         if write.value is DELETED:
-            return f"object.__delattr__({owner}, {write.name!r})"
+            return f"{'type' if write.how == 'class' else 'object'}.__delattr__({owner}, {write.name!r})"
         value = self.value(write.value)
         if write.how == "buffer":
             return f"{owner}._buffers[{write.name!r}] = {value}"
@@ -246,8 +246,10 @@ def _function(emit: Emitter, value: FunctionType) -> str:
     maker, code = emit.const(FunctionType, "FunctionType"), emit.const(value.__code__, "code")
     where, defaults = _globals(emit, value.__globals__), emit.value(value.__defaults__)
     name = emit.temp(f"{maker}({code}, {where}, {value.__name__!r}, {defaults}, ({cells}))")
-    if value.__kwdefaults__:
-        emit.body.append(f"{name}.__kwdefaults__ = {emit.value(value.__kwdefaults__)}")
+    plain = FunctionType(value.__code__, value.__globals__, value.__name__, None, value.__closure__)
+    for field in ("__kwdefaults__", "__annotations__", "__qualname__", "__doc__", "__module__"):
+        if getattr(value, field) != getattr(plain, field):
+            emit.body.append(f"{name}.{field} = {emit.value(getattr(value, field))}")
     for key, item in value.__dict__.items():
         emit.body.append(f"{name}.__dict__[{key!r}] = {emit.value(item)}")
     return name
@@ -312,20 +314,18 @@ def _instance(emit: Emitter, value: Any) -> str:
     """An instance of the user's class that the frame made."""
     cls = type(value)
     owner = emit.const(cls, cls.__name__)
-    base = next(
-        kind for kind in (collections.OrderedDict, dict, list, set, object) if isinstance(value, kind)
-    )
-    if isinstance(value, tuple):
-        return emit.temp(f"tuple.__new__({owner}, ({emit.items(value)}{',' if value else ''}))")
-    if isinstance(value, (int, float, str)):
-        plain = next(kind for kind in (int, float, str) if isinstance(value, kind))
-        return emit.temp(f"{plain.__name__}.__new__({owner}, {plain(value)!r})")
+    base: Any = next(kind for kind in REBUILT_BASES if isinstance(value, kind))
+    contents = ""
+    if base is tuple:
+        contents = f", ({emit.items(value)}{',' if value else ''})"
+    elif base in (int, float, str):
+        contents = f", {base(value)!r}"
     maker = emit.const(base, base.__name__)
-    name = emit.temp(f"{maker}.__new__({owner})")
+    name = emit.temp(f"{maker}.__new__({owner}{contents})")
     emit.memo[id(value)] = name
     emit.busy.discard(id(value))
     if isinstance(value, dict):
-        for key, item in base.items(value):  # type: ignore[attr-defined]
+        for key, item in base.items(value):
             emit.body.append(f"{maker}.__setitem__({name}, {emit.value(key)}, {emit.value(item)})")
     elif isinstance(value, set):
         emit.body.append(f"set.update({name}, [{emit.items(value)}])")
@@ -420,7 +420,7 @@ def has_maker_in_c(kind: type, solid: type) -> bool:
     return isinstance(found, types.BuiltinFunctionType) and owner not in solid.__mro__
 
 
-REBUILT_BASES: Final = frozenset({object, dict, list, set, tuple, int, float, str, collections.OrderedDict})
+REBUILT_BASES: Final = (collections.OrderedDict, dict, list, set, tuple, int, float, str, object)
 """C classes whose Python subclasses can be made again from their contents and attributes."""
 
 

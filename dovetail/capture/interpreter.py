@@ -23,6 +23,7 @@ from dovetail.capture.resume import growing_slots
 from dovetail.capture.text import concatenate, format_value, is_late, late, native
 from dovetail.capture.trace import (
     NULL,
+    THROWN,
     Handling,
     LastInstruction,
     Raised,
@@ -77,6 +78,8 @@ class Activation:
                 try:
                     return self._loop()
                 except Raised as raised:
+                    if id(raised.value) not in self.trace.raised:  # the program may change it afterwards
+                        self.give_context(raised.value)
                     self.trace.note_raised(raised.value, self)
                     if not self.unwind(raised.value):
                         raise
@@ -95,9 +98,6 @@ class Activation:
 
     def unwind(self, error: BaseException) -> bool:
         """Go to the code that handles the exception; False when it leaves the frame."""
-        handled = topmost_handled(self.trace)
-        if error.__context__ is None and handled is not None and handled is not error:
-            set_context(error, handled)
         region = self.code.region(self.at)
         if region is None:
             return False
@@ -107,6 +107,11 @@ class Activation:
         self.stack.append(error)
         self.at = region.target
         return True
+
+    def give_context(self, error: BaseException) -> None:
+        handled = topmost_handled(self.trace)
+        if error.__context__ is None and handled is not None and handled is not error:
+            set_context(error, handled)
 
     def throw(self, error: BaseException) -> str:
         """Raise at the current instruction (of a suspended generator), then run on. A generator that waits in
@@ -118,12 +123,13 @@ class Activation:
                 self.end_send(stop.value)
                 self.at = self.code.args[self.at - 2]  # type: ignore[assignment]
                 return self.run()
-            except Exception as inner:
+            except THROWN as inner:
                 if isinstance(inner, Break):
                     raise
                 is_kept, error = False, inner
             if is_kept:
                 return YIELD
+        self.give_context(error)
         if not self.unwind(error):
             raise Raised(error)
         return self.run()
@@ -441,7 +447,7 @@ class Activation:
             self.next = arg
         except Break:
             raise
-        except Exception as error:
+        except THROWN as error:
             raise Raised(error) from None
         else:
             self.stack.append(value)
@@ -654,7 +660,7 @@ class Activation:
             self.next = arg
         except Break:
             raise
-        except Exception as error:
+        except THROWN as error:
             raise Raised(error) from None
         else:
             self.stack.append(got)
@@ -777,12 +783,13 @@ MATCHES_ITSELF: Final = (bool, bytearray, bytes, dict, float, frozenset, int, li
 
 def set_context(error: BaseException, handled: BaseException) -> None:
     """What Python does when an exception is raised while another is handled: no cycle may arise."""
-    link = handled
-    while (before := link.__context__) is not None:
+    link, seen = handled, {id(handled)}
+    while (before := link.__context__) is not None and id(before) not in seen:
         if before is error:
             link.__context__ = None
             break
         link = before
+        seen.add(id(link))
     error.__context__ = handled
 
 

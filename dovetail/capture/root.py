@@ -237,7 +237,8 @@ class Attempt:
             symbols = tuple(trace.dynamic.sources.items())
         trace.guards.extend(trace.late_guards)
         trace.guards.extend(alias_guards(trace))
-        namespace = {**trace.namespace, "user_globals": frame.globals}
+        name = frame.globals.get("__name__")  # which classes made by the entry's calls take for their module
+        namespace = {**trace.namespace, "user_globals": frame.globals, "__name__": name}
         breaks: tuple[BreakPoint, ...] = ()
         if why is not None and not isinstance(why, ResumedLoop):
             breaks = (BreakPoint(why.code, why.text, why.hint, why.loc or trace.loc()),)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.trace import Raised, Trace
-from dovetail.errors import Break, DataDependentValue, FailedFake
+from dovetail.capture.trace import THROWN, Raised, Trace
+from dovetail.errors import Break, DataDependentValue, FailedFake, UnsupportedValue
 from dovetail.fake.tensor import Fake
 
 NUMBERS: Final[dict[type, type[Any]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -129,15 +129,18 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
     except Break:
         raise
-    except Exception as error:
+    except THROWN as error:
         if isinstance(error, TypeError) and any(type(arg) is LateText for arg in args):
             return native(fn, *native(known, list(args)), **kwargs)  # C code that takes nothing but a str
+        if isinstance(error, TypeError) and UNHASHABLE in str(error):
+            raise UnsupportedValue(type="int", detail="a symbolic number as a member or a key") from None
         if isinstance(error, RuntimeError) and needs_data(error):
             name = getattr(fn, "__name__", str(fn))
             raise FailedFake(function=name, detail=str(error).split("\n")[0][:200]) from None
         raise Raised(error) from None
 
 
+UNHASHABLE: Final = "unhashable type: non-nested Sym"
 NEEDS_DATA: Final = (
     "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta",
     "leaf Variable that requires grad is being used in an in-place",

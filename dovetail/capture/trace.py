@@ -32,6 +32,10 @@ class Raised(BaseException):
         self.value = value
 
 
+THROWN: Final = (Exception, GeneratorExit, SystemExit)
+"""What the program may raise through C code that capture runs. KeyboardInterrupt is the person's, not its."""
+
+
 class Handling:
     """The stack entry under an exception that is being handled: what was handled before, and it itself."""
 
@@ -183,7 +187,6 @@ class Trace:
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []
         self.entered: dict[int, Any] = {}
         self.held: dict[int, Any] = {}
-        self.steps = 0
         self.is_over = False
         self.is_appending = False
         """The list that is read next is only appended to."""
@@ -192,7 +195,6 @@ class Trace:
         self.raised: dict[int, tuple[BaseException, list[tuple[Any, Loc]]]] = {}
         """The frames that each exception of the program reached, innermost first, and their lines."""
         self.resumes: dict[CodeType, Any] = {}
-        self.storages: dict[Any, Any] = {}
 
     # -- locations
 
