@@ -366,12 +366,15 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
 def function_attr(trace: Trace, obj: Any, name: str) -> Any:
     pending = trace.writes.get((id(obj), name))
     if pending is not None:
-        return pending.value
+        return pending.value if pending.value is not DELETED else raise_attribute_error(obj, name)
+    source = trace.source_of(obj) or trace.const(obj, obj.__name__)
+    is_own = not name.startswith("__") and existed(trace, obj)
+    if is_own and name not in obj.__dict__:
+        trace.guard(source, Lacks(name, attribute=True))
     value = native(getattr, obj, name)
-    origin = trace.origins.get(id(obj))
-    if origin is None or type(value) in PLAIN or isinstance(value, IDENTITY):
+    if not is_own and (type(value) in PLAIN or isinstance(value, IDENTITY) or id(obj) not in trace.origins):
         return value
-    return wrap(trace, value, Attr(origin.source, name))
+    return wrap(trace, value, Attr(source, name))
 
 
 def method_attr(trace: Trace, obj: MethodType, name: str) -> Any:
@@ -457,8 +460,7 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
         store_global(trace, obj.__dict__, name, value, DictAttr(trace.const(obj, obj.__name__), name))
         return
     if isinstance(obj, type):
-        trace.writes[(id(obj), name)] = Write(obj, name, value, "class")
-        trace.changed_classes.add(id(obj))
+        store_in_class(trace, obj, name, value)
         return
     kind = type(obj)
     override, _ = find_in_mro(kind, "__setattr__")
@@ -470,6 +472,13 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
         trace.call(override, [obj, name, value], {})
     else:
         store_plain(trace, obj, name, value)
+
+
+def store_in_class(trace: Trace, kind: type, name: str, value: Any) -> None:
+    if name.startswith("__"):  # what C code asks the class for
+        raise UnsupportedValue(trace.loc(), type="class", detail=f"changing {kind.__name__}.{name}")
+    trace.writes[(id(kind), name)] = Write(kind, name, value, "class")
+    trace.changed_classes.add(id(kind))
 
 
 def store_plain(trace: Trace, obj: Any, name: str, value: Any) -> None:
@@ -554,8 +563,7 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
         raise UnsupportedValue(trace.loc(), type="module", detail=f"del {obj.__name__}.{name}")
     if isinstance(obj, type):
         class_attr(trace, obj, name)
-        trace.writes[(id(obj), name)] = Write(obj, name, DELETED, "class")
-        trace.changed_classes.add(id(obj))
+        store_in_class(trace, obj, name, DELETED)
         return
     if not existed(trace, obj):
         native(delattr, obj, name)

@@ -12,6 +12,7 @@ An unknown C function ends the graph: it could do anything.
 """
 from __future__ import annotations
 
+import enum
 import functools
 from types import (
     BuiltinFunctionType,
@@ -238,6 +239,8 @@ def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
     meta_call, _ = find_in_mro(type(cls), "__call__")
     if isinstance(meta_call, FunctionType) and type(cls).__module__ != "enum":
         return call(trace, meta_call, [cls, *args], kwargs)
+    if isinstance(cls, enum.EnumType) and not cls.__members__:
+        raise UnknownCall(trace.loc(), function=f"{cls.__name__}() that makes a class")
     if isinstance(meta_call, FunctionType) or known.is_native_class(cls):
         return native(cls, *args, **kwargs)
     return make_instance(trace, cls, args, kwargs)

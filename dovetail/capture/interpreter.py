@@ -500,8 +500,8 @@ class Activation:
         native(self.stack[-arg].extend, value)
 
     def SET_UPDATE(self, arg: int) -> None:
-        value = operations.iterate(self.trace, self.stack.pop())
-        native(self.stack[-arg].update, value)
+        value = native(tuple, operations.iterate(self.trace, self.stack.pop()))
+        native(self.stack[-arg].update, operations.as_hashable(value))
 
     def as_mapping(self, value: Any) -> Any:
         """What ** takes: nothing but a mapping will do."""
