@@ -199,7 +199,8 @@ on(len)(lambda trace, args, kwargs: operations.length(trace, args[0]))
 def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 2:
         return iter(Callback(trace, args[0]), args[1])
-    return iterate(trace, args[0])
+    made = iterate(trace, args[0])
+    return made.owner if isinstance(made, operations.Steps) else made
 
 
 @on(next)

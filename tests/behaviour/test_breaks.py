@@ -1,7 +1,14 @@
 """SPEC C3, C6, C7: what cannot be captured runs in Python at its place, once, and capture resumes after it."""
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
+import enum
+import functools
+import itertools
 import logging
+import math
 import random
 import time
 import warnings
@@ -586,6 +593,128 @@ def text_of_a_changing_number_used_as_a_name() -> Any:
             return x * getattr(self, f"scale_{i}"), {f"key {i}": x}, f"scale_{i}" == "scale_2", len(f"{i}")
 
     return Model(), [(torch.ones(2), i) for i in range(4)]
+
+
+@case("C3", breaks=ANY)
+def iterators_of_the_caller() -> Any:
+    @torch.compiler.disable
+    def made(n: float) -> Any:
+        if n > 5:
+            return (k for k in [7]), map(abs, [-1, 2, 3]), iter({n: 1})
+        return iter([1, 2, 3]), iter(range(4)), iter([n, 2.0])
+
+    def f(x: torch.Tensor, n: float) -> Any:
+        some, more, last = made(n)
+        first, rest = [list(itertools.islice(some, 1)), list(some)], [2 in more, tuple(more)]
+        return x + len(rest[1]), first, rest, math.fsum(last), list(last)
+
+    return f, [(x4(), 1.0), (x4(), 5.0), (x4(), 9.0)]
+
+
+@case("C3", breaks=ANY)
+def class_changed_under_an_operator() -> Any:
+    class Amount:
+        unit = "m"
+
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+    class Length(Amount):
+        unit = "km"
+
+    def f(x: torch.Tensor) -> Any:
+        Amount.__add__ = lambda a, b: Amount(a.value + b.value)  # type: ignore[attr-defined]
+        if "unit" in vars(Length):
+            del Length.unit
+        return (Amount(x) + Length(x)).value, Length.unit  # type: ignore[operator]
+
+    return f, [(x4(),), (x4(),)], lambda: "unit" in vars(Length)
+
+
+@case("C3", breaks=ANY)
+def classes_made_on_the_way() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        @dataclasses.dataclass
+        class Config:
+            scale: int = 2
+            notes: list[str] = dataclasses.field(default_factory=list)
+
+        made = type("Made", (), {"k": 3})
+        kinds = enum.Enum("kinds", "A B")
+        pair = collections.namedtuple("pair", "u v")  # type: ignore[misc]
+        modules = [kind.__module__ for kind in (Config, made, kinds, pair)]
+        return x * Config().scale, modules, [kind.name for kind in kinds], pair(x, 1).u
+
+    return f, [(x4(),), (x4(),)]
+
+
+@case("C3", breaks=ANY)
+def functions_and_numbers_made_again() -> Any:
+    class Named(int):
+        def __new__(cls, value: int, name: str) -> Named:
+            made = super().__new__(cls, value)
+            made.name = name
+            return made
+
+        name: str
+
+    def f(x: torch.Tensor) -> Any:
+        @functools.wraps(x4)
+        def inner(y: int, z: Any = None) -> Any:
+            return x * y
+
+        three = Named(3, "three")
+        print("a break")
+        return inner.__name__, inner.__doc__, inner.__annotations__, inner(2), three.name, three
+
+    return f, [(x4(),), (x4(),)]
+
+
+@case("C3", breaks=ANY)
+def generator_exit_and_system_exit() -> Any:
+    @contextlib.contextmanager
+    def caught(kind: type[BaseException]) -> Any:
+        try:
+            yield
+        except kind as error:
+            print(type(error).__name__)
+
+    def leave(n: int) -> None:
+        raise SystemExit(n)
+
+    def f(x: torch.Tensor) -> Any:
+        with caught(GeneratorExit):
+            raise GeneratorExit
+        try:
+            list(map(leave, [3]))
+        except SystemExit as error:
+            return x + error.code
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def iterator_written_in_python_across_a_break() -> Any:
+    class Count:
+        def __init__(self) -> None:
+            self.n = 0
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            self.n += 1
+            if self.n > 3:
+                raise StopIteration
+            return self.n
+
+    def f(x: torch.Tensor) -> Any:
+        steps = iter(Count())
+        first = next(steps)
+        print(type(steps).__name__)
+        return x + first, list(steps)
+
+    return f, [(x4(),), (x4(),)]
 
 
 test_program = suite.test()

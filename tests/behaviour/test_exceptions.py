@@ -39,6 +39,24 @@ def break_in_except_block() -> Any:
     return f, twice()
 
 
+@case("C4")
+def context_taken_away_or_in_a_ring() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            try:
+                raise ValueError("a")
+            except ValueError as first:
+                error, first.__context__ = KeyError("b"), first
+                try:
+                    raise error
+                finally:
+                    error.__context__ = None
+        except KeyError as caught:
+            return x + 1, caught.__context__
+
+    return f, twice()
+
+
 @case("C3", breaks=1)
 def bare_raise_after_a_break() -> Any:
     def f(x: torch.Tensor) -> Any:

@@ -353,6 +353,24 @@ def torch_function_patched() -> Any:
                      lambda: setattr(torch.nn.functional, "relu", original))
 
 
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    kind: Any = scaled
+    return x * kind.factor + (kind.extra if hasattr(kind, "extra") else 0.0)
+
+
+@row
+def function_attribute() -> Any:
+    vars(scaled).update(factor=2.0)
+    return lambda x: scaled(x), (torch.ones(3),), lambda: vars(scaled).update(factor=3.0)
+
+
+@row
+def function_attribute_that_was_not_there() -> Any:
+    vars(scaled).update(factor=2.0)
+    vars(scaled).pop("extra", None)
+    return lambda x: scaled(x), (torch.ones(3),), lambda: vars(scaled).update(extra=3.0)
+
+
 class Undo:
     def __init__(self, undo: Callable[[], Any]) -> None:
         self.undo = undo
