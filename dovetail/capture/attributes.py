@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from types import (
     BuiltinFunctionType,
@@ -110,6 +112,10 @@ def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     return instance_attr(trace, obj, name)
 
 
+FOREIGN: Final = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
+"""Objects whose attributes are another object's."""
+
+
 def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
     pending = trace.writes.get((id(obj), name))
     if pending is not None:
@@ -120,6 +126,8 @@ def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
     override, _ = find_in_mro(type(obj), "__getattribute__")
     if isinstance(override, FunctionType):
         return trace.call(override, [obj, name], {})
+    if issubclass(type(obj), FOREIGN):
+        raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail="its attributes are elsewhere")
     return plain_attr(trace, obj, name)
 
 
@@ -286,7 +294,7 @@ def super_attr(trace: Trace, obj: super, name: str) -> Any:
     for owner in mro[mro.index(start) + 1 :]:
         found = owner.__dict__.get(name, MISSING)
         if found is not MISSING:
-            if isinstance(found, property):
+            if isinstance(found, property) and owner_obj is not kind:
                 return trace.call(found.fget, [owner_obj], {})
             if type(found) in C_METHODS or isinstance(found, BuiltinFunctionType):
                 return native(getattr, obj, name)
@@ -346,8 +354,7 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     if isinstance(obj, enum.EnumType):
         guard_class(trace, obj)  # it grows while its members are made
         return native(getattr, obj, name)
-    if name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__class__", "__doc__",
-                "__dict__"):  # fmt: skip
+    if name == "__class__" or type(type.__dict__.get(name)) in (GetSetDescriptorType, MemberDescriptorType):
         return native(getattr, obj, name)
     found, owner = find_in_class(trace, obj, name)
     if found is MISSING:
@@ -505,9 +512,15 @@ def existed(trace: Trace, obj: Any) -> bool:
     return id(obj) in trace.origins or is_function or isinstance(obj, enum.Enum)
 
 
+def check_changeable(trace: Trace, obj: Any, name: str) -> None:
+    if name in ("__class__", "__dict__") or issubclass(type(obj), FOREIGN):
+        raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"changing its {name}")
+
+
 def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
     """Write where no descriptor is in the way."""
     if existed(trace, obj):
+        check_changeable(trace, obj, name)
         trace.writes[(id(obj), name)] = Write(obj, name, value, "attr")
         return
     try:
@@ -569,6 +582,7 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
         native(delattr, obj, name)
         return
     load_attr(trace, obj, name)
+    check_changeable(trace, obj, name)
     origin = trace.origins.get(id(obj))
     attributes = instance_dict(_original(obj, origin))
     if origin is None or attributes is None or name in attributes:

@@ -58,6 +58,11 @@ SPECIAL: Final[dict[int, Special]] = {}
 _kept: list[Any] = []
 
 
+NO_KEYWORDS: Final = (
+    isinstance, getattr, hasattr, setattr, delattr, len, iter, next, id, hash, callable, abs, any, all, repr
+)  # fmt: skip
+
+
 def on(*functions: Any) -> Callable[[Special], Special]:
     """Register a rule for functions, by identity."""
 
@@ -338,9 +343,9 @@ on(ascii)(_text(ascii, "__repr__"))
 @on(format_value)
 def _format_value(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value, convert, spec = args
-    if convert or not spec:
+    if convert or (not spec and find_in_mro(type(value), "__format__")[0] is object.__format__):
         value = trace.call((str, str, repr, ascii)[convert], [value], {})
-    return late(trace, format_value, [value, 0, spec]) if is_late(value) else native(format, value, spec)
+    return trace.call(format, [value, spec], {})
 
 
 def _unknown(name: str) -> Special:
@@ -514,9 +519,8 @@ def construct_new(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 def construct_init(trace: Trace, made: Any, init: Any, args: Args, kwargs: Kwargs) -> None:
     """__init__ of a C base class (dict.__init__ on a subclass...)."""
-    if isinstance(made, (int, float, str, tuple, frozenset, bytes)) or init is object.__init__:
-        return
-    operations.check_native_use(trace, made, "__init__")
+    if init is not object.__init__:  # which only counts the arguments
+        operations.check_native_use(trace, made, "__init__")
     native(init, made, *[as_iterable(trace, arg) for arg in args], **kwargs)
 
 

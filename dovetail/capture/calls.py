@@ -60,6 +60,8 @@ CO_ASYNC: Final = 0x80 | 0x100 | 0x200
 def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     special = known.SPECIAL.get(id(fn))
     if special is not None:
+        if kwargs and fn in known.NO_KEYWORDS:
+            raise Raised(TypeError(f"{fn.__name__}() takes no keyword arguments"))
         return special(trace, args, kwargs)
     rule = BY_TYPE.get(type(fn))
     if rule is not None:
@@ -249,24 +251,22 @@ def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
 def make_instance(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """type.__call__ for a class of the user's."""
     guard_class(trace, cls)
-    if issubclass(cls, torch.Tensor):
+    if issubclass(cls, torch.Tensor) or hasattr(cls, "__del__"):
         raise UnknownCall(trace.loc(), function=cls.__qualname__)
     maker, _ = find_in_mro(cls, "__new__")
     init, _ = find_in_mro(cls, "__init__")
     if isinstance(maker, staticmethod):
         made = call(trace, maker.__func__, [cls, *args], kwargs)
     elif maker is object.__new__ or maker is None:
-        made = native(object.__new__, cls)
+        made = native(object.__new__, cls, *args, **kwargs)
     else:
         made = known.construct_new(trace, cls, args, kwargs)
     if not isinstance(made, cls):
         return made
     if isinstance(init, FunctionType):
         call(trace, init, [made, *args], kwargs)
-    elif init is not object.__init__ and isinstance(init, WrapperDescriptorType):
+    elif isinstance(init, WrapperDescriptorType):
         known.construct_init(trace, made, init, args, kwargs)
-    elif (args or kwargs) and maker is object.__new__:
-        raise Raised(TypeError(f"{cls.__name__}() takes no arguments"))
     return made
 
 

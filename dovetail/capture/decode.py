@@ -162,13 +162,18 @@ READS: Final = frozenset({"LOAD_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
 _live: dict[CodeType, list[frozenset[int]]] = {}
 
 
+ASKS_FOR_ALL: Final = frozenset({"locals", "vars", "dir", "eval", "exec"})
+"""Functions that may read any variable of the frame that calls them."""
+
+
 def live_before(code: Code) -> list[frozenset[int]]:
     """For each instruction the plain local slots that may be read at or after it."""
     found = _live.get(code.code)
     if found is not None:
         return found
     count = len(code.ops)
-    live: list[frozenset[int]] = [frozenset()] * (count + 1)
+    always = range(len(code.slot_names)) if not ASKS_FOR_ALL.isdisjoint(code.code.co_names) else ()
+    live: list[frozenset[int]] = [frozenset(always)] * (count + 1)
     jumps = {"JUMP", "FOR_ITER", "SEND"}
     changed = True
     while changed:
@@ -176,13 +181,13 @@ def live_before(code: Code) -> list[frozenset[int]]:
         for i in range(count - 1, -1, -1):
             op = code.ops[i]
             arg: Any = code.args[i]
-            after: frozenset[int] = frozenset() if op in NO_FALL_THROUGH else live[i + 1]
+            after: frozenset[int] = frozenset(always) if op in NO_FALL_THROUGH else live[i + 1]
             if op in jumps or "JUMP_IF" in op:
                 after |= live[arg]
             region = code.region(i)
             if region is not None:
                 after |= live[region.target]
-            if op == "STORE_FAST":
+            if op == "STORE_FAST" and not always:
                 after -= {arg}
             elif op.startswith("LOAD_GLOBAL") and arg == "super":  # it takes the first argument by itself
                 after |= {0}

@@ -240,11 +240,11 @@ class Policy:
         names = {name: emit.load(self.sources[name]) for name in leaves(expr)}
 
         def call(function: Any, args: tuple[Any, ...]) -> str:
-            shown = ", ".join(arg if isinstance(arg, str) else repr(arg) for arg in args)
+            shown = ", ".join(arg if isinstance(arg, str) else emit.value(arg) for arg in args)
             return f"{emit.const(function, function.__name__)}({shown})"
 
         made = fold(expr, names, call, {})
-        return made if isinstance(made, str) else repr(made)
+        return made if isinstance(made, str) else emit.value(made)  # type: ignore[no-any-return]
 
     def finish(self, trace: Trace) -> None:
         """Remember what this capture read."""

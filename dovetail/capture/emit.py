@@ -161,7 +161,7 @@ class Emitter:
             return f"setattr({owner}, {write.name!r}, {value})"
         if isinstance(write.owner, (BaseException, Fake)):
             return f"{owner}.{write.name} = {value}"
-        return f"object.__setattr__({owner}, {write.name!r}, {value})"
+        return set_field(owner, type(write.owner), write.name, value)
 
     def changed(self, origin: Any) -> list[str]:
         """Lines that make the original container equal to its shadow, if the frame changed it."""
@@ -332,8 +332,16 @@ def _instance(emit: Emitter, value: Any) -> str:
     elif isinstance(value, list):
         emit.body.append(f"list.extend({name}, [{emit.items(value)}])")
     for key, item in instance_fields(value).items():
-        emit.body.append(f"object.__setattr__({name}, {key!r}, {emit.value(item)})")
+        emit.body.append(set_field(name, cls, key, emit.value(item)))
     return name
+
+
+def set_field(owner: str, kind: type, name: str, value: str) -> str:
+    """An attribute of the instance itself, past any descriptor of the class that would answer instead."""
+    found = type(find_in_mro(kind, name)[0])
+    if hasattr(found, "__set__") and found not in (types.MemberDescriptorType, types.GetSetDescriptorType):
+        return f"{owner}.__dict__[{name!r}] = {value}"
+    return f"object.__setattr__({owner}, {name!r}, {value})"
 
 
 def instance_fields(value: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
@@ -34,13 +34,15 @@ from dovetail.capture.trace import (
     topmost_handled,
 )
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
-from dovetail.errors import Break, ResumedLoop, UnsupportedOpcode
+from dovetail.errors import Break, ResumedLoop, SkippedFrame, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks, SameAs, TypeIs
 from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
 
 RETURN: Final = "return"
 YIELD: Final = "yield"
+MAX_ROUNDS: Final = 2_000_000
+"""A few seconds of interpreting: loops longer than that are no place for a graph."""
 
 
 class Activation:
@@ -402,6 +404,9 @@ class Activation:
 
     def JUMP(self, arg: int) -> None:
         self.next = arg
+        self.trace.rounds += 1
+        if self.trace.rounds > MAX_ROUNDS:
+            raise SkippedFrame(self.trace.loc(), detail=f"a loop of more than {MAX_ROUNDS:,} rounds")
 
     def POP_JUMP_IF_TRUE(self, arg: int) -> None:
         if operations.truth(self.trace, self.stack.pop()):
@@ -746,11 +751,10 @@ class Activation:
     # -- match
 
     def MATCH_MAPPING(self, arg: Any) -> None:
-        self.stack.append(isinstance(self.stack[-1], Mapping))
+        self.stack.append(bool(type(self.stack[-1]).__flags__ & 1 << 6))  # Py_TPFLAGS_MAPPING
 
     def MATCH_SEQUENCE(self, arg: Any) -> None:
-        top = self.stack[-1]
-        self.stack.append(isinstance(top, Sequence) and not isinstance(top, (str, bytes, bytearray)))
+        self.stack.append(bool(type(self.stack[-1]).__flags__ & 1 << 5))  # Py_TPFLAGS_SEQUENCE
 
     def MATCH_KEYS(self, arg: Any) -> None:
         keys, subject = self.stack[-1], self.stack[-2]

@@ -113,7 +113,7 @@ def _by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str)
             if result is not NotImplemented:
                 return True, result
         elif owner is left and not isinstance(owner, Fake):
-            result = _builtin_dunder(owner, operand, forward)
+            result = _builtin_dunder(trace, owner, operand, forward)
             if result is not NotImplemented:
                 return True, result
     if forward in ("__eq__", "__ne__"):
@@ -121,10 +121,14 @@ def _by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str)
     return False, None
 
 
-def _builtin_dunder(owner: Any, operand: Any, name: str) -> Any:
+def _builtin_dunder(trace: Trace, owner: Any, operand: Any, name: str) -> Any:
     method = getattr(type(owner), name, None)
     if method is None or isinstance(method, FunctionType):
         return NotImplemented
+    equal = dunder(type(owner), "__eq__") if method is object.__ne__ else None
+    if equal is not None:
+        result = trace.call(equal, [owner, operand], {})
+        return result if result is NotImplemented else not truth(trace, result)
     return native(method, owner, operand)
 
 
@@ -142,7 +146,17 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
         return not truth(trace, compare(trace, operator.eq, left, right))
     if kind.__eq__ is not object.__eq__ and other.__eq__ is not object.__eq__:
         check_operands(trace, op.__name__, left, right)
+    if op in (operator.eq, operator.ne) and kind is other and kind in (list, tuple, dict):
+        return items_equal(trace, left, right) == (op is operator.eq)
     return native(op, left, right)
+
+
+def items_equal(trace: Trace, left: Any, right: Any) -> bool:
+    """Containers of one kind; their items may have an __eq__ in Python."""
+    if len(left) != len(right) or isinstance(left, dict) and left.keys() != right.keys():
+        return False
+    pairs = [(left[key], right[key]) for key in (left if isinstance(left, dict) else range(len(left)))]
+    return all(a is b or truth(trace, compare(trace, operator.eq, a, b)) for a, b in pairs)
 
 
 def unary(trace: Trace, op: Callable[[Any], Any], value: Any) -> Any:
@@ -315,7 +329,7 @@ def contains(trace: Trace, container: Any, item: Any) -> bool:
     if kind is Fake:
         result = trace.call(torch.Tensor.__contains__, [container, item], {})
         return truth(trace, result)
-    if dunder(kind, "__iter__") is not None:
+    if dunder(kind, "__iter__") is not None and find_in_mro(kind, "__contains__")[0] is MISSING:
         return any(item is each or truth(trace, compare(trace, operator.eq, each, item))
                    for each in iterate(trace, container))  # fmt: skip
     check_native_use(trace, container, "`in`")

@@ -8,6 +8,7 @@ native(function, *args)     -> C code run now, with such texts made where it ins
 """
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -126,7 +127,10 @@ def known(value: Any) -> Any:
 def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run on the trace's objects; an exception is the user program's."""
     try:
-        return fn(*args, **kwargs)
+        result = fn(*args, **kwargs)
+        if type(result) is str and SHOWN_FAKE in result:
+            raise DataDependentValue(function=getattr(fn, "__name__", str(fn)))
+        return result
     except Break:
         raise
     except THROWN as error:
@@ -140,6 +144,8 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise Raised(error) from None
 
 
+SHOWN_FAKE: Final = "Fake(torch."
+"""C code made a text of something that holds a tensor."""
 UNHASHABLE: Final = "unhashable type: non-nested Sym"
 NEEDS_DATA: Final = (
     "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta",
@@ -158,9 +164,9 @@ def is_late(value: Any) -> bool:
     kind = type(value)
     if kind is Fake or kind in NUMBERS or kind is LateText:
         return True
-    if kind in (list, tuple):
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         return any(is_late(item) for item in value)
-    return kind is dict and any(is_late(item) for item in value.values())
+    return isinstance(value, dict) and any(is_late(item) for item in value.values())
 
 
 def concatenate(parts: list[str]) -> str:

@@ -22,6 +22,7 @@ from dovetail.capture.text import NUMBERS, LateText, native, needs_data
 from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import BackwardCall, Break, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import Lacks
 from dovetail.ir.source import Attr, DictAttr
 
 MARKS: Final = frozenset({"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"})
@@ -175,11 +176,11 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
     if pending is not None:
         return pending.value
     origin = trace.origins.get(id(fake))
+    if name == "__class__":
+        return torch.Tensor if origin is None else type(origin.original)
     if origin is not None:
         if name == "grad":
             return wrap(trace, origin.original.grad, Attr(origin.source, "grad"))
-        if name == "__class__":
-            return type(origin.original)
         if name in ("is_leaf", "grad_fn", "_backward_hooks"):
             return getattr(origin.original, name)
         kind = type(origin.original)
@@ -189,8 +190,8 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
         own = getattr(origin.original, "__dict__", {})
         if name in own and name not in OWN_FIELDS:
             return wrap(trace, own[name], DictAttr(origin.source, name))
-    elif name == "__class__":
-        return torch.Tensor
+        elif not hasattr(torch.Tensor, name):
+            trace.guard(origin.source, Lacks(name, attribute=True))
     if name in OWN_FIELDS:
         raise Raised(AttributeError(f"'Tensor' object has no attribute '{name}'"))
     value = native(getattr, fake, name)
@@ -211,7 +212,7 @@ OWN_FIELDS: Final = frozenset({"meta", "constant", "_meta", "_constant"})
 
 
 def store_tensor_attr(trace: Trace, fake: Fake, name: str, value: Any) -> None:
-    if name in ("data", "grad", "requires_grad", "names"):
+    if hasattr(type(find_in_mro(torch.Tensor, name)[0]), "__set__"):
         if name == "requires_grad" and value == fake.requires_grad:
             return
         if name == "grad" and value is None and id(fake) in trace.origins:

@@ -187,6 +187,7 @@ class Trace:
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []
         self.entered: dict[int, Any] = {}
         self.held: dict[int, Any] = {}
+        self.rounds = 0
         self.is_over = False
         self.is_appending = False
         """The list that is read next is only appended to."""
@@ -261,6 +262,12 @@ def freeze(trace: Trace, arg: Any) -> Any:
         return arg
     if kind in HELD:
         return arg
+    if kind is range:
+        return list(arg)
+    if kind is type and arg in BY_TYPE:
+        return BY_TYPE[arg]
+    if kind.__name__ == "tensortype":
+        return f"{arg.__module__}.{arg.__name__}"
     if isinstance(arg, (list, tuple)):
         items = [freeze(trace, item) for item in arg]
         return items if isinstance(arg, list) else tuple(items)
@@ -277,6 +284,8 @@ def freeze(trace: Trace, arg: Any) -> Any:
     raise UnsupportedValue(trace.loc(), type=kind.__name__, detail="a graph cannot hold it as an argument")
 
 
+BY_TYPE: Final = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+"""x.to(float): Python's types as dtypes."""
 HELD: Final = frozenset(
     {int, float, bool, str, type(None), complex, type(...), torch.dtype, torch.device, torch.layout,
      torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool}
