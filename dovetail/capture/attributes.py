@@ -517,11 +517,21 @@ def check_changeable(trace: Trace, obj: Any, name: str) -> None:
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"changing its {name}")
 
 
+def has_setter(kind: type, name: str) -> bool:
+    """Whether a descriptor of the class takes what is assigned under this name."""
+    found = type(find_in_mro(kind, name)[0])
+    return hasattr(found, "__set__") and found not in (MemberDescriptorType, GetSetDescriptorType)
+
+
 def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
     """Write where no descriptor is in the way."""
     if existed(trace, obj):
         check_changeable(trace, obj, name)
         trace.writes[(id(obj), name)] = Write(obj, name, value, "attr")
+        return
+    attributes = instance_dict(obj)
+    if attributes is not None and has_setter(type(obj), name):
+        attributes[name] = value
         return
     try:
         native(object.__setattr__, obj, name, value)

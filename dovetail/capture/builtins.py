@@ -325,7 +325,7 @@ def _text(function: Any, dunder: str) -> Special:
             if own is not None and find_in_mro(type(args[0]), "__str__")[0] is not object.__str__:
                 own = None
         if own is not None and own.__module__ not in ("enum",):
-            return trace.call(own, args, kwargs)
+            return trace.call(own, args if function is not format or len(args) > 1 else [*args, ""], kwargs)
         if args and isinstance(args[0], BaseException) and id(args[0]) in trace.origins:
             return late(trace, function, args)
         operations.check_operands(trace, f"{function.__name__}()", *args[:1])
@@ -559,7 +559,6 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         if module in PURE or (module == "builtins" and name in PURE_BUILTINS):
             if operations.has_fake(args) and module in ("math", "cmath"):
                 raise DataDependentValue(trace.loc(), function=f"{module}.{name}")
-            operations.check_iterators(trace, args)
             return call_math(trace, fn, args, kwargs) if module == "math" else native(fn, *args, **kwargs)
         raise UnknownCall(trace.loc(), function=f"{module}.{name}")
     if isinstance(owner, type):
@@ -644,10 +643,7 @@ def call_operator(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if fn in operations.UNARY:
         return operations.unary(trace, fn, *args)
     rule = OPERATORS.get(fn)
-    if rule is not None:
-        return rule(trace, *args)
-    operations.check_iterators(trace, args)
-    return native(fn, *args, **kwargs)
+    return rule(trace, *args) if rule is not None else native(fn, *args, **kwargs)
 
 
 OPERATORS: Final[dict[Any, Callable[..., Any]]] = {

@@ -28,7 +28,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.arrays import Array
-from dovetail.capture.attributes import InstanceDict, find_in_mro
+from dovetail.capture.attributes import InstanceDict, find_in_mro, has_setter
 from dovetail.capture.builtins import Callback, is_plain_owner
 from dovetail.capture.exceptions import rebuild_exception
 from dovetail.capture.generators import Generator
@@ -338,8 +338,7 @@ def _instance(emit: Emitter, value: Any) -> str:
 
 def set_field(owner: str, kind: type, name: str, value: str) -> str:
     """An attribute of the instance itself, past any descriptor of the class that would answer instead."""
-    found = type(find_in_mro(kind, name)[0])
-    if hasattr(found, "__set__") and found not in (types.MemberDescriptorType, types.GetSetDescriptorType):
+    if has_setter(kind, name):
         return f"{owner}.__dict__[{name!r}] = {value}"
     return f"object.__setattr__({owner}, {name!r}, {value})"
 

@@ -9,7 +9,7 @@ Whatever runs here natively runs on the trace's own objects, so it can change no
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, Final
 
@@ -217,13 +217,6 @@ def check_native_use(trace: Trace, value: Any, what: str) -> None:
     origin = trace.origins.get(id(value))
     if origin is not None and value is origin.original and not _is_passive(value):
         raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"{what} of {origin.source}")
-
-
-def check_iterators(trace: Trace, values: Sequence[Any]) -> None:
-    """C code would step through the caller's own iterators."""
-    for value in values:
-        if isinstance(value, Iterator):
-            check_native_use(trace, value, "iteration")
 
 
 def check_unknown_float(trace: Trace, what: str, *values: Any) -> None:

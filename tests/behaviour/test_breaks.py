@@ -10,6 +10,7 @@ import itertools
 import logging
 import math
 import random
+import threading
 import time
 import warnings
 from typing import Any
@@ -715,6 +716,63 @@ def iterator_written_in_python_across_a_break() -> Any:
         return x + first, list(steps)
 
     return f, [(x4(),), (x4(),)]
+
+
+@case("C3", breaks=ANY)
+def all_variables_after_a_break() -> Any:
+    def f(x: torch.Tensor, n: int) -> Any:
+        z = 3
+        print("a break")
+        return sorted(locals()), "{n} {z}".format(**locals()), x + 1
+
+    return f, [(x4(), 1), (x4(), 1)]
+
+
+@case("C3", breaks=ANY)
+def objects_with_an_end() -> Any:
+    ended = []
+
+    class Resource:
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x = x
+
+        def __del__(self) -> None:
+            ended.append(1)
+
+    def f(x: torch.Tensor) -> Any:
+        return Resource(x).x + 1
+
+    return f, [(x4(),), (x4(),)], lambda: ended
+
+
+@case("C3", breaks=ANY)
+def attributes_that_are_elsewhere() -> Any:
+    class Small:
+        k = 1
+
+    class Large(Small):
+        k = 2
+
+    here, small = threading.local(), Small()
+    here.n = 2
+
+    def f(x: torch.Tensor, z: torch.Tensor) -> Any:
+        here.n += 1
+        small.__class__ = Large
+        z.real = 10
+        return x * here.n, isinstance(small, Large), small.k, z + 1
+
+    return f, [(x4(), torch.ones(2, dtype=torch.cfloat))] * 2, lambda: here.n
+
+
+@case("C3", breaks=ANY)
+def text_of_tensors_in_containers() -> Any:
+    pair = collections.namedtuple("pair", "u v")  # type: ignore[misc]
+
+    def f(x: torch.Tensor) -> Any:
+        return x + 1, repr(torch.max(x, dim=0)), str(collections.deque([x])), repr(pair(x, 1)), f"{dict(a=x)}"
+
+    return f, (x4().detach(),)
 
 
 test_program = suite.test()

@@ -353,6 +353,26 @@ def torch_function_patched() -> Any:
                      lambda: setattr(torch.nn.functional, "relu", original))
 
 
+class Width:
+    def __init__(self, v: int) -> None:
+        self.v = v
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Width) and self.v == other.v
+
+
+@row
+def attribute_compared_within_a_list() -> Any:
+    a, b = Width(1), Width(1)
+    return lambda x: x + 1 if [a] == [b] and not (1, a) != (1, b) else x - 1, (torch.ones(3),), lambda: setattr(a, "v", 2)
+
+
+@row
+def attribute_of_a_tensor_that_was_not_there() -> Any:
+    t = torch.ones(3)
+    return lambda x: x + 2 if hasattr(x, "mark") else x + 1, (t,), lambda: setattr(t, "mark", 1)
+
+
 def scaled(x: torch.Tensor) -> torch.Tensor:
     kind: Any = scaled
     return x * kind.factor + (kind.extra if hasattr(kind, "extra") else 0.0)

@@ -591,4 +591,115 @@ def torch_size_arithmetic() -> Any:
     return f, (torch.randn(2, 4, requires_grad=True),)
 
 
+@case("C4")
+def formats_of_their_own() -> Any:
+    class Money:
+        def __format__(self, spec: str) -> str:
+            return f"<{spec}>"
+
+        def __str__(self) -> str:
+            return "money"
+
+    def f(x: torch.Tensor) -> Any:
+        m = Money()
+        return x + 1, f"{m}|{m:>3}|{m!s}|{m!r:.1}", format(m), "{:a} {}".format(m, x.shape[0])
+
+    return f, (x4(),)
+
+
+@case("C4")
+def patterns_know_mappings_and_sequences() -> Any:
+    class Pairs(collections.UserDict[str, int]):
+        pass
+
+    def kind(value: Any) -> Any:
+        match value:
+            case {"a": found, **rest}:
+                return "mapping", found, dict(rest)
+            case [first, *rest]:
+                return "sequence", first, rest
+            case str():
+                return "text"
+            case _:
+                return "other"
+
+    def f(x: torch.Tensor) -> Any:
+        values = ({"a": 1, "b": 2}, [1, 2], "ab", range(2), collections.deque([3]), Pairs(a=3), 3, x.shape)
+        return x + 1, [kind(value) for value in values]
+
+    return f, (x4(),)
+
+
+@case("C4")
+def errors_of_calls() -> Any:
+    class Empty:
+        pass
+
+    class One:
+        def __init__(self, a: int) -> None:
+            pass
+
+    calls: Any = (
+        lambda: Empty(1), lambda: One(), lambda: One(1, 2), lambda: (lambda a, b=1: a)(1, 2, 3),  # type: ignore
+        lambda: (lambda: 1)(2), lambda: isinstance(1, int, more=2),  # type: ignore
+    )  # fmt: skip
+
+    def f(x: torch.Tensor) -> Any:
+        texts = []
+        for call in calls:
+            try:
+                call()
+            except TypeError as error:
+                texts.append(str(error))
+        return x + 1, texts
+
+    return f, (x4(),)
+
+
+@case("C4")
+def super_of_a_class() -> Any:
+    class Base:
+        @property
+        def size(self) -> int:
+            return 1
+
+    class Derived(Base):
+        @classmethod
+        def found(cls) -> Any:
+            return super().size
+
+        def own(self) -> Any:
+            return super().size
+
+    return lambda x: (x + Derived().own(), type(Derived.found()).__name__, Derived.__annotations__), (x4(),)
+
+
+@case("C4")
+def descriptor_that_only_sets() -> Any:
+    class Doubled:
+        def __set__(self, owner: Any, value: float) -> None:
+            owner.__dict__["rate"] += value * 2
+
+    class Holder:
+        rate = Doubled()
+
+        def __init__(self) -> None:
+            self.__dict__["rate"] = 0.0
+
+    held = Holder()
+
+    def f(x: torch.Tensor) -> Any:
+        held.rate = 10.0
+        made = Holder()
+        made.rate = 1.0
+        return x + held.rate, made  # type: ignore[operator]
+
+    return f, [(x4(),), (x4(),)], lambda: vars(held)
+
+
+@case("C4")
+def python_types_and_ranges_for_torch() -> Any:
+    return lambda x: ((x * 5).to(bool).to(float), torch.tensor(range(3)), x.type(torch.HalfTensor)), (x4().detach(),)
+
+
 test_program = suite.test()
