@@ -58,11 +58,6 @@ SPECIAL: Final[dict[int, Special]] = {}
 _kept: list[Any] = []
 
 
-NO_KEYWORDS: Final = (
-    isinstance, getattr, hasattr, setattr, delattr, len, iter, next, id, hash, callable, abs, any, all, repr
-)  # fmt: skip
-
-
 def on(*functions: Any) -> Callable[[Special], Special]:
     """Register a rule for functions, by identity."""
 
@@ -395,11 +390,6 @@ def _from_iterables(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(cls, *[as_iterable(trace, arg) for arg in args], **kwargs)
 
 
-def _set(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    made = [arg if isinstance(arg, dict) else as_hashable(tuple(drain(trace, arg))) for arg in args]
-    return native(cls, *made, **kwargs)
-
-
 def _map(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(cls, as_callback(trace, args[0]), *[iterate(trace, arg) for arg in args[1:]], **kwargs)
 
@@ -463,11 +453,10 @@ def _groupby(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     **dict.fromkeys((
-        list, tuple, enumerate, collections.deque, itertools.chain, itertools.product, itertools.islice,
-        itertools.cycle, itertools.combinations, itertools.permutations, itertools.zip_longest,
-        itertools.pairwise, itertools.compress, itertools.combinations_with_replacement,
+        list, tuple, set, frozenset, enumerate, collections.deque, collections.Counter, itertools.chain,
+        itertools.product, itertools.islice, itertools.cycle, itertools.combinations, itertools.permutations,
+        itertools.zip_longest, itertools.pairwise, itertools.compress, itertools.combinations_with_replacement,
     ), _from_iterables),
-    **dict.fromkeys((set, frozenset, collections.Counter), _set),
     **dict.fromkeys((
         map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
     ), _map),

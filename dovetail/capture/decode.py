@@ -163,7 +163,6 @@ _live: dict[CodeType, list[frozenset[int]]] = {}
 
 
 ASKS_FOR_ALL: Final = frozenset({"locals", "vars", "dir", "eval", "exec"})
-"""Functions that may read any variable of the frame that calls them."""
 
 
 def live_before(code: Code) -> list[frozenset[int]]:

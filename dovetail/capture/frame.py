@@ -65,10 +65,7 @@ def bind(
     first_default = count - len(defaults)
     if len(args) > count and not flags & CO_VARARGS:
         takes = f"from {first_default} to {count}" if defaults else str(count)
-        plural, were = "s" * (takes != "1"), "was" if len(args) == 1 else "were"
-        raise TypeError(
-            f"{fn.__qualname__}() takes {takes} positional argument{plural} but {len(args)} {were} given"
-        )
+        raise TypeError(f"{fn.__qualname__}() takes {takes} positional arguments but {len(args)} were given")
     for i, name in enumerate(names[:count]):
         value = rest.pop(name, missing) if i >= code.co_posonlyargcount else missing
         if i < len(slots):

@@ -34,15 +34,13 @@ from dovetail.capture.trace import (
     topmost_handled,
 )
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
-from dovetail.errors import Break, ResumedLoop, SkippedFrame, UnsupportedOpcode
+from dovetail.errors import Break, ResumedLoop, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks, SameAs, TypeIs
 from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
 
 RETURN: Final = "return"
 YIELD: Final = "yield"
-MAX_ROUNDS: Final = 2_000_000
-"""A few seconds of interpreting: loops longer than that are no place for a graph."""
 
 
 class Activation:
@@ -404,9 +402,6 @@ class Activation:
 
     def JUMP(self, arg: int) -> None:
         self.next = arg
-        self.trace.rounds += 1
-        if self.trace.rounds > MAX_ROUNDS:
-            raise SkippedFrame(self.trace.loc(), detail=f"a loop of more than {MAX_ROUNDS:,} rounds")
 
     def POP_JUMP_IF_TRUE(self, arg: int) -> None:
         if operations.truth(self.trace, self.stack.pop()):
@@ -505,8 +500,7 @@ class Activation:
         native(self.stack[-arg].extend, value)
 
     def SET_UPDATE(self, arg: int) -> None:
-        value = native(tuple, operations.iterate(self.trace, self.stack.pop()))
-        native(self.stack[-arg].update, operations.as_hashable(value))
+        native(self.stack[-arg].update, operations.iterate(self.trace, self.stack.pop()))
 
     def as_mapping(self, value: Any) -> Any:
         """What ** takes: nothing but a mapping will do."""

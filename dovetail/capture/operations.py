@@ -320,16 +320,13 @@ def contains(trace: Trace, container: Any, item: Any) -> bool:
     if method is not None:
         return truth(trace, trace.call(method, [container, item], {}))
     if kind is Fake:
-        result = trace.call(torch.Tensor.__contains__, [container, item], {})
-        return truth(trace, result)
-    if dunder(kind, "__iter__") is not None and find_in_mro(kind, "__contains__")[0] is MISSING:
+        return truth(trace, trace.call(torch.Tensor.__contains__, [container, item], {}))
+    is_stepped = dunder(kind, "__iter__") is not None and find_in_mro(kind, "__contains__")[0] is MISSING
+    has_eq = has_fake(item) or has_fake(container) or dunder(type(item), "__eq__")
+    if is_stepped or (kind in (list, tuple) and has_eq):
         return any(item is each or truth(trace, compare(trace, operator.eq, each, item))
                    for each in iterate(trace, container))  # fmt: skip
     check_native_use(trace, container, "`in`")
-    if kind in (list, tuple) and (has_fake(item) or has_fake(container) or dunder(type(item), "__eq__")):
-        return any(
-            each is item or truth(trace, compare(trace, operator.eq, each, item)) for each in container
-        )
     return native(operator.contains, container, as_key(container, item))  # type: ignore[no-any-return]
 
 

@@ -128,7 +128,7 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run on the trace's objects; an exception is the user program's."""
     try:
         result = fn(*args, **kwargs)
-        if type(result) is str and SHOWN_FAKE in result:
+        if type(result) is str and "Fake(torch." in result:  # C code made a text that shows a tensor
             raise DataDependentValue(function=getattr(fn, "__name__", str(fn)))
         return result
     except Break:
@@ -136,7 +136,7 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except THROWN as error:
         if isinstance(error, TypeError) and any(type(arg) is LateText for arg in args):
             return native(fn, *native(known, list(args)), **kwargs)  # C code that takes nothing but a str
-        if isinstance(error, TypeError) and UNHASHABLE in str(error):
+        if isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error):
             raise UnsupportedValue(type="int", detail="a symbolic number as a member or a key") from None
         if isinstance(error, RuntimeError) and needs_data(error):
             name = getattr(fn, "__name__", str(fn))
@@ -144,9 +144,6 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise Raised(error) from None
 
 
-SHOWN_FAKE: Final = "Fake(torch."
-"""C code made a text of something that holds a tensor."""
-UNHASHABLE: Final = "unhashable type: non-nested Sym"
 NEEDS_DATA: Final = (
     "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta",
     "leaf Variable that requires grad is being used in an in-place",

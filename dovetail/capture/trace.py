@@ -187,7 +187,6 @@ class Trace:
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []
         self.entered: dict[int, Any] = {}
         self.held: dict[int, Any] = {}
-        self.rounds = 0
         self.is_over = False
         self.is_appending = False
         """The list that is read next is only appended to."""
@@ -285,7 +284,6 @@ def freeze(trace: Trace, arg: Any) -> Any:
 
 
 BY_TYPE: Final = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-"""x.to(float): Python's types as dtypes."""
 HELD: Final = frozenset(
     {int, float, bool, str, type(None), complex, type(...), torch.dtype, torch.device, torch.layout,
      torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool}
