@@ -113,7 +113,6 @@ def load_attr(trace: Trace, obj: Any, name: str) -> Any:
 
 
 FOREIGN: Final = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
-"""Objects whose attributes are another object's."""
 
 
 def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
@@ -375,7 +374,7 @@ def function_attr(trace: Trace, obj: Any, name: str) -> Any:
     if pending is not None:
         return pending.value if pending.value is not DELETED else raise_attribute_error(obj, name)
     source = trace.source_of(obj) or trace.const(obj, obj.__name__)
-    is_own = not name.startswith("__") and existed(trace, obj)
+    is_own = not name.startswith("__") and existed(trace, obj, name)
     if is_own and name not in obj.__dict__:
         trace.guard(source, Lacks(name, attribute=True))
     value = native(getattr, obj, name)
@@ -481,8 +480,8 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
         store_plain(trace, obj, name, value)
 
 
-def store_in_class(trace: Trace, kind: type, name: str, value: Any) -> None:
-    if name.startswith("__"):  # what C code asks the class for
+def store_in_class(trace: Trace, kind: type | ModuleType, name: str, value: Any) -> None:
+    if name.startswith("__") or isinstance(kind, ModuleType):  # what C code asks the class for
         raise UnsupportedValue(trace.loc(), type="class", detail=f"changing {kind.__name__}.{name}")
     trace.writes[(id(kind), name)] = Write(kind, name, value, "class")
     trace.changed_classes.add(id(kind))
@@ -506,15 +505,14 @@ def store_plain(trace: Trace, obj: Any, name: str, value: Any) -> None:
     store_instance(trace, obj, name, value)
 
 
-def existed(trace: Trace, obj: Any) -> bool:
-    """Whether an object is older than the frame, so that what is done to it waits."""
+def existed(trace: Trace, obj: Any, name: str) -> bool:
+    """Whether an object is older than the frame, so that what is done to its attribute waits."""
     is_function = isinstance(obj, FunctionType) and id(obj) not in trace.made
-    return id(obj) in trace.origins or is_function or isinstance(obj, enum.Enum)
-
-
-def check_changeable(trace: Trace, obj: Any, name: str) -> None:
+    if id(obj) not in trace.origins and not is_function and not isinstance(obj, enum.Enum):
+        return False
     if name in ("__class__", "__dict__") or issubclass(type(obj), FOREIGN):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"changing its {name}")
+    return True
 
 
 def has_setter(kind: type, name: str) -> bool:
@@ -525,8 +523,7 @@ def has_setter(kind: type, name: str) -> bool:
 
 def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
     """Write where no descriptor is in the way."""
-    if existed(trace, obj):
-        check_changeable(trace, obj, name)
+    if existed(trace, obj, name):
         trace.writes[(id(obj), name)] = Write(obj, name, value, "attr")
         return
     attributes = instance_dict(obj)
@@ -582,17 +579,14 @@ def delete_attr(trace: Trace, obj: Any, name: str) -> None:
 
 
 def delete_instance(trace: Trace, obj: Any, name: str) -> None:
-    if isinstance(obj, ModuleType):
-        raise UnsupportedValue(trace.loc(), type="module", detail=f"del {obj.__name__}.{name}")
-    if isinstance(obj, type):
-        class_attr(trace, obj, name)
+    if isinstance(obj, (type, ModuleType)):
+        load_attr(trace, obj, name)
         store_in_class(trace, obj, name, DELETED)
         return
-    if not existed(trace, obj):
+    if not existed(trace, obj, name):
         native(delattr, obj, name)
         return
     load_attr(trace, obj, name)
-    check_changeable(trace, obj, name)
     origin = trace.origins.get(id(obj))
     attributes = instance_dict(_original(obj, origin))
     if origin is None or attributes is None or name in attributes:

@@ -455,7 +455,8 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     **dict.fromkeys((
         list, tuple, set, frozenset, enumerate, collections.deque, collections.Counter, itertools.chain,
         itertools.product, itertools.islice, itertools.cycle, itertools.combinations, itertools.permutations,
-        itertools.zip_longest, itertools.pairwise, itertools.compress, itertools.combinations_with_replacement,
+        itertools.zip_longest, itertools.pairwise, itertools.compress,
+        itertools.combinations_with_replacement,
     ), _from_iterables),
     **dict.fromkeys((
         map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,

@@ -500,7 +500,8 @@ class Activation:
         native(self.stack[-arg].extend, value)
 
     def SET_UPDATE(self, arg: int) -> None:
-        native(self.stack[-arg].update, operations.iterate(self.trace, self.stack.pop()))
+        value = operations.iterate(self.trace, self.stack.pop())
+        native(self.stack[-arg].update, value)
 
     def as_mapping(self, value: Any) -> Any:
         """What ** takes: nothing but a mapping will do."""

@@ -250,7 +250,6 @@ def _shadow(trace: Trace, value: Any, shadow: Any, source: Source, guard: bool =
 
 
 def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
-    """Contents are shadowed; attributes of a subclass (ModelOutput...) are read as of any instance."""
     kind: Any = type(value)
     if id(value) in trace.proxied:
         raise UnsupportedValue(trace.loc(), type=kind.__name__, detail=f"{source} was read through a proxy")

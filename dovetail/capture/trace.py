@@ -265,8 +265,6 @@ def freeze(trace: Trace, arg: Any) -> Any:
         return list(arg)
     if kind is type and arg in BY_TYPE:
         return BY_TYPE[arg]
-    if kind.__name__ == "tensortype":
-        return f"{arg.__module__}.{arg.__name__}"
     if isinstance(arg, (list, tuple)):
         items = [freeze(trace, item) for item in arg]
         return items if isinstance(arg, list) else tuple(items)
