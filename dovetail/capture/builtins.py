@@ -45,7 +45,15 @@ from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.text import NUMBERS, LateText, fill, format_value, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
-from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread
+from dovetail.capture.trace import (
+    NULL,
+    Appender,
+    Raised,
+    Trace,
+    Unread,
+    is_library_file,
+    topmost_handled,
+)
 from dovetail.errors import DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
@@ -729,6 +737,16 @@ on(torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing)(_c
 on(torch._C._get_tracing_state)(_constant(None))
 for _name in ("", "_unary", "_variadic"):
     on(getattr(torch._C, f"_has_torch_function{_name}"))(_constant(False))
+
+
+@on(sys.exc_info)
+def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """contextlib asks what is being handled; for the user's code a caller's exception may count."""
+    if topmost_handled(trace) is None and is_library_file(trace.places[-1].code.code.co_filename):
+        return None, None, None
+    raise UnknownCall(trace.loc(), function="sys.exc_info")
+
+
 on(sys.getrecursionlimit)(_constant(1000))
 on(torch._C._log_api_usage_once)(_constant(None))
 on(inspect.signature)(lambda trace, args, kwargs: native(inspect.signature, *args, **kwargs))

@@ -42,7 +42,7 @@ from dovetail.capture.regions import BY_NAME
 from dovetail.capture.text import native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import Raised, Trace, is_library_file
-from dovetail.capture.transforms import TRANSFORMS, call_transform
+from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
 from dovetail.errors import UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Length
@@ -53,6 +53,7 @@ Args = list[Any]
 Kwargs = dict[str, Any]
 
 MAX_DEPTH: Final = 400
+DISPATCH: Final = functools.singledispatch(len).dispatch.__code__  # type: ignore[attr-defined]
 CO_GENERATOR: Final = 0x20
 CO_ASYNC: Final = 0x80 | 0x100 | 0x200
 
@@ -94,6 +95,9 @@ def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) ->
         return call_numpy(trace, fn, args, kwargs)
     if module.startswith("torch._higher_order_ops") and (module, fn.__name__) in BY_NAME:
         return BY_NAME[(module, fn.__name__)](trace, args, kwargs)
+    if fn.__code__ is DISPATCH:
+        closure_of(trace, fn)  # guards the registry
+        return native(fn, *args, **kwargs)
     if id(fn.__code__) in TRANSFORMS:
         return call_transform(trace, fn, args, kwargs)
     return inline(trace, fn, args, kwargs)
@@ -222,6 +226,8 @@ def call_wrapper(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_tensor_method(trace, fn.__name__, [owner, *args], kwargs)
     if fn.__name__ == "__init__":
         return known.construct_init(trace, owner, fn.__objclass__.__init__, args, kwargs)
+    if fn.__name__ == "__call__" and fn.__objclass__ is type and not known.is_native_class(owner):
+        return make_instance(trace, owner, args, kwargs)  # super().__call__ in a metaclass
     special = known.SLOTS.get(fn.__name__)
     if special is not None:
         return special(trace, owner, args, kwargs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import io
 import itertools
 import types
@@ -154,6 +155,44 @@ def draw_from_own(x: Any) -> Any:
     return x + torch.rand(2, generator=generator)
 
 
+@functools.singledispatch
+def encode(value: Any, x: Any) -> Any:
+    return x
+
+
+@encode.register(int)
+def _encode_int(value: int, x: Any) -> Any:
+    return x + value
+
+
+@encode.register(list)
+def _encode_list(value: list[Any], x: Any) -> Any:
+    return sum(encode(item, x) for item in value)
+
+
+class Tagging(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__call__(*args, **kwargs)
+        made.tag = cls.__name__
+        return made
+
+
+class Tagged(metaclass=Tagging):
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+def stack_of_exits(x: Any) -> Any:
+    done: list[int] = []
+    with contextlib.ExitStack() as exits:
+        for i in range(3):
+            exits.callback(done.append, i)
+        with contextlib.suppress(KeyError):
+            {}["a"]  # noqa: B018
+        x = x + len(done)
+    return x, done
+
+
 VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]] = {
     "iterator of a class": (use_loop, lambda: (Countdown(3), X), 9),
     "next twice": (use_iterator_twice, lambda: ([1, 2, 3, 4], X), 4),
@@ -168,6 +207,9 @@ VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]]
     "generator": (draw, lambda: (X,), 2),
     "generator of its own": (draw_from_own, lambda: (X,), 4),
     "generator as an argument": (lambda g, x: torch.rand(2, generator=g) + x, lambda: (torch.Generator().manual_seed(1), X), 1),
+    "single dispatch": (lambda x: encode([1, "a", 2], x), lambda: (X,), 0),
+    "metaclass": (lambda x: (Tagged(x).x + 1, Tagged(x).tag), lambda: (X,), 0),
+    "exit stack": (stack_of_exits, lambda: (X,), 0),
     "proxy of a field": (change_through_proxy, lambda: (Registry(), X), 2),
 }
 
