@@ -113,11 +113,11 @@ class Array:
         return Array(self.trace, found, numbers == len(places) == self.fake.dim())
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        keys = key if isinstance(key, tuple) else (key,)
-        places = [position(self.trace, each) for each in keys]
-        made = operand(self.trace, value, self.fake.dtype)
-        index = tuple(places) if isinstance(key, tuple) else places[0]
-        self.trace.call(operator.setitem, [self.fake, index, made], {})
+        self.change()
+
+    def change(self) -> None:
+        """Other arrays may share this one's memory, which tensors made of them would not tell."""
+        raise UnknownCall(self.trace.loc(), function="numpy's assignment to an array in place")
 
 
 def position(trace: Trace, key: Any) -> Any:
@@ -417,23 +417,14 @@ COMPARED: Final = {
 }  # fmt: skip
 
 
-def _in_place(operation: str) -> Callable[..., Any]:
-    def method(self: Array, other: Any) -> Any:
-        if self.is_scalar:
-            return NotImplemented
-        ask(lambda a, b: getattr(operator, f"i{operation}")(a, b), [self, other])  # may NumPy store it there?
-        made = call_named(self.trace, OPERATORS[operation], [self, other], {})
-        self.trace.call(torch.Tensor.copy_, [self.fake, made.fake], {})
-        return self
-
-    return method
+def _in_place(self: Array, other: Any) -> Any:
+    return NotImplemented if self.is_scalar else self.change()
 
 
 for _name, _function in OPERATORS.items():
     setattr(Array, f"__{_name}__", _method(f"__{_name}__", _function))
     setattr(Array, f"__r{_name}__", _method(f"__r{_name}__", _function, reverse=True))
-    if _name not in ("and", "or"):
-        setattr(Array, f"__i{_name}__", _in_place(_name))
+    setattr(Array, f"__i{_name}__", _in_place)
 for _name, _function in COMPARED.items():
     setattr(Array, f"__{_name}__", _method(f"__{_name}__", _function))
 
