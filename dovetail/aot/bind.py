@@ -104,14 +104,23 @@ def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 
 
 def shares_memory(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Some written tensor lies in the storage of another input."""
-    taken: set[int] = set()
-    for tensor in written:
-        storage = tensor.untyped_storage()._cdata
-        if storage in taken:
+    """Some written tensor lies in the memory of another input. (Tensors made of arrays may overlap without
+    having a storage in common.)"""
+    spans = [(*span_of(tensor), True) for tensor in written]
+    spans += [(*span_of(tensor), False) for tensor in others]
+    end = end_written = 0
+    for start, stop, is_written in sorted(spans):
+        if start < (end if is_written else end_written):
             return True
-        taken.add(storage)
-    return any(tensor.untyped_storage()._cdata in taken for tensor in others)
+        end = max(end, stop)
+        end_written = max(end_written, stop) if is_written else end_written
+    return False
+
+
+def span_of(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    return start, start + storage.nbytes()
 
 
 def write_back(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

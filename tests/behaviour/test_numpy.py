@@ -181,3 +181,13 @@ def test_arrays_may_overlap(key: Any, backend: str) -> None:
         a, b = np.arange(6.0), np.arange(6.0)
         check(compiled(a, a[key]), write_to_one(b, b[key]))
         check(a, b)
+
+
+def test_an_array_may_overlap_a_tensor_that_is_written() -> None:
+    def f(a: Any, x: torch.Tensor) -> Any:
+        x.add_(1)
+        return a * 2
+
+    x, y = torch.arange(6.0), torch.arange(6.0)
+    check(dovetail.compile(f)(x.numpy()[1:], x), f(y.numpy()[1:], y))
+    check(x, y)
