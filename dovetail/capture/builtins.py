@@ -740,7 +740,7 @@ for _name in ("", "_unary", "_variadic"):
 
 
 @on(sys.exc_info)
-def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+def _current_exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """contextlib asks what is being handled; for the user's code a caller's exception may count."""
     if topmost_handled(trace) is None and is_library_file(trace.places[-1].code.code.co_filename):
         return None, None, None
