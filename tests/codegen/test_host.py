@@ -64,7 +64,7 @@ def test_layers_share_their_host_code(dynamic: bool) -> None:
     torch.manual_seed(0)
     EVENTS.clear()
     model = nn.Sequential(*(Block() for _ in range(6)))
-    compiled = dovetail.compile(model, dynamic=dynamic)
+    compiled = dovetail.compile(model, dynamic=dynamic, options={"fallback_to_eager": False})
     for rows in (3, 5):
         x = torch.randn(rows, 16)
         with torch.no_grad():

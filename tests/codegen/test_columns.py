@@ -1,0 +1,67 @@
+"""Reductions over rows of memory in several passes, by tiles and among threads, no farther from fp64 than eager."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dovetail
+from dovetail.events import EVENTS
+
+
+def normalise(x: torch.Tensor) -> Any:
+    mean, variance = x.mean(0), x.var(0, unbiased=False)
+    return (x - mean) * torch.rsqrt(variance + 1e-5), mean, variance
+
+
+def in_turn(x: torch.Tensor) -> Any:
+    total = x.sum(0)
+    squares = (x * x).sum(0)
+    return x * total + squares, total
+
+
+def by_truth(x: torch.Tensor) -> Any:
+    return torch.where((x > 2).any(0), x, -x), x - x.amax(0)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def check(run: Callable[..., Any], x: torch.Tensor) -> None:
+    dovetail.reset()
+    compiled = dovetail.compile(run, options={"fallback_to_eager": False})
+    got, want, exact = (torch.utils._pytree.tree_leaves(y) for y in (compiled(x), run(x), run(x.double())))
+    for a, b, c in zip(got, want, exact, strict=True):
+        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        error, eager = ((y.double() - c.double()).abs().max() for y in (a, b))
+        assert error <= max(4 * eager, 2e-6 * c.double().abs().max())
+
+
+@pytest.mark.parametrize("shape", [(300, 7), (70, 2100), (513, 1030), (9000, 40)])
+@pytest.mark.parametrize("run", [normalise, in_turn, by_truth])
+def test_passes_over_columns(threads: None, run: Callable[..., Any], shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    check(run, torch.randn(shape))
+
+
+@pytest.mark.parametrize("shape", [(8, 64, 14, 14), (3, 33, 9, 11), (2, 1100, 8, 8)])
+def test_batch_norm_on_channels_last_images(threads: None, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(memory_format=torch.channels_last)
+    check(lambda x: F.batch_norm(x, None, None, training=True), x)
+    check(lambda x: x[:, :, ::2] - x[:, :, ::2].mean((0, 2, 3), keepdim=True), x)
+
+
+def test_rows_are_read_in_their_own_order() -> None:
+    EVENTS.clear()
+    check(normalise, torch.randn(4096, 64))
+    text = "\n".join(str(event["text"]) for event in EVENTS.of("kernel"))
+    assert "_block" in text and "row" in text
