@@ -299,11 +299,13 @@ def bare(stop: Break) -> Break:
 
 
 def has_effects(trace: Trace) -> bool:
-    """Whether a graph without outputs is still worth running: it changes a tensor in place."""
+    """Whether a graph without outputs is still worth running: it changes a tensor, or draws random numbers."""
+    if any(fake._version for fake in trace.input_fakes):
+        return True
     for recorded in trace.calls:
-        name = (
-            recorded.target if isinstance(recorded.target, str) else getattr(recorded.target, "__name__", "")
-        )
-        if name in ("setitem",) or name.endswith("_") or name.startswith("i") or "out" in recorded.kwargs:
+        target = recorded.target
+        name = (target if isinstance(target, str) else getattr(target, "__name__", "")).split(".")[0]
+        is_write = name == "setitem" or name.endswith("_") or name.startswith("i") or "out" in recorded.kwargs
+        if is_write or "rand" in name or "dropout" in name:
             return True
     return False

@@ -27,6 +27,29 @@ class Scaled(torch.autograd.Function):
         return grad * SCALE * x.sign()
 
 
+UNUSED: dict[str, Any] = {
+    "an op of ATen": lambda x: torch.ops.aten.add_.Tensor(x, x, alpha=0.5),
+    "a flag": lambda x: torch.nn.functional.relu(x, inplace=True),
+    "a copy": lambda x: torch.ops.aten.copy_.default(x, x * 2),
+    "a renormalised table": lambda x: torch.nn.functional.embedding(torch.tensor([0, 1]), x, max_norm=0.1),
+    "a draw": lambda x: torch.nn.functional.dropout(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_effects_of_a_call_whose_result_nobody_uses(name: str) -> None:
+    def program(x: torch.Tensor) -> None:
+        UNUSED[name](x)
+
+    found = []
+    for run in (program, dovetail.compile(program)):
+        torch.manual_seed(0)
+        x = torch.randn(4, 3)
+        run(x)
+        found.append((x, torch.rand(1)))
+    torch.testing.assert_close(*found)
+
+
 @case("C9", breaks=2)
 def function_that_prints() -> Any:
     class Loud(torch.autograd.Function):

@@ -202,6 +202,12 @@ def test_sixteen_bits_seen_as_another_type(source: torch.dtype, to: torch.dtype)
     assert torch.equal(seen.view(torch.int16), (x + 1).view(torch.int16)) and seen.dtype == to
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_shifts_by_more_than_the_width(dtype: torch.dtype) -> None:
+    x, amount = whole(-100, 100, 40, dtype=dtype), whole(0, 70, 40, dtype=dtype)
+    check(lambda x, y: (x << y, x >> y, x >> 3, x << 7), [x, amount])
+
+
 def test_equal_kernels_are_written_once() -> None:
     def layers(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.softmax(x, -1), torch.softmax(y, -1)

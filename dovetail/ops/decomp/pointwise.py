@@ -318,11 +318,13 @@ def _shift(prim: str) -> Callable[..., Value]:
             raise Declined
         x, y = ready(b, (x, y))
         bits = b.out.dtype.bits
-        # Past the width eager gives 0 for <<, and the sign for >>.
+        if isinstance(y, int) and 0 <= y < bits:
+            return finish(b, b.call(prim, x, y))
+        # Past the width eager gives 0, and for >> of signed numbers the sign.
         amount = y if isinstance(y, Value) else b.full((), y, b.out.dtype, b.out.device)
         outside = (amount < 0) | (amount >= bits)
-        if prim == "shl":
-            return finish(b, b.where(outside, 0, b.call("shl", x, b.where(outside, 0, amount))))
+        if prim == "shl" or b.out.dtype.kind == "uint":
+            return finish(b, b.where(outside, 0, b.call(prim, x, b.where(outside, 0, amount))))
         return finish(b, b.call("shr", x, b.where(outside, bits - 1, amount)))
 
     return rule
