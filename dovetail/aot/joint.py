@@ -536,5 +536,5 @@ def merge_repeated(graph: Graph, boundary: int, draws: dict[Node, bytes]) -> tup
 
 def prune(graph: Graph) -> Graph:
     """Without the nodes that nothing needs. Random ops stay, since dropping one would change later numbers,
-    and custom ops, which may do more than they return."""
-    return graph.pruned(lambda node: class_of(node.op) == "random")
+    custom ops, which may do more than they return, and checks, which return nothing."""
+    return graph.pruned(lambda node: class_of(node.op) == "random" or node.type == ())

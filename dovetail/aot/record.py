@@ -253,9 +253,9 @@ def record_call(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
             return of_number(func, args, kwargs)
     nodes = tuple([recorder.arg(a) for a in args])
     result = infer(func, args, kwargs)
-    if result is None and not facts_of(func).name.startswith("aten."):
-        raise UnsupportedMutation(recorder.loc, detail=f"{func} returns nothing, so it does something else")
-    if result is not None and not isinstance(result, (int, float, bool, torch.SymInt)):
+    if result is None:  # a check, or what acts on the outside
+        recorder.call(facts_of(func).name, nodes, (), kwargs)
+    elif not isinstance(result, (int, float, bool, torch.SymInt)):
         recorder.results(recorder.call(facts_of(func).name, nodes, result_type(result), kwargs), result)
     return result
 

@@ -42,7 +42,7 @@ from dovetail.errors import (
     SkippedFrame,
     UnfinishedGenerator,
 )
-from dovetail.fake import FakeMode, SymbolicCalls
+from dovetail.fake import Fake, FakeMode, SymbolicCalls
 from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
 from dovetail.ir.source import Arg, Computed
@@ -299,13 +299,14 @@ def bare(stop: Break) -> Break:
 
 
 def has_effects(trace: Trace) -> bool:
-    """Whether a graph without outputs is still worth running: it changes a tensor, or draws random numbers."""
+    """Whether a graph without outputs is still worth running: it changes a tensor or draws random numbers."""
     if any(fake._version for fake in trace.input_fakes):
         return True
     for recorded in trace.calls:
         target = recorded.target
         name = (target if isinstance(target, str) else getattr(target, "__name__", "")).split(".")[0]
         is_write = name == "setitem" or name.endswith("_") or name.startswith("i") or "out" in recorded.kwargs
-        if is_write or "rand" in name or "dropout" in name:
+        is_act = recorded.result is None and any(isinstance(arg, Fake) for arg in recorded.args)
+        if is_write or is_act or "rand" in name or "dropout" in name:
             return True
     return False

@@ -78,6 +78,11 @@ def _rows_fit(c: Call) -> bool:
     return at.ndim == 1 and (not isinstance(source, Form) or source.shape == wanted)
 
 
+def _margins_fit(c: Call) -> bool:
+    margins, sizes = (x if isinstance(x, tuple) else (x,) for x in (c.get("padding", 0), c["kernel_size"]))
+    return bool(2 * max(margins, default=0) <= min(sizes))
+
+
 def _is_inexact(c: Call) -> bool:
     dtype: Any = c.get("dtype") or c.first.dtype
     return bool(dtype.is_floating_point or dtype.is_complex)
@@ -101,6 +106,7 @@ _ROWS: Final[tuple[tuple[Check, str], ...]] = (
     (lambda c: c["src"].shape == select(c).shape, "select_scatter"),  # type: ignore[union-attr]
     (lambda c: c["src"].shape == slice_(c).shape, "slice_scatter"),  # type: ignore[union-attr]
     (lambda c: all(size.value > 0 for size in pool(2)(c)), "max_pool2d_with_indices avg_pool2d"),  # type: ignore[union-attr]
+    (_margins_fit, "max_pool2d_with_indices avg_pool2d"),
     (lambda c: len(c["repeats"]) >= c.first.ndim, "repeat"),
     (lambda c: c.first.ndim > 1, "tril triu"),
     (_is_inexact, "var std var_mean std_mean"),

@@ -61,6 +61,9 @@ class Declined(Exception):
     """A decomposition does not cover these arguments; the op stays a library call."""
 
 
+CHECKS: Final = ("_assert_async", "_assert_tensor_metadata", "sym_constrain_range", "_linalg_check_errors")
+
+
 def is_impure(op: str) -> bool:
     """Draws random numbers or acts on the outside: never duplicated, merged, reordered or dropped."""
     if op.startswith("prims.") or op in ("get", "input"):
@@ -68,7 +71,7 @@ def is_impure(op: str) -> bool:
     if not op.startswith("aten."):
         return True
     name = op.split(".")[1].removesuffix("_like").removesuffix("_functional").removeprefix("native_")
-    return name in _RANDOM or name in ("_assert_async", "_assert_tensor_metadata", "sym_constrain_range")
+    return name in _RANDOM or name in CHECKS
 
 
 @cache

@@ -242,3 +242,59 @@ def test_logs_and_warnings_name_the_users_line() -> None:
         dovetail.compile(f, backend="eager", fullgraph=True)(torch.ones(2), 3)
     assert stream.getvalue() == "test_exceptions.py:f:n is 3\n"
     assert [(w.filename, str(w.message)) for w in caught] == [(__file__, "old")]
+
+
+R = torch.randn
+WRONG: dict[str, Any] = {
+    "sum over a dimension that is not there": lambda: (lambda x: x.sum(3), R(4, 5)),
+    "softmax over one": lambda: (lambda x: x.log_softmax(4), R(4, 5)),
+    "flip of one": lambda: (lambda x: x.flip(5) + 1, R(2, 2)),
+    "copy of another size": lambda: (lambda x, y: x.clone().copy_(y), R(3), R(2)),
+    "write of another type": lambda: (lambda x: x.int().mul_(x), R(2)),
+    "difference of bools": lambda: (lambda x: x.bool().sub_(True), R(2)),
+    "slice_scatter": lambda: (lambda x, y: x.slice_scatter(y, 1, 4, 10), R(16, 16), R(16, 2)),
+    "select_scatter": lambda: (lambda x, y: x.select_scatter(y, 1, 0), R(4, 5), R(3)),
+    "index_put": lambda: (lambda x, y: torch.index_put(x, [torch.tensor([0, 1])], y), R(4, 5), R(3, 5)),
+    "negative label": lambda: (torch.nn.functional.cross_entropy, R(4, 5), torch.tensor([0, 1, -1, 2])),
+    "odd glu": lambda: (lambda x: torch.nn.functional.glu(x), R(2, 5)),
+    "pixel_shuffle": lambda: (lambda x: torch.nn.functional.pixel_shuffle(x, 2), R(1, 3, 2, 2)),
+    "repeat": lambda: (lambda x: x.repeat(2), R(2, 2)),
+    "pooling of padding alone": lambda: (lambda x: torch.nn.functional.avg_pool2d(x, 2, padding=3), R(1, 3, 8, 8)),
+    "variance of integers": lambda: (lambda x: x.long().var(), R(3)),
+    "singular matrix": lambda: (lambda x: torch.linalg.inv(x), torch.zeros(2, 2)),
+    "not positive": lambda: (lambda x: torch.linalg.cholesky(x) + 1, -torch.eye(2)),
+    "assertion": lambda: (lambda x: (torch._assert_async((x > 0).all(), "not positive"), x + 1), torch.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_eager_refuses(name: str) -> None:
+    """The same class of exception, and no result made of whatever was in memory."""
+    fn, *args = WRONG[name]()
+    with pytest.raises(Exception) as eager:
+        fn(*args)
+    with pytest.raises(eager.type):
+        dovetail.compile(lambda *given: fn(*given))(*args)
+
+
+@torch.library.custom_op("dovetail_tests::tell", mutates_args=())
+def tell(x: torch.Tensor) -> None:
+    print("told", x.sum().item())
+
+
+@tell.register_fake
+def _(x: torch.Tensor) -> None:
+    return None
+
+
+def test_an_op_that_only_acts_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    def alone(x: torch.Tensor) -> None:
+        tell(x)
+
+    def among(x: torch.Tensor) -> torch.Tensor:
+        tell(x)
+        return x + 1
+
+    for program in (alone, among):
+        dovetail.compile(program)(torch.ones(2))
+        assert capsys.readouterr().out == "told 2.0\n"

@@ -135,7 +135,7 @@ _PLAIN: Final[dict[str, Callable[[HostWriter, ExternArg], str]]] = {
 def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     """Emit the call if all its values can be carried; False leaves the writer as it was."""
     schema = find_schema(extern.op)
-    if schema is None or extern.into:
+    if schema is None or extern.into or not schema.returns:  # Python keeps the class of what a check raises
         return False
     if len(schema.returns) != len(extern.results) and not extern.positions:
         return False

@@ -12,6 +12,7 @@ from typing import cast
 
 from dovetail.ir.types import I64, TensorType
 from dovetail.ops.build import Build, Number, Value, common_shape, plain
+from dovetail.ops.decomp.index import as_position
 from dovetail.ops.decomp.pointwise import clamp_values, finish
 from dovetail.ops.decomp.reductions import as_float
 from dovetail.ops.promote import compute_dtype
@@ -165,7 +166,7 @@ def bce_with_logits(
 def _weights(b: Build, x: Value, target: Value, weight: Value | None, ignore: Number) -> tuple[Value, Value]:
     """(safe target, weight per target: 0 where ignored)"""
     kept = target.ne(ignore)
-    safe = b.where(kept, target, 0)
+    safe = as_position(b, b.where(kept, target, 0), x.shape[1])
     v = compute_dtype(x.dtype)
     if weight is None:
         per = b.where(kept, 1.0, 0.0, dtype=v)

@@ -250,6 +250,8 @@ def _shifted(b: Build, x: Value, dim: int) -> tuple[Value, tuple[int, ...]]:
     v = accumulate(x, x.dtype if not b.out.dtype.bits == 32 else b.out.dtype)
     dims = dims_of(x, dim)
     check_not_empty(x, dims)
+    if not v.dtype.is_float:
+        raise Declined
     return v - b.reduce("max", v, dims, keepdim=True), dims
 
 
