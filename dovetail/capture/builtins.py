@@ -51,8 +51,6 @@ from dovetail.capture.trace import (
     Raised,
     Trace,
     Unread,
-    is_library_file,
-    topmost_handled,
 )
 from dovetail.errors import DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
@@ -737,14 +735,6 @@ on(torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing)(_c
 on(torch._C._get_tracing_state)(_constant(None))
 for _name in ("", "_unary", "_variadic"):
     on(getattr(torch._C, f"_has_torch_function{_name}"))(_constant(False))
-
-
-@on(sys.exc_info)
-def _current_exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    """contextlib asks what is being handled; for the user's code a caller's exception may count."""
-    if topmost_handled(trace) is None and is_library_file(trace.places[-1].code.code.co_filename):
-        return None, None, None
-    raise UnknownCall(trace.loc(), function="sys.exc_info")
 
 
 on(sys.getrecursionlimit)(_constant(1000))

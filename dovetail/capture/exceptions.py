@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dovetail.capture.attributes import find_in_mro
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.places import raised_at
-from dovetail.capture.trace import Raised, Trace, topmost_handled
+from dovetail.capture.trace import Raised, Trace, is_library_file, topmost_handled
 from dovetail.errors import Break, UnknownCall
 
 if TYPE_CHECKING:
@@ -25,10 +25,18 @@ if TYPE_CHECKING:
 
 @on(sys.exception)
 def _exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """What the callers handle, outside of the capture, is not ours to know; contextlib asks only in case."""
     found = topmost_handled(trace)
-    if found is None:  # what the callers handle, outside of the capture, is not ours to know
+    if found is None and not is_library_file(trace.places[-1].code.code.co_filename):
         raise UnknownCall(trace.loc(), function="sys.exception")
     return found
+
+
+@on(sys.exc_info)
+def _current_exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if _exception(trace, args, kwargs) is not None:
+        raise UnknownCall(trace.loc(), function="sys.exc_info")
+    return None, None, None
 
 
 # -- making one again --------------------------------------------------------------------------------

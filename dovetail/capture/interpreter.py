@@ -604,7 +604,7 @@ class Activation:
         self.kw_names = arg
 
     def call(self, count: int, names: tuple[str, ...]) -> None:
-        args = self.pop(count)
+        args = [read_list(self.trace, arg) if type(arg) is Unread else arg for arg in self.pop(count)]
         second, first = self.stack.pop(), self.stack.pop()
         if first is NULL:
             fn = second
