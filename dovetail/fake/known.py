@@ -191,6 +191,12 @@ def concatenated(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     return _channels_last(shape) if is_last else contiguous(c, shape)
 
 
+def rolled(c: Call, shape: tuple[int, ...]) -> list[int] | None:
+    """Two parts put together the other way round, dim by dim; a part may be empty, and then it is plain."""
+    moved = [shift % shape[dim] for shift, dim in zip(c["shifts"], c.get("dims", ())) if shape[dim]]
+    return (concatenated if c.device == "cpu" and moved and all(moved) else contiguous)(c, shape)
+
+
 def _suggests_channels_last(form: Form) -> bool:
     """Eager's guess from the strides alone: the channel is innermost, then width, height, batch."""
     size, stride = _numbers(form)
@@ -249,7 +255,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
     (first, from_contiguous, """
-        gather index_select index scatter scatter_add index_put index_add index_copy flip roll
+        gather index_select index scatter scatter_add index_put index_add index_copy flip
         tril triu glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd"""),
     (first, contiguous, "embedding_dense_backward slice_backward select_backward"),
     (first, contiguous, "masked_fill mse_loss_backward smooth_l1_loss_backward huber_loss_backward"),
@@ -272,6 +278,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (lambda c: c["dtype"] if isinstance(c["dtype"], torch.dtype) else torch.int64, contiguous, "randint"),
     (asked, contiguous, "new_zeros new_ones new_full new_empty"),
     (joined, concatenated, "cat"),
+    (first, rolled, "roll"),
     (joined, from_contiguous, "stack"),
     (first, from_contiguous, "_safe_softmax"),
     (lambda c: [first(c), torch.bool], preserved, "native_dropout"),

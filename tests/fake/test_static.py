@@ -208,3 +208,10 @@ def test_convolutions_follow_either_operands_layout(weight: tuple[int, ...], whi
 def test_a_number_to_the_power_of_a_tensor_is_row_major() -> None:
     for x in (torch.randn(4, 5).t(), torch.ones(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)):
         assert dovetail.compile(lambda x: 2**x)(x).stride() == (2**x).stride()
+
+
+@pytest.mark.parametrize("arguments", [(1, 2), (1,), ((1, 2), (1, 2)), (0, 1), ((0, 1), (1, 2)), (-1, -1)])
+def test_rolled_images_keep_their_layout(arguments: tuple[Any, ...]) -> None:
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    rolled = dovetail.compile(lambda x: torch.roll(x, *arguments))(x)
+    assert rolled.stride() == torch.roll(x, *arguments).stride() and torch.equal(rolled, torch.roll(x, *arguments))
