@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import dovetail
-
-np = pytest.importorskip("numpy")
 
 RNG = np.random.default_rng(0)
 ARRAYS: dict[str, Any] = {

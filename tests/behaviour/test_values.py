@@ -19,6 +19,7 @@ import torch
 
 import dovetail
 from tests.behaviour.running import check_same
+from tests.capture.programs import Countdown
 
 X = torch.ones(2)
 
@@ -26,20 +27,6 @@ X = torch.ones(2)
 def generate(xs: Any) -> Iterator[Any]:
     for x in xs:
         yield x + 1
-
-
-class Countdown:
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Countdown:
-        return self
-
-    def __next__(self) -> int:
-        if self.n == 0:
-            raise StopIteration
-        self.n -= 1
-        return self.n
 
 
 ITERATORS: dict[str, Callable[[], Any]] = {
