@@ -14,7 +14,7 @@ INCLUDE = $(shell $(1) -c "$(ASK)(s.get_paths()['include'])")
 SUFFIX = $(shell $(1) -c "$(ASK)(s.get_config_var('EXT_SUFFIX'))")
 PIP := $(BIN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench bench-gpu sweep-ops sweep-models fuzz native clean
+.PHONY: demo test lint bench bench-peers bench-gpu sweep-ops sweep-models fuzz native clean
 
 demo: $(VENV)/base
 	$(BIN) examples/demo.py
@@ -29,6 +29,10 @@ lint: $(VENV)/test
 
 bench: $(VENV)/models
 	$(BIN) -m benchmarks.bench
+
+bench-peers: $(VENV)/test
+	$(PIP) -e .[peers]
+	$(BIN) -m benchmarks.peers
 
 bench-gpu:
 	$(PYTHON) -m benchmarks.gpu
