@@ -83,19 +83,10 @@ def _torch_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) 
     return arg
 
 
-def _prim_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) -> Any:
-    """Prims keep our own nouns for dtypes and devices."""
-    if isinstance(arg, Node):
-        return env[arg]
-    if isinstance(arg, tuple):
-        return tuple(_prim_value(item, env, symbols) for item in arg)
-    return evaluate(arg, symbols) if isinstance(arg, Expr) else arg
-
-
 def _run_node(node: Node, env: Mapping[Node, Any], symbols: Mapping[str, int]) -> Any:
-    if node.op.startswith("prims."):
-        return call_prim(node.op, tuple(_prim_value(arg, env, symbols) for arg in node.args))
     args = [_torch_value(arg, env, symbols) for arg in node.args]
+    if node.op.startswith("prims."):
+        return call_prim(node.op, args)
     kwargs = {name: _torch_value(value, env, symbols) for name, value in node.kwargs}
     return callable_of(node.op)(*args, **kwargs)
 

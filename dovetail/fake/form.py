@@ -116,15 +116,6 @@ def derive_strides(
     return tuple(strides)
 
 
-def contiguous(shape: Shape) -> tuple[Expr, ...]:
-    strides: list[Expr] = []
-    step = ONE
-    for size in reversed(shape):
-        strides.append(step)
-        step = mul(step, size)
-    return tuple(reversed(strides))
-
-
 def complete_shape(shapes: Shapes, shape: Sequence[Expr | int], numel: Expr) -> Shape:
     """Replace a -1 by what is left of numel."""
     known = [None if isinstance(s, int) and s == -1 else as_expr(s) for s in shape]

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from dovetail.fake.form import Form, Unruled
-from dovetail.fake.layout import iterator_strides
+from dovetail.fake.layout import dense_strides, iterator_strides
 from dovetail.fake.rules import Call, view
 from dovetail.fake.suspect import Suspected, is_suspect
 from dovetail.ir.expr import Expr
@@ -117,11 +117,7 @@ def masked(dtype: Callable[[Call], torch.dtype]) -> DTypes:
 
 
 def contiguous(c: Call, shape: tuple[int, ...]) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return strides[::-1]
+    return dense_strides(shape, range(len(shape))[::-1])
 
 
 def _numbers(form: Form) -> tuple[list[int], list[int]]:
@@ -141,28 +137,16 @@ def preserved(c: Call, shape: tuple[int, ...]) -> Sequence[int] | None:
 def _channels_last(shape: tuple[int, ...]) -> list[int] | None:
     if len(shape) not in (4, 5):
         return None
-    strides, step = [0] * len(shape), 1
-    for d in (1, *range(len(shape) - 1, 1, -1), 0):
-        strides[d] = step
-        step *= max(shape[d], 1)
-    return strides
+    return dense_strides(shape, (1, *range(len(shape) - 1, 1, -1), 0))
 
 
 def _is_contiguous(form: Form) -> bool:
     size, stride = _numbers(form)
-    step = 1
-    for n, s in zip(reversed(size), reversed(stride)):
-        if n != 1 and s != step:
-            return False
-        step *= n
-    return True
+    return _is_laid_out(size, stride, dense_strides(size, range(len(size))[::-1]))
 
 
-def _is_channels_last(form: Form) -> bool:
-    size, stride = _numbers(form)
-    wanted = _channels_last(tuple(size))
-    is_plain = all(a == b or n == 1 for n, a, b in zip(size, stride, wanted or ()))
-    return wanted is not None and is_plain and not _is_contiguous(form)
+def _is_laid_out(size: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -> bool:
+    return all(a == b or n == 1 for n, a, b in zip(size, stride, wanted))
 
 
 def from_contiguous(c: Call, shape: tuple[int, ...]) -> list[int] | None:
@@ -174,7 +158,10 @@ def as_image(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """Channels-last in, channels-last out."""
     if all(_is_contiguous(t) for t in c.tensors):
         return contiguous(c, shape)
-    return _channels_last(shape) if _is_channels_last(c.first) and c.first.ndim == len(shape) else None
+    size, stride = _numbers(c.first)
+    wanted = _channels_last(tuple(size))
+    is_last = wanted is not None and _is_laid_out(size, stride, wanted) and not _is_contiguous(c.first)
+    return _channels_last(shape) if is_last and len(size) == len(shape) else None
 
 
 def convolved(c: Call, shape: tuple[int, ...]) -> list[int] | None:

@@ -34,7 +34,12 @@ def iterator_strides(shape: Sequence[int], operands: Sequence[Geometry]) -> list
                 at = j
             elif verdict < 0:
                 break
-    strides, step = [0] * rank, 1
+    return dense_strides(shape, order)
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Strides without gaps, where the dimensions follow each other in this order, the innermost first."""
+    strides, step = [0] * len(shape), 1
     for d in order:
         strides[d] = step
         step *= max(shape[d], 1)

@@ -90,10 +90,6 @@ def pointwise(c: Call) -> Result:
     return broadcast(c.shapes, *(t.shape for t in c.tensors))
 
 
-def like_first(c: Call) -> Result:
-    return c.first.shape
-
-
 def like(name: str) -> Callable[[Call], Result]:
     return lambda c: c[name].shape
 
@@ -119,18 +115,13 @@ def loss(c: Call) -> Result:
     return pointwise(c) if c["reduction"] == 0 else ()
 
 
-def mm(c: Call) -> Result:
-    a, b = c.get("mat1", c.get("self")), c["mat2"]
+def matmul(c: Call) -> Result:
+    """Of matrices or of batches of them; perhaps something is added."""
+    a, b = c.get("mat1", c.get("batch1", c.get("self"))), c.get("mat2", c.get("batch2"))
     same_size(c.shapes, a.shape[-1], b.shape[-2])
-    shape = (a.shape[0], b.shape[1])
-    return broadcast(c.shapes, shape, c["self"].shape) if "mat1" in c.values else shape
-
-
-def bmm(c: Call) -> Result:
-    a, b = c.get("batch1", c.get("self")), c.get("batch2", c.get("mat2"))
-    same_size(c.shapes, a.shape[2], b.shape[1])
-    shape = (same_size(c.shapes, a.shape[0], b.shape[0]), a.shape[1], b.shape[2])
-    return broadcast(c.shapes, shape, c["self"].shape) if "batch1" in c.values else shape
+    batch = [same_size(c.shapes, m, n) for m, n in zip(a.shape[:-2], b.shape[:-2])]
+    shape = (*batch, a.shape[-2], b.shape[-1])
+    return shape if a is c.get("self") else broadcast(c.shapes, shape, c["self"].shape)
 
 
 def mv(c: Call) -> Result:
@@ -285,11 +276,6 @@ def unfold(c: Call) -> Result:
     return Form((*_with(x.shape, d, count), size), stride, x.offset)
 
 
-def whole(c: Call) -> Result:
-    x = c["self"]
-    return Form(x.shape, x.stride, x.offset)
-
-
 # -- joining, padding, repeating -------------------------------------------------------------------
 
 
@@ -389,20 +375,17 @@ def adaptive_pool(c: Call) -> Result:
     return (*c["self"].shape[: -len(size)], *size)
 
 
-def upsample(n: int) -> Callable[[Call], Result]:
-    def rule(c: Call) -> Result:
-        x = c.first
-        if c.values.get("output_size") is not None:
-            return (*x.shape[:2], *c.size("output_size"))
-        sizes = []
-        for i, factor in enumerate(c["scale_factors"]):
-            scale = Fraction(factor)
-            if scale.denominator > 1 << 20:  # the product is rounded: no integer expression says it
-                raise Unruled
-            sizes.append(floordiv(mul(x.shape[i + 2], scale.numerator), scale.denominator))
-        return (*x.shape[:2], *sizes)
-
-    return rule
+def upsample(c: Call) -> Result:
+    x = c.first
+    if c.values.get("output_size") is not None:
+        return (*x.shape[:2], *c.size("output_size"))
+    sizes = []
+    for i, factor in enumerate(c["scale_factors"]):
+        scale = Fraction(factor)
+        if scale.denominator > 1 << 20:  # the product is rounded: no integer expression says it
+            raise Unruled
+        sizes.append(floordiv(mul(x.shape[i + 2], scale.numerator), scale.denominator))
+    return (*x.shape[:2], *sizes)
 
 
 def pixel_shuffle(c: Call) -> Result:
@@ -467,24 +450,13 @@ def group_norm(c: Call) -> Result:
     return [c["input"].shape, stats, stats]
 
 
-def _attention_agrees(c: Call) -> None:
+def attention(c: Call, block: int = 1) -> Result:
+    """Output and log-sum-exp, perhaps padded to whole blocks of rows; further results (seeds, bounds) have
+    fixed sizes."""
     q, k, v = c["query"].shape, c["key"].shape, c["value"].shape
     _agree(c, (q[0], k[0], q[3], k[2]), (k[0], v[0], k[3], v[2]))
-
-
-def efficient_attention(c: Call) -> Result:
-    """Its log-sum-exp is padded to whole blocks of 32 rows."""
-    q, v = c["query"], c["value"]
-    _attention_agrees(c)
-    rows = mul(ceildiv(q.shape[2], 32), 32) if c["compute_log_sumexp"] else ZERO
-    return [(*q.shape[:-1], v.shape[-1]), (*q.shape[:2], rows), (), ()]
-
-
-def attention(c: Call) -> Result:
-    """Output and log-sum-exp; further results (seeds, bounds) have fixed sizes."""
-    q, v = c["query"], c["value"]
-    _attention_agrees(c)
-    return [(*q.shape[:-1], v.shape[-1]), q.shape[:-1]]
+    rows = ZERO if block > 1 and not c["compute_log_sumexp"] else mul(ceildiv(q[2], block), block)
+    return [(*q[:-1], v[-1]), (*q[:2], rows)]
 
 
 def nll_loss(c: Call) -> Result:
@@ -496,9 +468,15 @@ def nll_loss(c: Call) -> Result:
 # -- indexing --------------------------------------------------------------------------------------
 
 
-def index_select(c: Call) -> Result:
-    x, index = c["self"], c["index"]
-    return _with(x.shape, _axis(c["dim"], x.ndim), index.numel) if x.ndim else ()
+def along(size: Callable[[Call, Expr], Expr]) -> Callable[[Call], Result]:
+    """As the tensor, but for the size along `dim`, which is made of the old one."""
+
+    def rule(c: Call) -> Result:
+        x, dim = c["self"], c["dim"]
+        d = _axis(dim[-1] if isinstance(dim, tuple) else dim, x.ndim)
+        return _with(x.shape, d, size(c, x.shape[d])) if x.ndim else ()
+
+    return rule
 
 
 def index(c: Call) -> Result:
@@ -512,17 +490,6 @@ def index(c: Call) -> Result:
     is_together = not places or places == list(range(places[0], places[-1] + 1))
     at = places[0] if places and is_together else 0
     return (*kept[:at], *picked, *kept[at:])
-
-
-def topk(c: Call) -> Result:
-    x = c["self"]
-    return _with(x.shape, _axis(c.get("dim", -1), x.ndim), c["k"])
-
-
-def glu(c: Call) -> Result:
-    x = c["self"]
-    d = _axis(c.get("dim", -1), x.ndim)
-    return _with(x.shape, d, _divided(c, x.shape[d], 2))
 
 
 def cdist(c: Call) -> Shape:
@@ -542,11 +509,6 @@ def arange(c: Call) -> Result:
     if step.hi < 0:
         return (ceildiv(mul(span, -1), mul(step, -1)),)
     return (ceildiv(span, step) if c.holds(le(0, span)) else ZERO,)
-
-
-def eye(c: Call) -> Result:
-    n = as_expr(c["n"])
-    return (n, as_expr(c.get("m", n)))
 
 
 def each_of_list(c: Call) -> Result:
@@ -569,19 +531,6 @@ def diag_embed(c: Call) -> Result:
     return tuple(shape)
 
 
-def fft_real_to_complex(c: Call) -> Result:
-    x, axes = c["self"], c["dim"]
-    if not c["onesided"] or not axes:
-        return x.shape
-    d = _axis(axes[-1], x.ndim)
-    return _with(x.shape, d, add(floordiv(x.shape[d], 2), 1))
-
-
-def fft_complex_to_real(c: Call) -> Result:
-    x = c["self"]
-    return _with(x.shape, _axis(c["dim"][-1], x.ndim), c["last_dim_size"])
-
-
 def view_as_real(c: Call) -> Result:
     x = c["self"]
     return Form((*x.shape, const(2)), (*(mul(s, 2) for s in x.stride), ONE), mul(x.offset, 2))
@@ -597,7 +546,7 @@ def _table(*rows: tuple[Rule, str]) -> dict[str, Rule]:
 
 
 RULES: Final[dict[str, Rule]] = _table(
-    (like_first, """
+    (lambda c: c.first.shape, """
         _softmax _log_softmax softmax log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin
         clone _to_copy flip roll native_dropout zeros_like ones_like full_like empty_like rand_like randn_like
         randint_like bernoulli dropout triu tril sort argsort scatter scatter_add scatter_reduce index_put
@@ -610,8 +559,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (reduction, """
         sum mean amax amin var std var_mean std_mean logsumexp all any argmax argmin prod max min nansum
         norm linalg_vector_norm median nanmedian count_nonzero mode aminmax kthvalue"""),
-    (mm, "mm addmm _addmm_activation _int_mm"),
-    (bmm, "bmm baddbmm"),
+    (matmul, "mm addmm _addmm_activation _int_mm bmm baddbmm"),
     (lambda c: (c["batch1"].shape[1], c["batch2"].shape[2]), "addbmm"),
     (mv, "mv addmv"),
     (lambda c: (), "dot vdot scalar_tensor trace dist"),
@@ -623,8 +571,8 @@ RULES: Final[dict[str, Rule]] = _table(
     (lambda c: broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
     (diag_embed, "diag_embed"),
-    (fft_real_to_complex, "_fft_r2c"),
-    (fft_complex_to_real, "_fft_c2r"),
+    (along(lambda c, n: add(floordiv(n, 2), 1) if c["onesided"] else n), "_fft_r2c"),
+    (along(lambda c, n: as_expr(c["last_dim_size"])), "_fft_c2r"),
     (lambda c: [c.first.shape, c.first.shape[:-2]], "linalg_inv_ex linalg_cholesky_ex"),
     (view_as_real, "view_as_real"),
     (view_as_complex, "view_as_complex"),
@@ -654,7 +602,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (as_strided, "as_strided"),
     (diagonal, "diagonal"),
     (unfold, "unfold"),
-    (whole, "detach alias lift _conj _neg_view"),
+    (lambda c: c["self"], "detach alias lift _conj _neg_view"),
     (cat, "cat _cat"),
     (stack, "stack _stack"),
     (pad, """
@@ -669,11 +617,10 @@ RULES: Final[dict[str, Rule]] = _table(
     (adaptive_pool, """
         _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_avg_pool1d
         adaptive_max_pool2d adaptive_max_pool3d"""),
-    (upsample(1), "upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d"),
-    (upsample(2), """
-        upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_nearest_exact2d
-        _upsample_bilinear2d_aa _upsample_bicubic2d_aa"""),
-    (upsample(3), "upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d"),
+    (upsample, """
+        upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d upsample_nearest2d upsample_bilinear2d
+        upsample_bicubic2d _upsample_nearest_exact2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+        upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d"""),
     (sized("input_size"), """
         upsample_trilinear3d_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact3d_backward
         upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
@@ -701,7 +648,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (attention, """
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
         _scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable"""),
-    (efficient_attention, "_scaled_dot_product_efficient_attention"),
+    (lambda c: attention(c, 32), "_scaled_dot_product_efficient_attention"),
     (likes("query", "key", "value", "attn_bias"), """
         _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
         _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward
@@ -710,14 +657,14 @@ RULES: Final[dict[str, Rule]] = _table(
     (lambda c: (*c["indices"].shape, *c["weight"].shape[1:]), "embedding"),
     (lambda c: (as_expr(c["num_weights"]), c["grad_output"].shape[-1]), "embedding_dense_backward"),
     (like("index"), "gather take"),
-    (index_select, "index_select"),
+    (along(lambda c, n: c["index"].numel), "index_select"),
     (index, "index _unsafe_index"),
-    (topk, "topk"),
+    (along(lambda c, n: as_expr(c["k"])), "topk"),
     (lambda c: (*c["self"].shape[:-1], as_expr(c["num_samples"])), "multinomial"),
-    (glu, "glu"),
+    (along(lambda c, n: _divided(c, n, 2)), "glu"),
     (cdist, "_cdist_forward"),
     (arange, "arange"),
-    (eye, "eye"),
+    (lambda c: (as_expr(c["n"]), as_expr(c.get("m", c["n"]))), "eye"),
     (sized("size"), "zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty"),
     (lambda c: Form(c.size("size"), c.size("stride")), "empty_strided new_empty_strided"),
 )  # fmt: skip

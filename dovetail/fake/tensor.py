@@ -229,11 +229,9 @@ def _meta_storage(tensor: torch.Tensor, memo: Memo) -> torch.UntypedStorage:
 def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of an ATen op, as Fakes."""
     facts = record(func)
-    if facts.is_free:
-        fakes: list[Fake] = []
-        key = _memo_key(func, args, kwargs, fakes)
-        if key is not None:
-            return _remembered(func, facts, args, kwargs, key, fakes)
+    found = _remembered(func, facts, args, kwargs)
+    if found is not None:
+        return found
     special = _SPECIAL.get(facts.fate)
     if special is not None:
         return special(func, facts, args, kwargs)
@@ -241,9 +239,13 @@ def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _remembered(
-    func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], key: tuple[Any, ...],
-    fakes: list[Fake],
-) -> Any:  # fmt: skip
+    func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], is_hinted: bool = False
+) -> Any:
+    """The result of a call whose like is remembered; None for one that cannot be."""
+    fakes: list[Fake] = []
+    key = _memo_key(func, args, kwargs, fakes, is_hinted) if facts.is_free else None
+    if key is None:
+        return None
     made = _memo.get(key)
     if made is None:
         if len(_memo) > MEMO_LIMIT:
@@ -262,7 +264,9 @@ def _run(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]
             return facts.written_fake(*args, **kwargs)
     call = bind(facts, args, kwargs, shapes)
     plain_args, plain_kwargs = hinted(args), {k: hinted(v) for k, v in kwargs.items()}
-    result = _on_hints(func, facts, plain_args, plain_kwargs)
+    result = _remembered(func, facts, plain_args, plain_kwargs, is_hinted=True)
+    if result is None:
+        result = _by_meta(func, facts, plain_args, plain_kwargs)
     results = list(result) if isinstance(result, (list, tuple)) else [result]
     is_new = [isinstance(r, torch.Tensor) and not _is_argument(r, args, kwargs) for r in results]
     found = [r if new or facts.changes_shape else None for r, new in zip(results, is_new)]
@@ -278,16 +282,6 @@ def _run(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]
         for r, form in zip(results, forms)
     ]
     return type(result)(made) if isinstance(result, (list, tuple)) else made[0]
-
-
-def _on_hints(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Static inference, where the Fakes among the arguments count as their metas."""
-    if facts.is_free:
-        fakes: list[Fake] = []
-        key = _memo_key(func, args, kwargs, fakes, is_hinted=True)
-        if key is not None:
-            return _remembered(func, facts, args, kwargs, key, fakes)
-    return _by_meta(func, facts, args, kwargs)
 
 
 def _is_argument(fake: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -323,9 +317,10 @@ def _key_of(fake: Fake) -> Geometry:
 
 
 def _memo_key(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Fake], is_hinted: bool = False
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Fake], is_hinted: bool
 ) -> tuple[Any, ...] | None:
-    """What decides the result's metadata; None where something else does. Collects the Fakes met."""
+    """What decides the result's metadata; None where something else does. Collects the Fakes met, which
+    count as their metas if hinted."""
     key: list[Any] = [func, torch.get_default_dtype()]
     if not _extend_key(key, args, fakes, is_hinted):
         return None
@@ -773,11 +768,6 @@ def _repeat_interleave(func: Any, facts: Record, args: tuple[Any, ...], kwargs: 
     return _run(func, facts, args, kwargs)
 
 
-def _alias(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Lazy conjugate and negative: the op stays in the graph, so the Fake needs no bit."""
-    return infer(torch.ops.aten.alias.default, args, {})
-
-
 def _plain_geometry(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """C++ code that knows no symbolic sizes asks for numbers, so they are assumed."""
     (fake,) = args
@@ -801,7 +791,8 @@ _SPECIAL: Final[dict[str, Callable[..., Any]]] = {
     "decompose": _decompose,
     "index": _index,
     "repeat_interleave": _repeat_interleave,
-    "alias": _alias,
+    # Lazy conjugate and negative: the op stays in the graph, so the Fake needs no bit.
+    "alias": lambda func, facts, args, kwargs: infer(torch.ops.aten.alias.default, args, {}),
     "set": _set,
     "size": _plain_geometry,
     "stride": _plain_geometry,

@@ -4,20 +4,12 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
-from dovetail.ir.expr import Expr
-from dovetail.ir.types import Device, DType
 from dovetail.ops.prims import PRIMS
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    found = getattr(torch, dtype.torch_name)
-    assert isinstance(found, torch.dtype)
-    return found
 
 
 def _broadcast(x: torch.Tensor, shape: tuple[int, ...], dims: tuple[int, ...]) -> torch.Tensor:
@@ -25,11 +17,6 @@ def _broadcast(x: torch.Tensor, shape: tuple[int, ...], dims: tuple[int, ...]) -
     for dim, size in zip(dims, x.shape):
         sizes[dim] = size
     return x.reshape(sizes).expand(shape)
-
-
-def _slice(x: torch.Tensor, dim: int, start: int, stop: int, step: int) -> torch.Tensor:
-    cut: torch.Tensor = torch.ops.aten.slice.Tensor(x, dim, start, stop, step)
-    return cut
 
 
 def _pad(x: torch.Tensor, before: tuple[int, ...], after: tuple[int, ...], value: float) -> torch.Tensor:
@@ -58,10 +45,6 @@ def _arg(name: str) -> Callable[..., torch.Tensor]:
     return run
 
 
-def _sum(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    return torch.sum(x, dims, dtype=x.dtype)
-
-
 def _welford(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     mean = x.mean(dims)
     return mean, (x - x.mean(dims, keepdim=True)).square().sum(dims)
@@ -81,14 +64,6 @@ def _put(
     return moved.permute([order.index(d) for d in range(x.dim())])
 
 
-def _floor_divide(x: Any, y: Any) -> torch.Tensor:
-    return torch.div(x, y, rounding_mode="floor")
-
-
-def _truncate_divide(x: Any, y: Any) -> torch.Tensor:
-    return torch.div(x, y, rounding_mode="trunc")
-
-
 _UNARY: Final = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
     "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
@@ -103,8 +78,8 @@ _BINARY: Final = (
 EAGER: Final[dict[str, Callable[..., Any]]] = {
     **{f"prims.{name}": getattr(torch, name) for name in (*_UNARY, *_BINARY)},
     **{f"prims.{name}": getattr(torch.special, name) for name in ("i0e", "i1", "i1e", "ndtri")},
-    "prims.floordiv": _floor_divide,
-    "prims.truncdiv": _truncate_divide,
+    "prims.floordiv": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "prims.truncdiv": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
     "prims.fma": lambda x, y, z: x * y + z,
     "prims.check_index": lambda i, size: torch.where(i < 0, i + size, i),
     "prims.bit_and": torch.bitwise_and,
@@ -120,14 +95,14 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
     "prims.reshape": lambda x, shape: x.reshape(shape),
     "prims.permute": lambda x, dims: x.permute(dims),
     "prims.broadcast": _broadcast,
-    "prims.slice": _slice,
+    "prims.slice": torch.ops.aten.slice.Tensor,
     "prims.flip": lambda x, dims: x.flip(dims),
     "prims.as_strided": lambda x, shape, stride, offset: x.as_strided(
         shape, stride, x.storage_offset() + offset
     ),
     "prims.pad": _pad,
     "prims.cat": lambda parts, dim: torch.cat(parts, dim),
-    "prims.sum": _sum,
+    "prims.sum": lambda x, dims: torch.sum(x, dims, dtype=x.dtype),
     "prims.prod": _over("prod"),
     "prims.max": torch.amax,
     "prims.min": torch.amin,
@@ -151,37 +126,14 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
 assert set(EAGER) == set(PRIMS), set(EAGER) ^ set(PRIMS)
 
 
-def call_prim(op: str, args: tuple[Any, ...]) -> Any:
-    """Run one prim on tensors. Sizes must be numbers by now."""
-    plain = tuple(_plain(arg) for arg in args)
-    if PRIMS[op].kind == "pointwise":
-        plain = _typed_constants(op, plain)
-    return EAGER[op](*plain)
-
-
-def _typed_constants(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Numbers take the type of the tensor operands (of the arms, for where)."""
-    if op in ("prims.convert", "prims.bitcast"):
-        return args
-    tensors = [
-        a
-        for place, a in enumerate(args)
-        if isinstance(a, torch.Tensor) and not (op == "prims.where" and not place)
-    ]
-    like = tensors[0]
-    return tuple(
-        a if isinstance(a, torch.Tensor) else torch.tensor(a, dtype=like.dtype, device=like.device)
-        for a in args
-    )
-
-
-def _plain(arg: Any) -> Any:
-    if isinstance(arg, Expr):
-        return arg.value
-    if isinstance(arg, DType):
-        return torch_dtype(arg)
-    if isinstance(arg, Device):
-        return torch.device(str(arg))
-    if isinstance(arg, tuple):
-        return tuple(_plain(item) for item in arg)
-    return arg
+def call_prim(op: str, args: Sequence[Any]) -> Any:
+    """Run one prim on tensors; sizes, dtypes and devices are torch's by now. Numbers take the type of the
+    tensor operands (of the arms, for where)."""
+    if PRIMS[op].kind == "pointwise" and op not in ("prims.convert", "prims.bitcast"):
+        typed = args[1:] if op == "prims.where" else args
+        like = next(a for a in typed if isinstance(a, torch.Tensor))
+        args = [
+            a if isinstance(a, torch.Tensor) else torch.tensor(a, dtype=like.dtype, device=like.device)
+            for a in args
+        ]
+    return EAGER[op](*args)

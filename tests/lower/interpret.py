@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.loop import Buffer, BufferRef, Extern, Loops, Nest, Scalar
 from dovetail.ir.types import Device, DType
-from dovetail.ops.eager import call_prim, torch_dtype
+from dovetail.ops.eager import call_prim
 
 _EXPR = {
     "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
@@ -48,7 +49,7 @@ class _Machine:
         for buffer in self.loops.buffers:
             if buffer.kind != "input":
                 n = _span(buffer)
-                self.memory[buffer.name] = torch.zeros(n, dtype=torch_dtype(buffer.type.dtype))
+                self.memory[buffer.name] = torch.zeros(n, dtype=to_torch_dtype(buffer.type.dtype))
         for step in self.loops.steps:
             if isinstance(step, Nest):
                 self.nest(step)
@@ -129,11 +130,11 @@ class _Machine:
 
     def _scalar(self, node: Scalar, env: dict, mask: torch.Tensor | None, memo: dict) -> torch.Tensor:
         if node.op == "const":
-            return torch.tensor(node.args[0], dtype=torch_dtype(node.dtype))
+            return torch.tensor(node.args[0], dtype=to_torch_dtype(node.dtype))
         if node.op == "index":
-            return self.expr(node.args[0], env).to(torch_dtype(node.dtype))
+            return self.expr(node.args[0], env).to(to_torch_dtype(node.dtype))
         if node.op == "input":
-            return torch.tensor(self.symbols[node.args[0]], dtype=torch_dtype(node.dtype))
+            return torch.tensor(self.symbols[node.args[0]], dtype=to_torch_dtype(node.dtype))
         if node.op in ("load", "load_at"):
             index = (
                 self.expr(node.args[1], env)
@@ -147,7 +148,7 @@ class _Machine:
             if index.numel() and (index.min() < 0 or index.max() >= memory.numel()):
                 raise IndexError(f"{node} reads out of {memory.numel()} elements")
             got = memory[index] if memory.numel() else torch.zeros(index.shape, dtype=memory.dtype)
-            assert got.dtype == torch_dtype(node.dtype), node
+            assert got.dtype == to_torch_dtype(node.dtype), node
             return got
         if node.op == "masked":
             condition = self.scalar(node.args[0], env, mask, memo)
@@ -160,12 +161,12 @@ class _Machine:
             if ((index < -size) | (index >= size)).any():
                 raise IndexError("index out of range")
         if node.op == "cast":
-            return call_prim("prims.convert", (operands[0], node.dtype))
+            return call_prim("prims.convert", (operands[0], to_torch_dtype(node.dtype)))
         if node.op == "bitcast":
-            return call_prim("prims.bitcast", (operands[0], node.dtype))
+            return call_prim("prims.bitcast", (operands[0], to_torch_dtype(node.dtype)))
         assert not any(x.dtype.is_low_precision for x in node.operands), node
         got = call_prim(f"prims.{node.op}", tuple(operands))
-        assert got.dtype == torch_dtype(node.dtype), (node, got.dtype)
+        assert got.dtype == to_torch_dtype(node.dtype), (node, got.dtype)
         return got
 
     # -- library calls -----------------------------------------------------------------------------
@@ -191,9 +192,9 @@ class _Machine:
         if isinstance(arg, Expr):
             return self.expr(arg, {}).item()
         if isinstance(arg, DType):
-            return torch_dtype(arg)
+            return to_torch_dtype(arg)
         if isinstance(arg, Device):
-            return torch.device(str(arg))
+            return to_torch_device(arg)
         if isinstance(arg, str) and arg.startswith("torch."):
             return getattr(torch, arg.removeprefix("torch."))
         return arg
