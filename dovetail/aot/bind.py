@@ -31,7 +31,7 @@ from dovetail.aot.cost import class_of
 from dovetail.aot.double import MOST_COMPILED, Eager, differentiate, eager_results, lack_memory
 from dovetail.aot.joint import Joint
 from dovetail.aot.missing import narrowed
-from dovetail.aot.partition import Partition
+from dovetail.aot.partition import Partition, exprs_in
 from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import Arg, Graph, Node
@@ -289,10 +289,10 @@ class _Emitter:
     def output_exprs(self) -> list[Expr]:
         found = [o.value for o in self.signature.outputs if isinstance(o.value, Expr)]
         for mutation in self.signature.mutations:
-            found += _exprs((*(a for s in mutation.steps for a in s.args), *mutation.args))
+            found += exprs_in((*(a for s in mutation.steps for a in s.args), *mutation.args))
         for output in self.signature.outputs:
             for step in output.steps:
-                found += _exprs(step.args)
+                found += exprs_in(step.args)
         return found
 
     # -- without gradients
@@ -448,7 +448,7 @@ class _Emitter:
             self.w(f"del {', '.join(gone)}")
         with self.w.block("if not keeps_graph():"):
             self.w("ctx.maybe_clear_saved_tensors()")
-            self.w("ctx.inputs = None")
+            self.w("ctx.inputs = ctx.random = None")
         outputs = [f"g{i}" for i in range(len(backward.outputs))]
         self.emit_run(f"{_targets(outputs)} = ", "consume", "given")
         at = {i: position for position, i in enumerate(self.signature.grad_inputs)}
@@ -495,12 +495,6 @@ def _as_strided(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torc
 
 def _is_random(graph: Graph) -> bool:
     return any(class_of(node.op) == "random" for node in graph.nodes)
-
-
-def _exprs(arg: object) -> list[Expr]:
-    if isinstance(arg, tuple):
-        return [expr for item in arg for expr in _exprs(item)]
-    return [arg] if isinstance(arg, Expr) else []
 
 
 def _names(nodes: Iterable[Node]) -> list[str]:

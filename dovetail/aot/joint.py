@@ -31,7 +31,7 @@ from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.expr import Expr
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Known, Node, moved_over, nodes_in, swapped, work_of
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
-from dovetail.ir.types import F64, I64, ScalarType, TensorType, Type
+from dovetail.ir.types import F64, I64, ScalarType, TensorType
 from dovetail.ops.build import is_dense
 from dovetail.sym import Shapes
 
@@ -471,42 +471,33 @@ def _shapes_of(examples: Sequence[Any]) -> Shapes | None:
 def simplify_graph(graph: Graph, shapes: Shapes) -> Graph:
     """Every expression in terms of the symbols that are left."""
     made: dict[Node, Node] = {}
-    simple = shapes.simplify
-
-    def arg(value: Arg) -> Arg:
-        if isinstance(value, Node):
-            return made[value]
-        if isinstance(value, tuple):
-            return tuple(map(arg, value))
-        return simple(value) if isinstance(value, Expr) else value
-
+    simple = lambda value: _simplified(value, shapes, made)  # noqa: E731
     for node in (*graph.inputs, *graph.nodes):
-        kwargs = tuple((name, arg(value)) for name, value in node.kwargs)
-        kind = _simple_type(node.type, shapes)
-        made[node] = Node(node.op, tuple(map(arg, node.args)), kind, node.name, kwargs, node.loc)
+        made[node] = Node(
+            node.op, simple(node.args), simple(node.type), node.name, simple(node.kwargs), node.loc
+        )
     inputs, nodes = tuple(made[n] for n in graph.inputs), tuple(made[n] for n in graph.nodes)
-    return Graph(graph.name, inputs, nodes, tuple(map(arg, graph.outputs)))
-
-
-def _simple_type(kind: Type, shapes: Shapes) -> Type:
-    if isinstance(kind, tuple):
-        return tuple(_simple_type(part, shapes) for part in kind)
-    if isinstance(kind, ScalarType):
-        return ScalarType(kind.dtype, None if kind.expr is None else shapes.simplify(kind.expr))
-    if kind is None:
-        return None
-    simple = shapes.simplify
-    return replace(kind, shape=tuple(map(simple, kind.shape)), stride=tuple(map(simple, kind.stride)))
+    return Graph(graph.name, inputs, nodes, simple(graph.outputs))
 
 
 def simplify_output(output: OutputIs, shapes: Shapes) -> OutputIs:
-    def arg(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(arg, value))
-        return shapes.simplify(value) if isinstance(value, Expr) else value
+    steps = tuple(ViewStep(step.op, _simplified(step.args, shapes, {})) for step in output.steps)
+    return replace(output, steps=steps, value=_simplified(output.value, shapes, {}))
 
-    steps = tuple(ViewStep(step.op, arg(step.args)) for step in output.steps)
-    return replace(output, steps=steps, value=arg(output.value))
+
+def _simplified(value: Any, shapes: Shapes, made: dict[Node, Node]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_simplified(part, shapes, made) for part in value)
+    if isinstance(value, Node):
+        return made[value]
+    if isinstance(value, Expr):
+        return shapes.simplify(value)
+    if isinstance(value, TensorType):
+        simple = shapes.simplify
+        return replace(value, shape=tuple(map(simple, value.shape)), stride=tuple(map(simple, value.stride)))
+    if isinstance(value, ScalarType) and value.expr is not None:
+        return replace(value, expr=shapes.simplify(value.expr))
+    return value
 
 
 # -- cleaning ----------------------------------------------------------------------------------------

@@ -219,7 +219,27 @@ class _Problem:
             middle = (low + high) // 2
             fits = self.cost(self.cut(set(candidates[:middle]))) <= limit
             low, high = (low, middle) if fits else (middle + 1, high)
-        return self.cut(set(candidates[:low]))
+        freed = set(candidates[:low])
+        self.kept |= self.boundaries(self.cut(freed), freed)
+        return self.cut(freed)
+
+    def boundaries(self, saved: set[Node], freed: set[Node]) -> set[Node]:
+        """Small operands of recomputed ops that lead back to the large results of other ones: saved, the
+        earlier op need not run and stay in memory until backward gets to it, a layer of an LSTM, say."""
+        found: set[Node] = set()
+        behind: dict[Node, int] = {}
+        """Recomputed nodes: the bytes of the largest op that was run again for them."""
+        for node in self.graph.nodes:
+            if node not in self.needed or node in saved:
+                continue
+            larger = {o: behind[o] for o in node.operands if o in behind and o not in found}
+            if node in freed:
+                small = {o for o, size in larger.items() if bytes_of(o.type) * 4 <= size}
+                found |= {o for o in small if self.price(o) < INFINITE}
+                behind[node] = bytes_of(node.type)
+            else:
+                behind[node] = max(larger.values(), default=0)
+        return found
 
     def _candidates(self) -> list[Node]:
         """Ops that may be recomputed when memory matters more, cheapest work per byte first."""
@@ -314,13 +334,13 @@ def _make_backward(
 # -- symbols -----------------------------------------------------------------------------------------
 
 
-def _exprs(arg: object) -> Iterable[Expr]:
+def exprs_in(arg: object) -> Iterable[Expr]:
     if isinstance(arg, Expr):
         if not arg.is_const:
             yield arg
     elif isinstance(arg, tuple):
         for item in arg:
-            yield from _exprs(item)
+            yield from exprs_in(item)
     elif isinstance(arg, TensorType):
         yield from (e for e in (*arg.shape, *arg.stride) if not e.is_const)
 
@@ -336,7 +356,7 @@ def _missing_symbols(graph: Graph) -> list[Expr]:
     wanted: dict[Expr, None] = {}
     for node in (*graph.inputs, *graph.nodes):
         for value in (*node.args, *(v for _, v in node.kwargs), node.type):
-            for expr in _exprs(value):
+            for expr in exprs_in(value):
                 wanted.update(dict.fromkeys(sorted(symbols(expr) - known, key=lambda e: e.serial)))
     return list(wanted)
 
