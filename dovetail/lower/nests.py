@@ -126,7 +126,7 @@ def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]]) -> list[Block]:
         edges = edges[edges.index(ZERO) : edges.index(end) + 1]
         edges = _without_slivers(edges) if several else edges
         found = [part for block in found for part in _split_block(block, dim, edges)]
-    return found
+    return found or whole  # nothing is left of a tensor without elements
 
 
 def _without_slivers(edges: list[Expr]) -> list[Expr]:

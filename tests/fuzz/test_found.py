@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import dovetail
 from tests.fuzz.running import difference, gradients
@@ -195,6 +196,23 @@ def an_attribute_comes_and_goes(x: torch.Tensor, thing: Any) -> torch.Tensor:
         del thing.tag
     LOG.append(hasattr(thing, "tag"))
     return x + 1
+
+
+@found(lambda: [torch.randn(4, 3).requires_grad_()])
+def rows_shorter_than_a_vector_are_kept_between_passes(x: torch.Tensor) -> torch.Tensor:
+    return x.exp() * x.flatten()[:3].sum().exp()
+
+
+@found(lambda: [torch.randn(0, 3).requires_grad_()])
+def rows_of_nothing_are_joined_and_summed(x: torch.Tensor) -> torch.Tensor:
+    return F.normalize(torch.vstack([x, x.abs()]), dim=0)
+
+
+@found(lambda: [torch.randn(64), torch.randn(64, 40)])
+def tensors_are_named_like_loops(line: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    u, rows = q.sum(1), q.sum(0)
+    k, explicit = u.cumsum(0), (q * line[:, None]).amax(0)
+    return u.tile(3).sum(), k * u, rows + explicit, q.softmax(0), (q.mT + rows[:, None]).var()
 
 
 @pytest.mark.parametrize("backend", ["eager", "dovetail"])

@@ -77,8 +77,7 @@ def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int) -> 
     key, names = _canonical(tokens)
     symbol = f"{re.sub(r'[^A-Za-z0-9_]', '_', group.name)[:60]}_{key}"
     return CppKernel(
-        _comment(group, shape)
-        + _named(tokens, names, symbol, {r.var.name for r in group.ranges} | {s.name for s in shape.symbols}),
+        _comment(group, shape) + _named(tokens, names, symbol),
         key,
         symbol,
         tuple(a.buffer.name for a in shape.args),
@@ -131,32 +130,29 @@ def _canonical(tokens: str) -> tuple[str, list[str]]:
     return hashlib.sha256(plain.encode()).hexdigest()[:16], list(seen)
 
 
-def _named(tokens: str, names: list[str], kernel: str, loops: set[str]) -> str:
+def _named(tokens: str, names: list[str], kernel: str) -> str:
+    """The user's names, changed where they are words of C++ or of the kernel's own text."""
     chosen: dict[str, str] = {}
-    taken = set(_RESERVED) | loops
+    taken = set(_KEYWORDS).union(re.findall(r"[A-Za-z_]\w*", _TOKEN.sub(" ", tokens)))
     for name in names:
         if name == "":
             chosen[name] = kernel
             continue
         stem = re.sub(r"\W", "_", name)
-        if (
-            stem[0].isdigit()
-            or stem in taken
-            or re.fullmatch(r"(t|g|acc|mean|best|both|better|apart)\d+|p|l|from|to|[a-z0-9]+_", stem)
-        ):
+        if stem[0].isdigit() or stem in taken:
             stem = f"{stem}_v" if f"{stem}_v" not in taken else f"{stem}_v{len(taken)}"
         taken.add(stem)
         chosen[name] = stem
     return _TOKEN.sub(lambda m: chosen[m[1]], tokens)
 
 
-_RESERVED: Final = frozenset(
+_KEYWORDS: Final = frozenset(
     """
-    load store select mask first splat convert iota any_lane bad full left part auto double float int
-    long short char bool void for if else do while return const static union struct class new delete this
-    template typename and or not xor exp log sqrt tan cos floor fabs erf fmod lgamma f16 bf16 default
-    case switch break continue operator public private enum goto signed unsigned namespace using true
-    false inline register volatile
+    alignas alignof and asm auto bool break case catch char class const constexpr continue decltype default
+    delete do double else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not nullptr operator or private protected public register return short signed
+    sizeof static struct switch template this throw true try typedef typeid typename union unsigned using
+    virtual void volatile while xor INLINE MASKED
     """.split()
 )
 

@@ -20,7 +20,7 @@ from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
 from dovetail.codegen.cpp.partial import PIECES, Partial
 from dovetail.codegen.cpp.reduce import Accumulator
 from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
-from dovetail.ir.expr import ONE, Expr, ceildiv, mul, product
+from dovetail.ir.expr import ONE, Expr, add, ceildiv, mul, product
 from dovetail.ir.loop import Range, Scalar
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
@@ -291,7 +291,9 @@ class Body:
         """Local arrays for what a later pass reads; on the heap when they are large. Returns those."""
         writer, kept = self.writer, self.shape.kept_rows
         inner = product(r.size for r in self.group.inner)
-        count = mul(inner, writer.lanes) if writer.column else mul(ceildiv(inner, writer.lanes), writer.lanes)
+        if len(self.group.inner) > 1:  # each of the rows ends in a whole vector
+            inner = add(inner, writer.lanes)
+        count = mul(inner if writer.column else ceildiv(inner, writer.lanes), writer.lanes)
         is_large = not _at_most(count, STACK_BYTES // 8 // max(len(kept), 1))
         for buffer in kept:
             kind, name = C_TYPE[writer.buffers[buffer].type.dtype], writer.name(buffer)
