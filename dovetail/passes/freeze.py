@@ -16,6 +16,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, cast
 
+import torch
+
 from dovetail.ir.expr import ONE, Expr
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
 from dovetail.ir.types import F32, F64, DType, TensorType, Type, contiguous_stride
@@ -25,6 +27,9 @@ from dovetail.passes.clean import drop_dead
 from dovetail.passes.layout import PACK, channels_last
 
 CONV: Final = "aten.convolution.default"
+RECURRENT: Final = "aten.mkldnn_rnn_layer.default"
+PACK_RECURRENT: Final = "mkldnn._reorder_mkldnn_rnn_layer_weight.default"
+PACKS: Final = (PACK, PACK_RECURRENT)
 NORMS: Final = frozenset((
     "aten.native_batch_norm.default", "aten._native_batch_norm_legit_no_training.default",
     "aten._batch_norm_no_update.default",
@@ -50,7 +55,8 @@ def freeze(graph: Graph, steady: Collection[int]) -> Frozen | None:
     """None where it would not pay. `steady` are positions of inputs that seldom change."""
     weights = {graph.inputs[i] for i in steady}
     folded = fold_norms(graph, weights)
-    changed = channels_last(folded, movable(folded, weights))
+    packed = pack_recurrent(folded, weights)
+    changed = channels_last(packed, movable(packed, weights))
     return hoist(changed, weights, gained=changed is not graph)
 
 
@@ -154,6 +160,32 @@ class _Arithmetic:
         return self.builder.call("aten._to_copy.default", (node,), type, kwargs, name, self.norm.loc)
 
 
+# -- weights in the library's own layout --------------------------------------------------------------
+
+
+def pack_recurrent(graph: Graph, weights: Collection[Node]) -> Graph:
+    """Layers of RNNs take weights that are laid out once, not in every call."""
+    fixed = movable(graph, weights)
+    layers = {node for node in graph.nodes if node.op == RECURRENT and fixed.issuperset(node.operands[1:3])}
+    if not layers or not hasattr(torch.ops.mkldnn, PACK_RECURRENT.split(".")[1]):
+        return graph
+    builder, env = GraphBuilder.after(graph), dict[Node, Node]()
+    for node in graph.nodes:
+        moved = moved_over(node, env)
+        if node in layers:
+            first, second, reverse, hidden, biases, batch_first = (node.args[i] for i in (1, 2, 7, 10, 12, 14))
+            types = (cast(Node, first).type, cast(Node, second).type)
+            options = (hidden, reverse, biases, batch_first, moved.operands[0].tensor.shape)
+            pair = builder.call(PACK_RECURRENT, (first, second, *options), types, loc=node.loc)
+            laid = (builder.get(pair, k) for k in (0, 1))
+            args = (moved.args[0], *laid, *moved.args[3:])
+            moved = Node(RECURRENT, args, node.type, node.name, node.kwargs, node.loc)
+        if moved is not node:
+            env[node] = moved
+        builder.nodes.append(moved)
+    return builder.finish(swapped(graph.outputs, env))
+
+
 # -- what moves --------------------------------------------------------------------------------------
 
 
@@ -162,7 +194,7 @@ def movable(graph: Graph, weights: Collection[Node]) -> set[Node]:
     found = set(weights)
     for node in graph.nodes:
         operands = node.operands
-        pure = node.op == PACK or not is_impure(node.op)
+        pure = node.op in PACKS or not is_impure(node.op)
         if operands and pure and _is_static(node) and all(each in found for each in operands):
             found.add(node)
     return found
@@ -225,7 +257,7 @@ def _staying(graph: Graph, fixed: set[Node], grown: set[Node]) -> set[Node]:
 
 
 def _is_view(op: str) -> bool:
-    return op in VIEW_OPS or (op != PACK and is_view_call(op))
+    return op in VIEW_OPS or (op not in PACKS and is_view_call(op))
 
 
 def _grown(graph: Graph, weights: Collection[Node], fixed: set[Node]) -> set[Node]:

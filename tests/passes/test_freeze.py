@@ -207,3 +207,17 @@ def test_half_precision_is_not_folded() -> None:
     module = nn.Sequential(nn.Conv2d(4, 6, 3), norm(nn.BatchNorm2d(6))).to(torch.bfloat16).eval()
     graph, _, steady = trace(module, torch.randn(2, 4, 6, 6, dtype=torch.bfloat16))
     assert passes.freeze(graph, steady) is None
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 16, num_layers=2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x)[0]
+
+
+def test_layers_of_an_lstm_get_packed_weights() -> None:
+    frozen = check(Tagger(), torch.randn(3, 5, 8))
+    assert sum("mkldnn_rnn_layer_weight" in op for op in ops(frozen.prologue)) == 4

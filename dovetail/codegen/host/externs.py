@@ -85,8 +85,13 @@ def _convolution(writer: HostWriter, extern: Extern) -> bool:
     return True
 
 
+def _rnn_layer(writer: HostWriter, extern: Extern) -> bool:
+    """What backward needs (the last result) is made only in grad mode: see runtime/calls.py."""
+    return extern.results[-1] not in writer.read and call_dispatcher(writer, extern)
+
+
 DIRECT: Final[dict[str, Callable[[HostWriter, Extern], bool]]] = {
-    "aten.mkldnn_rnn_layer.default": lambda writer, extern: False,  # needs grad mode: see runtime/calls.py
+    "aten.mkldnn_rnn_layer.default": _rnn_layer,
     "aten.mm.default": _into("mm"),
     "aten.bmm.default": _into("bmm"),
     "aten.addmm.default": _into("addmm"),
