@@ -5,9 +5,9 @@
     python -m benchmarks.bench --quick                 no cold torch.compile calls
     python -m benchmarks.bench --write                 also docs/results/bench.* and README's results section
 
-Cold: new process, empty caches for both compilers. Warm: another new process, the caches now filled. Steady
-state: one process, the peers taking turns, medians. Results are kept after each step, so an interrupted run
-goes on where it stopped.
+Cold: new process, empty caches for both compilers. Another process, with the caches filled: warm first calls,
+then the steady state, the peers taking turns, medians. Results are kept after each step, so an interrupted
+run goes on where it stopped.
 """
 from __future__ import annotations
 
@@ -119,27 +119,26 @@ class Runner:
 
 
 def measure_workload(runner: Runner, name: str, mode: str, chosen: argparse.Namespace) -> None:
-    """Cold and warm first calls of both compilers, then all three in steady state on the filled caches."""
+    """Cold first calls of both compilers, then all three in steady state on the filled caches."""
     where = f"{name}-{mode}"
     common = ("--workload", name, "--mode", mode)
     peers = [peer for peer in COMPILERS if peer in chosen.peers]
-    if name in MODEL_NAMES and not chosen.quick:
-        runner.measure(f"{where}/first/eager", where, "first", "--peer", "eager", *common)
+    if not chosen.quick:
         for peer in peers:
             runner.measure(f"{where}/cold/{peer}", where, "first", "--peer", peer, *common)
-            runner.measure(f"{where}/warm/{peer}", where, "first", "--peer", peer, *common)
-    runner.measure(
-        f"{where}/steady",
-        where,
-        "steady",
-        "--peers",
-        ",".join(["eager", *peers]),
-        "--seconds",
-        str(chosen.seconds),
-        "--clock",
-        chosen.clock,
-        *common,
-    )
+    runner.measure(f"{where}/steady", where, "steady", *common, *settings(chosen))
+
+
+def settings(chosen: argparse.Namespace) -> list[str]:
+    """Arguments of measurements in which peers take turns."""
+    peers = ",".join(["eager", *(peer for peer in COMPILERS if peer in chosen.peers)])
+    return ["--peers", peers, "--seconds", str(chosen.seconds), "--clock", chosen.clock]
+
+
+def measure_micro(runner: Runner, names: list[str], chosen: argparse.Namespace) -> None:
+    """Two processes for all of them: in the cache beside the peers, in memory beside copies."""
+    for kind in ("micro", "bandwidth"):
+        runner.measure(kind, "micro", kind, "--workload", ",".join(names), *settings(chosen))
 
 
 def measure_machinery(runner: Runner, chosen: argparse.Namespace) -> None:
@@ -147,7 +146,6 @@ def measure_machinery(runner: Runner, chosen: argparse.Namespace) -> None:
     peers = ",".join(["eager", *(peer for peer in COMPILERS if peer in chosen.peers)])
     runner.measure("overhead", "machinery", "overhead", "--peers", peers)
     runner.measure("guards", "machinery", "guards", "--peers", peers)
-    runner.measure("bandwidth", "machinery", "bandwidth")
     for peer in (p for p in COMPILERS if p in chosen.peers):
         for layers in (8, 64):
             if not (chosen.quick and peer == "torch"):
@@ -238,10 +236,11 @@ def main() -> None:
         if "machinery" in wanted:
             measure_machinery(runner, chosen)
         names = [name for word in wanted for name in groups.get(word, (word,)) if name != "machinery"]
-        for name in names:
+        if small := [name for name in names if name in MICRO_NAMES]:
+            measure_micro(runner, small, chosen)
+        for name in (name for name in names if name not in MICRO_NAMES):
             for mode in chosen.modes.split(","):
-                if name in MODEL_NAMES or mode == "inference":
-                    measure_workload(runner, name, mode, chosen)
+                measure_workload(runner, name, mode, chosen)
     finally:
         runner.close()
     runner.answers["machine"] = describe_machine(chosen)

@@ -2,7 +2,9 @@
 
     python -m benchmarks.measure first --peer torch --workload bert --mode training   first call, peak memory
     python -m benchmarks.measure steady --workload bert --mode inference              medians, interleaved
-    python -m benchmarks.measure overhead | guards | bandwidth
+    python -m benchmarks.measure micro --workload softmax,argmax_rows                 several, one by one
+    python -m benchmarks.measure bandwidth --workload softmax,argmax_rows             beside copies in memory
+    python -m benchmarks.measure overhead | guards
     python -m benchmarks.measure depth --peer dovetail --layers 64
 """
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from benchmarks.models import MICRO, WORKLOADS, Workload
+from benchmarks.models import LARGE, MICRO, SMALL, WORKLOADS, Workload
 
 PEERS: Final = ("eager", "torch", "dovetail")
 Step = Callable[[], Any]
@@ -38,7 +40,7 @@ def compiling(peer: str, **settings: Any) -> Callable[[Any], Any]:
 
 def build(name: str, mode: str) -> Workload:
     torch.manual_seed(0)
-    made = (WORKLOADS | MICRO)[name]()
+    made = MICRO[name](SMALL) if name in MICRO else WORKLOADS[name]()
     if isinstance(made.run, nn.Module):
         made.run.train(mode == "training")
     return made
@@ -91,17 +93,19 @@ def peak_mib() -> float:
 
 
 def measure_steady(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Medians with the peers taking turns, so that a noisy moment hits all of them."""
+    """Medians with the peers taking turns, so that a noisy moment hits all of them; first calls before."""
     work = build(chosen.workload, chosen.mode)
     steps: dict[str, Step] = {}
-    record: dict[str, Any] = {"errors": {}, "difference": {}}
+    record: dict[str, Any] = {"errors": {}, "difference": {}, "first_s": {}}
     wanted = chosen.peers.split(",")
     reference: Any = None
     for peer in wanted:
+        started = time.perf_counter()
         step = step_of(work, peer, chosen.mode)
         try:
             torch.manual_seed(1)
             out = step()
+            record["first_s"][peer] = time.perf_counter() - started
             torch.manual_seed(1)
             out = step()
         except Exception as error:  # a peer that cannot run this model is a result
@@ -113,10 +117,6 @@ def measure_steady(chosen: argparse.Namespace) -> dict[str, Any]:
     times = take_turns(steps, chosen.seconds, CLOCKS[chosen.clock])
     record["median_ms"] = {peer: 1e3 * statistics.median(kept) for peer, kept in times.items()}
     record["rounds"] = min(len(kept) for kept in times.values())
-    if work.bytes_moved and chosen.mode == "inference":
-        record["gib_per_s"] = {
-            peer: work.bytes_moved / (ms / 1e3) / 2**30 for peer, ms in record["median_ms"].items()
-        }
     if importlib.util.find_spec("dovetail") and "dovetail" in steps:
         record["dovetail_stats"] = {
             key: value
@@ -227,15 +227,29 @@ def measure_depth(chosen: argparse.Namespace) -> dict[str, Any]:
     return {"first_s": time.perf_counter() - started, "peak_mib": peak_mib()}
 
 
+def measure_micro(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Steady states of several functions: a process for each would mostly wait for imports."""
+    names = chosen.workload.split(",")
+    return {name: measure_steady(argparse.Namespace(**{**vars(chosen), "workload": name})) for name in names}
+
+
 def measure_bandwidth(chosen: argparse.Namespace) -> dict[str, Any]:
-    """The machine's copy speed on the micro functions' size, in GiB/s."""
-    x, y = torch.randn(1024, 1024), torch.empty(1024, 1024)
-    return {"copy_gib_per_s": 2 * x.numel() * 4 / (time_call(lambda: y.copy_(x)) / 1e6) / 2**30}
+    """GiB/s of functions on matrices that do not fit into the cache, taking turns with a copy of one."""
+    x, y = torch.randn(LARGE, LARGE), torch.empty(LARGE, LARGE)
+    record: dict[str, Any] = {}
+    for name in chosen.workload.split(","):
+        work = MICRO[name](LARGE)
+        steps = {"copy": lambda: y.copy_(x), "dovetail": step_of(work, "dovetail", "inference")}
+        times = take_turns(steps, chosen.seconds / 4, CLOCKS[chosen.clock])
+        sizes = {"copy": 2 * x.numel() * 4, "dovetail": work.bytes_moved}
+        record[name] = {peer: sizes[peer] / statistics.median(times[peer]) / 2**30 for peer in steps}
+    return record
 
 
 KINDS: Final = {
     "first": measure_first,
     "steady": measure_steady,
+    "micro": measure_micro,
     "overhead": measure_overhead,
     "guards": measure_guards,
     "depth": measure_depth,

@@ -25,7 +25,7 @@ class Workload:
 
 
 WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {}
-MICRO: Final[dict[str, Callable[[], Workload]]] = {}
+MICRO: Final[dict[str, Callable[[int], Workload]]] = {}
 
 
 def workload(make: Callable[[], Workload]) -> Callable[[], Workload]:
@@ -33,7 +33,8 @@ def workload(make: Callable[[], Workload]) -> Callable[[], Workload]:
     return make
 
 
-def micro(make: Callable[[], Workload]) -> Callable[[], Workload]:
+def micro(make: Callable[[int], Workload]) -> Callable[[int], Workload]:
+    """A function of matrices with so many rows and columns."""
     MICRO[make.__name__] = make
     return make
 
@@ -223,147 +224,151 @@ def unet() -> Workload:
 
 # -- micro functions -------------------------------------------------------------------------------
 
-N: Final = 1024
+SMALL: Final = 1024
+LARGE: Final = 2688
+"""Rows and columns: three matrices fit into a usual cache; one nearly fills it, and malloc still keeps it."""
 
 
-def square() -> torch.Tensor:
-    return torch.randn(N, N)
+def square(n: int) -> torch.Tensor:
+    return torch.randn(n, n)
 
 
-def moved(reads: int, writes: int) -> int:
-    return 4 * N * N * (reads + writes)
-
-
-@micro
-def softmax() -> Workload:
-    return Workload(lambda x: torch.softmax(x, -1), (square(),), bytes_moved=moved(1, 1))
+def moved(n: int, reads: int, writes: int) -> int:
+    return 4 * n * n * (reads + writes)
 
 
 @micro
-def layer_norm() -> Workload:
-    w, b = torch.randn(N), torch.randn(N)
-    return Workload(lambda x: F.layer_norm(x, (N,), w, b), (square(),), bytes_moved=moved(1, 1))
+def softmax(n: int) -> Workload:
+    return Workload(lambda x: torch.softmax(x, -1), (square(n),), bytes_moved=moved(n, 1, 1))
 
 
 @micro
-def rms_norm_residual() -> Workload:
-    w = torch.randn(N)
+def layer_norm(n: int) -> Workload:
+    w, b = torch.randn(n), torch.randn(n)
+    return Workload(lambda x: F.layer_norm(x, (n,), w, b), (square(n),), bytes_moved=moved(n, 1, 1))
+
+
+@micro
+def rms_norm_residual(n: int) -> Workload:
+    w = torch.randn(n)
 
     def f(x: torch.Tensor, r: torch.Tensor) -> Any:
         y = x + r
         return y, y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * w
 
-    return Workload(f, (square(), square()), bytes_moved=moved(2, 2))
+    return Workload(f, (square(n), square(n)), bytes_moved=moved(n, 2, 2))
 
 
 @micro
-def residual_layer_norm() -> Workload:
-    return Workload(lambda x, r: F.layer_norm(x + r, (N,)), (square(), square()), bytes_moved=moved(2, 1))
+def residual_layer_norm(n: int) -> Workload:
+    inputs = (square(n), square(n))
+    return Workload(lambda x, r: F.layer_norm(x + r, (n,)), inputs, bytes_moved=moved(n, 2, 1))
 
 
 @micro
-def bias_gelu() -> Workload:
-    b = torch.randn(N)
-    return Workload(lambda x: F.gelu(x + b), (square(),), bytes_moved=moved(1, 1))
+def bias_gelu(n: int) -> Workload:
+    b = torch.randn(n)
+    return Workload(lambda x: F.gelu(x + b), (square(n),), bytes_moved=moved(n, 1, 1))
 
 
 @micro
-def swiglu() -> Workload:
-    return Workload(lambda x, y: F.silu(x) * y, (square(), square()), bytes_moved=moved(2, 1))
+def swiglu(n: int) -> Workload:
+    return Workload(lambda x, y: F.silu(x) * y, (square(n), square(n)), bytes_moved=moved(n, 2, 1))
 
 
 @micro
-def where_chain() -> Workload:
+def where_chain(n: int) -> Workload:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         z = torch.where(x > 0, x * 2, y)
         z = torch.where(z > 1, z - y, z + y)
         return torch.where(z < -1, z * z, z.abs()) + x
 
-    return Workload(f, (square(), square()), bytes_moved=moved(2, 1))
+    return Workload(f, (square(n), square(n)), bytes_moved=moved(n, 2, 1))
 
 
 @micro
-def transpose_add() -> Workload:
-    return Workload(lambda x, y: x.t() + y, (square(), square()), bytes_moved=moved(2, 1))
+def transpose_add(n: int) -> Workload:
+    return Workload(lambda x, y: x.t() + y, (square(n), square(n)), bytes_moved=moved(n, 2, 1))
 
 
 @micro
-def sum_rows() -> Workload:
-    return Workload(lambda x: (x * x).sum(1), (square(),), bytes_moved=moved(1, 0))
+def sum_rows(n: int) -> Workload:
+    return Workload(lambda x: (x * x).sum(1), (square(n),), bytes_moved=moved(n, 1, 0))
 
 
 @micro
-def sum_columns() -> Workload:
-    return Workload(lambda x, y: (x * y).sum(0), (square(), square()), bytes_moved=moved(2, 0))
+def sum_columns(n: int) -> Workload:
+    return Workload(lambda x, y: (x * y).sum(0), (square(n), square(n)), bytes_moved=moved(n, 2, 0))
 
 
 @micro
-def sum_all() -> Workload:
-    return Workload(lambda x: (x - 0.5).abs().mean(), (square(),), bytes_moved=moved(1, 0))
+def sum_all(n: int) -> Workload:
+    return Workload(lambda x: (x - 0.5).abs().mean(), (square(n),), bytes_moved=moved(n, 1, 0))
 
 
 @micro
-def variance_columns() -> Workload:
-    return Workload(lambda x: x.var(0), (square(),), bytes_moved=moved(1, 0))
+def variance_columns(n: int) -> Workload:
+    return Workload(lambda x: x.var(0), (square(n),), bytes_moved=moved(n, 1, 0))
 
 
 @micro
-def argmax_rows() -> Workload:
-    return Workload(lambda x: (x * 2).argmax(-1), (square(),), bytes_moved=moved(1, 0))
+def argmax_rows(n: int) -> Workload:
+    return Workload(lambda x: (x * 2).argmax(-1), (square(n),), bytes_moved=moved(n, 1, 0))
 
 
 @micro
-def cross_entropy() -> Workload:
-    return Workload(F.cross_entropy, (square(), torch.randint(0, N, (N,))), bytes_moved=moved(1, 0))
+def cross_entropy(n: int) -> Workload:
+    return Workload(F.cross_entropy, (square(n), torch.randint(0, n, (n,))), bytes_moved=moved(n, 1, 0))
 
 
 @micro
-def mse_loss() -> Workload:
-    return Workload(lambda x, y: F.mse_loss(x, y), (square(), square()), bytes_moved=moved(2, 0))
+def mse_loss(n: int) -> Workload:
+    return Workload(lambda x, y: F.mse_loss(x, y), (square(n), square(n)), bytes_moved=moved(n, 2, 0))
 
 
 @micro
-def gather_rows() -> Workload:
-    return Workload(lambda x, i: x[i] * 2 + 1, (square(), torch.randint(0, N, (N,))), bytes_moved=moved(1, 1))
+def gather_rows(n: int) -> Workload:
+    rows = torch.randint(0, n, (n,))
+    return Workload(lambda x, i: x[i] * 2 + 1, (square(n), rows), bytes_moved=moved(n, 1, 1))
 
 
 @micro
-def embedding_sum() -> Workload:
+def embedding_sum(n: int) -> Workload:
     return Workload(
         lambda t, i: F.embedding(i, t).sum(1),
-        (torch.randn(5000, 256), torch.randint(0, 5000, (256, 16))),
-        bytes_moved=4 * 256 * 256 * 17,
+        (torch.randn(5 * n, 256), torch.randint(0, 5 * n, (n * n // 4096, 16))),
+        bytes_moved=4 * (n * n // 4096) * 256 * 17,
     )
 
 
 @micro
-def cumsum_rows() -> Workload:
-    return Workload(lambda x: (x * 0.5).cumsum(-1), (square(),), bytes_moved=moved(1, 1))
+def cumsum_rows(n: int) -> Workload:
+    return Workload(lambda x: (x * 0.5).cumsum(-1), (square(n),), bytes_moved=moved(n, 1, 1))
 
 
 @micro
-def cat_slices() -> Workload:
+def cat_slices(n: int) -> Workload:
     def rotate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        half = torch.cat([-x[:, N // 2 :], x[:, : N // 2]], -1)
+        half = torch.cat([-x[:, n // 2 :], x[:, : n // 2]], -1)
         return x * y.cos() + half * y.sin()
 
-    return Workload(rotate, (square(), square()), bytes_moved=moved(2, 1))
+    return Workload(rotate, (square(n), square(n)), bytes_moved=moved(n, 2, 1))
 
 
 @micro
-def adam_step() -> Workload:
+def adam_step(n: int) -> Workload:
     def step(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Any:
         m = m * 0.9 + g * 0.1
         v = v * 0.999 + g * g * 0.001
         return p - 1e-3 * m / (v.sqrt() + 1e-8), m, v
 
-    return Workload(step, (square(), square(), square(), square().abs()), bytes_moved=moved(4, 3))
+    return Workload(step, (square(n), square(n), square(n), square(n).abs()), bytes_moved=moved(n, 4, 3))
 
 
 @micro
-def pool_normalise() -> Workload:
+def pool_normalise(n: int) -> Workload:
     return Workload(
         lambda x: F.avg_pool2d((x - 0.5) / 0.2, 2).relu(),
-        (torch.randn(8, 16, 64, 64),),
-        bytes_moved=int(4 * 8 * 16 * 64 * 64 * 1.25),
+        (torch.randn(n * n >> 17, 16, 64, 128),),
+        bytes_moved=5 * (n * n >> 17) << 17,
     )

@@ -22,7 +22,7 @@ def show_plot(answers: dict[str, Any]) -> str:
     body: list[str] = []
     y = 46
     for mode in ("inference", "training"):
-        names = names_of(answers, mode, micro=False)
+        names = names_of(answers, mode)
         if not names:
             continue
         body.append(f'<text x="{LEFT}" y="{y}" font-weight="bold">{mode}</text>')

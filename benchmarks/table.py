@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,18 +27,17 @@ def show_results(answers: Answers) -> str:
     ]
     for mode in ("inference", "training"):
         lines += show_models(answers, mode)
-    lines += show_micro(answers)
+    lines += show_micro(answers.get("micro", {}), answers.get("bandwidth", {}))
     lines += show_machinery(answers)
     return "\n".join(lines) + "\n"
 
 
-def names_of(answers: Answers, mode: str, micro: bool) -> list[str]:
-    steady = [key.partition("-" + mode + "/")[0] for key in answers if key.endswith(f"-{mode}/steady")]
-    return [name for name in steady if ("gib_per_s" in answers[f"{name}-{mode}/steady"]) == micro]
+def names_of(answers: Answers, mode: str) -> list[str]:
+    return [key.partition("-" + mode + "/")[0] for key in answers if key.endswith(f"-{mode}/steady")]
 
 
 def show_models(answers: Answers, mode: str) -> list[str]:
-    names = names_of(answers, mode, micro=False)
+    names = names_of(answers, mode)
     if not names:
         return []
     lines = [
@@ -55,14 +55,10 @@ def show_models(answers: Answers, mode: str) -> list[str]:
         speed = {
             peer: eager / medians[peer] if peer in medians else math.nan for peer in ("torch", "dovetail")
         }
-        first = {
-            (when, peer): answers.get(f"{name}-{mode}/{when}/{peer}", {})
-            for when in ("cold", "warm")
-            for peer in ("torch", "dovetail")
-        }
-        cold = {peer: first["cold", peer].get("first_s", math.nan) for peer in ("torch", "dovetail")}
-        warm = {peer: first["warm", peer].get("first_s", math.nan) for peer in ("torch", "dovetail")}
-        peak = {peer: first["cold", peer].get("peak_mib", math.nan) for peer in ("torch", "dovetail")}
+        first = {peer: answers.get(f"{name}-{mode}/cold/{peer}", {}) for peer in ("torch", "dovetail")}
+        cold = {peer: record.get("first_s", math.nan) for peer, record in first.items()}
+        peak = {peer: record.get("peak_mib", math.nan) for peer, record in first.items()}
+        warm = {peer: steady.get("first_s", {}).get(peer, math.nan) for peer in first}
         both = speed["dovetail"] if "torch" in medians else math.nan
         for peer, value in [*speed.items(), ("cold", cold["torch"] / cold["dovetail"]), ("both", both)]:
             if not math.isnan(value):
@@ -84,21 +80,21 @@ def show_models(answers: Answers, mode: str) -> list[str]:
     return [*lines, ""]
 
 
-def show_micro(answers: Answers) -> list[str]:
-    names = names_of(answers, "inference", micro=True)
-    if not names:
+def show_micro(answers: Answers, bandwidth: Answers) -> list[str]:
+    """Speed where matrices fit into the cache, beside eager; GiB/s where they do not, beside copies."""
+    if not answers or "error" in answers:
         return []
-    copy = answers.get("bandwidth", {}).get("copy_gib_per_s", math.nan)
+    speeds = [record["copy"] for record in bandwidth.values()]
+    copy = statistics.median(speeds) if speeds else math.nan
     lines = [
-        f"**Micro functions** (copy speed of this machine: {number(copy)} GiB/s)",
+        f"**Micro functions** (copies in memory that no cache holds: {number(copy)} GiB/s)",
         "",
-        "| function | eager ms | torch.compile | Dovetail | Dovetail GiB/s | of copy speed |",
+        "| function | eager ms | torch.compile | Dovetail | in memory: GiB/s | of copy speed |",
         "|---|---|---|---|---|---|",
     ]
     ratios: dict[str, list[float]] = {"torch": [], "dovetail": []}
-    for name in names:
-        steady = answers[f"{name}-inference/steady"]
-        medians, speed = steady["median_ms"], steady["gib_per_s"]
+    for name, steady in answers.items():
+        medians = steady["median_ms"]
         shown = {
             peer: medians["eager"] / medians[peer] if peer in medians else math.nan
             for peer in ("torch", "dovetail")
@@ -106,10 +102,10 @@ def show_micro(answers: Answers) -> list[str]:
         for peer, value in shown.items():
             if not math.isnan(value):
                 ratios[peer].append(value)
-        reached = speed.get("dovetail", math.nan)
+        large = bandwidth.get(name, {"copy": math.nan, "dovetail": math.nan})
         lines.append(
             f"| {name} | {medians['eager']:.3f} | {times(shown['torch'])} | {times(shown['dovetail'])} "
-            f"| {number(reached)} | {number(100 * reached / copy, 0)} % |"
+            f"| {number(large['dovetail'])} | {number(100 * large['dovetail'] / large['copy'], 0)} % |"
         )
     lines.append(
         f"| geometric mean | | {times(mean(ratios['torch']))} | {times(mean(ratios['dovetail']))} | | |"
