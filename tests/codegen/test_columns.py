@@ -65,3 +65,20 @@ def test_rows_are_read_in_their_own_order() -> None:
     check(normalise, torch.randn(4096, 64))
     text = "\n".join(str(event["text"]) for event in EVENTS.of("kernel"))
     assert "_block" in text and "row" in text
+
+
+HARD = {
+    "far from zero": lambda x: x * 1e-2 + 1e3,
+    "first row far away": lambda x: x.index_fill(0, torch.tensor([0]), 1e3),
+    "first rows far away": lambda x: torch.cat([x[:256] + 1e4, x[256:]]),
+    "constant": lambda x: x * 0 + 1234.567,
+}
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_variances_in_one_pass(threads: None, kind: str) -> None:
+    x = HARD[kind](torch.randn(3000, 100, generator=torch.Generator().manual_seed(0)))
+    var, mean = dovetail.compile(lambda x: torch.var_mean(x, 0))(x)
+    exact_var, exact_mean = torch.var_mean(x.double(), 0)
+    torch.testing.assert_close(var.double(), exact_var, rtol=3e-6, atol=0)
+    torch.testing.assert_close(mean.double(), exact_mean, rtol=3e-6, atol=0)
