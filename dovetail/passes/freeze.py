@@ -173,12 +173,11 @@ def pack_recurrent(graph: Graph, weights: Collection[Node]) -> Graph:
     for node in graph.nodes:
         moved = moved_over(node, env)
         if node in layers:
-            first, second, reverse, hidden, biases, batch_first = (node.args[i] for i in (1, 2, 7, 10, 12, 14))
-            types = (cast(Node, first).type, cast(Node, second).type)
+            reverse, hidden, biases, batch_first = (node.args[i] for i in (7, 10, 12, 14))
             options = (hidden, reverse, biases, batch_first, moved.operands[0].tensor.shape)
-            pair = builder.call(PACK_RECURRENT, (first, second, *options), types, loc=node.loc)
-            laid = (builder.get(pair, k) for k in (0, 1))
-            args = (moved.args[0], *laid, *moved.args[3:])
+            types = tuple(weight.type for weight in node.operands[1:3])
+            pair = builder.call(PACK_RECURRENT, (*node.args[1:3], *options), types, loc=node.loc)
+            args = (moved.args[0], builder.get(pair, 0), builder.get(pair, 1), *moved.args[3:])
             moved = Node(RECURRENT, args, node.type, node.name, node.kwargs, node.loc)
         if moved is not node:
             env[node] = moved

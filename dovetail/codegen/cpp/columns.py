@@ -8,9 +8,9 @@ Memory is read in its own order, so the prefetcher keeps up. With few columns th
 threads, each with accumulators of its own. Where several passes follow one another (batch norm on
 channels-last images), what one has found for each column waits in an array for the next.
 
-Variances take one pass: sums of distances from a value near the mean, and of their squares. That value is the
-first row, then the mean of the first 8, 16, 32, ... 256, and of all rows after every 256 more, so that nothing
-cancels that matters.
+Variances take one pass: sums of distances from a value near the mean, and of their squares. That value is
+the first row, then the mean of the first 8, 16, 32, ... 256, and of all rows after every 256 more, so that
+nothing cancels that matters.
 """
 from __future__ import annotations
 
