@@ -176,6 +176,9 @@ def _from_instance_dict(trace: Trace, obj: Any, name: str, origin: Origin | None
     value = attributes.get(name, MISSING)
     if value is MISSING or origin is None:
         return value
+    if name in MODULE_TABLES:  # what the program puts into the table counts from now on
+        for entry in value:
+            trace.reads.pop((id(obj), entry), None)
     return trace.remember((id(obj), name), wrap(trace, value, DictAttr(origin.source, name)))
 
 
@@ -248,12 +251,9 @@ def _getattr_hook(trace: Trace, obj: Any, name: str) -> Any:
     """The class's __getattr__, or AttributeError."""
     hook, _ = find_in_mro(type(obj), "__getattr__")
     origin = trace.origins.get(id(obj))
-    if (
-        origin is not None
-        and (id(obj), name) not in trace.writes
-        and instance_dict(origin.original) is not None
-    ):
-        trace.guard(origin.source, Lacks(name, attribute=True))
+    if origin is not None and (id(obj), name) not in trace.writes:
+        if instance_dict(origin.original) is not None:
+            trace.guard(origin.source, Lacks(name, attribute=True))
     if hook is _module_getattr:
         value = module_entry(trace, obj, name, origin)
         return value if value is not MISSING else raise_attribute_error(obj, name)
@@ -544,13 +544,12 @@ def _store_module_attr(trace: Trace, obj: Any, name: str, value: Any) -> bool:
     if origin is None:
         return False
     attributes = origin.original.__dict__
-    for table, how in (("_parameters", "parameter"), ("_modules", "module"), ("_buffers", "buffer")):
+    for table in MODULE_TABLES:
         if name in attributes.get(table, ()):  # none yet while its __init__ runs
-            if how == "buffer" and (value is None or isinstance(value, torch.Tensor)):
-                load_attr(trace, obj, name)
-                trace.writes[(id(obj), name)] = Write(obj, name, value, how)
-                return True
-            return False
+            if table != "_buffers" or not (value is None or isinstance(value, torch.Tensor)):
+                return False
+            load_attr(trace, obj, table)[name] = value
+            return True
     if isinstance(value, (torch.nn.Parameter, torch.nn.Module)):
         return False
     store_plain(trace, obj, name, value)

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast, autocast
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode, inference_mode
+from torch.autograd.profiler import record_function
 
+from dovetail.capture.attributes import store_plain
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.text import native
 from dovetail.capture.trace import Trace
@@ -59,6 +61,15 @@ def _inference_enter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 @on(inference_mode.__exit__)
 def _inference_exit(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     leave(trace, args[0])
+
+
+@on(record_function.__enter__)
+def _name_region(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """A label for the profiler, of a stretch of code that does not run by itself: nothing to leave later."""
+    if id(args[0]) in trace.origins:
+        raise UnknownCall(trace.loc(), function="record_function.__enter__ of one made elsewhere")
+    store_plain(trace, args[0], "run_callbacks_on_exit", False)
+    return args[0]
 
 
 def note_entered(trace: Trace, context: Any, entered: Any) -> None:

@@ -155,8 +155,6 @@ class Emitter:
         if write.value is DELETED:
             return f"{'type' if write.how == 'class' else 'object'}.__delattr__({owner}, {write.name!r})"
         value = self.value(write.value)
-        if write.how == "buffer":
-            return f"{owner}._buffers[{write.name!r}] = {value}"
         if write.how == "class":
             return f"setattr({owner}, {write.name!r}, {value})"
         if isinstance(write.owner, (BaseException, Fake)):

@@ -65,7 +65,8 @@ def bind(
     first_default = count - len(defaults)
     if len(args) > count and not flags & CO_VARARGS:
         takes = f"from {first_default} to {count}" if defaults else str(count)
-        raise TypeError(f"{fn.__qualname__}() takes {takes} positional arguments but {len(args)} were given")
+        given = f"argument{'s' * (takes != '1')} but {len(args)} {'was' if len(args) == 1 else 'were'} given"
+        raise TypeError(f"{fn.__qualname__}() takes {takes} positional {given}")
     for i, name in enumerate(names[:count]):
         value = rest.pop(name, missing) if i >= code.co_posonlyargcount else missing
         if i < len(slots):
@@ -76,11 +77,11 @@ def bind(
         elif i >= first_default:
             slots.append(defaults[i - first_default])
         else:
-            raise TypeError(f"{fn.__qualname__}() missing 1 required positional argument: '{name}'")
-    for name in names[count : count + code.co_kwonlyargcount]:
-        if name not in rest and name not in kwdefaults:
-            raise TypeError(f"{fn.__qualname__}() missing 1 required keyword-only argument: '{name}'")
-        slots.append(rest.pop(name) if name in rest else kwdefaults[name])
+            raise_missing(fn, "positional", [other for other in names[i:first_default] if other not in rest])
+    keywords = names[count : count + code.co_kwonlyargcount]
+    if lacking := [name for name in keywords if name not in rest and name not in kwdefaults]:
+        raise_missing(fn, "keyword-only", lacking)
+    slots.extend(rest.pop(name) if name in rest else kwdefaults[name] for name in keywords)
     if flags & CO_VARARGS:
         slots.append(tuple(args[count:]))
     if flags & CO_VARKEYWORDS:
@@ -88,3 +89,10 @@ def bind(
     elif rest:
         raise TypeError(f"{fn.__qualname__}() got an unexpected keyword argument '{next(iter(rest))}'")
     return slots
+
+
+def raise_missing(fn: FunctionType, kind: str, names: Sequence[str]) -> None:
+    *first, last = map(repr, names)
+    shown = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
+    what = f"{len(names)} required {kind} argument{'s' * bool(first)}: {shown}"
+    raise TypeError(f"{fn.__qualname__}() missing {what}")

@@ -201,19 +201,16 @@ class Activation:
     def LOAD_CLOSURE(self, arg: int) -> None:
         self.stack.append(self.slots[arg])
 
-    def cell_source(self, slot: int) -> tuple[Source, bool]:
-        """Where the contents of a cell that existed before the frame are read, and whether they are
-        stable."""
+    def cell_source(self, slot: int) -> Source:
+        """Where the contents of a cell that existed before the frame are read."""
         own = self.trace.source_of(self.slots[slot])
         if own is not None:
-            return Attr(own, "cell_contents"), False
+            return Attr(own, "cell_contents")
         position = slot - (len(self.slots) - len(self.code.code.co_freevars))
         if self.is_root:
-            return Cell(position, self.code.slot_names[slot]), False
+            return Cell(position, self.code.slot_names[slot])
         source = self.trace.source_of(self.function)
-        if source is not None:
-            return ClosureOf(source, position), False
-        return ClosureOf(self.trace.const(self.function, self.function.__name__), position), False
+        return ClosureOf(source or self.trace.const(self.function, self.function.__name__), position)
 
     def LOAD_DEREF(self, arg: int) -> None:
         cell = self.slots[arg]
@@ -229,8 +226,7 @@ class Activation:
                 return pending.value
             found = trace.reads.get((id(cell), ""), MISSING)
             if found is MISSING:
-                source, stable = self.cell_source(slot)
-                found = wrap(trace, cell.cell_contents, source, stable)
+                found = wrap(trace, cell.cell_contents, self.cell_source(slot))
                 trace.remember((id(cell), ""), found)
                 trace.keep.append(cell)
             return found
@@ -244,8 +240,7 @@ class Activation:
         if id(cell) in self.trace.made_cells:
             cell.cell_contents = value
             return
-        source, _ = self.cell_source(arg)
-        self.trace.writes[(id(cell), "")] = Write(cell, source.text, value, "source")
+        self.trace.writes[(id(cell), "")] = Write(cell, self.cell_source(arg).text, value, "source")
 
     def DELETE_DEREF(self, arg: int) -> None:
         cell = self.slots[arg]
@@ -708,7 +703,8 @@ class Activation:
         if not isinstance(error, BaseException):
             raise Raised(TypeError("exceptions must derive from BaseException"))
         if cause is not MISSING:
-            error.__cause__ = self.trace.call(cause, [], {}) if isinstance(cause, type) else cause
+            made = self.trace.call(cause, [], {}) if isinstance(cause, type) else cause
+            native(setattr, error, "__cause__", made)
         if handled is not None and handled is not error:
             set_context(error, handled)
         raise Raised(error)

@@ -29,9 +29,8 @@ DUNDERS: Final[dict[Any, tuple[str, str]]] = {
     getattr(operator, name): (f"__{dunder}__", f"__r{dunder}__")
     for name, dunder in {
         "add": "add", "and_": "and", "floordiv": "floordiv", "lshift": "lshift", "matmul": "matmul",
-        "mul": "mul",
-        "mod": "mod", "or_": "or", "pow": "pow", "rshift": "rshift", "sub": "sub", "truediv": "truediv",
-        "xor": "xor",
+        "mul": "mul", "mod": "mod", "or_": "or", "pow": "pow", "rshift": "rshift", "sub": "sub",
+        "truediv": "truediv", "xor": "xor",
     }.items()
 }  # fmt: skip
 INPLACE: Final[dict[Any, Any]] = {getattr(operator, "i" + op.__name__.rstrip("_")): op for op in DUNDERS}

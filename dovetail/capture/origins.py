@@ -53,8 +53,7 @@ Wrapper = Callable[[Trace, Any, Source], Any]
 
 PLAIN: Final = frozenset(
     {int, float, str, bool, NoneType, bytes, complex, EllipsisType, NotImplementedType, torch.dtype,
-    torch.device,
-     torch.layout, torch.memory_format, torch.Size, torch.qscheme, range, CodeType}
+     torch.device, torch.layout, torch.memory_format, torch.Size, torch.qscheme, range, CodeType}
 )  # fmt: skip
 """Types whose values are constants of the trace."""
 
@@ -133,9 +132,8 @@ def wrap_function(trace: Trace, value: FunctionType, source: Source, stable: boo
 
 def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
     if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-        raise UnsupportedValue(
-            trace.loc(), type=f"{value.layout} tensor", detail="only strided tensors are captured"
-        )
+        kind = f"{value.layout} tensor"
+        raise UnsupportedValue(trace.loc(), type=kind, detail="only strided tensors are captured")
     fake, free_shape, free_stride, symbolic = make_fake(trace, value, source)
     register(trace, value, fake, source)
     trace.owned[id(fake)] = fake
@@ -272,11 +270,9 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
             raise UnsupportedValue(
                 trace.loc(), type="dict", detail=f"{source} has keys of type {type(key).__name__}"
             )
-        step = (
-            Item(source, key, own_base(kind))
-            if is_constant(key)
-            else KeyItem(source, trace.const(key, "key").name, key)
-        )
+        step: Source = Item(source, key, own_base(kind))
+        if not is_constant(key):
+            step = KeyItem(source, trace.const(key, "key").name, key)
         dict_set(shadow, inner, wrap(trace, item, step))
     origin.before = dict(raw_items(shadow))
     return shadow
@@ -294,18 +290,13 @@ def is_held(key: Any) -> bool:
     if isinstance(key, torch.Tensor):
         return False
     kind = type(key)
-    return (
-        kind in PLAIN
-        or isinstance(key, IDENTITY)
-        or kind.__eq__ is object.__eq__
-        or kind.__module__ == "typing"
-    )
+    is_constant = kind in PLAIN or isinstance(key, IDENTITY)
+    return is_constant or kind.__eq__ is object.__eq__ or kind.__module__ == "typing"
 
 
 def dict_set(shadow: Any, key: Any, value: Any) -> None:
-    OrderedDict.__setitem__(shadow, key, value) if isinstance(shadow, OrderedDict) else dict.__setitem__(
-        shadow, key, value
-    )
+    base = OrderedDict if isinstance(shadow, OrderedDict) else dict
+    base.__setitem__(shadow, key, value)
 
 
 def own_base(kind: type) -> str:

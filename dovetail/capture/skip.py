@@ -17,10 +17,8 @@ from dovetail.errors import Reason
 OWN_FOLDER: Final = __file__.rsplit("/", 2)[0] + "/"
 PLUMBING: Final = frozenset(
     {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__repr__", "__str__", "__format__",
-    "__hash__",
-     "__del__", "__instancecheck__", "__subclasscheck__", "__init_subclass__", "__set_name__",
-     "__reduce_ex__",
-     "__getstate__", "__setstate__", "__deepcopy__", "__copy__"}
+     "__hash__", "__del__", "__instancecheck__", "__subclasscheck__", "__init_subclass__", "__set_name__",
+     "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__"}
 )  # fmt: skip
 """Capturing these alone gains nothing, and an entry's own reads would run them."""
 GENERATED: Final = ("<dovetail",)

@@ -28,8 +28,7 @@ from dovetail.ir.source import Attr, DictAttr
 MARKS: Final = frozenset({"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"})
 
 OP_MODULES: Final = frozenset({"torch", "torch.functional", "torch.nn.functional", "torch._tensor",
-                               "torch._lowrank",
-                               "torch._lobpcg", "torch._linalg_utils"})  # fmt: skip
+                               "torch._lowrank", "torch._lobpcg", "torch._linalg_utils"})  # fmt: skip
 """Where torch keeps ops that are written in Python."""
 
 TENSOR_FUNCTIONS: Final[dict[int, str]] = {
@@ -40,14 +39,14 @@ TENSOR_FUNCTIONS: Final[dict[int, str]] = {
 }
 """Methods of tensors written in Python, by identity."""
 
-STATEFUL: Final = ("set_", "_set_", "_push", "_pop", "_enter", "_exit", "_jit", "_functorch", "_vmap",
-                   "_add_", "_log_",
-                   "_remove_", "_unset", "_increment", "_decrement", "_maybe_", "_dispatch_t")  # fmt: skip
+STATEFUL: Final = (
+    "set_", "_set_", "_push", "_pop", "_enter", "_exit", "_jit", "_functorch", "_vmap", "_add_", "_log_",
+    "_remove_", "_unset", "_increment", "_decrement", "_maybe_", "_dispatch_t",
+)  # fmt: skip
 """C functions of torch whose names start so change hidden state."""
 
 REFUSED_METHODS: Final = frozenset(
-    {"register_hook", "register_post_accumulate_grad_hook", "share_memory_", "storage",
-    "untyped_storage",
+    {"register_hook", "register_post_accumulate_grad_hook", "share_memory_", "storage", "untyped_storage",
      "_typed_storage", "set_", "pin_memory", "retain_grad"}
 )  # fmt: skip
 
@@ -154,8 +153,7 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
 
 
 SCALED: Final = {"addcdiv_": "value", "addcdiv": "value", "addcmul_": "value", "addcmul": "value",
-                 "add_": "alpha",
-                 "add": "alpha", "sub_": "alpha", "sub": "alpha"}  # fmt: skip
+                 "add_": "alpha", "add": "alpha", "sub_": "alpha", "sub": "alpha"}  # fmt: skip
 """Methods with a factor that must be a number: a tensor there would have to be read (optimizers do that)."""
 
 
@@ -192,8 +190,9 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
             return wrap(trace, own[name], DictAttr(origin.source, name))
         elif not hasattr(torch.Tensor, name):
             trace.guard(origin.source, Lacks(name, attribute=True))
-    if name in OWN_FIELDS:
-        raise Raised(AttributeError(f"'Tensor' object has no attribute '{name}'"))
+    if name in OWN_FIELDS or not (hasattr(Fake, name) or name in fake.__dict__):
+        owner = type_of_value(trace, fake).__name__
+        raise Raised(AttributeError(f"'{owner}' object has no attribute '{name}'"))
     value = native(getattr, fake, name)
     if isinstance(value, Fake) and value is not fake:
         trace.record("call_function", getattr, (fake, name), {}, value)

@@ -311,8 +311,9 @@ static int on_miss(Context *self, Record *record, PyObject *function, const Inpu
     return known ? next : -1;
 }
 
+/* A call that the compiler passes by once, as one that raises, runs without the hook, down to what it calls. */
 static PyObject *run_skipped(PyThreadState *thread, Frame *frame, Record *record) {
-    if (record->state == SKIP) return _PyEval_EvalFrameDefault(thread, frame, 0);
+    if (record->state == SKIP || record->state == FULL) return _PyEval_EvalFrameDefault(thread, frame, 0);
     PyObject *result;
     WITHOUT_HOOK(result = _PyEval_EvalFrameDefault(thread, frame, 0));
     return result;
@@ -345,9 +346,7 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
     }
     Py_DECREF(self);
     if (found == 0) {
-        int skipped = record->state == SKIP || record->state == SKIP_CALLEES;
-        PyObject *result =
-            skipped ? run_skipped(thread, frame, record) : _PyEval_EvalFrameDefault(thread, frame, 0);
+        PyObject *result = run_skipped(thread, frame, record);
         release(record);
         return result;
     }

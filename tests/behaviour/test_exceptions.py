@@ -39,6 +39,64 @@ def break_in_except_block() -> Any:
     return f, twice()
 
 
+class Refused(Exception):
+    def __init__(self, text: str, code: int = 3) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@case("C4", tensors=False)
+def own_exception_leaves_the_frame() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        raise Refused("no", 4)
+
+    return f, twice()
+
+
+@case("C4")
+def texts_of_python() -> Any:
+    def takes(a: Any, b: Any, *, c: Any) -> None:
+        pass
+
+    def f(x: torch.Tensor) -> Any:
+        texts = []
+        for args, named in (((), {}), ((1,), {}), ((1, 2), {}), ((1, 2, 3), {})):
+            try:
+                takes(*args, **named)
+            except TypeError as error:
+                texts.append(str(error))
+        for wrong in (lambda: x.nothing, lambda: (lambda: 0)(1)):  # type: ignore[misc]
+            try:
+                wrong()
+            except (AttributeError, TypeError) as error:
+                texts.append(str(error))
+        return x + 1, texts
+
+    return f, twice()
+
+
+@case("C4")
+def profiler_labels() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        with torch.profiler.record_function("forward"):
+            y = x + 1
+        return y * 2
+
+    return f, twice()
+
+
+@case("C3", breaks=1)
+def break_within_a_label() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        with torch.profiler.record_function("forward"):
+            y = x + 1
+            print("in between")
+            y = y * 2
+        return y + 1
+
+    return f, twice()
+
+
 @case("C4")
 def context_taken_away_or_in_a_ring() -> Any:
     def f(x: torch.Tensor) -> Any:

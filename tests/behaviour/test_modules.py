@@ -126,6 +126,24 @@ def buffers_and_attributes_mutated() -> Any:
 
 
 @case("C5")
+def assigned_buffers_are_seen_in_their_table() -> Any:
+    class Decaying(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.ones(4))
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            before = self.mean
+            self.mean = self.mean * 0.5 + x.mean(0)
+            self.count += 1
+            return before, [b + 1 for b in self.buffers()], self._buffers["mean"] - self.mean, dict(self.named_buffers())
+
+    m = Decaying()
+    return m, [(torch.randn(3, 4),)] * 2, lambda: m.state_dict()
+
+
+@case("C5")
 def convolution_batchnorm_train() -> Any:
     m = ConvNet()
     return m, [(torch.randn(2, 3, 8, 8),)] * 2, lambda: m.state_dict()
