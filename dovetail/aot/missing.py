@@ -17,6 +17,7 @@ from dataclasses import replace
 from dovetail.aot.joint import prune
 from dovetail.ir.graph import Arg, Graph, Node, moved_over
 from dovetail.ir.types import contiguous_stride
+from dovetail.ops.decompose import SUPPORTED
 
 
 def narrowed(
@@ -54,5 +55,8 @@ def narrowed(
 def _zeros_like(node: Node) -> Node:
     kind = node.tensor
     zeros = replace(kind, stride=contiguous_stride(kind.shape))
-    args: tuple[Arg, ...] = (kind.shape, 0, kind.dtype, kind.device)
-    return Node("prims.full", args, zeros, f"{node.name}_missing", loc=node.loc)
+    name = f"{node.name}_missing"
+    if kind.dtype not in SUPPORTED:
+        where = (("dtype", kind.dtype), ("device", kind.device))
+        return Node("aten.zeros.default", (kind.shape,), zeros, name, where, node.loc)
+    return Node("prims.full", (kind.shape, 0, kind.dtype, kind.device), zeros, name, loc=node.loc)

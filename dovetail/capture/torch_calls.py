@@ -45,6 +45,9 @@ STATEFUL: Final = (
 )  # fmt: skip
 """C functions of torch whose names start so change hidden state."""
 
+LIST_KERNELS: Final = ("_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")
+"""Ops that are one kernel over lists of tensors already, and write in place: left to Python."""
+
 REFUSED_METHODS: Final = frozenset(
     {"register_hook", "register_post_accumulate_grad_hook", "share_memory_", "storage", "untyped_storage",
      "_typed_storage", "set_", "pin_memory", "retain_grad"}
@@ -76,7 +79,8 @@ def is_torch_call(fn: Any) -> bool:
 def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Perform a torch function on the trace's values and record it if it made or changed tensors."""
     name = getattr(fn, "__name__", str(fn))
-    if (name.startswith(STATEFUL) and not has_fake(args)) or fn.__module__ == "torch._C._functorch":
+    is_stateful = name.startswith(STATEFUL) and not has_fake(args)
+    if is_stateful or name.startswith(LIST_KERNELS) or fn.__module__ == "torch._C._functorch":
         raise UnknownCall(trace.loc(), function=f"{fn.__module__}.{name}")
     if name == "run_backward":
         raise BackwardCall(trace.loc(), function="torch.autograd.grad or backward")

@@ -421,3 +421,14 @@ def train_pinn(wrap: Callable[[Any], Any]) -> torch.Tensor:
 
 
 TRAINERS: Final = {"gpt": train_gpt, "resnet": train_resnet, "lstm": train_lstm, "gan": train_gan, "pinn": train_pinn}
+
+
+def test_only_one_of_a_complex_and_a_real_result_is_differentiated() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        turned = torch.view_as_complex(x) * 2j
+        return turned, torch.view_as_real(turned).square().sum()
+
+    x = torch.randn(4, 2, requires_grad=True)
+    compiled = dovetail.compile(f, options={"fallback_to_eager": False})
+    grads = [torch.autograd.grad(function(x)[1], x)[0] for function in (f, compiled)]
+    torch.testing.assert_close(grads[1], grads[0])

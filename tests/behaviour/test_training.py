@@ -70,6 +70,10 @@ def test_a_schedule_does_not_recompile_each_step(name: str) -> None:
     assert seen.recompiles <= 2 and seen.breaks == 3, seen.reasons
 
 
+def test_kernels_over_whole_lists_are_left_to_python() -> None:
+    compare(lambda p: optim.Adam(p, 0.1, fused=True), None, "dovetail", 3)
+
+
 def test_arithmetic_on_a_changing_number_is_done_before_the_graph() -> None:
     def f(x: torch.Tensor, step: int, rate: float) -> Any:
         return x * math.cos(math.pi * step / 10) * (1 - rate) + 1 / (step + rate), rate * 2
