@@ -45,13 +45,7 @@ from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.text import NUMBERS, LateText, fill, format_value, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
-from dovetail.capture.trace import (
-    NULL,
-    Appender,
-    Raised,
-    Trace,
-    Unread,
-)
+from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread
 from dovetail.errors import DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is

@@ -80,13 +80,8 @@ BY_NAME: Final[dict[tuple[str, str], Special]] = {
 """Functions of modules that must not be imported here; known by name when somebody else has."""
 
 CHECKPOINT_OPTIONS: Final = (
-    "use_reentrant",
-    "context_fn",
-    "determinism_check",
-    "debug",
-    "preserve_rng_state",
-    "early_stop",
-)
+    "use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop",
+)  # fmt: skip
 
 
 @on(torch.utils.checkpoint.checkpoint)
