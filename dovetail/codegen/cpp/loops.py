@@ -20,8 +20,8 @@ from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
 from dovetail.codegen.cpp.partial import PIECES, Partial
 from dovetail.codegen.cpp.reduce import Accumulator
 from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
-from dovetail.ir.expr import ONE, Expr, add, ceildiv, mul, product
-from dovetail.ir.loop import Range, Scalar
+from dovetail.ir.expr import ONE, Expr, add, ceildiv, linear_in, mul, product, symbols
+from dovetail.ir.loop import Range, Scalar, loads_of
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
 
@@ -31,6 +31,8 @@ FEW_VECTORS: Final = 4
 """Vectors of columns in one piece when columns are shared among threads."""
 FEW_ROWS: Final = 64
 COPIES: Final = 4
+SHORT_ROW: Final = 512
+"""Elements of a row that the processor fetches ahead by itself."""
 STACK_BYTES: Final = 1 << 20
 """Most bytes of rows kept on a thread's stack."""
 
@@ -317,7 +319,14 @@ class Body:
         items = self.accumulators(step, self._copies(step))
         for item in items:
             item.declare(scope)
-        self.inner_loops(scope, items, lambda inside: self._visit(step, items, inside))
+        ahead = self._next_row(step)
+
+        def visit(inside: Scope) -> None:
+            self._visit(step, items, inside)
+            for text in ahead:
+                inside(f"__builtin_prefetch({text});")
+
+        self.inner_loops(scope, items, visit)
         second = [item for item in items if item.needs_second]
         if second:
             for item in second:
@@ -325,6 +334,23 @@ class Body:
             self._second_walk(step, second, scope)
         for item in items:
             item.finish(scope)
+
+    def _next_row(self, step: Pass) -> list[str]:
+        """What the first walk over the next row will read from memory, while the second over this row
+        computes on what is in cache."""
+        walks = [each for each in self.shape.passes if each.points]
+        outer, vector = self.loops[-1:], self.vector
+        is_short = _at_most(product(r.size for r in self.group.inner), SHORT_ROW)
+        if step not in walks[1:2] or is_short or not outer or vector is None or self.writer.column:
+            return []
+        names = {outer[0].var: f"({outer[0].var.name} + 1)"}
+        loads = dict.fromkeys(load for nest in walks[0].points for load in loads_of(nest))
+        return [
+            f"{self.writer.name(buffer)} + {c_expr(index, names)}"
+            for buffer, index in loads
+            if index is not None and buffer not in self.group.internal and outer[0].var in symbols(index)
+            and (along := linear_in(index, vector.var)) is not None and along[0] is ONE
+        ]  # fmt: skip
 
     def _visit(self, step: Pass, items: list[Accumulator], inside: Scope) -> None:
         """One inner point, or one vector of them."""
