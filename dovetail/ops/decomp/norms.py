@@ -36,15 +36,20 @@ def _affine(y: Value, weight: Value | None, bias: Value | None) -> Value:
 def layer_norm(
     b: Build, x: Value, normalized_shape: Sequence[Expr], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
-    rank = len(normalized_shape)
+    y, mean, rstd = normalised(b, x, len(normalized_shape), weight, bias, eps)
+    kinds = cast("tuple[TensorType, ...]", b.outs)
+    return y.to(kinds[0].dtype), mean.to(kinds[1].dtype), rstd.to(kinds[2].dtype)
+
+
+def normalised(
+    b: Build, x: Value, rank: int, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
     dims = tuple(range(x.ndim - rank, x.ndim))
     check_not_empty(x, range(x.ndim))
     v = accumulate(x, x.dtype)
     mean, squares = moments(b, v, dims, keepdim=True)
     rstd = _rstd(b, squares, count(x, dims), eps)
-    y = _affine((v - mean) * rstd, _along(b, weight, v, dims), _along(b, bias, v, dims))
-    kinds = cast("tuple[TensorType, ...]", b.outs)
-    return y.to(kinds[0].dtype), mean.to(kinds[1].dtype), rstd.to(kinds[2].dtype)
+    return _affine((v - mean) * rstd, _along(b, weight, v, dims), _along(b, bias, v, dims)), mean, rstd
 
 
 @decomposes("aten.native_layer_norm_backward")
