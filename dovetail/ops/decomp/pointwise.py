@@ -249,10 +249,17 @@ def _times(b: Build, x: Operand, alpha: Number) -> Operand:
     return b.value(x) * scale
 
 
+def _divisor(b: Build, y: Operand) -> Operand:
+    """On the CPU integers are not divided by zero: eager's own kernel says so where it may happen."""
+    if b.out.dtype.is_integer and b.out.device.kind == "cpu" and (isinstance(y, Value) or y == 0):
+        raise Declined
+    return y
+
+
 @decomposes("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide", "aten.floor_divide.Scalar")
 def div_rounded(b: Build, x: Operand, y: Operand, *, rounding_mode: str | None = "floor") -> Value:
     mode = rounding_mode
-    x, y = ready(b, (x, y))
+    x, y = ready(b, (x, _divisor(b, y)))
     if mode is None:
         return finish(b, b.call("div", x, y))
     if mode == "trunc" and b.out.dtype.is_float:
@@ -264,12 +271,12 @@ def div_rounded(b: Build, x: Operand, y: Operand, *, rounding_mode: str | None =
 
 @decomposes("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor", prim=True)
 def remainder(b: Build, x: Operand, y: Operand) -> Value:
-    return finish(b, b.call("remainder", *ready_rounded(b, (x, y))))
+    return finish(b, b.call("remainder", *ready_rounded(b, (x, _divisor(b, y)))))
 
 
 @decomposes("aten.fmod.Tensor", "aten.fmod.Scalar", prim=True)
 def fmod(b: Build, x: Operand, y: Operand) -> Value:
-    x, y = ready_rounded(b, (x, y))
+    x, y = ready_rounded(b, (x, _divisor(b, y)))
     if b.out.dtype.is_float:
         return finish(b, b.call("fmod", x, y))
     return finish(b, b.call("sub", x, b.call("mul", b.call("truncdiv", x, y), y)))
