@@ -101,14 +101,9 @@ class Eager:
         return tuple(found)
 
     def differentiated(
-        self,
-        inputs: Sequence[Any],
-        own: Sequence[Any],
-        tangents: Sequence[Any],
-        results: list[Any],
-        unwanted: Collection[int],
-        is_kept: bool = True,
-    ) -> list[Any]:
+        self, inputs: Sequence[Any], own: Sequence[Any], tangents: Sequence[Any], results: list[Any],
+        unwanted: Collection[int], is_kept: bool = True,
+    ) -> list[Any]:  # fmt: skip
         """Gradients of the program's results. `own` are the inputs that it was given, and may have
         written to."""
         values = self.values(own, results)

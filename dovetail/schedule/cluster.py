@@ -9,7 +9,7 @@ join: for d0 < 8 | d1 < 64:  e[64*d0 + d1] = exp(x[64*d0 + d1]);  s[d0] = sum(e[
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -132,11 +132,7 @@ def _shared(a: Cluster, b: Cluster) -> list[str]:
 
 
 def _split_outer(
-    a: Cluster,
-    b: Cluster,
-    common: Common,
-    left: tuple[Range, ...] | list[Range],
-    right: tuple[Range, ...] | list[Range],
+    a: Cluster, b: Cluster, common: Common, left: Sequence[Range], right: Sequence[Range]
 ) -> Alignment | None:
     """Order the common ranges outer first; None if the sides disagree on what is outer."""
     order: list[tuple[bool, int, int]] = []

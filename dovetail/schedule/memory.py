@@ -167,14 +167,9 @@ def _in_place_updates(
 
 
 def _find_donor(
-    step: Group | Extern,
-    name: str,
-    buffers: dict[str, Buffer],
-    slots: dict[str, Slot],
-    last: dict[str, int],
-    k: int,
-    taken: set[str],
-) -> str | None:
+    step: Group | Extern, name: str, buffers: dict[str, Buffer], slots: dict[str, Slot],
+    last: dict[str, int], k: int, taken: set[str],
+) -> str | None:  # fmt: skip
     """A temporary that dies here and whose every read is at the position just being written."""
     if isinstance(step, Extern):
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from dovetail.codegen.analysis import Pass, Shape, crossing_loads, work
 from dovetail.codegen.cpp.columns import FEW, PARALLEL_WORK, Columns
@@ -25,6 +25,7 @@ from dovetail.ir.loop import Range, Scalar, loads_of
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
 
+Visit: TypeAlias = Callable[[Scope], None]
 CHUNK: Final = 4096
 """Elements of one piece when a long contiguous loop is shared among threads."""
 FEW_VECTORS: Final = 4
@@ -105,7 +106,7 @@ class Body:
         amount = work(self.group)
         return "" if amount.is_const else f" if ({c_expr(amount)} >= {PARALLEL_WORK})"
 
-    def each(self, root: Scope, body: Callable[[Scope], None], parallel: bool) -> None:
+    def each(self, root: Scope, body: Visit, parallel: bool) -> None:
         """One loop over all outer points that are not lanes."""
         if not self.loops:
             body(root)
@@ -237,15 +238,9 @@ class Body:
         scope.block(f"{unrolled}for (int64_t {name} = {start}; {name} < {limit}; ++{name}) {{", inside)
 
     def vector_loop(
-        self,
-        item: Range,
-        start: str,
-        stop: str,
-        scope: Scope,
-        size: Expr | None,
-        body: Callable[[Scope], None],
+        self, item: Range, start: str, stop: str, scope: Scope, size: Expr | None, body: Visit,
         exact: bool | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Full vectors, then what is left over. `size` is given when the whole range is walked."""
         name, lanes = item.var.name, self.writer.lanes
         if exact is None:
@@ -403,23 +398,15 @@ class Body:
     # -- inner loops
 
     def inner_loops(
-        self,
-        scope: Scope,
-        items: list[Accumulator],
-        visit: Callable[[Scope], None],
-        bounds: tuple[str, str] | None = None,
+        self, scope: Scope, items: list[Accumulator], visit: Visit, bounds: tuple[str, str] | None = None
     ) -> None:
         order = innermost(self.group.inner, self.vector.var if self.vector else None)
         self._nested(order, scope, items, visit, bounds)
 
     def _nested(
-        self,
-        loops: tuple[Range, ...],
-        scope: Scope,
-        items: list[Accumulator],
-        visit: Callable[[Scope], None],
+        self, loops: tuple[Range, ...], scope: Scope, items: list[Accumulator], visit: Visit,
         bounds: tuple[str, str] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         item, rest = loops[0], loops[1:]
         start, stop = bounds or ("0", c_expr(item.size))
         if item is self.vector:
@@ -437,15 +424,9 @@ class Body:
         scope.block(f"for (int64_t {name} = {start}; {name} < {stop}; ++{name}) {{", inside)
 
     def _unrolled(
-        self,
-        item: Range,
-        start: str,
-        stop: str,
-        scope: Scope,
-        items: list[Accumulator],
-        visit: Callable[[Scope], None],
+        self, item: Range, start: str, stop: str, scope: Scope, items: list[Accumulator], visit: Visit,
         whole: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """The vector loop of a walk, with as many vectors a step as there are accumulators."""
         copies = items[0].copies if items else 1
 
@@ -484,7 +465,7 @@ class Body:
             self.vector_loop(item, step, stop, scope, None, body)
 
     def _left_over(
-        self, item: Range, start: str, stop: str, left: int, scope: Scope, body: Callable[[Scope], None]
+        self, item: Range, start: str, stop: str, left: int, scope: Scope, body: Visit
     ) -> None:
         """Fewer than a full step: some whole vectors, then part of one."""
         lanes, name = self.writer.lanes, item.var.name
