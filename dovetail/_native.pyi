@@ -35,11 +35,10 @@ class Entry:
     function is called with the frame's argument slots, the function's closure cells, and the values that
     the guards were built to fetch."""
 
-    def __new__(cls, guards: Guards, function: Callable[..., Any], globals: dict[str, Any], keep: Any = None) -> Entry: ...
+    def __new__(cls, guards: Guards, function: Callable[..., Any], globals: dict[str, Any]) -> Entry: ...
     guards: Guards
     function: Callable[..., Any]
     globals: dict[str, Any]
-    keep: Any
     hits: int
 
 Answer = Entry | bool | None | Literal["skip_callees"]
@@ -64,17 +63,12 @@ class Context:
     """One per compiled function: a table from code objects to entries. Calls nest, on any thread."""
 
     def __new__(cls, payload: Any, callback: Callback) -> Context: ...
-    payload: Any
     def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """fn(*args, **kwargs) with this context's hook on this thread; plainly after set_enabled(False)."""
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] = ...) -> Any: ...
     def entries(self, code: CodeType) -> list[Entry]:
         """The last used first."""
-
-    def skip(self, code: CodeType) -> None: ...
-    def forget(self, code: CodeType) -> None:
-        """Drop the entries of a code; it is fresh again."""
 
     def clear(self) -> None: ...
     def codes(self) -> dict[CodeType, str]:

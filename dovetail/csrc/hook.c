@@ -13,7 +13,7 @@
 #include <structmember.h>
 
 typedef struct {
-    PyObject_HEAD PyObject *guards, *function, *globals, *keep;
+    PyObject_HEAD PyObject *guards, *function, *globals;
     uint64_t hits;
 } Entry;
 
@@ -118,14 +118,6 @@ static int put_first(Record *record, Entry *entry) {
     memmove(record->entries + 1, record->entries, at * sizeof(Entry *));
     record->entries[0] = entry;
     return 0;
-}
-
-static void drop_entries(Record *record) {
-    Entry **entries = record->entries;
-    Py_ssize_t count = record->count;
-    record->entries = NULL, record->count = 0, record->state = FRESH;
-    for (Py_ssize_t i = 0; i < count; i++) Py_DECREF(entries[i]);
-    PyMem_Free(entries);
 }
 
 /* -- the switch */
@@ -378,17 +370,16 @@ static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing) {
 /* -- Entry */
 
 static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"guards", "function", "globals", "keep", NULL};
-    PyObject *guards, *function, *globals, *keep = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!|O:Entry", names, &GuardsType, &guards, &function,
-                                     &PyDict_Type, &globals, &keep))
+    static char *names[] = {"guards", "function", "globals", NULL};
+    PyObject *guards, *function, *globals;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!:Entry", names, &GuardsType, &guards, &function,
+                                     &PyDict_Type, &globals))
         return NULL;
     Entry *self = (Entry *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     self->guards = Py_NewRef(guards);
     self->function = Py_NewRef(function);
     self->globals = Py_NewRef(globals);
-    self->keep = Py_NewRef(keep);
     return (PyObject *)self;
 }
 
@@ -396,7 +387,6 @@ static int entry_traverse(Entry *self, visitproc visit, void *arg) {
     Py_VISIT(self->guards);
     Py_VISIT(self->function);
     Py_VISIT(self->globals);
-    Py_VISIT(self->keep);
     return 0;
 }
 
@@ -404,7 +394,6 @@ static int entry_clear(Entry *self) {
     Py_CLEAR(self->guards);
     Py_CLEAR(self->function);
     Py_CLEAR(self->globals);
-    Py_CLEAR(self->keep);
     return 0;
 }
 
@@ -420,7 +409,6 @@ static PyMemberDef entry_members[] = {
     READ_ONLY_OBJECT(Entry, guards, "when this entry may be used"),
     READ_ONLY_OBJECT(Entry, function, "what replaces the frame"),
     READ_ONLY_OBJECT(Entry, globals, "the globals that the frame must have"),
-    READ_ONLY_OBJECT(Entry, keep, "anything that must live as long"),
     {"hits", T_ULONGLONG, offsetof(Entry, hits), READONLY, "times it ran"},
     {NULL},
 };
@@ -516,25 +504,6 @@ static PyObject *context_entries(Context *self, PyObject *code) {
     return list;
 }
 
-static Record *record_of_argument(Context *self, PyObject *code) {
-    if (PyCode_Check(code)) return record_for(self, (PyCodeObject *)code);
-    return (Record *)PyErr_Format(PyExc_TypeError, "expected a code object, got %.100R", code);
-}
-
-static PyObject *context_skip(Context *self, PyObject *code) {
-    Record *record = record_of_argument(self, code);
-    if (!record) return NULL;
-    record->state = SKIP;
-    Py_RETURN_NONE;
-}
-
-static PyObject *context_forget(Context *self, PyObject *code) {
-    Record *record = record_of_argument(self, code);
-    if (!record) return NULL;
-    drop_entries(record);
-    Py_RETURN_NONE;
-}
-
 static PyObject *context_drop(Context *self, PyObject *Py_UNUSED(ignored)) {
     drop_table(self);
     Py_RETURN_NONE;
@@ -560,16 +529,9 @@ static PyObject *context_stats(Context *self, PyObject *Py_UNUSED(ignored)) {
 static PyMethodDef context_methods[] = {
     {"run", (PyCFunction)context_run, METH_VARARGS, "run(fn, args, kwargs={}): fn under this context"},
     {"entries", (PyCFunction)context_entries, METH_O, "the entries of a code object, the last used first"},
-    {"skip", (PyCFunction)context_skip, METH_O, "never intercept this code; its callees are"},
-    {"forget", (PyCFunction)context_forget, METH_O, "drop a code's entries; it is fresh again"},
     {"clear", (PyCFunction)context_drop, METH_NOARGS, "drop everything"},
     {"codes", (PyCFunction)context_codes, METH_NOARGS, "every code met so far and its state"},
     {"stats", (PyCFunction)context_stats, METH_NOARGS, "frames looked at, guard hits, misses"},
-    {NULL},
-};
-
-static PyMemberDef context_members[] = {
-    READ_ONLY_OBJECT(Context, payload, "what the callback gets first"),
     {NULL},
 };
 
@@ -585,7 +547,6 @@ PyTypeObject ContextType = {
     .tp_traverse = (traverseproc)context_traverse,
     .tp_clear = (inquiry)context_clear,
     .tp_methods = context_methods,
-    .tp_members = context_members,
 };
 
 /* -- functions of the module */

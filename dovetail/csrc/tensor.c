@@ -166,16 +166,14 @@ int check_tensor(const TensorSpec *spec, PyObject *object, PyObject *path, PyObj
     EXPECT("device kind", spec->device_kind, device[0]);
     if (spec->device_index != ANY) EXPECT("device index", spec->device_index, device[1]);
     EXPECT("rank", spec->ndim, dims_of(impl));
-    const int64_t *sizes = extents_of(impl, 0), *strides = extents_of(impl, 1);
-    for (Py_ssize_t i = 0; i < spec->ndim; i++) {
-        int64_t size = spec->sizes_and_strides[i], stride = spec->sizes_and_strides[spec->ndim + i];
-        if (size != ANY && size != sizes[i])
-            FAIL("%S: expected size %lld at dim %zd, got %lld", path, (long long)size, i,
-                 (long long)sizes[i]);
-        if (stride != ANY && stride != strides[i])
-            FAIL("%S: expected stride %lld at dim %zd, got %lld", path, (long long)stride, i,
-                 (long long)strides[i]);
-    }
+    for (int which = 0; which < 2; which++)
+        for (Py_ssize_t i = 0; i < spec->ndim; i++) {
+            int64_t expected = spec->sizes_and_strides[which * spec->ndim + i];
+            int64_t got = extents_of(impl, which)[i];
+            if (expected != ANY && expected != got)
+                FAIL("%S: expected %s %lld at dim %zd, got %lld", path, which ? "stride" : "size",
+                     (long long)expected, i, (long long)got);
+        }
     uint64_t keys = *(const uint64_t *)(impl + torch.keys);
     if (spec->dispatch && keys != spec->dispatch)
         FAIL("%S: expected dispatch keys %llx, got %llx", path, (unsigned long long)spec->dispatch,
