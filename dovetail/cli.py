@@ -106,29 +106,21 @@ def cache_explain(store: Store, args: argparse.Namespace) -> None:
                 print(f"    nearest entry: {line}")
 
 
-def cache_trim(store: Store, args: argparse.Namespace) -> None:
-    print(f"{store.trim(int(args.mib * 2**20))} entries removed")
-
-
-def cache_export(store: Store, args: argparse.Namespace) -> None:
-    print(f"{store.export(Path(args.target or 'dovetail-cache.tar.gz'))} entries written")
-
-
-def cache_import(store: Store, args: argparse.Namespace) -> None:
-    print(f"{store.import_(Path(args.target or 'dovetail-cache.tar.gz'))} entries taken")
-
-
 def cache_clear(store: Store, _: argparse.Namespace) -> None:
     store.clear()
     print(f"{store.folder} removed")
 
 
+def bundle_of(args: argparse.Namespace) -> Path:
+    return Path(args.target or "dovetail-cache.tar.gz")
+
+
 CACHE: Final[dict[str, Callable[[Store, argparse.Namespace], None]]] = {
     "show": cache_show,
     "explain": cache_explain,
-    "trim": cache_trim,
-    "export": cache_export,
-    "import": cache_import,
+    "trim": lambda store, args: print(f"{store.trim(int(args.mib * 2**20))} entries removed"),
+    "export": lambda store, args: print(f"{store.export(bundle_of(args))} entries written"),
+    "import": lambda store, args: print(f"{store.import_(bundle_of(args))} entries taken"),
     "clear": cache_clear,
 }
 

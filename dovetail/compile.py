@@ -153,7 +153,7 @@ def compile_again(
 def freeze(unit: str, joint: aot.Joint, steady: Collection[int], options: Options) -> passes.Frozen | None:
     """Move what depends only on weights out of an inference graph on the CPU."""
     signature = joint.signature
-    kinds = {node.type.device.kind for node in joint.graph.inputs if isinstance(node.type, TensorType)}
+    kinds = {type.device.kind for type in tensor_types(joint.graph)}
     if not options.freeze or signature.tangents or kinds != {"cpu"}:
         return None
     chosen = set(steady) - {mutation.input for mutation in signature.mutations}
@@ -233,11 +233,6 @@ class _Later:
             return lambda *inputs: aot.run_graph(self.graph, inputs)
 
 
-def run_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """backend="eager": only capture is at work."""
-    return module.forward
-
-
 def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """backend="aot_eager": capture and autograd are at work, and each op runs as itself."""
     joint = trace_joint(module, examples)
@@ -254,7 +249,7 @@ def choose_backend(backend: str | Backend, options: Options) -> Backend:
         return backend
     named: dict[str, Backend] = {
         "dovetail": lambda module, examples: compile_graph(module, examples, options),
-        "eager": run_in_eager,
+        "eager": lambda module, examples: module.forward,  # only capture is at work
         "aot_eager": run_joint_in_eager,
     }
     return named[backend]
@@ -390,7 +385,7 @@ class Compiler:
         """Compile the graph and put it under its name."""
         examples = [item.traced if self.is_own else item.example for item in captured.inputs]
         module: Any = captured.graph
-        module.meta["steady"] = steady_inputs(captured)
+        module.meta["steady"] = tuple(i for i, item in enumerate(captured.inputs) if is_steady(item))
         graph = self.backend(module, examples)
         captured.namespace[captured.graph_name] = functools.partial(_native.without, graph)
         if self.options.notice_slow and getattr(graph, "is_pure", False):
@@ -419,12 +414,8 @@ class Compiler:
             Race(captured.namespace, captured.graph_name, eager, captured.name, captured.loc, keep_faster)
 
 
-def steady_inputs(captured: Capture) -> tuple[int, ...]:
-    """Positions of parameters and buffers of modules, as plain tensors on the CPU."""
-    return tuple(i for i, item in enumerate(captured.inputs) if _is_steady(item))
-
-
-def _is_steady(item: GraphInput) -> bool:
+def is_steady(item: GraphInput) -> bool:
+    """A parameter or buffer of a module, and a plain tensor."""
     held = item.source.base
     if not isinstance(held, DictAttr) or held.name not in ("_parameters", "_buffers"):
         return False

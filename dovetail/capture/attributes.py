@@ -11,20 +11,10 @@ from __future__ import annotations
 import enum
 import functools
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
-from types import (
-    BuiltinFunctionType,
-    ClassMethodDescriptorType,
-    FunctionType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-    WrapperDescriptorType,
-)
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -142,7 +132,7 @@ def plain_attr(trace: Trace, obj: Any, name: str) -> Any:
             if found.fget is None:
                 raise_attribute_error(obj, name)
             return trace.call(found.fget, [obj], {})
-        if found_kind in (GetSetDescriptorType, MemberDescriptorType):
+        if found_kind in FIELDS:
             return _native_field(trace, obj, name, origin)
         if hasattr(found_kind, "__set__") and not isinstance(found, (FunctionType, type)):
             return _descriptor_get(trace, found, obj, kind)
@@ -243,7 +233,11 @@ def _note_function(trace: Trace, function: Any, owner: type | None, name: str, f
         wrap(trace, function, source, stable=True)
 
 
-C_METHODS: Final = frozenset({MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType})
+FIELDS: Final = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType})
+"""Descriptors of C fields and of slots."""
+C_METHODS: Final = frozenset(
+    {types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType}
+)
 _module_getattr: Final = torch.nn.Module.__getattr__
 
 
@@ -353,7 +347,7 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     if isinstance(obj, enum.EnumType):
         guard_class(trace, obj)  # it grows while its members are made
         return native(getattr, obj, name)
-    if name == "__class__" or type(type.__dict__.get(name)) in (GetSetDescriptorType, MemberDescriptorType):
+    if name == "__class__" or type(type.__dict__.get(name)) in FIELDS:
         return native(getattr, obj, name)
     found, owner = find_in_class(trace, obj, name)
     if found is MISSING:
@@ -387,14 +381,6 @@ def method_attr(trace: Trace, obj: MethodType, name: str) -> Any:
     if name in ("__self__", "__func__"):
         return getattr(obj, name)
     return load_attr(trace, obj.__func__, name)
-
-
-def unread_attr(trace: Trace, obj: Unread, name: str) -> Any:
-    return Appender(obj) if name == "append" else load_attr(trace, read_list(trace, obj), name)
-
-
-def outside_attr(trace: Trace, obj: Outside, name: str) -> Any:
-    return instance_attr(trace, obj.original, name)
 
 
 def _native_rule(trace: Trace, obj: Any, name: str) -> Any:
@@ -518,7 +504,7 @@ def existed(trace: Trace, obj: Any, name: str) -> bool:
 def has_setter(kind: type, name: str) -> bool:
     """Whether a descriptor of the class takes what is assigned under this name."""
     found = type(find_in_mro(kind, name)[0])
-    return hasattr(found, "__set__") and found not in (MemberDescriptorType, GetSetDescriptorType)
+    return hasattr(found, "__set__") and found not in FIELDS
 
 
 def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
@@ -601,11 +587,12 @@ RULES: Final[dict[type, Rule]] = {
     **dict.fromkeys((
         int, float, str, bool, bytes, complex, type(None), list, tuple, set, frozenset, dict, range, slice,
         torch.dtype, torch.device, torch.Size, InstanceDict, *NUMBERS, LateText, Appender,
-        BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType,
+        BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     ), _native_rule),
     super: super_attr,
-    Unread: unread_attr,
-    Outside: outside_attr,
+    Unread: lambda trace, obj, name: (
+        Appender(obj) if name == "append" else load_attr(trace, read_list(trace, obj), name)),
+    Outside: lambda trace, obj, name: instance_attr(trace, obj.original, name),
     FunctionType: function_attr,
     MethodType: method_attr,
 }  # fmt: skip

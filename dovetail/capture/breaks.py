@@ -58,7 +58,8 @@ class Site:
     def __init__(self, emit: Emitter, root: Activation) -> None:
         self.emit, self.root = emit, root
         self.code = root.code
-        self.at, self.op, self.arg = root.at, root.code.ops[root.at], root.code.args[root.at]
+        self.at, self.op = root.at, root.code.ops[root.at]
+        self.arg: Any = root.code.args[root.at]
         self.origin, self.prologue = origin_of(root.code)
         self.stack = [self.entry_text(value) for value in root.stack]
         self.slots = self.slot_texts()
@@ -216,16 +217,8 @@ def _call(site: Site, count: int, names: tuple[str, ...], extra: int = 0) -> Non
     site.go_on("_r", drop=count + 2 + extra)
 
 
-def _call_positional(site: Site) -> None:
-    _call(site, int(site.arg), site.root.kw_names)  # type: ignore[call-overload]
-
-
-def _call_keywords(site: Site) -> None:
-    _call(site, int(site.arg), site.values[-1], extra=1)  # type: ignore[call-overload]
-
-
 def _call_unpacked(site: Site) -> None:
-    has_kwargs = int(site.arg) & 1  # type: ignore[call-overload]
+    has_kwargs = site.arg & 1
     drop = 3 + has_kwargs
     args = site.stack[-1 - has_kwargs]
     kwargs = f", **{site.stack[-1]}" if has_kwargs else ""
@@ -282,7 +275,7 @@ def _branch(jumps_if: bool, keeps: bool) -> Callable[[Site], None]:
     def rule(site: Site) -> None:
         rest = site.stack[:-1]
         site.do(f"_r = bool({site.stack[-1]})")
-        jumped = site.resume(int(site.arg), [*rest, site.stack[-1]] if keeps else rest)  # type: ignore[call-overload]
+        jumped = site.resume(site.arg, [*rest, site.stack[-1]] if keeps else rest)
         with site.lines.block("if _r:" if jumps_if else "if not _r:"):
             site.lines(jumped)
         site.lines(site.resume(site.at + 1, rest))
@@ -309,7 +302,7 @@ def _truth(form: str, count: int) -> Callable[[Site], None]:
 
 
 def _for_iter(site: Site) -> None:
-    done = site.resume(int(site.arg), site.stack[:-1])  # type: ignore[call-overload]
+    done = site.resume(site.arg, site.stack[:-1])
     end = site.const(_End)
     site.do(f"_r = next({site.stack[-1]}, {end})")
     with site.lines.block(f"if _r is {end}:"):
@@ -322,7 +315,7 @@ class _End:
 
 
 def _unpack(site: Site) -> None:
-    names = [f"_u{i}" for i in range(int(site.arg))]  # type: ignore[call-overload]
+    names = [f"_u{i}" for i in range(site.arg)]
     site.do(f"[{', '.join(names)}] = {site.stack[-1]}")
     site.go_on(*reversed(names), drop=1)
 
@@ -334,20 +327,17 @@ def _enter_with(site: Site) -> None:
 
 
 def _format(site: Site) -> None:
-    """FORMAT_VALUE has flags for what 3.13 has instructions for: !r and the like, and a specification."""
-    flags: Any = site.arg if site.op in ("FORMAT_VALUE", "CONVERT_VALUE") else 0
-    has_spec = site.op == "FORMAT_WITH_SPEC" or flags & 4
-    value, spec = site.stack[-2:] if has_spec else (site.stack[-1], "''")
-    site.do(f"_r = {site.const(format_value)}({value}, {flags & 3}, {spec})")
-    site.go_on("_r", drop=2 if has_spec else 1)
+    """Flags say which of !r and the like there is, and whether there is a specification."""
+    value, spec = site.stack[-2:] if site.arg & 4 else (site.stack[-1], "''")
+    site.do(f"_r = {site.const(format_value)}({value}, {site.arg & 3}, {spec})")
+    site.go_on("_r", drop=2 if site.arg & 4 else 1)
 
 
 def _into(method: str) -> Callable[[Site], None]:
     """LIST_EXTEND and the like: change a container deeper in the stack."""
 
     def rule(site: Site) -> None:
-        target = site.stack[-1 - int(site.arg)]  # type: ignore[call-overload]
-        site.do(f"{target}.{method}({site.stack[-1]})")
+        site.do(f"{site.stack[-1 - site.arg]}.{method}({site.stack[-1]})")
         site.go_on(drop=1)
 
     return rule
@@ -355,7 +345,7 @@ def _into(method: str) -> Callable[[Site], None]:
 
 def _raise(site: Site) -> None:
     cause = f" from {site.stack[-1]}" if site.arg == 2 else ""
-    error = f" {site.stack[-int(site.arg)]}" if site.arg else ""  # type: ignore[call-overload]
+    error = f" {site.stack[-site.arg]}" if site.arg else ""
     site.do(f"raise{error}{cause}")
 
 
@@ -366,8 +356,8 @@ def _leave_with(site: Site) -> None:
 
 
 RULES: Final[dict[str, Callable[[Site], None]]] = {
-    "CALL": _call_positional,
-    "CALL_KW": _call_keywords,
+    "CALL": lambda site: _call(site, site.arg, site.root.kw_names),
+    "CALL_KW": lambda site: _call(site, site.arg, site.values[-1], extra=1),
     "CALL_FUNCTION_EX": _call_unpacked,
     "BINARY_OP": _with(2),
     "COMPARE_OP": _with(2),
@@ -379,7 +369,6 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "TO_BOOL": _truth("bool({0})", 1),
     "COMPARE_OP_BOOL": _truth("bool({operation}({0}, {1}))", 2),
     "GET_ITER": _with(1, iter),
-    "GET_YIELD_FROM_ITER": _with(1, iter),
     "LIST_TO_TUPLE": _with(1, tuple),
     "CONTAINS_OP": _contains,
     "LOAD_ATTR": _expression("{0}.{name}", 1),
@@ -398,7 +387,7 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "FOR_ITER": _for_iter,
     "UNPACK_SEQUENCE": _unpack,
     "BEFORE_WITH": _enter_with,
-    **dict.fromkeys(("FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE", "FORMAT_WITH_SPEC"), _format),
+    "FORMAT_VALUE": _format,
     "IMPORT_NAME": _expression("__import__({name!r}, user_globals, None, {1}, {0})", 2),
     "LIST_EXTEND": _into("extend"),
     "SET_UPDATE": _into("update"),

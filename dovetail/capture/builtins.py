@@ -46,7 +46,7 @@ from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.text import NUMBERS, LateText, fill, format_value, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread
-from dovetail.errors import DataDependentValue, SkippedFrame, UnknownCall
+from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
 
@@ -121,21 +121,13 @@ def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         raise
 
 
-@on(hasattr)
-def _hasattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return _getattr(trace, [*args, NULL], kwargs) is not NULL
-
-
+on(hasattr)(lambda trace, args, kwargs: _getattr(trace, [*args, NULL], kwargs) is not NULL)
 on(setattr)(lambda trace, args, kwargs: store_attr(trace, args[0], as_hashable(args[1]), args[2]))
 on(delattr)(lambda trace, args, kwargs: delete_attr(trace, args[0], as_hashable(args[1])))
 on(callable)(lambda trace, args, kwargs: callable(args[0]))
 
 
-@on(vars)
-def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if not args:
-        return _locals(trace, args, kwargs)
-    return load_attr(trace, args[0], "__dict__")
+on(vars)(lambda trace, args, _: load_attr(trace, args[0], "__dict__") if args else _locals(trace, args, _))
 
 
 @on(isinstance)
@@ -217,12 +209,18 @@ def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         raise
 
 
-@on(sum)
-def _sum(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    total = args[1] if len(args) == 2 else kwargs.get("start", 0)
-    for item in drain(trace, args[0]):
-        total = operations.binary(trace, operator.add, total, item)
-    return total
+def _folded(op: Callable[[Any, Any], Any], start: int) -> Special:
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        total = args[1] if len(args) == 2 else kwargs.get("start", start)
+        for item in drain(trace, args[0]):
+            total = operations.binary(trace, op, total, item)
+        return total
+
+    return rule
+
+
+on(sum)(_folded(operator.add, 0))
+on(math.prod)(_folded(operator.mul, 1))
 
 
 def drain(trace: Trace, value: Any) -> Args:
@@ -286,6 +284,8 @@ def _unary_number(function: Any, method: str, dunder: str) -> Special:
 
 
 on(abs)(_unary_number(abs, "abs", "__abs__"))
+DIVMOD: Final = (operator.floordiv, operator.mod)
+on(divmod)(lambda trace, args, kwargs: tuple(operations.binary(trace, op, *args) for op in DIVMOD))
 
 
 @on(round)
@@ -293,11 +293,6 @@ def _round(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(args[0], torch.SymInt):  # whose own __round__ forgets the digits
         args = [int(args[0]), *args[1:]] if args[1:] or kwargs else args
     return _unary_number(round, "round", "__round__")(trace, args, kwargs)
-
-
-@on(divmod)
-def _divmod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return tuple(operations.binary(trace, op, *args) for op in (operator.floordiv, operator.mod))
 
 
 @on(pow)
@@ -343,29 +338,21 @@ def _format_value(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return trace.call(format, [value, spec], {})
 
 
-def _unknown(name: str) -> Special:
+def breaking(kind: type[Break], **fields: str) -> Special:
+    """A function whose calls break the graph."""
+
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        raise UnknownCall(trace.loc(), function=name)
+        raise kind(trace.loc(), **fields)
 
     return rule
 
 
-on(_abc._abc_register)(_unknown("register"))  # type: ignore[attr-defined]
+on(_abc._abc_register)(breaking(UnknownCall, function="register"))  # type: ignore[attr-defined]
 for _name in ("open", "input", "compile", "breakpoint", "__import__", "__build_class__"):
-    on(getattr(builtins, _name))(_unknown(_name))
-
-
-def _frame_bound(name: str) -> Special:
-    """Looks at the frame that calls it, so it cannot be called from anywhere else."""
-
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        raise SkippedFrame(trace.loc(), detail=f"call to {name}(), which looks at its caller's variables")
-
-    return rule
-
-
-for _name in ("exec", "eval", "dir"):
-    on(getattr(builtins, _name))(_frame_bound(_name))
+    on(getattr(builtins, _name))(breaking(UnknownCall, function=_name))
+for _name in ("exec", "eval", "dir"):  # they cannot be called from anywhere else
+    _detail = f"call to {_name}(), which looks at its caller's variables"
+    on(getattr(builtins, _name))(breaking(SkippedFrame, detail=_detail))
 
 
 on(globals)(lambda trace, args, kwargs: GlobalsView(trace.places[-1]))
@@ -384,10 +371,6 @@ def _locals(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 # -- classes -----------------------------------------------------------------------------------------
-
-
-def _from_iterables(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    return native(cls, *[as_iterable(trace, arg) for arg in args], **kwargs)
 
 
 def _map(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -436,10 +419,6 @@ def _float(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(float, *args, **kwargs)
 
 
-def _range(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    return native(range, *[int(arg) if isinstance(arg, torch.SymInt) else arg for arg in args])
-
-
 def _accumulate(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     function = args[1] if len(args) > 1 else kwargs.get("func") or operator.add
     rest = {key: value for key, value in kwargs.items() if key != "func"}
@@ -457,7 +436,7 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
         itertools.product, itertools.islice, itertools.cycle, itertools.combinations, itertools.permutations,
         itertools.zip_longest, itertools.pairwise, itertools.compress,
         itertools.combinations_with_replacement,
-    ), _from_iterables),
+    ), lambda trace, cls, args, kwargs: native(cls, *[as_iterable(trace, arg) for arg in args], **kwargs)),
     **dict.fromkeys((
         map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
     ), _map),
@@ -470,7 +449,8 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     int: _int,
     float: _float,
     bool: lambda trace, cls, args, kwargs: truth(trace, args[0]) if args else False,
-    range: _range,
+    range: lambda trace, cls, args, kwargs: native(
+        range, *[int(arg) if isinstance(arg, torch.SymInt) else arg for arg in args]),
     slice: lambda trace, cls, args, kwargs: native(slice, *args),
     torch.Size: lambda trace, cls, args, kwargs: native(cls, drain(trace, args[0])) if args else cls(),
     itertools.accumulate: _accumulate,
@@ -661,17 +641,7 @@ def call_math(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if symbolic and fn in SYM_MATH:
         return native(SYM_MATH[fn], *args)
     operations.check_unknown_float(trace, f"math.{fn.__name__}()", *args)
-    if symbolic and fn is math.prod:
-        return functools.reduce(operator.mul, args[0], 1)
     return native(fn, *args, **kwargs)
-
-
-@on(math.prod)
-def _prod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    total = kwargs.get("start", 1)
-    for item in drain(trace, args[0]):
-        total = operations.binary(trace, operator.mul, total, item)
-    return total
 
 
 def _call_getter(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:

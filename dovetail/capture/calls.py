@@ -14,16 +14,8 @@ from __future__ import annotations
 
 import enum
 import functools
-from types import (
-    BuiltinFunctionType,
-    ClassMethodDescriptorType,
-    CodeType,
-    FunctionType,
-    MethodDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    WrapperDescriptorType,
-)
+import types
+from types import FunctionType, MethodType, WrapperDescriptorType
 from typing import Any, Final
 
 import torch
@@ -111,32 +103,15 @@ def function_source(trace: Trace, fn: FunctionType) -> Source | None:
     return source if source is not None else trace.const(fn, fn.__name__)
 
 
-def defaults_of(trace: Trace, fn: FunctionType) -> tuple[Any, ...]:
-    values = fn.__defaults__ or ()
-    source = default_source(trace, fn, values)
-    if source is None:
+def defaults_of(trace: Trace, fn: FunctionType, name: str) -> dict[Any, Any]:
+    """__defaults__ by position or __kwdefaults__ by name, read where they must be."""
+    held = getattr(fn, name) or {}
+    values = dict(held if isinstance(held, dict) else enumerate(held))
+    source = function_source(trace, fn) if values else None
+    if source is None or (all(type(v) in PLAIN for v in values.values()) and not is_passed_in(source)):
         return values
-    where, stable = Attr(source, "__defaults__"), not is_passed_in(source)
-    return tuple(wrap(trace, value, Item(where, i), stable) for i, value in enumerate(values))
-
-
-def kwdefaults_of(trace: Trace, fn: FunctionType) -> dict[str, Any]:
-    values = fn.__kwdefaults__ or {}
-    source = default_source(trace, fn, tuple(values.values()))
-    if source is None:
-        return values
-    where, stable = Attr(source, "__kwdefaults__"), not is_passed_in(source)
+    where, stable = Attr(source, name), not is_passed_in(source)
     return {key: wrap(trace, value, Item(where, key), stable) for key, value in values.items()}
-
-
-def default_source(trace: Trace, fn: FunctionType, values: tuple[Any, ...]) -> Source | None:
-    """Where defaults must be read; None when they are the values themselves."""
-    if not values:
-        return None
-    source = function_source(trace, fn)
-    if source is None or (all(type(value) in PLAIN for value in values) and not is_passed_in(source)):
-        return None
-    return source
 
 
 def is_passed_in(source: Source) -> bool:
@@ -164,12 +139,13 @@ def guard_defaults(trace: Trace, fn: FunctionType) -> None:
 
 def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
     """Interpret a Python function's body here."""
-    code: CodeType = fn.__code__
+    code: types.CodeType = fn.__code__
     if len(trace.places) > MAX_DEPTH:
         raise Raised(RecursionError("maximum recursion depth exceeded"))
     if (fn.__defaults__ or fn.__kwdefaults__) and not is_installed_file(code.co_filename):
         guard_defaults(trace, fn)
-    slots = native(bind, fn, args, kwargs, defaults_of(trace, fn), kwdefaults_of(trace, fn))
+    defaults = tuple(defaults_of(trace, fn, "__defaults__").values())
+    slots = native(bind, fn, args, kwargs, defaults, defaults_of(trace, fn, "__kwdefaults__"))
     activation = Activation(trace, fn, slots)
     if code.co_flags & CO_GENERATOR:
         return Generator(activation)
@@ -184,10 +160,6 @@ def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any
     if is_ours(type(owner)):
         return native(fn, *args, **kwargs)
     return call(trace, function, [owner, *args], kwargs)
-
-
-def call_partial(trace: Trace, fn: functools.partial[Any], args: Args, kwargs: Kwargs) -> Any:
-    return call(trace, fn.func, [*fn.args, *args], {**fn.keywords, **kwargs})
 
 
 # -- C functions -------------------------------------------------------------------------------------
@@ -362,10 +334,12 @@ LRU_CACHE: Final = type(functools.lru_cache(lambda: None))
 BY_TYPE: Final[dict[type, Any]] = {
     FunctionType: call_function,
     MethodType: call_method,
-    BuiltinFunctionType: call_builtin,
-    MethodDescriptorType: call_descriptor,
+    types.BuiltinFunctionType: call_builtin,
+    types.MethodDescriptorType: call_descriptor,
     WrapperDescriptorType: call_descriptor,
-    ClassMethodDescriptorType: call_descriptor,
-    MethodWrapperType: call_wrapper,
-    functools.partial: call_partial,
+    types.ClassMethodDescriptorType: call_descriptor,
+    types.MethodWrapperType: call_wrapper,
+    functools.partial: lambda trace, fn, args, kwargs: call(
+        trace, fn.func, [*fn.args, *args], {**fn.keywords, **kwargs}
+    ),
 }

@@ -30,9 +30,7 @@ def _set_grad_enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     trace.record("call_function", torch._C._set_grad_enabled, tuple(args), {}, None)
 
 
-@on(autocast.__init__)
-def _autocast_init(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    native(autocast.__init__, *args, **kwargs)
+on(autocast.__init__)(lambda trace, args, kwargs: native(autocast.__init__, *args, **kwargs))
 
 
 @on(autocast.__enter__)
@@ -45,10 +43,7 @@ def _autocast_enter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return context
 
 
-@on(autocast.__exit__)
-def _autocast_exit(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    leave(trace, args[0])
-    return False
+on(autocast.__exit__)(lambda trace, args, kwargs: leave(trace, args[0]))
 
 
 @on(inference_mode.__enter__)
@@ -58,9 +53,7 @@ def _inference_enter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     note_entered(trace, args[0], entered)
 
 
-@on(inference_mode.__exit__)
-def _inference_exit(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    leave(trace, args[0])
+on(inference_mode.__exit__)(lambda trace, args, kwargs: leave(trace, args[0]))
 
 
 @on(record_function.__enter__)

@@ -34,9 +34,7 @@ def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return copy_instance(trace, value, lambda item: item)
 
 
-@on(copy.deepcopy)
-def _deepcopy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return deep_copy(trace, args[0], {})
+on(copy.deepcopy)(lambda trace, args, kwargs: deep_copy(trace, args[0], {}))
 
 
 COPYABLE: Final = (

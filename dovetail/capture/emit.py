@@ -183,8 +183,7 @@ class Emitter:
         base = collections.OrderedDict if isinstance(shadow, collections.OrderedDict) else dict
         owner = self.const(base, base.__name__)
         if list(now)[: len(kept)] != kept:
-            pairs = ", ".join(f"({self.value(k)}, {self.value(v)})" for k, v in now.items())
-            return [f"{owner}.clear({target})", f"{owner}.update({target}, [{pairs}])"]
+            return [f"{owner}.clear({target})", f"{owner}.update({target}, [{_pairs(self, now)}])"]
         lines = [f"{owner}.__delitem__({target}, {self.value(key)})" for key in before if key not in now]
         for key, value in now.items():
             if key not in before or before[key] is not value:
@@ -197,9 +196,11 @@ class Emitter:
 Rule = Callable[[Emitter, Any], str]
 
 
-def _made_of(kind: type) -> Rule:
-    """A container that its class makes of the items."""
-    return lambda emit, value: emit.temp(f"{emit.const(kind, kind.__name__)}([{emit.items(value)}])")
+def _made_of(
+    kind: type, arguments: Callable[[Emitter, Any], str] = lambda emit, value: f"[{emit.items(value)}]"
+) -> Rule:
+    """A container that its class makes of the items, or of these arguments."""
+    return lambda emit, value: emit.temp(f"{emit.const(kind, kind.__name__)}({arguments(emit, value)})")
 
 
 def _tuple(emit: Emitter, value: tuple[Any, ...]) -> str:
@@ -209,10 +210,6 @@ def _tuple(emit: Emitter, value: tuple[Any, ...]) -> str:
 def _dict(emit: Emitter, value: dict[Any, Any]) -> str:
     pairs = ", ".join([f"{emit.value(key)}: {emit.value(item)}" for key, item in value.items()])
     return emit.temp(f"{{{pairs}}}")
-
-
-def _slice(emit: Emitter, value: slice) -> str:
-    return f"slice({emit.items((value.start, value.stop, value.step))})"
 
 
 def _method(emit: Emitter, value: MethodType) -> str:
@@ -294,11 +291,6 @@ def _constant(emit: Emitter, value: Any) -> str:
     return emit.const(value, getattr(value, "__name__", type(value).__name__))
 
 
-def _array(emit: Emitter, value: Any) -> str:
-    """An array that the frame made, out of constants: each call gets one of its own."""
-    return emit.temp(f"{emit.const(value, 'array')}.copy()")
-
-
 def _reduced(emit: Emitter, value: Any) -> str:
     """An iterator or another small C object that knows how to be copied."""
     function, args, *state = value.__reduce__()
@@ -352,19 +344,6 @@ def instance_fields(value: Any) -> dict[str, Any]:
     return fields
 
 
-def _ordered_dict(emit: Emitter, value: Any) -> str:
-    return emit.temp(f"{emit.const(collections.OrderedDict, 'OrderedDict')}([{_pairs(emit, value)}])")
-
-
-def _default_dict(emit: Emitter, value: Any) -> str:
-    maker, factory = emit.const(collections.defaultdict, "defaultdict"), emit.value(value.default_factory)
-    return emit.temp(f"{maker}({factory}, [{_pairs(emit, value)}])")
-
-
-def _deque(emit: Emitter, value: Any) -> str:
-    return emit.temp(f"{emit.const(collections.deque, 'deque')}([{emit.items(value)}], {value.maxlen!r})")
-
-
 def _pairs(emit: Emitter, value: Any) -> str:
     return ", ".join(f"({emit.value(key)}, {emit.value(item)})" for key, item in value.items())
 
@@ -376,7 +355,7 @@ REBUILD: Final[dict[type, Rule]] = {
     tuple: _tuple,
     dict: _dict,
     **{kind: _made_of(kind) for kind in (set, frozenset, torch.Size)},
-    slice: _slice,
+    slice: lambda emit, value: f"slice({emit.items((value.start, value.stop, value.step))})",
     MethodType: _method,
     functools.partial: _partial,
     FunctionType: _function,
@@ -391,9 +370,11 @@ REBUILD: Final[dict[type, Rule]] = {
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): lambda emit, value: "None",
     Generator: _unfinished,
-    collections.OrderedDict: _ordered_dict,
-    collections.defaultdict: _default_dict,
-    collections.deque: _deque,
+    collections.OrderedDict: _made_of(collections.OrderedDict, lambda emit, v: f"[{_pairs(emit, v)}]"),
+    collections.defaultdict: _made_of(
+        collections.defaultdict, lambda emit, v: f"{emit.value(v.default_factory)}, [{_pairs(emit, v)}]"
+    ),
+    collections.deque: _made_of(collections.deque, lambda emit, v: f"[{emit.items(v)}], {v.maxlen!r}"),
     **{type(iter(made)): _reduced for made in ITERATED},
     **dict.fromkeys((type(reversed([])), zip, enumerate, map, filter, reversed), _reduced),
 }
@@ -404,8 +385,8 @@ def rebuild_by_base(value: Any) -> Rule:
     is_constant = isinstance(value, (*IDENTITY, types.CodeType, property, classmethod, staticmethod))
     if is_constant or kind in PLAIN or is_value_type(kind) or kind.__name__ == "cython_function_or_method":
         return _constant
-    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-        return _array
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":  # of constants: each call gets its own
+        return lambda emit, item: emit.temp(f"{emit.const(item, 'array')}.copy()")
     if kind.__module__ == "itertools" and hasattr(value, "__reduce__"):
         return _reduced
     if hasattr(kind, "n_sequence_fields"):  # a named tuple made in C, such as torch.max(x, dim) returns

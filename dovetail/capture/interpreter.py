@@ -43,6 +43,35 @@ RETURN: Final = "return"
 YIELD: Final = "yield"
 
 
+def push(value: Any) -> Callable[[Activation, Any], None]:
+    """(-- value)"""
+    return lambda self, arg: self.stack.append(value)
+
+
+def unary(function: Callable[[Any], Any]) -> Callable[[Activation, Any], None]:
+    """(value -- result)"""
+
+    def run(self: Activation, arg: Any) -> None:
+        self.stack[-1] = operations.unary(self.trace, function, self.stack[-1])
+
+    return run
+
+
+def jump_if(
+    holds: Callable[[Activation, Any], bool], keeps: bool = False
+) -> Callable[[Activation, int], None]:
+    """(value --); with `keeps`, a value that makes it jump stays."""
+
+    def run(self: Activation, arg: int) -> None:
+        is_taken = holds(self, self.stack[-1])
+        if is_taken:
+            self.next = arg
+        if not (is_taken and keeps):
+            self.stack.pop()
+
+    return run
+
+
 class Activation:
     """One running frame of the interpreter."""
 
@@ -147,9 +176,7 @@ class Activation:
         """(value --)"""
         self.stack.pop()
 
-    def PUSH_NULL(self, arg: Any) -> None:
-        """(-- NULL)"""
-        self.stack.append(NULL)
+    PUSH_NULL = push(NULL)
 
     def COPY(self, arg: int) -> None:
         self.stack.append(self.stack[-arg])
@@ -361,14 +388,8 @@ class Activation:
         result = operations.compare(self.trace, arg, self.stack[-1], right)
         self.stack[-1] = operations.truth(self.trace, result)
 
-    def UNARY_NEGATIVE(self, arg: Any) -> None:
-        self.stack[-1] = operations.unary(self.trace, operator.neg, self.stack[-1])
-
-    def UNARY_POSITIVE(self, arg: Any) -> None:
-        self.stack[-1] = operations.unary(self.trace, operator.pos, self.stack[-1])
-
-    def UNARY_INVERT(self, arg: Any) -> None:
-        self.stack[-1] = operations.unary(self.trace, operator.invert, self.stack[-1])
+    UNARY_NEGATIVE, UNARY_POSITIVE = unary(operator.neg), unary(operator.pos)
+    UNARY_INVERT = unary(operator.invert)
 
     def UNARY_NOT(self, arg: Any) -> None:
         self.stack[-1] = not operations.truth(self.trace, self.stack[-1])
@@ -398,33 +419,12 @@ class Activation:
     def JUMP(self, arg: int) -> None:
         self.next = arg
 
-    def POP_JUMP_IF_TRUE(self, arg: int) -> None:
-        if operations.truth(self.trace, self.stack.pop()):
-            self.next = arg
-
-    def POP_JUMP_IF_FALSE(self, arg: int) -> None:
-        if not operations.truth(self.trace, self.stack.pop()):
-            self.next = arg
-
-    def POP_JUMP_IF_NONE(self, arg: int) -> None:
-        if self.stack.pop() is None:
-            self.next = arg
-
-    def POP_JUMP_IF_NOT_NONE(self, arg: int) -> None:
-        if self.stack.pop() is not None:
-            self.next = arg
-
-    def JUMP_IF_TRUE_OR_POP(self, arg: int) -> None:
-        if operations.truth(self.trace, self.stack[-1]):
-            self.next = arg
-        else:
-            self.stack.pop()
-
-    def JUMP_IF_FALSE_OR_POP(self, arg: int) -> None:
-        if operations.truth(self.trace, self.stack[-1]):
-            self.stack.pop()
-        else:
-            self.next = arg
+    POP_JUMP_IF_TRUE = jump_if(lambda self, value: operations.truth(self.trace, value))
+    POP_JUMP_IF_FALSE = jump_if(lambda self, value: not operations.truth(self.trace, value))
+    POP_JUMP_IF_NONE = jump_if(lambda self, value: value is None)
+    POP_JUMP_IF_NOT_NONE = jump_if(lambda self, value: value is not None)
+    JUMP_IF_TRUE_OR_POP = jump_if(lambda self, value: operations.truth(self.trace, value), keeps=True)
+    JUMP_IF_FALSE_OR_POP = jump_if(lambda self, value: not operations.truth(self.trace, value), keeps=True)
 
     def GET_ITER(self, arg: Any) -> None:
         self.stack[-1] = operations.iterate(self.trace, self.stack[-1])
@@ -540,26 +540,13 @@ class Activation:
     def GET_LEN(self, arg: Any) -> None:
         self.stack.append(operations.length(self.trace, self.stack[-1]))
 
-    # -- text
-
-    def format(self, value: Any, convert: int, spec: Any) -> Any:
-        if is_late(value) or is_late(spec):
-            return late(self.trace, format_value, [value, convert, spec])
-        return self.trace.call(format_value, [value, convert, spec], {})
-
     def FORMAT_VALUE(self, arg: int) -> None:
         spec = self.stack.pop() if arg & 4 else ""
-        self.stack[-1] = self.format(self.stack[-1], arg & 3, spec)
-
-    def CONVERT_VALUE(self, arg: int) -> None:
-        self.stack[-1] = self.format(self.stack[-1], arg, "")
-
-    def FORMAT_SIMPLE(self, arg: Any) -> None:
-        self.stack[-1] = self.format(self.stack[-1], 0, "")
-
-    def FORMAT_WITH_SPEC(self, arg: Any) -> None:
-        spec = self.stack.pop()
-        self.stack[-1] = self.format(self.stack[-1], 0, spec)
+        parts = [self.stack[-1], arg & 3, spec]
+        is_known = not is_late(self.stack[-1]) and not is_late(spec)
+        self.stack[-1] = (
+            self.trace.call(format_value, parts, {}) if is_known else late(self.trace, format_value, parts)
+        )
 
     # -- functions and calls
 
@@ -632,17 +619,12 @@ class Activation:
 
     # -- generators
 
-    def RETURN_GENERATOR(self, arg: Any) -> None:
-        """The generator object exists already; the value sent first is dropped by a POP_TOP."""
-        self.stack.append(None)
+    RETURN_GENERATOR = push(None)  # the generator exists already; a POP_TOP drops the value sent first
 
     def YIELD_VALUE(self, arg: Any) -> str:
         self.result = self.stack.pop()
         self.at = self.next
         return YIELD
-
-    def GET_YIELD_FROM_ITER(self, arg: Any) -> None:
-        self.GET_ITER(arg)
 
     def SEND(self, arg: int) -> None:
         """(receiver, value -- receiver, yielded), at the end (-- returned) and jump."""
@@ -684,11 +666,7 @@ class Activation:
 
     # -- exceptions
 
-    def LOAD_BUILD_CLASS(self, arg: Any) -> None:
-        self.stack.append(builtins.__build_class__)
-
-    def LOAD_ASSERTION_ERROR(self, arg: Any) -> None:
-        self.stack.append(AssertionError)
+    LOAD_BUILD_CLASS, LOAD_ASSERTION_ERROR = push(builtins.__build_class__), push(AssertionError)
 
     def RAISE_VARARGS(self, arg: int) -> None:
         handled = topmost_handled(self.trace)

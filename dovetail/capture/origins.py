@@ -15,27 +15,13 @@ import enum
 import functools
 import gc
 import re
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from types import (
-    BuiltinFunctionType,
-    BuiltinMethodType,
-    CellType,
-    CodeType,
-    EllipsisType,
-    FunctionType,
-    GenericAlias,
-    MappingProxyType,
-    MethodDescriptorType,
-    MethodType,
-    ModuleType,
-    NoneType,
-    NotImplementedType,
-    WrapperDescriptorType,
-)
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
 from typing import Any, Final
 from uuid import UUID
 
@@ -52,14 +38,16 @@ from dovetail.ir.source import Arg, Attr, Cell, DictKey, Item, KeyItem, Source, 
 Wrapper = Callable[[Trace, Any, Source], Any]
 
 PLAIN: Final = frozenset(
-    {int, float, str, bool, NoneType, bytes, complex, EllipsisType, NotImplementedType, torch.dtype,
-     torch.device, torch.layout, torch.memory_format, torch.Size, torch.qscheme, range, CodeType}
+    {int, float, str, bool, types.NoneType, bytes, complex, types.EllipsisType, types.NotImplementedType,
+     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.qscheme, range,
+     types.CodeType}
 )  # fmt: skip
 """Types whose values are constants of the trace."""
 
 IDENTITY: Final = (
-    type, ModuleType, BuiltinFunctionType, BuiltinMethodType, MethodDescriptorType, WrapperDescriptorType,
-    enum.Enum, GenericAlias, re.Pattern, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+    type, types.ModuleType, BuiltinFunctionType, types.BuiltinMethodType, types.MethodDescriptorType,
+    types.WrapperDescriptorType, enum.Enum, types.GenericAlias, re.Pattern, torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
 )  # fmt: skip
 """Types whose instances are told apart by identity."""
 
@@ -108,7 +96,7 @@ def wrap_constant(trace: Trace, value: Any, source: Source) -> Any:
         symbolic = trace.dynamic.number(trace, value, source)
         if symbolic is not None:
             return symbolic
-    by_identity = kind is bool or value is None or kind in (torch.dtype, CodeType, EllipsisType)
+    by_identity = kind is bool or value is None or kind in (torch.dtype, types.CodeType, types.EllipsisType)
     trace.guard(source, Is(value) if by_identity else Equals(value))
     return value
 
@@ -312,7 +300,7 @@ def is_constant(key: Any) -> bool:
     kind = type(key)
     if kind is tuple:
         return all(is_constant(item) for item in key)
-    return kind in (int, float, str, bool, NoneType, bytes)
+    return kind in (int, float, str, bool, types.NoneType, bytes)
 
 
 def wrap_tuple(trace: Trace, value: Any, source: Source) -> Any:
@@ -425,7 +413,7 @@ _empty: Final[tuple[dict[str, Any], ...]] = ({}, OrderedDict())
 VIEWS: Final = [type(view) for made in _empty for view in (made.keys(), made.values(), made.items())]
 
 WRAPPERS: Final[dict[type, Wrapper]] = {
-    CellType: wrap_instance,
+    types.CellType: wrap_instance,
     **dict.fromkeys(TENSOR_TYPES, wrap_tensor),
     list: wrap_list,
     deque: wrap_list,

@@ -11,20 +11,13 @@ import sys
 import warnings
 from typing import Any
 
-from dovetail.capture.builtins import Args, Kwargs, Special, on
+from dovetail.capture.builtins import Args, Kwargs, Special, breaking, on
 from dovetail.capture.operations import has_fake
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.places import called_from
 from dovetail.capture.text import is_late
 from dovetail.capture.trace import Trace, place_loc
 from dovetail.errors import OutputCall
-
-
-def _output(name: str) -> Special:
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        raise OutputCall(trace.loc(), function=name)
-
-    return rule
 
 
 def _deferred(function: Any) -> Special:
@@ -55,8 +48,8 @@ def stays_as_it_is(value: Any) -> bool:
     return type(value) in PLAIN or is_late(value) and not has_fake(value) or isinstance(value, type)
 
 
-on(print)(_output("print"))
-on(sys.stdout.write)(_output("sys.stdout.write"))
+on(print)(breaking(OutputCall, function="print"))
+on(sys.stdout.write)(breaking(OutputCall, function="sys.stdout.write"))
 on(warnings.warn)(_deferred(warnings.warn))
 for _level in ("debug", "info", "warning", "error", "critical", "exception", "log", "warn"):
     on(getattr(logging.Logger, _level))(_deferred(getattr(logging.Logger, _level)))

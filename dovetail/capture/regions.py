@@ -42,10 +42,7 @@ def _run_kernel(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return call_torch(trace, op, operands, {})
 
 
-@on(torch.library.wrap_triton)
-def _wrap_triton(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    """Only torch's own tracing needs the wrapper."""
-    return args[0]
+on(torch.library.wrap_triton)(lambda trace, args, kwargs: args[0])  # only torch's own tracing needs a wrapper
 
 
 def _associative_scan(trace: Trace, args: Args, kwargs: Kwargs) -> Any:

@@ -26,6 +26,11 @@ LITERAL: Final = frozenset(
 )  # fmt: skip
 
 
+def as_text(method: str) -> Callable[..., Any]:
+    """A method of str, on the text itself."""
+    return lambda self, *args: getattr(self.now(), method)(*args)
+
+
 class LateText:
     """Stands in for a str. `seen` are the tensors in it, each with its version at that time."""
 
@@ -51,35 +56,16 @@ class LateText:
     def __radd__(self, other: Any) -> Any:
         return late(self.trace, concatenate, [[other, self]])
 
-    def __str__(self) -> str:
-        return self.now()
-
-    def __repr__(self) -> str:
-        return repr(self.now())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.now(), spec)
-
     def __eq__(self, other: object) -> bool:
         return self.now() == (other.now() if isinstance(other, LateText) else other)
 
-    def __hash__(self) -> int:
-        return hash(self.now())
-
-    def __len__(self) -> int:
-        return len(self.now())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.now())
-
-    def __contains__(self, part: str) -> bool:
-        return part in self.now()
-
-    def __getitem__(self, key: Any) -> str:
-        return self.now()[key]
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.now(), name)
+
+    __str__, __repr__, __format__, __hash__ = map(as_text, ("__str__", "__repr__", "__format__", "__hash__"))  # type: ignore[assignment]
+    __len__, __iter__, __contains__, __getitem__ = map(
+        as_text, ("__len__", "__iter__", "__contains__", "__getitem__")
+    )
 
 
 def late(trace: Trace, function: Callable[..., str], args: Any) -> Any:

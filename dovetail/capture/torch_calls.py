@@ -18,7 +18,7 @@ import torch
 from dovetail.capture.attributes import bind_class_value, find_in_mro, guard_class
 from dovetail.capture.operations import has_fake, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
-from dovetail.capture.text import NUMBERS, LateText, native, needs_data
+from dovetail.capture.text import NUMBERS, LateText, native
 from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import BackwardCall, Break, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -94,25 +94,16 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
 def perform(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run on Fakes. torch's complaint about a Fake that lacks data is a break; others are the program's."""
     try:
-        return fn(*args, **kwargs)
+        return native(fn, *args, **kwargs)
     except Break as stop:
-        if stop.loc is None:
-            stop.loc = trace.loc()
+        stop.loc = stop.loc or trace.loc()
         raise
-    except (NotImplementedError, TypeError) as error:
-        text = str(error)
-        if "Fake" in text or "meta" in text.lower() or "dispatch" in text:
-            raise FailedFake(
-                trace.loc(), function=getattr(fn, "__name__", str(fn)), detail=text[:200]
-            ) from error
-        raise Raised(error) from None
-    except RuntimeError as error:
-        if needs_data(error):
-            name = getattr(fn, "__name__", str(fn))
-            raise FailedFake(trace.loc(), function=name, detail=str(error).split("\n")[0][:200]) from error
-        raise Raised(error) from None
-    except Exception as error:
-        raise Raised(error) from None
+    except Raised as raised:
+        text, name = str(raised.value), getattr(fn, "__name__", str(fn))
+        is_fake = "Fake" in text or "meta" in text.lower() or "dispatch" in text
+        if is_fake and isinstance(raised.value, (NotImplementedError, TypeError)):
+            raise FailedFake(trace.loc(), function=name, detail=text[:200]) from raised.value
+        raise
 
 
 def check_arguments(trace: Trace, fn: Any, value: Any) -> None:

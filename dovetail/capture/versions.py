@@ -49,10 +49,6 @@ def pair(first: str, second: str) -> Split:
     return lambda arg: [(first, arg >> 4), (second, arg & 15)]
 
 
-def _super_attr(arg: int) -> list[tuple[str, int]]:
-    return [("LOAD_SUPER_METHOD" if arg & 1 else "LOAD_SUPER_ATTR", arg >> 2)]
-
-
 def _intrinsic_1(arg: int) -> list[tuple[str, int]]:
     name = INTRINSIC_1[arg] if arg < len(INTRINSIC_1) else "INVALID"
     known = {"UNARY_POSITIVE", "LIST_TO_TUPLE", "STOPITERATION_ERROR"}
@@ -70,6 +66,7 @@ BOTH: Final[dict[str, Split]] = {
     "JUMP_BACKWARD": one("JUMP"),
     "JUMP_BACKWARD_NO_INTERRUPT": one("JUMP"),
     "JUMP_FORWARD": one("JUMP"),
+    "GET_YIELD_FROM_ITER": one("GET_ITER"),
 }
 
 PY311: Final[dict[str, Split]] = {
@@ -84,7 +81,7 @@ PY311: Final[dict[str, Split]] = {
 PY312: Final[dict[str, Split]] = {
     **BOTH,
     "LOAD_ATTR": low_bit("LOAD_ATTR", "LOAD_METHOD"),
-    "LOAD_SUPER_ATTR": _super_attr,
+    "LOAD_SUPER_ATTR": lambda arg: [("LOAD_SUPER_METHOD" if arg & 1 else "LOAD_SUPER_ATTR", arg >> 2)],
     "RETURN_CONST": lambda arg: [("LOAD_CONST", arg), ("RETURN_VALUE", 0)],
     "COMPARE_OP": lambda arg: [("COMPARE_OP", arg >> 4)],
     "CALL_INTRINSIC_1": _intrinsic_1,
@@ -100,6 +97,9 @@ PY313: Final[dict[str, Split]] = {
     "STORE_FAST_LOAD_FAST": pair("STORE_FAST", "LOAD_FAST"),
     "STORE_FAST_STORE_FAST": pair("STORE_FAST", "STORE_FAST"),
     "END_FOR": one("POP_TOP"),
+    "CONVERT_VALUE": one("FORMAT_VALUE"),
+    "FORMAT_SIMPLE": lambda arg: [("FORMAT_VALUE", 0)],
+    "FORMAT_WITH_SPEC": lambda arg: [("FORMAT_VALUE", 4)],
 }
 
 TABLE: Final = {(3, 11): PY311, (3, 12): PY312, (3, 13): PY313}[sys.version_info[:2]]
@@ -115,14 +115,6 @@ MAKE_FUNCTION_FLAGS: Final = sys.version_info < (3, 13)
 SEND_KEEPS_RECEIVER: Final = sys.version_info >= (3, 12)
 
 
-def _name(code: CodeType, arg: int) -> object:
-    return code.co_names[arg]
-
-
-def _const(code: CodeType, arg: int) -> object:
-    return code.co_consts[arg]
-
-
 ARGUMENTS: Final[dict[str, Callable[[CodeType, int], object]]] = {
     **dict.fromkeys(
         (
@@ -130,10 +122,10 @@ ARGUMENTS: Final[dict[str, Callable[[CodeType, int], object]]] = {
             "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME",
             "IMPORT_FROM", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "LOAD_FROM_DICT_OR_GLOBALS",
         ),
-        _name,
+        lambda code, arg: code.co_names[arg],
     ),
-    "LOAD_CONST": _const,
-    "KW_NAMES": _const,
+    "LOAD_CONST": lambda code, arg: code.co_consts[arg],
+    "KW_NAMES": lambda code, arg: code.co_consts[arg],
     "BINARY_OP": lambda code, arg: BINARY[arg],
     "COMPARE_OP": lambda code, arg: COMPARE[arg],
     "COMPARE_OP_BOOL": lambda code, arg: COMPARE[arg],

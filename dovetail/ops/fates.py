@@ -25,14 +25,3 @@ def fates() -> dict[str, str]:
             if not op._schema.is_mutable:
                 names.add(str(op))
     return {name: fate_of(name) for name in sorted(names)}
-
-
-def show_fates() -> str:
-    table = fates()
-    width = max(map(len, table))
-    counts = {
-        fate: sum(f == fate for f in table.values())
-        for fate in ("prim", "decomposition", "template", "fallback")
-    }
-    lines = [f"{name:<{width}}  {fate}" for name, fate in table.items()]
-    return "\n".join([*lines, "", ", ".join(f"{n} {fate}" for fate, n in counts.items())])

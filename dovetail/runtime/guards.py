@@ -18,50 +18,24 @@ from typing import Any, Final, TypeAlias, cast
 import torch
 
 from dovetail import _native
+from dovetail.ir import guard as checks
+from dovetail.ir import source as paths
 from dovetail.ir.expr import Expr
-from dovetail.ir.guard import (
-    ClassIs,
-    DictKeys,
-    Equals,
-    Guard,
-    Holds,
-    Is,
-    Lacks,
-    Length,
-    Predicate,
-    SameAs,
-    State,
-    TensorIs,
-    TypeIs,
-)
-from dovetail.ir.source import (
-    Arg,
-    Attr,
-    Cell,
-    ClosureOf,
-    Const,
-    DictAttr,
-    DictKey,
-    Global,
-    Item,
-    KeyItem,
-    Size,
-    Source,
-    Stride,
-    TensorOf,
-    TypeOf,
-)
+from dovetail.ir.guard import Guard
+from dovetail.ir.source import Source
 from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find_address
 from dovetail.util.torch_state import READERS
 
 OPERATIONS: Final = (
-    Arg, Cell, Global, Const, Attr, DictAttr, Item, DictKey, TypeOf, ClosureOf, Size, Stride, TensorOf,
-    Is, Equals, TypeIs, Length, DictKeys, Lacks, SameAs, TensorIs, ClassIs, State, Holds, Predicate,
+    paths.Arg, paths.Cell, paths.Global, paths.Const, paths.Attr, paths.DictAttr, paths.Item, paths.DictKey,
+    paths.TypeOf, paths.ClosureOf, paths.Size, paths.Stride, paths.TensorOf,
+    checks.Is, checks.Equals, checks.TypeIs, checks.Length, checks.DictKeys, checks.Lacks, checks.SameAs,
+    checks.TensorIs, checks.ClassIs, checks.State, checks.Holds, checks.Predicate,
 )  # fmt: skip
 """In the order of `enum Operation` in csrc/guards.h."""
 
 NUMBER_OF: Final = {kind: number for number, kind in enumerate(OPERATIONS)}
-NUMBER_OF[KeyItem] = NUMBER_OF[Item]
+NUMBER_OF[paths.KeyItem] = NUMBER_OF[paths.Item]
 ARITHMETIC: Final = (
     "const", "sym", "add", "mul", "floordiv", "mod", "min", "max", "eq", "lt", "le", "and", "not",
 )  # fmt: skip
@@ -75,37 +49,37 @@ Instruction: TypeAlias = "tuple[int, int, int, int, int, object, object]"
 
 # How a path is encoded: (number, object) of its last step.
 LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
-    Arg: lambda s: (s.index, None),
-    Cell: lambda s: (s.index, None),
-    Global: lambda s: (0, s.name),
-    Const: lambda s: (0, s.value),
-    Attr: lambda s: (0, s.name),
-    DictAttr: lambda s: (0, s.name),
-    Item: lambda s: (s.key if type(s.key) is int and abs(s.key) < 1 << 62 else 0, s.key),
-    KeyItem: lambda s: (0, s.key),
-    DictKey: lambda s: (s.position, None),
-    TypeOf: lambda s: (0, None),
-    TensorOf: lambda s: (0, s.function),
-    ClosureOf: lambda s: (s.position, None),
-    Size: lambda s: (s.dim, None),
-    Stride: lambda s: (s.dim, None),
+    paths.Arg: lambda s: (s.index, None),
+    paths.Cell: lambda s: (s.index, None),
+    paths.Global: lambda s: (0, s.name),
+    paths.Const: lambda s: (0, s.value),
+    paths.Attr: lambda s: (0, s.name),
+    paths.DictAttr: lambda s: (0, s.name),
+    paths.Item: lambda s: (s.key if type(s.key) is int and abs(s.key) < 1 << 62 else 0, s.key),
+    paths.KeyItem: lambda s: (0, s.key),
+    paths.DictKey: lambda s: (s.position, None),
+    paths.TypeOf: lambda s: (0, None),
+    paths.TensorOf: lambda s: (0, s.function),
+    paths.ClosureOf: lambda s: (s.position, None),
+    paths.Size: lambda s: (s.dim, None),
+    paths.Stride: lambda s: (s.dim, None),
 }
 
 # How a check is encoded: (number, object, extra). SameAs, State and Holds need more than that.
 CHECKS: Final[dict[type, Callable[[Any], tuple[int, object, object]]]] = {
-    Is: lambda c: (0, c.value, None),
-    Equals: lambda c: (0, c.value, None),
-    TypeIs: lambda c: (0, c.type, None),
-    Length: lambda c: (c.length, None, None),
-    DictKeys: lambda c: (0, c.keys, None),
-    Lacks: lambda c: (int(c.attribute), c.key, None),
-    ClassIs: lambda c: (0, c.type, None),
-    Predicate: lambda c: (0, c.test, None),
-    TensorIs: lambda c: (0, None, encode_tensor(c)),
+    checks.Is: lambda c: (0, c.value, None),
+    checks.Equals: lambda c: (0, c.value, None),
+    checks.TypeIs: lambda c: (0, c.type, None),
+    checks.Length: lambda c: (c.length, None, None),
+    checks.DictKeys: lambda c: (0, c.keys, None),
+    checks.Lacks: lambda c: (int(c.attribute), c.key, None),
+    checks.ClassIs: lambda c: (0, c.type, None),
+    checks.Predicate: lambda c: (0, c.test, None),
+    checks.TensorIs: lambda c: (0, None, encode_tensor(c)),
 }
 
 
-def encode_tensor(check: TensorIs) -> tuple[object, ...]:
+def encode_tensor(check: checks.TensorIs) -> tuple[object, ...]:
     dtype = check.dtype if isinstance(check.dtype, torch.dtype) else getattr(torch, str(check.dtype))
     index = ANY if check.device_kind in ("cpu", "meta") else check.device_index
     return (
@@ -152,7 +126,7 @@ NATIVE_READERS: Final[dict[str, _Native]] = {
 }
 
 
-def encode_state(check: State) -> tuple[tuple[object, ...], ...]:
+def encode_state(check: checks.State) -> tuple[tuple[object, ...], ...]:
     """One read per value: (name, value, callable, address, argument, width, number)."""
     reads: list[tuple[object, ...]] = []
     for name, value in check.values:
@@ -220,7 +194,7 @@ class _Program:
         """Equal steps from one slot give one slot. 1, 1.0 and True are different keys, as are constants."""
         kind = type(source)
         number, value = LOADS[kind](source)
-        key = (kind, base, number, type(value), id(value) if kind is Const else value)
+        key = (kind, base, number, type(value), id(value) if kind is paths.Const else value)
         if key in self.slots:
             return self.slots[key]
         slot = self.slots[key] = len(self.paths)
@@ -231,22 +205,23 @@ class _Program:
     def add(self, guard: Guard, index: int) -> None:
         check = guard.check
         code = NUMBER_OF[type(check)]
-        if isinstance(check, State):
+        if isinstance(check, checks.State):
             self.instructions.append((code, index, -1, -1, 0, None, encode_state(check)))
-        elif isinstance(check, Holds):
+        elif isinstance(check, checks.Holds):
             self.instructions.append((code, index, -1, -1, 0, str(check), self.condition(check, index)))
-        elif isinstance(check, SameAs):
+        elif isinstance(check, checks.SameAs):
             slot, other = self.slot_of(guard.source, index), self.slot_of(check.other, index)
             self.instructions.append((code, index, slot, other, int(check.same), None, None))
         else:
             slot = self.slot_of(guard.source, index)
             self.instructions.append((code, index, slot, -1, *CHECKS[type(check)](check)))
 
-    def condition(self, check: Holds, index: int) -> tuple[object, object]:
+    def condition(self, check: checks.Holds, index: int) -> tuple[object, object]:
         reads: list[tuple[int, int, int]] = []
         for _, source in check.reads:
-            if isinstance(source, (Size, Stride)):
-                reads.append((self.slot_of(source.of, index), int(isinstance(source, Stride)), source.dim))
+            if isinstance(source, (paths.Size, paths.Stride)):
+                which = int(isinstance(source, paths.Stride))
+                reads.append((self.slot_of(source.of, index), which, source.dim))
             else:
                 reads.append((self.slot_of(source, index), -1, 0))
         numbers = {name: number for number, (name, _) in enumerate(check.reads)}

@@ -37,6 +37,42 @@ def _clamped(b: Build, x: Value) -> Value:
     return clamp_values(b, x, 0.0, 6.0)
 
 
+def _elu(b: Build, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
+    below = b.call("expm1", x * plain(input_scale)) * (plain(alpha) * plain(scale))
+    return b.where(x <= 0.0, below, x * plain(scale))
+
+
+def _elu_backward(
+    b: Build, grad: Value, alpha: float, scale: float, input_scale: float, is_result: float, x: Value
+) -> Value:
+    inner, outer = plain(input_scale), plain(scale)
+    if is_result:
+        below = grad * inner * (x + plain(alpha) * outer)
+    else:
+        below = grad * (inner * plain(alpha) * outer) * b.call("exp", x * inner)
+    return b.where(x <= 0.0, below, grad * outer)
+
+
+def _softplus(b: Build, x: Value, beta: float = 1, threshold: float = 20) -> Value:
+    scaled = x * plain(beta)
+    return b.where(scaled > plain(threshold), x, b.call("log1p", b.call("exp", scaled)) / plain(beta))
+
+
+def _softplus_backward(b: Build, grad: Value, x: Value, beta: float, threshold: float) -> Value:
+    z = b.call("exp", x * plain(beta))
+    return b.where(x * plain(beta) > plain(threshold), grad, grad * z / (z + 1.0))
+
+
+def _softshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
+    edge = plain(lambd)
+    return b.where(x > edge, x - edge, b.where(x < -edge, x + edge, x * 0.0))
+
+
+def _outside(b: Build, grad: Value, x: Value, lambd: float) -> Value:
+    """The gradient where |x| is larger."""
+    return b.where((x >= -plain(lambd)) & (x <= plain(lambd)), 0.0, grad)
+
+
 FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "relu6": _clamped,
     "silu": lambda b, x: x / (1.0 + b.call("exp", -x)),
@@ -51,6 +87,17 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "_prelu_kernel": lambda b, x, weight: b.where(x > 0.0, x, weight * x),
     "mish": lambda b, x: x * _mish_gate(b, x),
     "mish_backward": _mish_backward,
+    "hardtanh_backward": lambda b, grad, x, low, high: b.where((x <= low) | (x >= high), 0.0, grad),
+    "elu": _elu,
+    "elu_backward": _elu_backward,
+    "celu": lambda b, x, alpha=1.0: b.where(x > 0.0, x, b.call("expm1", x / plain(alpha)) * plain(alpha)),
+    "leaky_relu": lambda b, x, slope=0.01: b.where(x > 0.0, x, x * slope),
+    "leaky_relu_backward": lambda b, grad, x, slope, is_result: b.where(x > 0.0, grad, grad * slope),
+    "softplus": _softplus,
+    "softplus_backward": _softplus_backward,
+    "softshrink": _softshrink,
+    "softshrink_backward": _outside,
+    "hardshrink_backward": _outside,
 }  # fmt: skip
 
 
@@ -108,71 +155,12 @@ def hardtanh(b: Build, x: Value, min_val: float = -1, max_val: float = 1) -> Val
     return finish(b, clamp_values(b, v, low, high))
 
 
-@decomposes("aten.hardtanh_backward")
-def hardtanh_backward(b: Build, grad: Value, x: Value, min_val: float, max_val: float) -> Value:
-    g, v, low, high = b.operands(grad, x, min_val, max_val)
-    return finish(b, b.where((v <= low) | (v >= high), 0.0, g))
-
-
-@decomposes("aten.elu")
-@pointwise
-def elu(b: Build, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
-    below = b.call("expm1", x * plain(input_scale)) * (plain(alpha) * plain(scale))
-    return b.where(x <= 0.0, below, x * plain(scale))
-
-
-@decomposes("aten.elu_backward")
-def elu_backward(
-    b: Build, grad: Value, alpha: float, scale: float, input_scale: float, is_result: bool, x: Value
-) -> Value:
-    g, v, inner, outer = b.value(grad), b.value(x), plain(input_scale), plain(scale)
-    if is_result:
-        below = g * inner * (v + plain(alpha) * outer)
-    else:
-        below = g * (inner * plain(alpha) * outer) * b.call("exp", v * inner)
-    return finish(b, b.where(v <= 0.0, below, g * outer))
-
-
-@decomposes("aten.celu")
-def celu(b: Build, x: Value, alpha: float = 1.0) -> Value:
-    v = b.value(x)
-    return finish(b, b.where(v > 0.0, v, b.call("expm1", v / plain(alpha)) * plain(alpha)))
-
-
-@decomposes("aten.leaky_relu")
-@pointwise
-def leaky_relu(b: Build, x: Value, negative_slope: float = 0.01) -> Value:
-    return b.where(x > 0.0, x, x * negative_slope)
-
-
-@decomposes("aten.leaky_relu_backward")
-def leaky_relu_backward(
-    b: Build, grad: Value, x: Value, negative_slope: float, self_is_result: bool
-) -> Value:
-    g, v = b.value(grad), b.value(x)
-    return finish(b, b.where(v > 0.0, g, g * plain(negative_slope)))
-
-
 @decomposes("aten._prelu_kernel_backward")
 def prelu_backward(b: Build, grad: Value, x: Value, weight: Value) -> tuple[Value, Value]:
     g, v, w = b.operands(grad, x, weight)
     to_input = b.where(v > 0.0, g, w * g)
     to_weight = b.where(v > 0.0, 0.0, v * g)
     return to_input.to(b.out.dtype), to_weight.to(b.out.dtype)
-
-
-@decomposes("aten.softplus")
-@pointwise
-def softplus(b: Build, x: Value, beta: float = 1, threshold: float = 20) -> Value:
-    scaled = x * plain(beta)
-    return b.where(scaled > plain(threshold), x, b.call("log1p", b.call("exp", scaled)) / plain(beta))
-
-
-@decomposes("aten.softplus_backward")
-def softplus_backward(b: Build, grad: Value, x: Value, beta: float, threshold: float) -> Value:
-    g, v = b.value(grad), b.value(x)
-    z = b.call("exp", v * plain(beta))
-    return finish(b, b.where(v * plain(beta) > plain(threshold), g, g * z / (z + 1.0)))
 
 
 @decomposes("aten.log_sigmoid_forward")
@@ -198,25 +186,10 @@ def log_sigmoid_backward(b: Build, grad: Value, x: Value, buffer: Value) -> Valu
     return finish(b, (slope - sign * (z / (1.0 + z))) * g)
 
 
-@decomposes("aten.softshrink")
-@pointwise
-def softshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
-    edge = plain(lambd)
-    inside = b.where(x < -edge, x + edge, x * 0.0)
-    return b.where(x > edge, x - edge, inside)
-
-
 @decomposes("aten.hardshrink")
 def hardshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
     v, edge = ready_rounded(b, (x, plain(lambd)))
     return finish(b, b.where((v >= -edge) & (v <= edge), 0.0, v))
-
-
-@decomposes("aten.hardshrink_backward", "aten.softshrink_backward")
-def shrink_backward(b: Build, grad: Value, x: Value, lambd: float) -> Value:
-    """The gradient where |x| is larger."""
-    g, v, edge = b.value(grad), b.value(x), plain(lambd)
-    return finish(b, b.where((v >= -edge) & (v <= edge), 0.0, g))
 
 
 @decomposes("aten.glu")

@@ -8,7 +8,7 @@ reduction: 0 none, 1 mean, 2 sum.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
 from dovetail.ir.types import I64, TensorType
 from dovetail.ops.build import Build, Number, Value, common_shape, plain
@@ -59,65 +59,53 @@ def _loss_backward(fn: Callable[..., Value]) -> Callable[..., Value]:
     return rule
 
 
-@decomposes("aten.mse_loss")
-@_loss
-def mse_loss(b: Build, x: Value, y: Value) -> Value:
+def _mse(b: Build, x: Value, y: Value) -> Value:
     gap = x - y
     return gap * gap
 
 
-@decomposes("aten.mse_loss_backward")
-@_loss_backward
-def mse_loss_backward(b: Build, x: Value, y: Value) -> Value:
-    return (x - y) * 2.0
-
-
-@decomposes("aten.smooth_l1_loss")
-@_loss
-def smooth_l1_loss(b: Build, x: Value, y: Value, beta: float = 1.0) -> Value:
+def _smooth_l1(b: Build, x: Value, y: Value, beta: float = 1.0) -> Value:
     gap = b.call("abs", x - y)
     if beta == 0:
         return gap
     return b.where(gap < plain(beta), 0.5 * gap * gap / plain(beta), gap - 0.5 * plain(beta))
 
 
-@decomposes("aten.smooth_l1_loss_backward")
-@_loss_backward
-def smooth_l1_loss_backward(b: Build, x: Value, y: Value, beta: float = 1.0) -> Value:
+def _smooth_l1_slope(b: Build, x: Value, y: Value, beta: float = 1.0) -> Value:
     gap = x - y
     if beta == 0:
         return b.call("sign", gap)
     return b.where(b.call("abs", gap) < plain(beta), gap / plain(beta), b.call("sign", gap))
 
 
-@decomposes("aten.huber_loss")
-@_loss
-def huber_loss(b: Build, x: Value, y: Value, delta: float = 1.0) -> Value:
+def _huber(b: Build, x: Value, y: Value, delta: float = 1.0) -> Value:
     gap = b.call("abs", x - y)
     return b.where(gap <= plain(delta), 0.5 * gap * gap, plain(delta) * (gap - 0.5 * plain(delta)))
 
 
-@decomposes("aten.huber_loss_backward")
-@_loss_backward
-def huber_loss_backward(b: Build, x: Value, y: Value, delta: float = 1.0) -> Value:
-    return clamp_values(b, x - y, -plain(delta), plain(delta))
-
-
-@decomposes("aten.soft_margin_loss")
-@_loss
-def soft_margin_loss(b: Build, x: Value, y: Value) -> Value:
+def _soft_margin(b: Build, x: Value, y: Value) -> Value:
     """Eager makes it of whole ops, so half types round (and overflow) after each."""
     product = (-y * x).to(b.out.dtype).to(x.dtype)
     return b.call("log1p", b.call("exp", product).to(b.out.dtype).to(x.dtype))
 
 
-@decomposes("aten.soft_margin_loss_backward")
-@_loss_backward
-def soft_margin_loss_backward(b: Build, x: Value, y: Value) -> Value:
+def _soft_margin_slope(b: Build, x: Value, y: Value) -> Value:
     if b.out.dtype.is_low_precision:  # whole ops in eager: half types round and overflow after each
         raise Declined
     z = b.call("exp", -y * x)
     return -y * z / (z + 1.0)
+
+
+LOSSES: Final[dict[str, tuple[Callable[..., Value], Callable[..., Value]]]] = {
+    "mse_loss": (_mse, lambda b, x, y: (x - y) * 2.0),
+    "smooth_l1_loss": (_smooth_l1, _smooth_l1_slope),
+    "huber_loss": (_huber, lambda b, x, y, delta: clamp_values(b, x - y, -plain(delta), plain(delta))),
+    "soft_margin_loss": (_soft_margin, _soft_margin_slope),
+}
+"""Of an input and a target: the loss of each element, and its slope."""
+for _name, (_value, _slope) in LOSSES.items():
+    decomposes(f"aten.{_name}")(_loss(_value))
+    decomposes(f"aten.{_name}_backward")(_loss_backward(_slope))
 
 
 @decomposes("aten.binary_cross_entropy")
