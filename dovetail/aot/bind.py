@@ -29,6 +29,7 @@ from torch.autograd import Function
 
 from dovetail.aot.cost import class_of
 from dovetail.aot.double import MOST_COMPILED, Eager, differentiate, eager_results, lack_memory
+from dovetail.aot.interpret import as_strided
 from dovetail.aot.joint import Joint
 from dovetail.aot.missing import narrowed
 from dovetail.aot.partition import Partition, exprs_in
@@ -140,8 +141,9 @@ class _Emitter:
         self.partition, self.joint, self.signature = partition, joint, partition.signature
         self.w = Writer()
         graph = partition.forward
-        self.inputs = _names(graph.inputs[: self.signature.inputs])
         self.input_nodes = graph.inputs[: self.signature.inputs]
+        self.inputs = [f"in_{i}_{node.name}" for i, node in enumerate(self.input_nodes)]
+        """Parameter names: the inputs' own, kept clear of the names the text uses."""
         self.results = [f"v{i}" for i in range(len(graph.outputs))]
         self.unseen = frozenset(output for output, _ in joint.updates)
         """Results that are written back in forward, where autograd does not see them."""
@@ -262,7 +264,7 @@ class _Emitter:
     def view(self, base: str, step: ViewStep) -> str:
         if step.op == "aten.as_strided.default":
             size, stride, offset = (self.literal(arg) for arg in step.args)
-            self.scope["as_strided"] = _as_strided
+            self.scope["as_strided"] = as_strided
             return f"as_strided({base}, {size}, {stride}, {offset})"
         return f"{self.operator(step.op)}({', '.join([base, *map(self.literal, step.args)])})"
 
@@ -302,13 +304,10 @@ class _Emitter:
             self.emit_checks()
             self.emit_sizes(self.output_exprs())
             target = f"{_targets(self.results)} = " if self.results else ""
-            if not target and not self.partition.forward.nodes:
-                pass
-            elif any(self.joint.has_grad):  # gradients that no output has
-                with self.without_grad():
+            if target or self.partition.forward.nodes:
+                # gradients that no output has
+                with self.without_grad() if any(self.joint.has_grad) else nullcontext():
                     self.emit_run(target, "run_forward", self.given())
-            else:
-                self.emit_run(target, "run_forward", self.given())
             self.emit_write_back(list(self.signature.mutations))
             self.emit_return()
 
@@ -346,10 +345,8 @@ class _Emitter:
     def emit_forward(self) -> None:
         partition = self.partition
         with self.w.block(f"def forward(ctx, {', '.join(self.inputs)}):"):
-            if _is_random(partition.forward):
-                self.w("ctx.random = eager.random_state()")
-            else:
-                self.w("ctx.random = None")
+            is_random = any(class_of(node.op) == "random" for node in partition.forward.nodes)
+            self.w(f"ctx.random = {'eager.random_state()' if is_random else None}")
             self.emit_forward_run()
             kept = [self.saved_name(s.source, s.index) for _, s in partition.kept(TensorType)]
             self.w(f"ctx.save_for_backward({', '.join(kept)})")
@@ -361,7 +358,10 @@ class _Emitter:
             if sizes:
                 self.w(f"ctx.sizes = {_tuple(e.name for e in sizes)}")
             self.w(f"ctx.inputs = {_tuple(self.inputs)}")
-            self.w(f"ctx.versions = {_tuple(self.version(i) for i in range(len(self.inputs)))}")
+            # which double backward compares; 0 for inputs that are no tensors
+            given = zip(self.inputs, self.input_nodes)
+            versions = [f"{x}._version" if isinstance(n.type, TensorType) else "0" for x, n in given]
+            self.w(f"ctx.versions = {_tuple(versions)}")
             self.emit_marks()
 
     def emit_marks(self) -> None:
@@ -371,13 +371,6 @@ class _Emitter:
             self.w(f"ctx.mark_non_differentiable({', '.join(flat)})")
         self.w("ctx.set_materialize_grads(False)")
         self.w(f"return {_tuple(self.passed)}")
-
-    def version(self, position: int) -> str:
-        """The input's version, which double backward compares; 0 for inputs that are no tensors."""
-        return f"{self.inputs[position]}._version" if self.is_tensor(position) else "0"
-
-    def is_tensor(self, position: int) -> bool:
-        return isinstance(self.input_nodes[position].type, TensorType)
 
     def saved_name(self, source: str, index: int) -> str:
         if source == "output":
@@ -460,12 +453,6 @@ class _Emitter:
         self.w(f"return {_tuple(grads)}")
 
 
-def _consumer(executable: Executable) -> Callable[[list[Any]], Sequence[Any]]:
-    """A call that takes its inputs out of a list; one that cannot free them early just runs."""
-    consume = getattr(executable, "consume", None)
-    return consume if consume is not None else lambda given: executable(*given)
-
-
 class _Backwards:
     """Backward without missing tangents and unwanted gradients, by which they are; built when needed."""
 
@@ -485,21 +472,9 @@ class _Backwards:
             wanted = {output for i, output in enumerate(self.graph.outputs) if i not in unwanted}
             gone = [node for node, is_missing in zip(self.tangents, missing) if is_missing]
             graph = narrowed(self.graph, self.tangents, gone, wanted)
-            found = self.made[missing, unwanted] = _consumer(self.build(graph))
+            made = self.build(graph)  # one that cannot free its inputs early just runs
+            found = self.made[missing, unwanted] = getattr(made, "consume", lambda given: made(*given))
         return found
-
-
-def _as_strided(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-    return base.as_strided(size, stride, base.storage_offset() + offset)
-
-
-def _is_random(graph: Graph) -> bool:
-    return any(class_of(node.op) == "random" for node in graph.nodes)
-
-
-def _names(nodes: Iterable[Node]) -> list[str]:
-    """Parameter names: the inputs' own, kept clear of the names the text uses."""
-    return [f"in_{i}_{node.name}" for i, node in enumerate(nodes)]
 
 
 def _targets(names: Sequence[str]) -> str:

@@ -79,6 +79,7 @@ _library: Final = torch.library.Library("dovetail", "FRAGMENT")  # type: ignore[
 
 
 def _draw(like: torch.Tensor, op: str, stride: list[int], args: list[Any]) -> torch.Tensor:
+    """Fill new memory of these strides: kernels draw in memory order, so the layout decides who gets what."""
     made = torch.empty_strided(like.shape, stride, dtype=like.dtype, device=like.device)
     return getattr(made, op)(*args)  # type: ignore[no-any-return]
 
@@ -88,8 +89,6 @@ _library.define(  # type: ignore[no-untyped-call]
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 _library.impl("draw", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-DRAW: Final = torch.ops.dovetail.draw.default
-"""Fill new memory of the given strides: kernels draw in memory order, so the layout decides who gets what."""
 
 
 # -- twins of custom ops -----------------------------------------------------------------------------

@@ -20,11 +20,7 @@ from dovetail.ir.types import Device, DType, ScalarType, TensorType
 from dovetail.ops.eager import call_prim
 
 
-def _view(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return x.reshape(tuple(shape))
-
-
-def _as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
+def as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
     """Graphs count the offset from the operand's first element."""
     return x.as_strided(size, stride, x.storage_offset() + (offset or 0))
 
@@ -47,9 +43,9 @@ def _rnn_layer(*args: Any) -> Any:
 
 CALLS: Final[dict[str, Callable[..., Any]]] = {
     GET: lambda value, index: value[index],
-    "aten.view.default": _view,
-    "aten._unsafe_view.default": _view,
-    "aten.as_strided.default": _as_strided,
+    "aten.view.default": torch.reshape,
+    "aten._unsafe_view.default": torch.reshape,
+    "aten.as_strided.default": as_strided,
     "aten.as_strided_scatter.default": _as_strided_scatter,
     "aten.mkldnn_rnn_layer.default": _rnn_layer,
     "aten._conj.default": lambda x: x.conj().resolve_conj(),

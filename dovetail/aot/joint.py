@@ -205,10 +205,6 @@ def run_fx(gm: GraphModule, inputs: Sequence[Any], recorder: Recorder) -> list[A
     raise UnsupportedMutation(detail="the captured graph has no output")
 
 
-def _call_method(gm: GraphModule, target: str, args: Any, kwargs: Any, recorder: Recorder) -> Any:
-    return getattr(args[0], target)(*args[1:], **kwargs)
-
-
 def _get_attr(gm: GraphModule, target: str, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     value: Any = gm
     for part in target.split("."):
@@ -216,14 +212,10 @@ def _get_attr(gm: GraphModule, target: str, args: Any, kwargs: Any, recorder: Re
     return recorder.constant(value) if isinstance(value, torch.Tensor) else value
 
 
-def _call_module(gm: GraphModule, target: str, args: Any, kwargs: Any, recorder: Recorder) -> Any:
-    return gm.get_submodule(target)(*args, **kwargs)
-
-
 _RUN: dict[str, Callable[..., Any]] = {
     "call_function": lambda gm, target, args, kwargs, recorder: target(*args, **kwargs),
-    "call_method": _call_method,
-    "call_module": _call_module,
+    "call_method": lambda gm, target, args, kwargs, recorder: getattr(args[0], target)(*args[1:], **kwargs),
+    "call_module": lambda gm, target, args, kwargs, recorder: gm.get_submodule(target)(*args, **kwargs),
     "get_attr": _get_attr,
 }
 

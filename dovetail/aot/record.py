@@ -197,9 +197,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """node is the new value of fake, cast to its element type if need be."""
         ref = self.ref(fake)
         if node.tensor.dtype != ref.type.dtype:
-            node = self.builder.call(
-                "aten._to_copy.default", (node,), ref.type, [("dtype", ref.type.dtype)], self.name, self.loc
-            )
+            node = self.call("aten._to_copy.default", (node,), ref.type, {"dtype": fake.dtype})
         fake.constant = None
         self.memory.write(ref, node, self.loc)
 
@@ -480,10 +478,7 @@ def record_resize(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: 
     if after == before.type:
         return fake
     if before.type.numel.hi == 0:
-        named: list[tuple[str, Arg]] = [("dtype", after.dtype), ("device", after.device)]
-        node = recorder.builder.call(
-            "aten.empty.memory_format", (after.shape,), after, named, recorder.name, recorder.loc
-        )
+        node = recorder.call("aten.empty.memory_format", (after.shape,), after, _factory(fake))
         recorder.own(fake, node)
     elif after.numel.hi <= before.root.type.numel.lo:
         recorder.view(fake, before.root, ViewStep("aten.as_strided.default", (after.shape, after.stride, 0)))
@@ -510,12 +505,10 @@ def record_lift(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
     result = infer(func, args, kwargs)
     kind = type_of(result)
     if real.numel() == 1 and real.device.type == "cpu":
-        named: list[tuple[str, Arg]] = [("dtype", kind.dtype), ("device", kind.device)]
         value = real.detach().reshape(()).item()
-        node = recorder.builder.call(
-            "aten.full.default", (kind.shape, value), kind, named, recorder.name, recorder.loc
+        recorder.own(
+            result, recorder.call("aten.full.default", (kind.shape, value), kind, _factory(result))
         )
-        recorder.own(result, node)
     else:
         result.ref = recorder.ref(recorder.constant(real.clone()))
     return result

@@ -64,6 +64,21 @@ _FLUSH_VARIANCE: Final = """\
 """Means are rounded, so that a sum of distances from them is left."""
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a loop: the texts of where it starts and stops, and how many elements that is, if known."""
+
+    item: Range
+    start: str
+    stop: str
+    count: int | None = None
+
+    @staticmethod
+    def over(item: Range) -> Span:
+        """All of it."""
+        return Span(item, "0", c_expr(item.size), item.size.value if item.size.is_const else None)
+
+
 @dataclass(slots=True)
 class Columns:
     body: Body
@@ -145,7 +160,7 @@ class Columns:
                 if name in wanted:
                     inside(f"store({self._place(name)}, {self.writer.as_vector(value)});")
 
-        self.body.vector_loop(self.vector, "from", "to", scope, None, body)
+        self.body.vector_loop(Span(self.vector, "from", "to"), scope, body)
 
     def _total(self, item: Accumulator, scope: Scope) -> None:
         found = (f"{item.name}_mean", f"{item.name}_apart") if item.needs_second else (item.name,)
@@ -258,7 +273,7 @@ class Columns:
         row, count = f"{last.var.name}_", BLOCK if items else 1
         block = Scope(at.depth + 1, at)
         column = functools.partial(self._column, step, items, row, stop)
-        self.body.vector_loop(self.vector, "from", "to", block, None, column)
+        self.body.vector_loop(Span(self.vector, "from", "to"), block, column)
         sums = [item for item in items if item.kind == "sum" and item.dtype.is_float]
         total = product(r.size for r in self.body.group.inner)
         long = [] if total.is_const and total.value <= BLOCK * BLOCKS else sums
@@ -300,7 +315,7 @@ class Columns:
                 inside(f"store({self._in(f'{item.name}_mean')}, {value});")
 
         self.writer.recompute = self.body.recomputed(step)
-        self.body.vector_loop(self.vector, "from", "to", known, None, body)
+        self.body.vector_loop(Span(self.vector, "from", "to"), known, body)
         self.writer.recompute = {}
         scope.block(f"if ({bounds[0]} < {bounds[1]}) {{", known)
 

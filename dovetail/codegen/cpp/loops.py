@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from dovetail.codegen.analysis import Pass, Shape, crossing_loads, work
-from dovetail.codegen.cpp.columns import FEW, PARALLEL_WORK, Columns
+from dovetail.codegen.cpp.columns import FEW, PARALLEL_WORK, Columns, Span
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
 from dovetail.codegen.cpp.partial import PIECES, Partial
@@ -36,6 +36,19 @@ SHORT_ROW: Final = 512
 """Elements of a row that the processor fetches ahead by itself."""
 STACK_BYTES: Final = 1 << 20
 """Most bytes of rows kept on a thread's stack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Over inner points: what is accumulated, and what happens at a point."""
+
+    items: list[Accumulator]
+    visit: Visit
+
+    def step(self, inside: Scope) -> None:
+        self.visit(inside)
+        for item in self.items:
+            item.flush(inside)
 
 
 @dataclass(slots=True)
@@ -140,13 +153,7 @@ class Body:
         chunk = FEW_VECTORS * self.writer.lanes if self.group.inner else CHUNK
         is_long = self.has_threads and not _at_most(vector.size, chunk)
         if not (is_long and (not count.is_const or count.value < FEW)):
-            self.each(
-                root,
-                lambda scope: self.vector_loop(
-                    vector, "0", c_expr(vector.size), scope, vector.size, self.row
-                ),
-                True,
-            )
+            self.each(root, lambda scope: self.vector_loop(Span.over(vector), scope, self.row), True)
             return
         chunks = ceildiv(vector.size, chunk)
         scope = Scope(1, root)
@@ -156,7 +163,7 @@ class Body:
             self.unpack(f"(p / {c_expr(chunks)})", scope)
         scope(f"const int64_t from = {number} * {chunk}, to = min_i(from + {chunk}, {c_expr(vector.size)});")
         exact = _divides(vector.size, self.writer.lanes)
-        self.vector_loop(vector, "from", "to", scope, None, self.row, exact)
+        self.vector_loop(Span(vector, "from", "to"), scope, self.row, exact)
         self.over(root, scope, mul(count, chunks), True)
 
     # -- transposes
@@ -237,18 +244,15 @@ class Body:
         limit = f"{start} + {rows or lanes}"
         scope.block(f"{unrolled}for (int64_t {name} = {start}; {name} < {limit}; ++{name}) {{", inside)
 
-    def vector_loop(
-        self, item: Range, start: str, stop: str, scope: Scope, size: Expr | None, body: Visit,
-        exact: bool | None = None,
-    ) -> None:  # fmt: skip
-        """Full vectors, then what is left over. `size` is given when the whole range is walked."""
+    def vector_loop(self, span: Span, scope: Scope, body: Visit, exact: bool | None = None) -> None:
+        """Full vectors, then what is left over."""
+        item, start, stop, count = span.item, span.start, span.stop, span.count
         name, lanes = item.var.name, self.writer.lanes
         if exact is None:
             exact = _divides(item.size, lanes)
         self.writer.depths[item.var] = scope.depth + 1
-        known = size.value if size is not None and size.is_const else None
-        full = f"{stop} - {lanes - 1}" if known is None else str(known // lanes * lanes)
-        if known is None or known >= lanes:
+        full = f"{stop} - {lanes - 1}" if count is None else str(item.size.value - count % lanes)
+        if count is None or count >= lanes:
             inside = Scope(scope.depth + 1, scope)
             body(inside)
             limit = stop if exact else full
@@ -256,8 +260,8 @@ class Body:
         if exact:
             return
         inside = Scope(scope.depth + 1, scope)
-        if known is not None:
-            self.writer.tail = str(known % lanes)
+        if count is not None:
+            self.writer.tail = str(count % lanes)
             inside(f"const int64_t {name} = {full};")
             head = "{"
         else:
@@ -321,7 +325,7 @@ class Body:
             for text in ahead:
                 inside(f"__builtin_prefetch({text});")
 
-        self.inner_loops(scope, items, visit)
+        self.inner_loops(scope, Walk(items, visit))
         second = [item for item in items if item.needs_second]
         if second:
             for item in second:
@@ -366,7 +370,7 @@ class Body:
             for item in items:
                 item.update_square(inside)
 
-        self.inner_loops(scope, items, visit, bounds)
+        self.inner_loops(scope, Walk(items, visit), bounds)
         self.writer.recompute = {}
 
     def recomputed(self, step: Pass) -> dict[str, Scalar]:
@@ -397,51 +401,41 @@ class Body:
 
     # -- inner loops
 
-    def inner_loops(
-        self, scope: Scope, items: list[Accumulator], visit: Visit, bounds: tuple[str, str] | None = None
-    ) -> None:
+    def inner_loops(self, scope: Scope, walk: Walk, bounds: tuple[str, str] | None = None) -> None:
         order = innermost(self.group.inner, self.vector.var if self.vector else None)
-        self._nested(order, scope, items, visit, bounds)
+        self._nested(order, scope, walk, bounds)
 
     def _nested(
-        self, loops: tuple[Range, ...], scope: Scope, items: list[Accumulator], visit: Visit,
-        bounds: tuple[str, str] | None,
-    ) -> None:  # fmt: skip
+        self, loops: tuple[Range, ...], scope: Scope, walk: Walk, bounds: tuple[str, str] | None
+    ) -> None:
         item, rest = loops[0], loops[1:]
-        start, stop = bounds or ("0", c_expr(item.size))
+        span = Span(item, *bounds) if bounds else Span.over(item)
         if item is self.vector:
-            self._unrolled(item, start, stop, scope, items, visit, bounds is None)
+            self._unrolled(span, scope, walk)
             return
         inside = Scope(scope.depth + 1, scope)
         self.writer.depths[item.var] = inside.depth
         if rest:
-            self._nested(rest, inside, items, visit, None)
+            self._nested(rest, inside, walk, None)
         else:
-            visit(inside)
-            for each in items:
-                each.flush(inside)
+            walk.step(inside)
         name = item.var.name
-        scope.block(f"for (int64_t {name} = {start}; {name} < {stop}; ++{name}) {{", inside)
+        scope.block(f"for (int64_t {name} = {span.start}; {name} < {span.stop}; ++{name}) {{", inside)
 
-    def _unrolled(
-        self, item: Range, start: str, stop: str, scope: Scope, items: list[Accumulator], visit: Visit,
-        whole: bool,
-    ) -> None:  # fmt: skip
+    def _unrolled(self, span: Span, scope: Scope, walk: Walk) -> None:
         """The vector loop of a walk, with as many vectors a step as there are accumulators."""
+        items = walk.items
         copies = items[0].copies if items else 1
 
         def body(inside: Scope) -> None:
             for each in items:
                 each.at = "[0]" if copies > 1 else ""
-            visit(inside)
-            for each in items:
-                each.flush(inside)
+            walk.step(inside)
 
-        size = item.size if whole else None
         if copies == 1:
-            self.vector_loop(item, start, stop, scope, size, body)
+            self.vector_loop(span, scope, body)
             return
-        lanes, name = self.writer.lanes, item.var.name
+        item, lanes, name = span.item, self.writer.lanes, span.item.var.name
         stride, step = lanes * copies, self.writer.fresh(f"{name}_")
         self.writer.depths[item.var] = scope.depth + 2
         many, one = Scope(scope.depth + 1, scope), Scope(scope.depth + 2, None)
@@ -449,40 +443,17 @@ class Body:
         one(f"const int64_t {name} = {step} + {lanes}*u;")
         for each in items:
             each.at = "[u]"
-        visit(one)
+        walk.visit(one)
         many("#pragma GCC unroll 8")
         many.block(f"for (int u = 0; u < {copies}; ++u) {{", one)
         for each in items:
             each.flush(many)
-        known = whole and item.size.is_const
-        limit = str(item.size.value // stride * stride) if known else f"{stop} - {stride - 1}"
-        scope(f"int64_t {step} = {start};")
+        left = None if span.count is None else span.count % stride
+        limit = f"{span.stop} - {stride - 1}" if left is None else str(item.size.value - left)
+        scope(f"int64_t {step} = {span.start};")
         scope.block(f"for (; {step} < {limit}; {step} += {stride}) {{", many)
-        left = item.size.value % stride if known else None
-        if left:
-            self._left_over(item, step, str(item.size.value), left, scope, body)
-        elif left is None:
-            self.vector_loop(item, step, stop, scope, None, body)
-
-    def _left_over(
-        self, item: Range, start: str, stop: str, left: int, scope: Scope, body: Visit
-    ) -> None:
-        """Fewer than a full step: some whole vectors, then part of one."""
-        lanes, name = self.writer.lanes, item.var.name
-        self.writer.depths[item.var] = scope.depth + 1
-        if left >= lanes:
-            inside = Scope(scope.depth + 1, scope)
-            body(inside)
-            scope.block(
-                f"for (int64_t {name} = {start}; {name} < {stop} - {lanes - 1}; {name} += {lanes}) {{", inside
-            )
-        if left % lanes:
-            inside = Scope(scope.depth + 1, scope)
-            inside(f"const int64_t {name} = {stop} - {left % lanes};")
-            self.writer.tail = str(left % lanes)
-            body(inside)
-            self.writer.tail = None
-            scope.block("{", inside)
+        if left != 0:
+            self.vector_loop(Span(item, step, span.stop, left), scope, body)
 
     # -- a long row among threads
 
@@ -505,7 +476,7 @@ class Body:
         )
         for item in items:
             item.declare(inside)
-        self.inner_loops(inside, items, lambda s: self._visit(first, items, s), ("from", "to"))
+        self.inner_loops(inside, Walk(items, lambda s: self._visit(first, items, s)), ("from", "to"))
         second = [item for item in items if item.needs_second]
         rest = product(r.size for r in order[1:])
         count = f"(int64_t)((to - from) * {c_expr(rest)})"

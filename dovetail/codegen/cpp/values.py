@@ -10,6 +10,7 @@ which everything it needs is known.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -188,20 +189,18 @@ class KernelWriter:
         return self._load_memory(str(buffer), index, node.dtype, scope)  # type: ignore[arg-type]
 
     def _load_kept(self, buffer: str, dtype: DType) -> Value:
-        """From the row that an earlier pass left in a local array."""
-        at = f"{self.name(buffer)} + {self._kept_index()}"
         if self.vector_var is None:
-            return Value(f"*({at})", dtype, False)
+            return Value(f"*({self._kept_place(buffer)})", dtype, False)
         call = "load_mask" if dtype is BOOL else "load"
-        return Value(f"{call}({at})", dtype, True)
+        return Value(f"{call}({self._kept_place(buffer)})", dtype, True)
 
-    def _kept_index(self) -> str:
+    def _kept_place(self, buffer: str) -> str:
+        """Where in the row that a pass leaves in a local array for later ones."""
         flat: Expr = ZERO
         step = ONE
-        for item in reversed(self._inner_order()):
+        for item in reversed(innermost(self.group.inner, self.vector_var)):
             flat, step = add(flat, mul(item.var, step)), mul(step, item.size)
-        text = c_expr(flat)
-        return f"{self.lanes}*{text}" if self.column else text
+        return f"{self.name(buffer)} + {f'{self.lanes}*' if self.column else ''}{c_expr(flat)}"
 
     def _load_memory(self, buffer: str, index: Expr, dtype: DType, scope: Scope) -> Value:
         pointer = self.name(buffer)
@@ -210,11 +209,7 @@ class KernelWriter:
             return Value(self.tiles[buffer, index], dtype, True)
         parts = (ZERO, index) if var is None else linear_in(index, var)
         if parts is not None and parts[0] is ZERO:
-            text = f"{pointer}[{c_expr(index)}]"
-            if self.mask is not None:
-                condition = f"any_lane({self.mask.text})" if self.mask.is_vector else self.mask.text
-                text = f"({condition} ? {text} : {C_TYPE[dtype]}{{}})"
-            return Value(text, dtype, False)
+            return self._load_one(f"{pointer}[{c_expr(index)}]", dtype)
         call = self._vector_call(parts[0], dtype) if parts is not None else None
         if call is not None and (self.mask is None or not self.mask.is_vector):
             count = f", {self.tail}" if self.tail else ""
@@ -244,14 +239,17 @@ class KernelWriter:
         scope(f"{EACH_LANE} for (int l = 0; l < {self.tail or self.lanes}; ++l) {guard}{target} = {element};")
         return Value(name, dtype, True, scope.depth)
 
+    def _load_one(self, text: str, dtype: DType) -> Value:
+        """The same element for all lanes."""
+        if self.mask is not None:
+            condition = f"any_lane({self.mask.text})" if self.mask.is_vector else self.mask.text
+            text = f"({condition} ? {text} : {C_TYPE[dtype]}{{}})"
+        return Value(text, dtype, False)
+
     def load_at(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
         buffer, position = self.name(str(node.args[0])), args[0]
         if not position.is_vector:
-            text = f"{buffer}[{position.text}]"
-            if self.mask is not None:
-                condition = f"any_lane({self.mask.text})" if self.mask.is_vector else self.mask.text
-                text = f"({condition} ? {text} : {C_TYPE[node.dtype]}{{}})"
-            return Value(text, node.dtype, False)
+            return self._load_one(f"{buffer}[{position.text}]", node.dtype)
         return self._load_lanes(f"{buffer}[{position.text}[l]]", node.dtype, scope)
 
     def _is_whole_vector(self, node: Scalar) -> bool:
@@ -310,12 +308,6 @@ class KernelWriter:
 
     # -- special nodes
 
-    def constant(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
-        return Value(literal(node.args[0], node.dtype), node.dtype, False)  # type: ignore[arg-type]
-
-    def run_time_number(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
-        return Value(f"({C_TYPE[node.dtype]}){node.args[0]}", node.dtype, False)
-
     def index(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
         expr: Expr = node.args[0]  # type: ignore[assignment]
         var = self.vector_var
@@ -328,15 +320,9 @@ class KernelWriter:
         return Value(f"convert<{VECTOR_TYPE[node.dtype]}>({text})", node.dtype, True)
 
     def cast(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
-        source = args[0]
-        text = cast(node.dtype, source.dtype, source.text, source.is_vector)
+        source, convert = args[0], cast if node.op == "cast" else bitcast
+        text = convert(node.dtype, source.dtype, source.text, source.is_vector)
         return Value(text, node.dtype, source.is_vector)
-
-    def bitcast(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
-        source = args[0]
-        return Value(
-            bitcast(node.dtype, source.dtype, source.text, source.is_vector), node.dtype, source.is_vector
-        )
 
     def masked(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
         condition, wanted, other = node.args
@@ -367,9 +353,6 @@ class KernelWriter:
 
     # -- nests
 
-    def _inner_order(self) -> tuple[Range, ...]:
-        return innermost(self.group.inner, self.vector_var)
-
     def row(self, nest: Nest, scope: Scope) -> None:
         """A nest that runs once per outer point."""
         for write in nest.writes:
@@ -393,7 +376,7 @@ class KernelWriter:
             buffer = write.buffers[0]
             self.keep(buffer, write.index, value, scope)
             if buffer in self.shape.kept_rows:
-                at = f"{self.name(buffer)} + {self._kept_index()}"
+                at = self._kept_place(buffer)
                 if self.vector_var is None:
                     scope(f"*({at}) = {value.text};")
                 else:
@@ -439,13 +422,13 @@ def innermost(ranges: tuple[Range, ...], var: Expr | None) -> tuple[Range, ...]:
     return (*(r for r in ranges if r.var is not var), *(r for r in ranges if r.var is var))
 
 
-_SPECIAL: Final = {
-    "const": KernelWriter.constant,
-    "input": KernelWriter.run_time_number,
+_SPECIAL: Final[dict[str, Callable[[KernelWriter, Scalar, list[Value], Scope], Value]]] = {
+    "const": lambda writer, node, *_: Value(literal(node.args[0], node.dtype), node.dtype, False),  # type: ignore[arg-type]
+    "input": lambda writer, node, *_: Value(f"({C_TYPE[node.dtype]}){node.args[0]}", node.dtype, False),
     "index": KernelWriter.index,
     "load": KernelWriter.load,
     "load_at": KernelWriter.load_at,
     "masked": KernelWriter.masked,
     "cast": KernelWriter.cast,
-    "bitcast": KernelWriter.bitcast,
+    "bitcast": KernelWriter.cast,
 }
