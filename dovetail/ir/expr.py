@@ -452,24 +452,20 @@ def is_at_most(a: Expr, b: Expr) -> bool:
     return a.hi <= b.lo or add(b, mul(a, -1)).lo >= 0
 
 
-def minimum(left: IntLike, right: IntLike) -> Expr:
-    a, b = as_expr(left), as_expr(right)
-    if a is b or is_at_most(a, b):
-        return a
-    if is_at_most(b, a):
-        return b
+def _extreme(op: str, a: Expr, b: Expr, pick: Callable[[int, int], int]) -> Expr:
+    for low, high in ((a, b), (b, a)):
+        if low is high or is_at_most(low, high):
+            return low if op == "min" else high
     a, b = sorted((a, b), key=lambda x: x.serial)
-    return _make("min", (a, b), min(a.lo, b.lo), min(a.hi, b.hi))
+    return _make(op, (a, b), pick(a.lo, b.lo), pick(a.hi, b.hi))
+
+
+def minimum(left: IntLike, right: IntLike) -> Expr:
+    return _extreme("min", as_expr(left), as_expr(right), min)
 
 
 def maximum(left: IntLike, right: IntLike) -> Expr:
-    a, b = as_expr(left), as_expr(right)
-    if a is b or is_at_most(b, a):
-        return a
-    if is_at_most(a, b):
-        return b
-    a, b = sorted((a, b), key=lambda x: x.serial)
-    return _make("max", (a, b), max(a.lo, b.lo), max(a.hi, b.hi))
+    return _extreme("max", as_expr(left), as_expr(right), max)
 
 
 def ceildiv(left: IntLike, right: IntLike) -> Expr:
@@ -527,14 +523,6 @@ def lt(left: IntLike, right: IntLike) -> Expr:
 
 def ge(left: IntLike, right: IntLike) -> Expr:
     return le(right, left)
-
-
-def gt(left: IntLike, right: IntLike) -> Expr:
-    return lt(right, left)
-
-
-def ne(left: IntLike, right: IntLike) -> Expr:
-    return not_(eq(left, right))
 
 
 _NEGATED: Final = {"lt": lambda a, b: le(b, a), "le": lambda a, b: lt(b, a)}

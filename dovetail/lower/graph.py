@@ -31,7 +31,7 @@ from dovetail.ir.loop import (
     moved_write,
     scalar,
 )
-from dovetail.ir.types import I64, ScalarType, TensorType, contiguous_stride
+from dovetail.ir.types import I64, DType, ScalarType, TensorType, contiguous_stride
 from dovetail.lower import lazy
 from dovetail.lower.decide import find_loose, find_stored
 from dovetail.lower.index import Index, element_of, same_layout
@@ -427,31 +427,20 @@ def _origins(node: Node, values: list[Lazy | Arg]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*names, node.name)))[-32:]
 
 
-def _convert(low: _Lowering, node: Node) -> Lazy:
-    x, dtype = low.value(node.args[0]), node.tensor.dtype
-    origins = _origins(node, [x])
-    return Lazy(node.tensor, lambda index: lazy.cast_to(x.at(index), dtype), None, origins, x.cuts)
+def _mapped(change: Callable[[Scalar, DType], Scalar]) -> Callable[[_Lowering, Node], Lazy]:
+    """Each element by itself, to the node's dtype."""
 
+    def rule(low: _Lowering, node: Node) -> Lazy:
+        x, dtype = low.value(node.args[0]), node.tensor.dtype
+        origins = _origins(node, [x])
+        return Lazy(node.tensor, lambda index: change(x.at(index), dtype), None, origins, x.cuts)
 
-def _bitcast(low: _Lowering, node: Node) -> Lazy:
-    x, dtype = low.value(node.args[0]), node.tensor.dtype
-    return Lazy(
-        node.tensor, lambda index: scalar("bitcast", (x.at(index),), dtype), None, _origins(node, [x])
-    )
-
-
-def _copy(low: _Lowering, node: Node) -> Lazy:
-    x = low.value(node.args[0])
-    return Lazy(node.tensor, x.at, None, _origins(node, [x]), x.cuts)
+    return rule
 
 
 def _full(low: _Lowering, node: Node) -> Lazy:
-    value, dtype = node.args[1], node.tensor.dtype
+    value, dtype = 0 if node.op == "prims.empty" else node.args[1], node.tensor.dtype
     return Lazy(node.tensor, lambda index: lazy.as_constant(value, dtype), None, (node.name,))
-
-
-def _empty(low: _Lowering, node: Node) -> Lazy:
-    return Lazy(node.tensor, lambda index: lazy.as_constant(0, node.tensor.dtype), None, (node.name,))
 
 
 def _as_strided(low: _Lowering, node: Node) -> Lazy:
@@ -477,11 +466,11 @@ def _view(rule: Callable[..., Lazy], *places: int) -> Callable[[_Lowering, Node]
 
 
 RULES: Final[dict[str, Callable[[_Lowering, Node], Lazy]]] = {
-    "prims.convert": _convert,
-    "prims.bitcast": _bitcast,
-    "prims.copy": _copy,
+    "prims.convert": _mapped(lazy.cast_to),
+    "prims.bitcast": _mapped(lambda value, dtype: scalar("bitcast", (value,), dtype)),
+    "prims.copy": _mapped(lambda value, dtype: value),
     "prims.full": _full,
-    "prims.empty": _empty,
+    "prims.empty": _full,
     "prims.iota": lambda low, node: lazy.iota(node.tensor, node.args[1], node.args[2]),
     "prims.reshape": _view(lazy.reshape),
     "prims.permute": _view(lazy.permute, 1),

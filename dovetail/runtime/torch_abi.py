@@ -55,10 +55,19 @@ def only(name: str, candidates: Iterable[int]) -> int:
     raise UnknownLayout(version=torch.__version__, detail=f"no place found for {name}")
 
 
+def find_word(name: str, fits: Callable[[int], bool], first: int = 2, last: int = IMPL_BYTES // 8) -> int:
+    """The offset of the first word, by its number, that fits."""
+    return only(name, (8 * i for i in range(first, last) if fits(i)))
+
+
+def impl_words(tensor: torch.Tensor) -> list[int]:
+    return words_at(impl_of(tensor), IMPL_BYTES // 8)
+
+
 def find_impl_offset() -> int:
     tensor = torch.empty(2)
     words = words_at(id(tensor), 8)
-    return only("the TensorImpl pointer", (8 * i for i in range(2, 8) if words[i] == impl_of(tensor)))
+    return find_word("the TensorImpl pointer", lambda i: words[i] == impl_of(tensor), last=8)
 
 
 def raw_keys(tensor: torch.Tensor) -> int:
@@ -67,45 +76,22 @@ def raw_keys(tensor: torch.Tensor) -> int:
 
 def find_keys() -> int:
     examples = [torch.empty(2), torch.empty(2, device="meta"), torch.empty(2, dtype=torch.complex64).conj()]
-    return only(
-        "the dispatch keys",
-        (
-            8 * i
-            for i in range(2, IMPL_BYTES // 8)
-            if all(words_at(impl_of(t), IMPL_BYTES // 8)[i] == raw_keys(t) for t in examples)
-        ),
-    )
+    return find_word("the dispatch keys", lambda i: all(impl_words(t)[i] == raw_keys(t) for t in examples))
 
 
 def find_extents() -> int:
     """Of the count of dimensions, which is followed by sizes and strides."""
     tensor = torch.empty(23, 29, 31)
-    words = words_at(impl_of(tensor), IMPL_BYTES // 8)
-    return only(
-        "sizes and strides",
-        (
-            8 * i
-            for i in range(2, len(words) - 9)
-            if words[i] == 3
-            and tuple(words[i + 1 : i + 4]) == tuple(tensor.shape)
-            and tuple(words[i + 6 : i + 9]) == tensor.stride()
-        ),
-    )
+    words, known = impl_words(tensor), [3, *tensor.shape, *tensor.stride()]
+    return find_word("sizes and strides", lambda i: [*words[i : i + 4], *words[i + 6 : i + 9]] == known)
 
 
 def find_dtype(shim: ctypes.CDLL) -> int:
     names = ("float32", "float64", "int8", "int64", "bool", "bfloat16", "complex64", "uint8")
     tensors = [torch.empty(2, dtype=getattr(torch, name)) for name in names]
     numbers = [getattr(shim, f"aoti_torch_dtype_{name}")() for name in names]
-    raw = [bytes_at(impl_of(t), IMPL_BYTES) for t in tensors]
-    return only(
-        "the dtype",
-        (
-            i
-            for i in range(16, IMPL_BYTES, 2)
-            if all(int.from_bytes(r[i : i + 2], "little") == n for r, n in zip(raw, numbers, strict=True))
-        ),
-    )
+    raw = [(bytes_at(impl_of(t), IMPL_BYTES), n.to_bytes(2, "little")) for t, n in zip(tensors, numbers)]
+    return only("the dtype", (i for i in range(16, IMPL_BYTES, 2) if all(r[i : i + 2] == n for r, n in raw)))
 
 
 def find_device(shim: ctypes.CDLL) -> int:
@@ -119,12 +105,8 @@ def find_device(shim: ctypes.CDLL) -> int:
 def find_meta() -> int:
     """Of the pointer to autograd's record: NULL until the tensor requires a gradient."""
     tensor = torch.empty(2)
-    before = words_at(impl_of(tensor), IMPL_BYTES // 8)
-    tensor.requires_grad_(True)
-    after = words_at(impl_of(tensor), IMPL_BYTES // 8)
-    return only(
-        "autograd's record", (8 * i for i in range(2, len(before)) if before[i] == 0 and is_pointer(after[i]))
-    )
+    before, after = impl_words(tensor), impl_words(tensor.requires_grad_(True))
+    return find_word("autograd's record", lambda i: before[i] == 0 and is_pointer(after[i]))
 
 
 def meta_of(tensor: torch.Tensor, offset: int) -> int:
@@ -144,12 +126,9 @@ def find_flag(meta: int) -> int:
 def find_grad_fn(meta: int) -> int:
     """Of the pointer to what computed the tensor: NULL in a leaf."""
     leaf = torch.empty(2, requires_grad=True)
-    computed = leaf * 2
-    of_leaf = words_at(meta_of(leaf, meta), META_BYTES // 8)
-    of_computed = words_at(meta_of(computed, meta), META_BYTES // 8)
-    return only(
-        "grad_fn", (8 * i for i in range(1, len(of_leaf)) if of_leaf[i] == 0 and is_pointer(of_computed[i]))
-    )
+    computed, count = leaf * 2, META_BYTES // 8
+    before, after = (words_at(meta_of(tensor, meta), count) for tensor in (leaf, computed))
+    return find_word("grad_fn", lambda i: before[i] == 0 and is_pointer(after[i]), 1, count)
 
 
 @functools.cache
