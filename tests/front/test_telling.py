@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -123,7 +124,7 @@ def test_compare_finds_nothing_wrong() -> None:
 
 
 def test_compare_names_the_op_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    differences = sys.modules["dovetail.differences"]
+    differences = importlib.import_module("dovetail.differences")
     honest = differences.compile_graph
 
     def wrong(module: torch.fx.GraphModule, inputs: list[object], options: object) -> object:

@@ -27,16 +27,10 @@ def to_copy(
 ) -> Value:  # fmt: skip
     if b.out.device != x.type.device:
         raise Declined
-    return convert(b, x, b.out.dtype)
+    return b.prim("copy", x) if x.dtype is b.out.dtype else x.to(b.out.dtype)
 
 
-@decomposes("prims.convert_element_type")
-def convert_element_type(b: Build, x: Value, dtype: DType) -> Value:
-    return convert(b, x, b.out.dtype)
-
-
-def convert(b: Build, x: Value, dtype: DType) -> Value:
-    return b.prim("copy", x) if x.dtype is dtype else x.to(dtype)
+decomposes("prims.convert_element_type")(lambda b, x, dtype: to_copy(b, x))
 
 
 @decomposes("aten.copy")
@@ -46,18 +40,13 @@ def copy(b: Build, x: Value, source: Value, non_blocking: bool = False) -> Value
     return b.prim("copy", b.expand(source.to(x.dtype), x.shape))
 
 
-def _nonempty(parts: Sequence[Value]) -> list[Value]:
-    """Eager ignores 1-d empty tensors in cat."""
-    return [p for p in parts if not (p.ndim == 1 and p.shape[0] is ZERO)]
-
-
 @decomposes("aten.cat", prim=True)
 def cat(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
-    parts = _nonempty(tensors)
+    """Eager ignores 1-d empty tensors."""
+    parts = [p.to(b.out.dtype) for p in tensors if not (p.ndim == 1 and p.shape[0] is ZERO)]
     if not parts:
         return b.full(b.out.shape, 0, b.out.dtype, b.out.device)
-    typed = [p.to(b.out.dtype) for p in parts]
-    return b.prim("copy", typed[0]) if len(typed) == 1 else b.cat(typed, dim % b.out.ndim)
+    return b.prim("copy", parts[0]) if len(parts) == 1 else b.cat(parts, dim % b.out.ndim)
 
 
 @decomposes("aten.stack")

@@ -23,7 +23,7 @@ def _filled(value: Number) -> Callable[..., Value]:
 
 
 decomposes("aten.zeros", "aten.zeros_like", "aten.new_zeros", prim=True)(_filled(0))
-decomposes("aten._efficientzerotensor")(_filled(0))
+decomposes("aten._efficientzerotensor", "aten.zero")(_filled(0))
 decomposes("aten.ones", "aten.ones_like", "aten.new_ones", prim=True)(_filled(1))
 
 
@@ -33,61 +33,28 @@ def empty(b: Build, *args: Any, **kwargs: Any) -> Value:
     return b.empty(b.out.shape, b.out.dtype, b.out.device)
 
 
-@decomposes("aten.full", "aten.full_like", "aten.new_full", prim=True)
-def full(b: Build, shape_or_tensor: object, *rest: Any, **kwargs: Any) -> Value:
-    value = rest[-1] if rest else kwargs["fill_value"]
-    if isinstance(value, Value):
-        return b.expand(value.to(b.out.dtype), b.out.shape)
-    if isinstance(value, complex):
-        raise Declined
-    return b.full(b.out.shape, value, b.out.dtype, b.out.device)
-
-
-@decomposes("aten.scalar_tensor", prim=True)
-def scalar_tensor(b: Build, value: Number, **kwargs: Any) -> Value:
-    if isinstance(value, complex):
-        raise Declined
-    return b.full((), value, b.out.dtype, b.out.device)
-
-
-@decomposes("aten.fill.Scalar", "aten.fill.Tensor")
-def fill(b: Build, x: Value, value: Number | Value) -> Value:
+def full(b: Build, *args: Any, **kwargs: Any) -> Value:
+    value = kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
     if isinstance(value, Value):
         return b.prim("copy", b.expand(value.to(b.out.dtype), b.out.shape))
+    if isinstance(value, complex):
+        raise Declined
     return b.full(b.out.shape, value, b.out.dtype, b.out.device)
 
 
-@decomposes("aten.zero")
-def zero(b: Build, x: Value) -> Value:
-    return b.full(b.out.shape, 0, b.out.dtype, b.out.device)
+decomposes("aten.full", "aten.full_like", "aten.new_full", "aten.scalar_tensor", prim=True)(full)
+decomposes("aten.fill.Scalar", "aten.fill.Tensor")(full)
 
 
-@decomposes("aten.arange")
-def arange(b: Build, end: Number, **kwargs: Any) -> Value:
-    return _counted(b, 0, 1)
-
-
-@decomposes("aten.arange.start")
-def arange_start(b: Build, start: Number, end: Number, **kwargs: Any) -> Value:
-    return _counted(b, start, 1)
-
-
-@decomposes("aten.arange.start_step")
-def arange_step(b: Build, start: Number, end: Number, step: Number = 1, **kwargs: Any) -> Value:
-    return _counted(b, start, step)
-
-
-def _counted(b: Build, start: Number, step: Number) -> Value:
+@decomposes("aten.arange", "aten.arange.start", "aten.arange.start_step")
+def arange(b: Build, start: Number, end: Number | None = None, step: Number = 1, **kwargs: Any) -> Value:
     """Eager accumulates in double (or i64) and rounds once."""
+    if end is None:  # the only argument
+        start = 0
     dtype = b.out.dtype
     if dtype.is_integer and all(isinstance(x, (int, Expr)) for x in (start, step)):
         return b.iota(b.out.shape[0], dtype, b.out.device, start, step)
-    if dtype.is_integer:
-        raise Declined
-    if (
-        all(isinstance(x, (int, Expr)) and not isinstance(x, Expr) for x in (start, step))
-        and dtype.bits >= 32
-    ):
+    if not dtype.is_integer and all(isinstance(x, int) for x in (start, step)) and dtype.bits >= 32:
         return b.iota(b.out.shape[0], I64, b.out.device, start, step).to(dtype)
     raise Declined
 

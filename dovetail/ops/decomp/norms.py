@@ -13,7 +13,6 @@ from dovetail.ir.expr import Expr, product
 from dovetail.ir.types import F64, TensorType
 from dovetail.ops.build import Build, Value, plain
 from dovetail.ops.decomp.reductions import accumulate, as_float, check_not_empty, count, moments
-from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import Declined, decomposes
 
 
@@ -21,15 +20,17 @@ def _rstd(b: Build, squares: Value, size: Expr, eps: float) -> Value:
     return b.call("rsqrt", squares / as_float(size) + plain(eps))
 
 
-def _along(b: Build, x: Value | None, like: Value, dims: Sequence[int]) -> Value | None:
-    """A per-channel vector spread over `like`, in its type."""
-    return None if x is None else b.broadcast(x.to(like.dtype), like.shape, dims)
+def _along(b: Build, x: Value, like: Value, dims: Sequence[int] = (1,)) -> Value:
+    """A vector, per channel if nothing else is said, spread over `like`, in its type."""
+    return b.broadcast(x.to(like.dtype), like.shape, dims)
 
 
-def _affine(y: Value, weight: Value | None, bias: Value | None) -> Value:
+def _affine(
+    b: Build, y: Value, weight: Value | None, bias: Value | None = None, dims: Sequence[int] = (1,)
+) -> Value:
     if weight is not None:
-        y = y * weight
-    return y if bias is None else y + bias
+        y = y * _along(b, weight, y, dims)
+    return y if bias is None else y + _along(b, bias, y, dims)
 
 
 @decomposes("aten.native_layer_norm")
@@ -49,12 +50,12 @@ def normalised(
     v = accumulate(x, x.dtype)
     mean, squares = moments(b, v, dims, keepdim=True)
     rstd = _rstd(b, squares, count(x, dims), eps)
-    return _affine((v - mean) * rstd, _along(b, weight, v, dims), _along(b, bias, v, dims)), mean, rstd
+    return _affine(b, (v - mean) * rstd, weight, bias, dims), mean, rstd
 
 
 @decomposes("aten.native_layer_norm_backward")
 def layer_norm_backward(
-    b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], mean: Value, rstd: Value,
+    b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], mean: Value | None, rstd: Value,
     weight: Value | None, bias: Value | None, output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
     rank = len(normalized_shape)
@@ -63,15 +64,14 @@ def layer_norm_backward(
     check_not_empty(x, range(x.ndim))
     g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
     scale = rstd.to(v.dtype)
-    normal = (v - mean.to(v.dtype)) * scale
+    normal = (v if mean is None else v - mean.to(v.dtype)) * scale
     to_x = to_weight = to_bias = None
     if output_mask[0]:
-        spread = _along(b, weight, v, inner)
-        gw = g if spread is None else g * spread
+        gw = _affine(b, g, weight, dims=inner)
         size = as_float(count(x, inner))
-        first = b.reduce("sum", gw, inner, keepdim=True) / size
-        second = b.reduce("sum", gw * normal, inner, keepdim=True) / size
-        to_x = ((gw - first - normal * second) * scale).to(x.dtype)
+        centred = gw if mean is None else gw - b.reduce("sum", gw, inner, keepdim=True) / size
+        slope = b.reduce("sum", gw * normal, inner, keepdim=True) / size
+        to_x = ((centred - normal * slope) * scale).to(x.dtype)
     if output_mask[1] and weight is not None:
         to_weight = b.reduce("sum", g * normal, outer).to(weight.dtype)
     if output_mask[2] and bias is not None:
@@ -88,7 +88,7 @@ def fused_rms_norm(
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     v = accumulate(x, x.dtype)
     rstd = b.call("rsqrt", b.reduce("sum", v * v, dims, keepdim=True) / as_float(count(x, dims)) + plain(eps))
-    y = _affine(v * rstd, _along(b, weight, v, dims), None)
+    y = _affine(b, v * rstd, weight, dims=dims)
     kinds = cast("tuple[TensorType, ...]", b.outs)
     return y.to(kinds[0].dtype), rstd.to(kinds[1].dtype)
 
@@ -98,26 +98,11 @@ def fused_rms_norm_backward(
     b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], rstd: Value, weight: Value | None,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    rank = len(normalized_shape)
-    inner, outer = tuple(range(x.ndim - rank, x.ndim)), tuple(range(x.ndim - rank))
-    g, v, scale = accumulate(grad, x.dtype), accumulate(x, x.dtype), rstd.to(compute_dtype(x.dtype))
-    normal = v * scale
-    to_x = to_weight = None
-    if output_mask[0]:
-        spread = _along(b, weight, v, inner)
-        gw = g if spread is None else g * spread
-        mean = b.reduce("sum", gw * normal, inner, keepdim=True) / as_float(count(x, inner))
-        to_x = ((gw - normal * mean) * scale).to(x.dtype)
-    if output_mask[1] and weight is not None:
-        to_weight = b.reduce("sum", g * normal, outer).to(weight.dtype)
-    return to_x, to_weight
+    wanted = (*output_mask, False)
+    return layer_norm_backward(b, grad, x, normalized_shape, None, rstd, weight, None, wanted)[:2]
 
 
 # -- batch norm: channels are dimension 1 ----------------------------------------------------------
-
-
-def _channel(b: Build, x: Value | None, like: Value) -> Value | None:
-    return None if x is None else b.broadcast(x.to(like.dtype), like.shape, (1,))
 
 
 def _exact(x: Value, like: Value) -> Value:
@@ -135,7 +120,7 @@ def _normalise(
     """Eager folds the statistics into one multiply and one add per element."""
     alpha = rstd if weight is None else rstd * weight.to(v.dtype)
     beta = -mean * alpha if bias is None else bias.to(v.dtype) - mean * alpha
-    return v * cast(Value, _channel(b, alpha, v)) + cast(Value, _channel(b, beta, v))
+    return _affine(b, v, alpha, beta)
 
 
 @decomposes("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
@@ -208,18 +193,18 @@ def batch_norm_backward(
     else:
         assert running_mean is not None and running_var is not None
         mean, rstd = running_mean.to(v.dtype), b.call("rsqrt", running_var.to(v.dtype) + plain(eps))
-    centred = v - cast(Value, _channel(b, mean, v))
+    centred = v - _along(b, mean, v)
     total = b.reduce("sum", g, dims)
     wide = _exact(v, x)
-    dot = b.reduce("sum", _exact(g, x) * (wide - cast(Value, _channel(b, mean, wide))), dims)
+    dot = b.reduce("sum", _exact(g, x) * (wide - _along(b, mean, wide)), dims)
     to_x = to_weight = to_bias = None
     kinds = b.outs
     if output_mask[0]:
         scale = rstd if weight is None else rstd * weight.to(v.dtype)
         if train:
-            slope = cast(Value, _channel(b, dot * rstd.to(dot.dtype) * rstd.to(dot.dtype) / size, v))
-            g = g - centred * slope - cast(Value, _channel(b, total / size, v))
-        to_x = (g * cast(Value, _channel(b, scale, v))).to(x.dtype)
+            slope = _along(b, dot * rstd.to(dot.dtype) * rstd.to(dot.dtype) / size, v)
+            g = g - centred * slope - _along(b, total / size, v)
+        to_x = (g * _along(b, scale, v)).to(x.dtype)
     if output_mask[1] and kinds[1] is not None:
         to_weight = (dot * rstd.to(dot.dtype)).to(kinds[1].dtype)
     if output_mask[2] and kinds[2] is not None:
@@ -246,8 +231,7 @@ def group_norm(
     rstd = _rstd(b, squares, count(parts, (2, 3)), eps)
     shape = parts.shape
     normal = (parts - b.broadcast(mean, shape, (0, 1))) * b.broadcast(rstd, shape, (0, 1))
-    y = b.reshape(normal, x.shape)
-    y = _affine(y, _channel(b, weight, y), _channel(b, bias, y))
+    y = _affine(b, b.reshape(normal, x.shape), weight, bias)
     kinds = cast("tuple[TensorType, ...]", b.outs)
     return y.to(x.dtype), mean.to(kinds[1].dtype), rstd.to(kinds[2].dtype)
 
@@ -266,8 +250,7 @@ def group_norm_backward(
     to_x = to_weight = to_bias = None
     kinds = b.outs
     if output_mask[0]:
-        spread = _channel(b, weight, v)
-        gw = _grouped(b, g if spread is None else g * spread, n, c, hw, group)
+        gw = _grouped(b, _affine(b, g, weight), n, c, hw, group)
         size = as_float(count(parts, (2, 3)))
         first = b.broadcast(b.reduce("sum", gw, (2, 3)) / size, shape, (0, 1))
         second = b.broadcast(b.reduce("sum", gw * normal, (2, 3)) / size, shape, (0, 1))

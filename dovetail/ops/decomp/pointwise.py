@@ -105,11 +105,6 @@ decomposes("aten.abs", prim=True)(_on_numbers("abs"))
 decomposes("aten.sign", "aten.sgn", prim=True)(_on_numbers("sign"))
 
 
-@decomposes("aten.positive")
-def positive(b: Build, x: Value) -> Value:
-    return x
-
-
 @decomposes("aten.round.decimals")
 def round_decimals(b: Build, x: Value, *, decimals: int) -> Value:
     if not x.dtype.is_float:
@@ -203,6 +198,8 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "logaddexp": _log_add("exp", 1.0),
     "logaddexp2": _log_add("exp2", 1.0 / math.log(2.0)),
     "ldexp.Tensor": lambda b, x, y: x * b.call("exp2", y),
+    "threshold": lambda b, x, threshold, value: b.where(x <= threshold, value, x),
+    "native_dropout_backward": lambda b, grad, mask, scale: grad * mask * scale,
 }
 for _name, _formula in FORMULAS.items():
     decomposes(f"aten.{_name}")(pointwise(_formula))
@@ -428,9 +425,7 @@ def clamp(b: Build, x: Value, min: Operand | None = None, max: Operand | None = 
     return finish(b, clamp_values(b, v, low, high))
 
 
-@decomposes("aten.clamp_max", "aten.clamp_max.Tensor")
-def clamp_max(b: Build, x: Value, max: Operand) -> Value:
-    return clamp(b, x, None, max)
+decomposes("aten.clamp_max", "aten.clamp_max.Tensor")(lambda b, x, max: clamp(b, x, None, max))
 
 
 @decomposes(
@@ -470,18 +465,6 @@ def addcmul(b: Build, x: Value, y: Value, z: Value, *, value: Number = 1) -> Val
 @pointwise
 def addcdiv(b: Build, x: Value, y: Value, z: Value, *, value: Number = 1) -> Value:
     return x + y / z if value == 1 else x + (y * b.operands(value)[0]) / z
-
-
-@decomposes("aten.threshold")
-def threshold(b: Build, x: Value, threshold: Number, value: Number) -> Value:
-    v = b.value(x)
-    return finish(b, b.where(v <= b.operands(threshold)[0], b.operands(value)[0], v))
-
-
-@decomposes("aten.native_dropout_backward")
-def native_dropout_backward(b: Build, grad: Value, mask: Value, scale: float) -> Value:
-    g = b.value(grad)
-    return finish(b, g * mask.to(g.dtype) * b.operands(scale)[0])
 
 
 @decomposes("aten.fake_quantize_per_tensor_affine")

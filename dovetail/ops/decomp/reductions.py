@@ -71,64 +71,31 @@ def as_float(size: Expr) -> Number:
     return float(size.value) if size.is_const else size
 
 
-def _extreme(prim: str) -> Callable[..., Value]:
-    on_bool = {"max": "any", "min": "all"}[prim]
-
-    def rule(b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Value:
+def _extreme(*prims: str) -> Callable[..., Value | tuple[Value, ...]]:
+    def rule(
+        b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Value | tuple[Value, ...]:
         dims = dims_of(x, dim)
         check_not_empty(x, dims)
         # max and min select, so half types need no detour; fp32 keeps the loop body uniform.
-        name = on_bool if x.dtype is BOOL else prim
-        return b.reduce(name, accumulate(x, x.dtype), dims, keepdim).to(b.out.dtype)
-
-    return rule
-
-
-decomposes("aten.amax", "aten.max")(_extreme("max"))
-decomposes("aten.amin", "aten.min")(_extreme("min"))
-
-
-@decomposes("aten.aminmax")
-def aminmax(b: Build, x: Value, *, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
-    dims = dims_of(x, dim)
-    check_not_empty(x, dims)
-    v = accumulate(x, x.dtype)
-    names = ("all", "any") if x.dtype is BOOL else ("min", "max")
-    low, high = (b.reduce(name, v, dims, keepdim).to(x.dtype) for name in names)
-    return low, high
-
-
-def _arg_extreme(prim: str) -> Callable[..., Value]:
-    def rule(b: Build, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-        dims = dims_of(x, dim)
-        check_not_empty(x, dims)
-        if not dims:
-            return b.full(b.out.shape, 0, I64, b.out.device)
         v = x.to(U8) if x.dtype is BOOL else accumulate(x, x.dtype)
-        return b.reduce(prim, v, dims, keepdim)
+
+        def found(prim: str) -> Value:
+            if not dims:
+                return b.full((), 0, I64, x.type.device) if prim.startswith("arg") else b.prim("copy", x)
+            best = b.reduce(prim, v, dims, keepdim)
+            return best if prim.startswith("arg") else best.to(x.dtype)
+
+        return found(prims[0]) if len(prims) == 1 else tuple(map(found, prims))
 
     return rule
 
 
-decomposes("aten.argmax")(_arg_extreme("argmax"))
-decomposes("aten.argmin")(_arg_extreme("argmin"))
-
-
-def _extreme_with_index(prim: str) -> Callable[..., tuple[Value, Value]]:
-    def rule(b: Build, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-        dims = dims_of(x, dim)
-        check_not_empty(x, dims)
-        if not dims:
-            return b.prim("copy", x), b.full((), 0, I64, x.type.device)
-        v = x.to(U8) if x.dtype is BOOL else accumulate(x, x.dtype)
-        best = b.reduce(prim, v, dims, keepdim).to(x.dtype)
-        return best, b.reduce(f"arg{prim}", v, dims, keepdim)
-
-    return rule
-
-
-decomposes("aten.max.dim")(_extreme_with_index("max"))
-decomposes("aten.min.dim")(_extreme_with_index("min"))
+for _name in ("max", "min"):
+    decomposes(f"aten.a{_name}", f"aten.{_name}")(_extreme(_name))
+    decomposes(f"aten.arg{_name}")(_extreme(f"arg{_name}"))
+    decomposes(f"aten.{_name}.dim")(_extreme(_name, f"arg{_name}"))
+decomposes("aten.aminmax")(_extreme("min", "max"))
 
 
 def _truth_reduction(prim: str) -> Callable[..., Value]:
@@ -199,21 +166,13 @@ decomposes("aten.std_mean.correction")(_spread(True, True))
 # -- norms over elements ---------------------------------------------------------------------------
 
 
-@decomposes("aten.norm.ScalarOpt_dim", "aten.norm.Scalar", "aten.norm.ScalarOpt_dim_dtype",
-            "aten.norm.ScalarOpt_dtype")  # fmt: skip
-def norm(
-    b: Build, x: Value, p: Number | None = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
-    dtype: DType | None = None,
-) -> Value:  # fmt: skip
-    return linalg_vector_norm(b, x, 2 if p is None else p, dim, keepdim)
-
-
-@decomposes("aten.linalg_vector_norm")
+@decomposes("aten.linalg_vector_norm", "aten.norm.ScalarOpt_dim", "aten.norm.Scalar",
+            "aten.norm.ScalarOpt_dim_dtype", "aten.norm.ScalarOpt_dtype")  # fmt: skip
 def linalg_vector_norm(
-    b: Build, x: Value, ord: Number = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
+    b: Build, x: Value, ord: Number | None = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
     dtype: DType | None = None,
 ) -> Value:  # fmt: skip
-    dims, out, ord = dims_of(x, dim), b.out.dtype, plain(ord)
+    dims, out, ord = dims_of(x, dim), b.out.dtype, plain(2 if ord is None else ord)
     v = b.call("abs", accumulate(x, out))
     if math.isinf(ord):
         check_not_empty(x, dims)
@@ -238,39 +197,31 @@ def logsumexp(b: Build, x: Value, dim: Sequence[int], keepdim: bool = False) -> 
     top = b.reduce("max", v, dims, keepdim=True)
     top = b.where(b.call("isinf", top), 0.0, top)
     total = b.call("log", b.reduce("sum", b.call("exp", v - top), dims, keepdim=True)) + top
-    shape = b.out.shape
-    return b.reshape(total, shape).to(b.out.dtype)
+    return b.reshape(total, b.out.shape).to(b.out.dtype)
 
 
 # -- softmax ---------------------------------------------------------------------------------------
 
 
-def _shifted(b: Build, x: Value, dim: int) -> tuple[Value, tuple[int, ...]]:
-    """x minus its maximum, and the dims."""
-    v = accumulate(x, x.dtype if not b.out.dtype.bits == 32 else b.out.dtype)
-    dims = dims_of(x, dim)
-    check_not_empty(x, dims)
-    if not v.dtype.is_float:
-        raise Declined
-    return v - b.reduce("max", v, dims, keepdim=True), dims
+def _softmax(is_log: bool) -> Callable[..., Value]:
+    def rule(b: Build, x: Value, dim: int, half_to_float: bool) -> Value:
+        dims = dims_of(x, dim)
+        if not dims:
+            return b.full((), 0 if is_log else 1, b.out.dtype, x.type.device)
+        check_not_empty(x, dims)
+        v = accumulate(x, x.dtype if not b.out.dtype.bits == 32 else b.out.dtype)
+        if not v.dtype.is_float:
+            raise Declined
+        shifted = v - b.reduce("max", v, dims, keepdim=True)
+        e = b.call("exp", shifted)
+        total = b.reduce("sum", e, dims, keepdim=True)
+        return (shifted - b.call("log", total) if is_log else e / total).to(b.out.dtype)
+
+    return rule
 
 
-@decomposes("aten._softmax")
-def softmax(b: Build, x: Value, dim: int, half_to_float: bool) -> Value:
-    if not x.ndim:
-        return b.full((), 1, b.out.dtype, x.type.device)
-    shifted, dims = _shifted(b, x, dim)
-    e = b.call("exp", shifted)
-    return (e / b.reduce("sum", e, dims, keepdim=True)).to(b.out.dtype)
-
-
-@decomposes("aten._log_softmax")
-def log_softmax(b: Build, x: Value, dim: int, half_to_float: bool) -> Value:
-    if not x.ndim:
-        return b.full((), 0, b.out.dtype, x.type.device)
-    shifted, dims = _shifted(b, x, dim)
-    total = b.reduce("sum", b.call("exp", shifted), dims, keepdim=True)
-    return (shifted - b.call("log", total)).to(b.out.dtype)
+decomposes("aten._softmax")(_softmax(is_log=False))
+decomposes("aten._log_softmax")(_softmax(is_log=True))
 
 
 @decomposes("aten._softmax_backward_data")

@@ -6,7 +6,8 @@
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from dovetail.ir.expr import Expr, as_expr, product
@@ -65,67 +66,58 @@ def upsample_nearest_backward(
     return b.reduce("sum", b.reshape(grad, split), dims)
 
 
+def _regrouped(b: Build, x: Value, parts: Sequence[Expr | int], order: Sequence[int]) -> Value:
+    return b.prim("copy", b.reshape(b.permute(b.reshape(x, parts), order), b.out.shape))
+
+
 @decomposes("aten.pixel_shuffle")
-def pixel_shuffle(b: Build, x: Value, upscale_factor: int) -> Value:
-    r = upscale_factor
+def pixel_shuffle(b: Build, x: Value, r: int) -> Value:
     lead, (c, h, w) = x.shape[:-3], x.shape[-3:]
-    parts = b.reshape(x, (product(lead), c // (r * r), r, r, h, w))
-    return b.prim("copy", b.reshape(b.permute(parts, (0, 1, 4, 2, 5, 3)), b.out.shape))
+    return _regrouped(b, x, (product(lead), c // (r * r), r, r, h, w), (0, 1, 4, 2, 5, 3))
 
 
 @decomposes("aten.pixel_unshuffle")
-def pixel_unshuffle(b: Build, x: Value, downscale_factor: int) -> Value:
-    r = downscale_factor
+def pixel_unshuffle(b: Build, x: Value, r: int) -> Value:
     lead, (c, h, w) = x.shape[:-3], x.shape[-3:]
-    parts = b.reshape(x, (product(lead), c, h // r, r, w // r, r))
-    return b.prim("copy", b.reshape(b.permute(parts, (0, 1, 3, 5, 2, 4)), b.out.shape))
+    return _regrouped(b, x, (product(lead), c, h // r, r, w // r, r), (0, 1, 3, 5, 2, 4))
 
 
 @decomposes("aten.channel_shuffle", "aten.native_channel_shuffle")
 def channel_shuffle(b: Build, x: Value, groups: int) -> Value:
-    n, c = x.shape[0], x.shape[1]
-    parts = b.reshape(x, (n, groups, c // groups, product(x.shape[2:])))
-    return b.prim("copy", b.reshape(b.permute(parts, (0, 2, 1, 3)), b.out.shape))
+    n, c = x.shape[:2]
+    return _regrouped(b, x, (n, groups, c // groups, product(x.shape[2:])), (0, 2, 1, 3))
 
 
-def _bordered(b: Build, x: Value, padding: Sequence[Any], mirror: bool) -> Value:
+def _bordered(edge: Callable[..., Value], b: Build, x: Value, padding: Sequence[Any]) -> Value:
     """Pairs from the last dimension backwards."""
     for pair in range(len(padding) // 2):
         dim = x.ndim - 1 - pair
-        low, high, size = as_expr(padding[2 * pair]), as_expr(padding[2 * pair + 1]), x.shape[dim]
-        if not (low.is_const and high.is_const and size.is_const) or low.value < 0 or high.value < 0:
+        low, high = as_expr(padding[2 * pair]), as_expr(padding[2 * pair + 1])
+        known = low.is_const and high.is_const and x.shape[dim].is_const
+        if not known or low.value < 0 or high.value < 0:
             raise Declined
-        n, before, after = size.value, low.value, high.value
-        parts = [x]
-        if mirror:
-            if before:
-                parts.insert(0, b.prim("flip", b.slice(x, dim, 1, before + 1), (dim,)))
-            if after:
-                parts.append(b.prim("flip", b.slice(x, dim, n - 1 - after, n - 1), (dim,)))
-        else:
-            if before:
-                parts.insert(0, _edge(b, x, dim, 0, before))
-            if after:
-                parts.append(_edge(b, x, dim, n - 1, after))
-        x = b.cat(parts, dim)
+        before = [edge(b, x, dim, 0, low.value)] if low.value else []
+        after = [edge(b, x, dim, x.shape[dim].value - 1, high.value)] if high.value else []
+        x = b.cat([*before, x, *after], dim)
     return b.prim("copy", x)
 
 
-def _edge(b: Build, x: Value, dim: int, at: int, times: int) -> Value:
+def _mirrored(b: Build, x: Value, dim: int, at: int, times: int) -> Value:
+    """What lies beside the first or the last position."""
+    start = at - times if at else 1
+    return b.prim("flip", b.slice(x, dim, start, start + times), (dim,))
+
+
+def _repeated(b: Build, x: Value, dim: int, at: int, times: int) -> Value:
     line = b.slice(x, dim, at, at + 1)
     shape = [as_expr(times) if d == dim else size for d, size in enumerate(x.shape)]
     kept = [d for d in range(x.ndim) if d != dim]
     return b.broadcast(b.reshape(line, [x.shape[d] for d in kept]), shape, kept)
 
 
-@decomposes("aten.reflection_pad1d", "aten.reflection_pad2d", "aten.reflection_pad3d")
-def reflection_pad(b: Build, x: Value, padding: Sequence[Any]) -> Value:
-    return _bordered(b, x, padding, mirror=True)
-
-
-@decomposes("aten.replication_pad1d", "aten.replication_pad2d", "aten.replication_pad3d")
-def replication_pad(b: Build, x: Value, padding: Sequence[Any]) -> Value:
-    return _bordered(b, x, padding, mirror=False)
+for _rank in (1, 2, 3):
+    decomposes(f"aten.reflection_pad{_rank}d")(partial(_bordered, _mirrored))
+    decomposes(f"aten.replication_pad{_rank}d")(partial(_bordered, _repeated))
 
 
 @decomposes("aten.rot90")
@@ -134,13 +126,10 @@ def rot90(b: Build, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value
     order = list(range(x.ndim))
     order[first], order[second] = order[second], order[first]
     turns = k % 4
-    if turns == 0:
-        return b.prim("copy", x)
-    if turns == 2:
+    if turns == 1:
+        x = b.permute(b.prim("flip", x, (second,)), order)
+    elif turns == 2:
         return b.prim("flip", x, tuple(sorted((first, second))))
-    turned = (
-        b.permute(b.prim("flip", x, (second,)), order)
-        if turns == 1
-        else b.prim("flip", b.permute(x, order), (second,))
-    )
-    return b.prim("copy", turned)
+    elif turns == 3:
+        x = b.prim("flip", b.permute(x, order), (second,))
+    return b.prim("copy", x)

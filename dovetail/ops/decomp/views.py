@@ -18,10 +18,6 @@ Size: TypeAlias = "Expr | int"
 
 
 @decomposes("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", prim=True)
-def view(b: Build, x: Value, size: Sequence[Size], stride: object = None) -> Value:
-    return b.reshape(x, b.out.shape)
-
-
 @decomposes("aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze",
             "aten.flatten.using_ints", "aten.unflatten.int", "aten.view_as")  # fmt: skip
 def regroup(b: Build, x: Value, *dims: object) -> Value:
@@ -30,7 +26,8 @@ def regroup(b: Build, x: Value, *dims: object) -> Value:
 
 
 @decomposes("aten.alias", "aten.detach", "aten.lift_fresh", "aten.view_of", "aten.lift",
-            "aten.conj", "aten._conj", "aten.resolve_conj", "aten.resolve_neg", "aten.real")  # fmt: skip
+            "aten.conj", "aten._conj", "aten.resolve_conj", "aten.resolve_neg", "aten.real",
+            "aten.positive")  # fmt: skip
 def alias(b: Build, x: Value) -> Value:
     return x
 
@@ -125,10 +122,6 @@ def unbind(b: Build, x: Value, dim: int = 0) -> list[Value]:
             "aten.unsafe_chunk")  # fmt: skip
 def split(b: Build, x: Value, sections: object, dim: int = 0) -> list[Value]:
     """The parts' types say where to cut."""
-    return pieces(b, x, dim)
-
-
-def pieces(b: Build, x: Value, dim: int) -> list[Value]:
     dim %= x.ndim
     parts, at = [], as_expr(0)
     for type in b.outs:
@@ -148,20 +141,13 @@ def diagonal(b: Build, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) 
     if not (rows.is_const and columns.is_const):
         raise Declined
     length = b.out.shape[-1].value
+    if not length:
+        return b.full(b.out.shape, 0, b.out.dtype, b.out.device)
     begin = offset if offset >= 0 else -offset * columns.value
     matrix = b.permute(x, [*rest, first, second])
     flat = b.reshape(matrix, [*matrix.shape[:-2], rows * columns])
     step = columns.value + 1
-    stop = begin + (length - 1) * step + 1 if length else begin
-    return (
-        b.slice(flat, flat.ndim - 1, min(begin, rows.value * columns.value), stop, step)
-        if length
-        else _empty(b)
-    )
-
-
-def _empty(b: Build) -> Value:
-    return b.full(b.out.shape, 0, b.out.dtype, b.out.device)
+    return b.slice(flat, flat.ndim - 1, begin, begin + (length - 1) * step + 1, step)
 
 
 @decomposes("aten.as_strided")
