@@ -314,7 +314,8 @@ class Columns:
                 value = self.writer.as_vector(self.writer.value(item.write.value, inside))
                 inside(f"store({self._in(f'{item.name}_mean')}, {value});")
 
-        self.writer.recompute = self.body.recomputed(step)
+        made = [nest for nest in step.points if not nest.reduce]  # which nothing has written so far
+        self.writer.recompute = {write.buffers[0]: write.value for nest in made for write in nest.writes}
         self.body.vector_loop(Span(self.vector, "from", "to"), known, body)
         self.writer.recompute = {}
         scope.block(f"if ({bounds[0]} < {bounds[1]}) {{", known)
