@@ -420,12 +420,9 @@ class _Emitter:
             self.emit_grads(backward, [*given, *used])
 
     def emit_tangent(self, name: str, kind: TensorType) -> None:
-        """A missing tangent is zeros; one with other strides is laid out anew."""
-        shape, stride = self.literal(kind.shape), self.literal(kind.stride)
-        dtype, device = self.literal(kind.dtype), self.literal(kind.device)
-        with self.w.block(f"if {name} is None:"):
-            self.w(f"{name} = torch.empty_strided({shape}, {stride}, dtype={dtype}, device={device}).zero_()")
-        with self.w.block(f"elif {name}.stride() != {stride}:"):
+        """One with other strides is laid out anew."""
+        stride = self.literal(kind.stride)
+        with self.w.block(f"if {name} is not None and {name}.stride() != {stride}:"):
             self.w(f"{name} = restride({name}, {stride})")
 
     def emit_grads(self, backward: Graph, given: list[str]) -> None:
@@ -448,9 +445,20 @@ class _Emitter:
         grads = ["None"] * self.signature.inputs
         for i, position in at.items():
             grads[i] = targets[backward.outputs[position]]
-            if grads[i] in given[len(self.partition.saved) :]:
-                grads[i] += f" if not missing[{given.index(grads[i]) - len(self.partition.saved)}] else None"
         self.w(f"return {_tuple(grads)}")
+
+
+def _consumer(executable: Executable, missing: bool) -> Callable[[list[Any]], Sequence[Any]]:
+    """A call that takes its inputs out of a list; one that cannot free them early just runs."""
+    consume = getattr(executable, "consume", None) or (lambda given: executable(*given))
+    if not missing:
+        return consume  # type: ignore[no-any-return]
+
+    def consume_present(given: list[Any]) -> Sequence[Any]:
+        given[:] = [value for value in given if value is not None]
+        return consume(given)  # type: ignore[no-any-return]
+
+    return consume_present
 
 
 class _Backwards:
@@ -472,8 +480,7 @@ class _Backwards:
             wanted = {output for i, output in enumerate(self.graph.outputs) if i not in unwanted}
             gone = [node for node, is_missing in zip(self.tangents, missing) if is_missing]
             graph = narrowed(self.graph, self.tangents, gone, wanted)
-            made = self.build(graph)  # one that cannot free its inputs early just runs
-            found = self.made[missing, unwanted] = getattr(made, "consume", lambda given: made(*given))
+            found = self.made[missing, unwanted] = _consumer(self.build(graph), any(missing))
         return found
 
 

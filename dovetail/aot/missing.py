@@ -1,6 +1,6 @@
 """Backward for outputs that nobody used.
 
-    def backward(saved, tangent_0, tangent_1):         without tangent_1:
+    def backward(saved, tangent_0, tangent_1):         def backward(saved, tangent_0):
         a = mul(tangent_0, saved)                          a = mul(tangent_0, saved)
         b = div(tangent_1, saved)                          b_missing = full(..., 0)
         return (add(a, b),)                                return (add(a, b_missing),)
@@ -23,8 +23,8 @@ from dovetail.ops.decompose import SUPPORTED
 def narrowed(
     backward: Graph, tangents: Collection[Node], missing: Collection[Node], wanted: set[Arg]
 ) -> Graph:
-    """The same inputs and outputs, computed from the other tangents only. None stands for an output that is
-    not wanted, has no tangent, is an input or comes twice: who asks for those has them."""
+    """The same outputs, computed from the other tangents only. None stands for an output that is not wanted,
+    has no tangent, is an input or comes twice: who asks for those has them."""
     nodes: list[Node] = []
     tied, nothing = set(tangents), set(missing)
     """What depends on any tangent, and on missing ones alone."""
@@ -49,7 +49,8 @@ def narrowed(
     for output in backward.outputs:
         outputs.append(new.get(output, output) if output in left else None)  # type: ignore[arg-type, call-overload]
         left.discard(output)
-    return prune(replace(backward, nodes=tuple(nodes), outputs=tuple(outputs)))
+    inputs = tuple(node for node in backward.inputs if node not in missing)
+    return prune(replace(backward, inputs=inputs, nodes=tuple(nodes), outputs=tuple(outputs)))
 
 
 def _zeros_like(node: Node) -> Node:

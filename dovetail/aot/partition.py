@@ -81,7 +81,7 @@ def partition(graph: Graph, signature: Signature, budget: float = 1.0) -> Partit
     used = [(node, position) for node, position in zip(tangents, signature.tangents) if node in wanted]
     backward = _make_backward(graph, saved, tuple(node for node, _ in used), grads)
     kept = tuple(entry for _, entry in saved)
-    symbols_needed = _missing_symbols(backward)
+    symbols_needed = _missing_symbols(backward, len(saved))
     if symbols_needed:
         backward, kept = _add_symbols(backward, kept, symbols_needed)
     outputs = sum(entry.source == "output" and entry.index >= signature.values for entry in kept)
@@ -345,10 +345,10 @@ def exprs_in(arg: object) -> Iterable[Expr]:
         yield from (e for e in (*arg.shape, *arg.stride) if not e.is_const)
 
 
-def _missing_symbols(graph: Graph) -> list[Expr]:
-    """Symbols that backward names and that no input of it is the size of."""
+def _missing_symbols(graph: Graph, saved: int) -> list[Expr]:
+    """Symbols that backward names and that no saved value is the size of; tangents need not come."""
     known: set[Expr] = set()
-    for node in graph.inputs:
+    for node in graph.inputs[:saved]:
         if isinstance(node.type, TensorType):
             known.update(e for e in (*node.type.shape, *node.type.stride) if e.op == "sym")
         elif isinstance(node.type, ScalarType) and node.type.expr is not None:

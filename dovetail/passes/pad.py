@@ -16,7 +16,7 @@ from typing import Final, cast
 from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, const, mul
 from dovetail.ir.graph import Arg, Graph, Node, nodes_in
 from dovetail.ir.types import TensorType, contiguous_stride
-from dovetail.ops.build import Build
+from dovetail.ops.build import Build, Value
 from dovetail.ops.prims import kind_of
 from dovetail.passes.several import replace_nodes
 
@@ -109,13 +109,21 @@ def _grown(b: Build, node: Node, extras: Sequence[int]) -> Node:
     """With zeros after the last dimensions, in the same order in memory."""
     if not any(extras):
         return node
+    return _with_zeros(b, node, [*([0] * (node.tensor.ndim - len(extras))), *extras])
+
+
+def _with_zeros(b: Build, node: Node, extras: Sequence[int]) -> Node:
+    """`extras` after each dimension. A matrix and its transpose are views of one copy."""
     type = node.tensor
-    after = (*(ZERO for _ in range(type.ndim - len(extras))), *map(as_expr, extras))
-    shape = tuple(const(n.value + more.value) for n, more in zip(type.shape, after))
+    if node.op == "prims.permute":
+        dims = cast("tuple[int, ...]", node.args[1])
+        grown = _with_zeros(b, cast(Node, node.args[0]), [extras[dims.index(d)] for d in range(type.ndim)])
+        return b.permute(Value(grown, b), dims).node
+    shape = tuple(const(n.value + more) for n, more in zip(type.shape, extras))
     order = sorted(range(type.ndim), key=lambda d: -type.stride[d].lo)
     strides, step = [ONE] * type.ndim, ONE
     for dim in reversed(order):
         strides[dim], step = step, mul(step, shape[dim])
     made = TensorType(shape, tuple(strides), type.dtype, type.device)
-    args = (node, tuple(ZERO for _ in after), after, 0.0)
+    args = (node, tuple(ZERO for _ in extras), tuple(map(as_expr, extras)), 0.0)
     return b.graph.call("prims.pad", args, made, name=f"{node.name}_padded", loc=node.loc)

@@ -177,6 +177,8 @@ class _Emitter:
     blocks: tuple[Blocks, ...] = field(init=False)
     masked: tuple[str, ...] = field(init=False)
     """Names of the axes along which a tile may reach past the end."""
+    certain: frozenset[Scalar] = frozenset()
+    """Conditions that hold for every point of the current stretch of a row."""
     written: frozenset[str] = field(init=False)
     shortened: frozenset[Scalar] = field(init=False)
     """erf and tanh that are read only to add 1 to them."""
@@ -384,14 +386,17 @@ class _Emitter:
         """Take the row block by block: whole blocks without a mask, so that their accesses can be wide,
         then the rest. What does not change along the row is loaded before."""
         axis, masked = self.axes[-1], self.masked
-        size, whole = _text(axis.size), f"{_text(axis.size)} // {axis.block} * {axis.block}"
-        stretches = [("0", size, masked)]
-        if "r" in masked and axis.size.is_const and not self.masks:
-            stretches = [("0", whole, tuple(m for m in masked if m != "r")), (whole, size, masked)]
+        size, bounds = _text(axis.size), self._bounds(roots)
+        stretches = [("0", size, masked, self.certain)]
+        if ("r" in masked or bounds) and axis.size.is_const and not self.masks:
+            whole = f"{min([axis.size.value, *bounds.values()])} // {axis.block} * {axis.block}"
+            unmasked = tuple(m for m in masked if m != "r")
+            stretches = [("0", whole, unmasked, frozenset(bounds)), (whole, size, masked, frozenset())]
         self.tiles.clear()
+        self.certain = stretches[0][-1]
         self._load_before(roots)
         before = self.tiles
-        for start, end, self.masked in stretches:
+        for start, end, self.masked, self.certain in stretches:
             with self.w.block(f"for roffset in range({start}, {end}, {axis.block}):"):
                 wide = ".to(tl.int64)" if self._is_wide() else ""
                 self.w(f"rindex = roffset + tl.arange(0, {axis.block}){_spread(axis, self.axes)}{wide}")
@@ -400,6 +405,17 @@ class _Emitter:
                 take_block()
         self.masked = masked
         self.tiles.clear()
+
+    def _bounds(self, roots: list[Scalar]) -> dict[Scalar, int]:
+        """Conditions of the form `r < bound`, as the end of a padded row has them."""
+        found: dict[Scalar, int] = {}
+        loops = self.axes[-1].loops
+        for node in iter_scalars(*map(self._with_formulas, roots)):
+            if node.op == "masked" and node.args[0].op == "index":  # type: ignore[union-attr]
+                expr: Expr = node.args[0].args[0]  # type: ignore[union-attr, assignment]
+                if expr.op == "lt" and expr.args[0] is loops[0].var and expr.args[1].is_const and not loops[1:]:
+                    found[node.args[0]] = expr.args[1].value  # type: ignore[index]
+        return found
 
     def _load_before(self, roots: list[Scalar]) -> None:
         """Loads that are the same for every block of a row."""
@@ -477,11 +493,16 @@ class _Emitter:
             if node in seen:
                 continue
             seen.add(node)
-            stack.extend((node.args[0], node.args[2]) if node.op == "masked" else node.operands)  # type: ignore[arg-type]
+            if node.op == "masked":
+                stack.extend(node.args[1:2] if node.args[0] in self.certain else node.args[::2])  # type: ignore[arg-type]
+            else:
+                stack.extend(node.operands)
         return seen
 
     def _masked(self, node: Scalar) -> Tile:
         condition, value, other = node.args
+        if condition in self.certain:
+            return self.tiles[value]  # type: ignore[index]
         test = self.tiles[condition]  # type: ignore[index]
         self.masks.append(test.text)
         saved, self.tiles = self.tiles, {**self.tiles}
