@@ -28,6 +28,10 @@ from dovetail.util.mincut import INFINITE, Network
 
 _SOURCE: Final = "source"
 _SINK: Final = "sink"
+MOST_SOURCES: Final = 3
+"""Saved values that one is recomputed from, if they are together much larger than it."""
+MANY_SOURCES: Final = 32
+"""Past this many they are not followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,26 @@ class _Problem:
                 behind.add(node)
         return found
 
+    def gathered(self, saved: set[Node]) -> set[Node]:
+        """Values recomputed from several saved ones that are together much larger, as the last sums of a
+        residual stream would be from all that was added to it. Saved in between, they cut such chains."""
+        found: set[Node] = set()
+        sources: dict[Node, frozenset[Node]] = {}
+        for node in (*self.graph.inputs, *self.graph.nodes):
+            if node not in self.needed:
+                continue
+            if node in saved or node in self.primals:
+                sources[node] = frozenset((node,))
+                continue
+            read = frozenset().union(*(sources.get(operand, ()) for operand in node.operands))
+            large = [source for source in read if 2 * bytes_of(source.type) >= bytes_of(node.type)]
+            is_costly = sum(bytes_of(source.type) for source in large) >= 2 * bytes_of(node.type)
+            if len(large) > MOST_SOURCES and is_costly and class_of(node.op) == "cheap":
+                found.add(node)
+                read = frozenset((node,))
+            sources[node] = read if len(read) < MANY_SOURCES else frozenset()
+        return found - self.checkpointed
+
     def _is_anchor(self, node: Node) -> bool:
         return node in self.anchors and class_of(node.op) == "cheap" and node not in self.checkpointed
 
@@ -207,9 +231,10 @@ class _Problem:
 
     def solve(self, budget: float) -> set[Node]:
         best = self.cut(set())
-        if (chained := self.chained(best)):
-            self.kept = chained
-            best = self.cut(set())
+        for find in (self.gathered, self.chained):
+            if found := find(best):
+                self.kept |= found
+                best = self.cut(set())
         if budget >= 1.0:
             return best
         candidates = self._candidates()
