@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,10 @@ class Blocks:
     def constants(self, names: tuple[str, ...]) -> dict[str, int]:
         """The values of XBLOCK and so on."""
         return {name: getattr(self, name[0].lower()) for name in names}
+
+
+FOLLOW: Final = "dv.follow()"
+"""The line of a Triton kernel from which on it needs what kernels before it wrote."""
 
 
 @dataclass(frozen=True, slots=True)

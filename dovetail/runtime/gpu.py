@@ -25,7 +25,7 @@ import torch
 from dovetail.cache.store import default_folder, store_in
 from dovetail.errors import BuildFailed
 from dovetail.events import EVENTS
-from dovetail.ir.program import Blocks, Kernel
+from dovetail.ir.program import FOLLOW, Blocks, Kernel
 from dovetail.options import Options
 from dovetail.runtime.build import scratch
 from dovetail.runtime.workers import WORKERS
@@ -97,6 +97,11 @@ def begin(kernels: Sequence[Kernel], device: torch.device, options: Options) -> 
     )
 
 
+def overlaps(capability: int) -> bool:
+    """A kernel can get ready while the one before it finishes."""
+    return capability >= 90
+
+
 def start_workers(wanted: int, options: Options) -> None:
     """Kernels are coming: have processes ready to compile them."""
     WORKERS.start(min(wanted, options.compile_threads or wanted))
@@ -144,7 +149,7 @@ def _request(kernel: Kernel, blocks: Blocks, capability: int, prelude: str) -> d
     if not os.access(default_folder() if default_folder().exists() else default_folder().parent, os.W_OK):
         folder = scratch()
     return {
-        "text": kernel.text,
+        "text": kernel.text if overlaps(capability) else kernel.text.replace(f"    {FOLLOW}\n", ""),
         "prelude": prelude,
         "symbol": kernel.symbol,
         "signature": kernel.signature,
@@ -167,7 +172,7 @@ def driver() -> ctypes.CDLL:
 
 
 def launch_address() -> int:
-    return ctypes.cast(driver().cuLaunchKernel, ctypes.c_void_p).value or 0
+    return ctypes.cast(driver().cuLaunchKernelEx, ctypes.c_void_p).value or 0
 
 
 def _check(code: int, what: str) -> None:

@@ -103,7 +103,7 @@ def load(program: Program, options: Options | None = None) -> Executable:
     host = open_library(host_path)
     _connect(host, program)
     if pending is not None:
-        _connect_gpu(host, program, pending.finish())
+        _connect_gpu(host, program, pending)
     calls = tuple(make_call(call) for call in program.python_calls if isinstance(call, PythonCall))
     launch = _native.Launch(_address(host, "run"), program.kinds, program.outputs, calls, host)
     plain = all(result.kind == "tensor" for result in program.results)
@@ -153,8 +153,9 @@ def _connect(host: ctypes.CDLL, program: Program) -> None:
     arena[0], arena[1] = _arena(True)
 
 
-def _connect_gpu(host: ctypes.CDLL, program: Program, functions: dict[str, gpu.GpuFunction]) -> None:
+def _connect_gpu(host: ctypes.CDLL, program: Program, pending: gpu.Pending) -> None:
     """Kernels of the GPU: their functions, and how each is launched."""
+    functions = pending.finish()
     count = max(len(program.kernels), 1)
     table = (ctypes.c_void_p * count).in_dll(host, "dv_kernels")
     launches = (ctypes.c_int32 * (4 * count)).in_dll(host, "dv_launches")
@@ -166,3 +167,4 @@ def _connect_gpu(host: ctypes.CDLL, program: Program, functions: dict[str, gpu.G
             first, second = (blocks.y, blocks.x) if "YBLOCK" in kernel.constants else (blocks.x, 1)
             launches[4 * k : 4 * k + 4] = [first, second, blocks.warps, function.shared]
     ctypes.c_void_p.in_dll(host, "dv_launch_kernel").value = gpu.launch_address()
+    ctypes.c_int32.in_dll(host, "dv_overlaps").value = gpu.overlaps(gpu.capability_of(pending.device))

@@ -68,6 +68,7 @@ def via_torch(fn):
 libdevice = types.SimpleNamespace(**{name: via_torch(fn) for name, fn in FUNCTIONS.items()})
 from dovetail.codegen.triton import prelude
 prelude.libdevice = libdevice
+prelude.follow = lambda: None
 
 def run_group(group, buffers, memory, folder):
     kernel = triton_kernel.emit_kernel(group, buffers)

@@ -1,6 +1,6 @@
 """What a host program needs on a GPU: device memory, and kernels launched through the driver.
 
-    launch(dv_kernels[0], dv_launches[0], rows, 1, stream, {&x, &o});
+    launch(dv_kernels[0], dv_launches[0], rows, 1, false, stream, {&x, &o});
 
 `dv_launches` holds each kernel's block sizes, warps and shared memory; the loader fills it in after
 tuning. Kernels assume pointers aligned to 16 bytes: an input that is not, or that lies on the CPU (a
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 CUDA_HEAD: Final = """\
 struct Launch { int32_t x, y, warps, shared; };
-typedef int (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                            void*, void**, void**);
+// The driver's CUlaunchAttribute and CUlaunchConfig.
+struct Attribute { int32_t id, unused; union { int32_t number; char bytes[64]; }; };
+struct Config { uint32_t grid[3], block[3], shared; void* stream; const Attribute* attributes; uint32_t count; };
 extern "C" {
 Launch dv_launches[%(kernels)s];
-LaunchKernel dv_launch_kernel;
+int (*dv_launch_kernel)(const Config*, void*, void**, void**);
+int32_t dv_overlaps;
 int32_t aoti_torch_get_current_cuda_stream(int32_t, void**);
 int32_t aoti_torch_create_cuda_guard(int32_t, void**);
 int32_t aoti_torch_delete_cuda_guard(void*);
@@ -61,17 +63,24 @@ static Handle moved(Handle h, Tensor& copy, int64_t n, const int64_t* sizes, con
     aoti_torch_copy_(copy, h, 0);
     return copy.handle;
 }
-static inline int32_t launch(void* kernel, const Launch& how, int64_t x, int64_t y, void* stream,
+// `follows`: one of our kernels comes right before, and this one may get ready while that one finishes
+// (programmatic stream serialization); it waits by itself.
+static const Attribute OVERLAP = {6, 0, {1}};
+static inline int32_t launch(void* kernel, const Launch& how, int64_t x, int64_t y, bool follows, void* stream,
                              void** args) {
     const int64_t gx = (x + how.x - 1) / how.x, gy = (y + how.y - 1) / how.y;
     if (gx <= 0 || gy <= 0) return 0;
-    return dv_launch_kernel(kernel, (unsigned)gx, (unsigned)gy, 1, 32 * how.warps, 1, 1, how.shared, stream,
-                            args, nullptr);
+    const Config config = {{(uint32_t)gx, (uint32_t)gy, 1}, {32u * how.warps, 1, 1}, (uint32_t)how.shared,
+                           stream, &OVERLAP, follows ? dv_overlaps : 0u};
+    return dv_launch_kernel(&config, kernel, args, nullptr);
 }
 """
 
 
-def launch_cuda(writer: HostWriter, group: Group, kernel: TritonKernel, index: int) -> None:
+def launch_cuda(
+    writer: HostWriter, group: Group, kernel: TritonKernel, index: int, follows: bool
+) -> None:
+    """`follows`: the step before was a kernel, too."""
     device = writer.plan.schedule.loops.device
     if "stream" not in writer.pointers:
         writer.pointers["stream"] = "stream"
@@ -95,7 +104,8 @@ def launch_cuda(writer: HostWriter, group: Group, kernel: TritonKernel, index: i
     writer(f"void* {packed}[] = {{{', '.join([*args, '&scratch', '&scratch'])}}};")
     first, second = [*(c_expr(size) for size, _ in kernel.grid), "1"][:2]
     where = f"    // {group.nests[-1].loc}" if group.nests[-1].loc else ""
-    call = f"launch(dv_kernels[{index}], dv_launches[{index}], {first}, {second}, stream, {packed})"
+    where_to = f"{first}, {second}, {str(follows).lower()}, stream, {packed}"
+    call = f"launch(dv_kernels[{index}], dv_launches[{index}], {where_to})"
     writer(f'TRY("launch of {kernel.symbol}", {call}){where}')
 
 

@@ -212,7 +212,8 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     last, ends = _last_reads(plan), [len(writer.lines)]
     for k, step in enumerate(plan.schedule.steps):
         if isinstance(step, Group):
-            _launch(writer, step, launches[step], kernel_index[launches[step].key])
+            follows = k > 0 and isinstance(steps[k - 1], Group)
+            _launch(writer, step, launches[step], kernel_index[launches[step].key], follows)
         else:
             emit_extern(writer, step)
         _free(writer, k, last)
@@ -272,9 +273,9 @@ def _bind_symbols(writer: HostWriter) -> None:
                 writer(f"const int64_t {size.name} = {sizes}[{d}];")
 
 
-def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int) -> None:
+def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int, follows: bool) -> None:
     if isinstance(launch, TritonKernel):
-        launch_cuda(writer, group, launch, index)
+        launch_cuda(writer, group, launch, index, follows)
         return
     args = [writer.pointer(name) for name in launch.params]
     kinds = [f"{c_type(writer.buffers[name].type.dtype)}*" for name in launch.params]

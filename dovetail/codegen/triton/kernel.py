@@ -27,7 +27,7 @@ from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, step_sc
 from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, TL_TYPE, TRITON
 from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, spell, substitute, sym, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of, scalar
-from dovetail.ir.program import Blocks
+from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, I64, DType
 from dovetail.util.writer import Writer
@@ -222,6 +222,7 @@ class _Emitter:
 
     def emit(self) -> TritonKernel:
         numbers = tuple(dict.fromkeys(str(n.args[0]) for n in self._scalars() if n.op == "input"))
+        self.w(FOLLOW)
         self._indices()
         for step in self.shape.passes:
             self._pass(step)

@@ -6,6 +6,14 @@ minimum and maximum, integer division rounds down, the remainder has the divisor
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def follow():
+    """Wait until the kernel before this one is done, then let the next one get ready."""
+    gdc_wait()
+    gdc_launch_dependents()
 
 
 @triton.jit
