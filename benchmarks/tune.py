@@ -78,6 +78,14 @@ WORK: dict[str, Callable[[], tuple[Any, ...]]] = {
         lambda x, w, v: F.silu(F.linear(x, w)) * F.linear(x, v), bf16(1, 4096), bf16(14336, 4096),
         bf16(14336, 4096),
     ),
+    "matvec_out": lambda: (
+        lambda x, w, r: r + F.linear(x, w), bf16(1, 4096), bf16(4096, 4096), bf16(1, 4096)
+    ),
+    "matvec_heads": lambda: (lambda x, w: F.linear(x, w), bf16(1, 4096), bf16(6144, 4096)),
+    "gelu_train": lambda: (
+        lambda x, w, b: F.gelu(torch.addmm(b, x, w), approximate="tanh"), bf16(8192, 768, grad=True),
+        bf16(768, 3072, grad=True), bf16(3072, grad=True),
+    ),
     "mlp_norm": lambda: (lambda x, w: F.gelu(F.layer_norm(x, (256,), w, w)), f32(8, 256), f32(256)),
 }  # fmt: skip
 

@@ -33,8 +33,8 @@ def emit(plan: Plan, options: Options) -> Program:
         "cpu": CppTarget(vector_bytes() if options.simd else 0),
         "cuda": TritonTarget(),
     }
-    reused = {name for name, place in plan.places if place.kind == "reuse"}
-    buffers = {b.name: replace(b, kind="input") if b.name in reused else b for b in loops.buffers}
+    kinds = _kinds(plan)
+    buffers = {b.name: replace(b, kind=kinds[b.name]) for b in loops.buffers}
     launches: dict[Group, Launchable] = {}
     kernels: dict[str, Kernel] = {}
     known: dict[Form, tuple[Launchable, list[str]]] = {}
@@ -64,6 +64,18 @@ def emit(plan: Plan, options: Options) -> Program:
         host.results,
         len(plan.schedule.steps),
     )
+
+
+def _kinds(plan: Plan) -> dict[str, str]:
+    """As kernels see them: a buffer in an input's memory is an input, an input nobody writes a constant."""
+    found = {b.name: b.kind for b in plan.schedule.loops.buffers}
+    written = {name for step in plan.schedule.steps for name in step.written_buffers}
+    for name, place in plan.places:
+        if place.kind == "reuse":
+            found[name] = "input"
+            written.add(str(place.of))
+    constant = [name for name, kind in found.items() if kind == "input" and name not in written]
+    return found | dict.fromkeys(constant, "constant")
 
 
 def _for_others(made: Launchable, names: list[str], others: list[str]) -> Launchable:

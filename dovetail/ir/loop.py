@@ -132,7 +132,8 @@ masked."""
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Flat storage. `type` gives shape, strides, dtype, device. kind: input, temp or output."""
+    """Flat storage. `type` gives shape, strides, dtype, device. kind: input, temp, output, or for kernels
+    constant: an input that the program does not write."""
 
     name: str
     type: TensorType

@@ -97,7 +97,7 @@ def find_stored(graph: Graph) -> set[Node]:
                 wanted.update(base_of(operand) for operand in node.operands)
         wanted.update(base_of(operand) for operand in needs_memory(node))
         readers[node] = _readers(users[node], stored, readers)
-        aligned[node] = _is_aligned(users[node], stored, aligned)
+        aligned[node] = _is_aligned(node, users[node], stored, aligned)
         if node in wanted and node.op not in VIEWS:
             stored.add(node)
         elif node.op == "prims.cat" and not (
@@ -149,9 +149,16 @@ def _is_worth_storing(node: Node) -> bool:
     return kind_of(node.op) != "view" and not _is_widening(node) and not _is_cheap(node)
 
 
-def _is_aligned(users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:
-    """Only read element by element at the same index, so that a loop over it can be split at will."""
-    return all(kind_of(user.op) == "pointwise" and (user in stored or aligned[user]) for user in users)
+def _is_aligned(node: Node, users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:
+    """Only read element by element, so that a loop over it can be split at will; on a GPU in any order."""
+    for user in users:
+        is_put = user.op == "prims.put" and user.args[-1] is node
+        is_turned = user.op == "prims.permute" and aligned[user]
+        if (is_put or is_turned) and user.tensor.device.kind != "cpu":
+            continue
+        if kind_of(user.op) != "pointwise" or not (user in stored or aligned[user]):
+            return False
+    return True
 
 
 def _joins_rows(join: Node, users: dict[Node, list[Node]]) -> bool:

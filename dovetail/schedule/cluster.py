@@ -219,7 +219,9 @@ def _joined(a: Cluster, b: Cluster, alignment: Alignment) -> Cluster:
     # A buffer that both write is written in parts.
     parts: dict[str, Expr | None] = {buffer: UNKNOWN for buffer in a.writes if buffer in b.writes}
     members = (*left, *right)
-    return Cluster(members, alignment.ranges, alignment.outer, reads, a.writes | b.writes | parts, a.position)
+    writes = a.writes | b.writes | parts
+    alone = a.alone or b.alone
+    return Cluster(members, alignment.ranges, alignment.outer, reads, writes, a.position, alone)
 
 
 # -- what the join means ---------------------------------------------------------------------------

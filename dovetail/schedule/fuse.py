@@ -55,11 +55,11 @@ class Fuser:
     def add(self, nest: Nest, step: int) -> None:
         cluster = make_cluster(nest, step)
         self._register(cluster)
-        if not self.options.fuse or cluster.alone:
+        if not self.options.fuse:
             return
         wanted = sorted(cluster.reads, key=lambda buffer: -self.sizes.get(buffer, 0))
         here = step
-        for buffer in wanted:
+        for buffer in () if cluster.alone else wanted:
             for other in sorted(self.producers.get(buffer, ())):
                 here = self._try(other, here, nest, is_sibling=False)
         for buffer in wanted:
@@ -102,7 +102,7 @@ class Fuser:
 
     def why_not_fuse(self, first: Cluster, second: Cluster, is_sibling: bool) -> Cluster | Reason:
         """The joined cluster, or why there is none."""
-        if first.alone or second.alone:
+        if (first.alone or second.alone) and not self._scatter_apart(first, second):
             return Reason("S01", "scattered writes may collide")
         if len({self.devices[name] for name in (*first.writes, *second.writes)}) > 1:
             return Reason("S11", "on different devices")
@@ -122,6 +122,12 @@ class Fuser:
         if is_sibling and (why := self._why_not_share(first, second, joined)):
             return why
         return why if (why := _why_not_parallel(joined)) else replace(joined, position=position)
+
+    def _scatter_apart(self, first: Cluster, second: Cluster) -> bool:
+        """On a GPU two scatters of the same points to different places are one kernel."""
+        where = {self.devices[name].kind for name in (*first.writes, *second.writes)}
+        collide = (first.writes.keys() & second.reads.keys()) | (second.writes.keys() & first.reads.keys())
+        return first.alone and second.alone and where == {"cuda"} and not collide
 
     def _position(self, first: Cluster, second: Cluster) -> int | None:
         a, b = first.position, second.position
@@ -179,7 +185,20 @@ def schedule(loops: Loops, options: Options) -> Schedule:
     at: dict[int, Group | Extern] = dict(externs)
     for position, cluster in fuser.clusters.items():
         at[position] = make_group(cluster, kept, fuser)
-    return Schedule(loops, tuple(at[p] for p in sorted(at)), tuple(fuser.declined))
+    order = _updates_last(loops, at, fuser)
+    return Schedule(loops, tuple(at[p] for p in order), tuple(fuser.declined))
+
+
+def _updates_last(loops: Loops, at: dict[int, Group | Extern], fuser: Fuser) -> list[int]:
+    """New values of inputs that nothing reads come after the last read of the old ones: then they can be
+    written over them."""
+    late: dict[int, int] = {}
+    for name, base in loops.updates:
+        for position in fuser.producers.get(name, ()):
+            if position in fuser.clusters and len(fuser.clusters[position].writes) == 1:
+                if not fuser.readers.get(name):
+                    late[position] = max(position, *fuser.readers.get(base, ()), position)
+    return sorted(at, key=lambda position: (late.get(position, position), position in late))
 
 
 def kept_buffers(loops: Loops) -> set[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -95,3 +97,21 @@ def test_never_more_than_eager_saves() -> None:
         program(x, w)
     eager = sum(t.nbytes for t in storages.values() if t.data_ptr() not in (x.data_ptr(), w.data_ptr()))
     assert _saved_bytes(_parts(program, x, w)) <= eager
+
+
+def test_a_residual_stream_is_saved_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recomputed from the half-sized values that were added to it, its end would need them all."""
+
+    def stream(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(9):
+            x = x + (F.layer_norm(x, (32,)).bfloat16() @ w).float()
+        return x.sin()
+
+    x, w = torch.randn(64, 32, requires_grad=True), torch.randn(32, 32).bfloat16().requires_grad_()
+    check(stream, lambda: [torch.randn(64, 32, requires_grad=True), torch.randn(32, 32).bfloat16()])
+    counts = []
+    for most in (3, 100):
+        monkeypatch.setattr(sys.modules["dovetail.aot.partition"], "MOST_SOURCES", most)
+        saved = [entry for entry in _parts(stream, x, w).saved if entry.source == "output"]
+        counts.append(sum(entry.bytes == x.numel() * 4 for entry in saved))
+    assert counts[0] > counts[1] + 1

@@ -4,6 +4,7 @@ import torch
 from dovetail.aot import run_graph
 from dovetail.ir.parse import parse_graph
 from dovetail.lower import lower
+from dovetail.passes.clean import merge_equal
 from dovetail.passes.pad import pad_products
 from dovetail.passes.rows import join_rows
 from tests.lower.interpret import run_loops
@@ -28,6 +29,8 @@ def products(graph):
 def test_odd_products_are_padded():
     graph = pad_products(parse_graph(ODD))
     assert [shape for _, shape in products(graph)] == [[4096, 1008], [4096, 512], [1008, 512]]
+    copies = [node.name for node in merge_equal(graph).nodes if node.op == "prims.pad"]
+    assert copies == ["narrow_padded", "grown_padded"], "one for a matrix and its transpose"
     h, w = torch.randn(4096, 512).bfloat16() / 32, torch.randn(1001, 512) / 32
     wanted = run_graph(parse_graph(ODD), [h, w])
     got = run_loops(lower(graph), [h, w])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.fx import symbolic_trace
 from dovetail import aot, lower, ops, passes
 from dovetail.ir.expr import ZERO, const, sym
 from dovetail.ir.loop import Buffer, BufferRef, Loops, Nest, Range, Write, constant, load, scalar
+from dovetail.ir.parse import parse_graph
 from dovetail.ir.schedule import Group, Schedule
 from dovetail.ir.types import F32, tensor_type
 from dovetail.options import Options
@@ -132,3 +134,28 @@ def test_large_products_go_to_onednn() -> None:
     assert [step.op for step in made.steps] == ["mkldnn._linear_pointwise.default"]
     small = scheduled(lambda x, w: x @ w.t(), (8, 64), (64, 64))
     assert [step.op for step in small.steps] == ["aten.mm.default"]
+
+
+CACHES = """
+def forward(keys: f32[8, 64, 32] cuda, values: f32[8, 64, 32] cuda, k: f32[8, 1, 32] cuda, at: i64[1] cuda):
+    low = prims.slice(k, 2, 0, 16, 1)                     # f32[8, 1, 16]{32, 32, 1} cuda
+    high = prims.slice(k, 2, 16, 32, 1)                   # f32[8, 1, 16]{32, 32, 1} cuda
+    turned = prims.cat((high, low), 2)                    # f32[8, 1, 32] cuda
+    row = prims.permute(turned, (1, 0, 2))                # f32[1, 8, 32] cuda
+    other = prims.permute(k, (1, 0, 2))                   # f32[1, 8, 32] cuda
+    new_keys = prims.put(keys, (at,), (1,), row)          # f32[8, 64, 32] cuda
+    new_values = prims.put(values, (at,), (1,), other)    # f32[8, 64, 32] cuda
+    return (new_keys, new_values)
+"""
+
+
+def test_a_gpu_writes_keys_and_values_in_one_kernel() -> None:
+    def groups(text: str) -> list[Group]:
+        graph = replace(parse_graph(text), updates=((0, 0), (1, 1)))
+        steps = schedule(lower.lower(graph), Options()).steps
+        return [step for step in steps if isinstance(step, Group)]
+
+    copies_and_both = groups(CACHES)
+    assert [len(g.nests) for g in copies_and_both if "put" in g.name] == [2]
+    assert not any(w.buffers == ("turned",) for g in copies_and_both for n in g.nests for w in n.writes)
+    assert [len(g.nests) for g in groups(CACHES.replace(" cuda", "")) if "put" in g.name] == [1, 1]

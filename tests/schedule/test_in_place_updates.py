@@ -70,11 +70,31 @@ def test_equal_to_eager(program):
     assert written[0] == written[1]
 
 
-def test_an_update_costs_no_memory_of_its_own(monkeypatch):
-    monkeypatch.setattr(EVENTS, "is_detailed", True)  # no stage is skipped for a cached result
+def places(program, *given):
     EVENTS.clear()
     with torch.no_grad():
-        dovetail.compile(momentum)(*(torch.randn(31, 7) for _ in range(3)))
+        dovetail.compile(program)(*given)
     (plan,) = [event["value"] for event in EVENTS.of("stage") if event["stage"] == "70.plan"]
-    kinds = [place.kind for _, place in plan.places]
+    return [place.kind for _, place in plan.places]
+
+
+def test_an_update_costs_no_memory_of_its_own(monkeypatch):
+    monkeypatch.setattr(EVENTS, "is_detailed", True)  # no stage is skipped for a cached result
+    kinds = places(momentum, *(torch.randn(31, 7) for _ in range(3)))
     assert kinds.count("reuse") == 2 and "output" not in kinds
+
+
+def counted(a, n):
+    at = n.clone()
+    n.add_(1)
+    a.index_copy_(0, at, torch.ones(1, 7))
+
+
+def test_an_update_waits_for_reads_of_the_old_value(monkeypatch):
+    monkeypatch.setattr(EVENTS, "is_detailed", True)
+    a, n = torch.randn(24, 7), torch.tensor([5])
+    plain = a.clone(), n.clone()
+    counted(*plain)
+    kinds = places(counted, a, n)
+    assert "reuse" in kinds and "output" not in kinds
+    assert torch.equal(a, plain[0]) and torch.equal(n, plain[1])

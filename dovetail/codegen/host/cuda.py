@@ -22,7 +22,12 @@ CUDA_HEAD: Final = """\
 struct Launch { int32_t x, y, warps, shared; };
 // The driver's CUlaunchAttribute and CUlaunchConfig.
 struct Attribute { int32_t id, unused; union { int32_t number; char bytes[64]; }; };
-struct Config { uint32_t grid[3], block[3], shared; void* stream; const Attribute* attributes; uint32_t count; };
+struct Config {
+    uint32_t grid[3], block[3], shared;
+    void* stream;
+    const Attribute* attributes;
+    uint32_t count;
+};
 extern "C" {
 Launch dv_launches[%(kernels)s];
 int (*dv_launch_kernel)(const Config*, void*, void**, void**);
@@ -66,8 +71,8 @@ static Handle moved(Handle h, Tensor& copy, int64_t n, const int64_t* sizes, con
 // `follows`: one of our kernels comes right before, and this one may get ready while that one finishes
 // (programmatic stream serialization); it waits by itself.
 static const Attribute OVERLAP = {6, 0, {1}};
-static inline int32_t launch(void* kernel, const Launch& how, int64_t x, int64_t y, bool follows, void* stream,
-                             void** args) {
+static inline int32_t launch(void* kernel, const Launch& how, int64_t x, int64_t y, bool follows,
+                             void* stream, void** args) {
     const int64_t gx = (x + how.x - 1) / how.x, gy = (y + how.y - 1) / how.y;
     if (gx <= 0 || gy <= 0) return 0;
     const Config config = {{(uint32_t)gx, (uint32_t)gy, 1}, {32u * how.warps, 1, 1}, (uint32_t)how.shared,

@@ -40,7 +40,11 @@ LONG_COLUMN: Final = 256
 """the same where neighbouring rows, not elements of one row, are contiguous: a tile holds many."""
 MANY_ROWS: Final = 1024
 """Rows that give every multiprocessor several programs."""
+MANY_POINTS: Final = 1 << 22
+"""Points that give every multiprocessor several programs of the largest size."""
 SHORTEST_ROW: Final = 64
+MOST_EARLY: Final = 3
+"""Loads of constants that are made first: each takes registers."""
 INT32_LIMIT: Final = (1 << 31) - 1
 
 
@@ -222,10 +226,15 @@ class _Emitter:
 
     def emit(self) -> TritonKernel:
         numbers = tuple(dict.fromkeys(str(n.args[0]) for n in self._scalars() if n.op == "input"))
-        self.w(FOLLOW)
         self._indices()
-        for step in self.shape.passes:
-            self._pass(step)
+        self._load_constants()
+        self.w(FOLLOW)
+        passes = list(self.shape.passes)
+        while passes:
+            step, shifted = passes.pop(0), {}
+            if self.has_rows and self.is_looped and passes and (shifted := find_shifted(step, passes[0])):
+                passes.pop(0)
+            self._pass(step, shifted)
         wide = "i64" if self._is_wide() else "i32"
         constants = tuple(axis.block for axis in self.axes)
         params = [_token(a.buffer.name) for a in self.shape.args]
@@ -293,16 +302,30 @@ class _Emitter:
         """In terms of the positions along the axes: a walk in memory order becomes the position itself."""
         return _text(substitute(expr, self.env))
 
+    def _load_constants(self) -> None:
+        """Weights that a row is multiplied by are on their way before the kernel before this one is done."""
+        if not self.has_rows or self.is_looped:
+            return
+        roots = [root for nest in self.group.nests for w in nest.writes for root in roots_of(w)]
+        certain = set().union(*map(self._unmasked, roots))
+        found = [
+            node
+            for node in dict.fromkeys(iter_scalars(*roots))
+            if node.op == "load" and node in certain and self.buffers[str(node.args[0])].kind == "constant"
+        ]
+        if len(found) <= MOST_EARLY:
+            self.tiles.update((node, self._load(node)) for node in found)
+
     # -- passes
 
-    def _pass(self, step: Pass) -> None:
+    def _pass(self, step: Pass, shifted: dict[Write, Write]) -> None:
         for nest in step.rows:
             for write in nest.writes:
                 self._store(write, self._value(write.value))
         if not step.points:
             return
         if self.has_rows and self.is_looped:
-            self._looped(step)
+            self._looped(step, shifted)
         else:
             self._at_once(step.points)
 
@@ -351,11 +374,12 @@ class _Emitter:
         self.w(f"_, {name} = tl.reduce(({value}, {where}), 1, {best})")
         return self._define(f"{name}[:, None]", I64, rows)
 
-    def _looped(self, step: Pass) -> None:
-        """One walk over the row in blocks; a second one for deviations from the mean."""
+    def _looped(self, step: Pass, shifted: dict[Write, Write]) -> None:
+        """One walk over the row in blocks; a second one for deviations from the mean. Sums of exponentials
+        under the maximum come with it: what was summed is scaled down whenever the maximum grows."""
         writes = [w for n in step.points for w in n.writes]
         reductions = [w for w in writes if w.reduce]
-        accumulators = {w: self._start(w) for w in reductions}
+        accumulators = {w: self._start(w) for w in (*reductions, *shifted)}
 
         def take_block() -> None:
             for nest in step.points:
@@ -370,11 +394,22 @@ class _Emitter:
                         kind = "sum" if write.reduce == "welford" else str(write.reduce)
                         nothing = IDENTITY[kind](tile.dtype)
                         value = self._kept(self._full(tile), nothing)
-                        self.w(f"{accumulators[write]} = {COMBINE[kind].format(accumulators[write], value)}")
+                        name = accumulators[write]
+                        sums = [accumulators[s] for s, top in shifted.items() if top is write]
+                        if sums:
+                            self.w(f"{name}_before = {name}")
+                        self.w(f"{name} = {COMBINE[kind].format(name, value)}")
+                        for total in sums:
+                            more = self._kept(f"dv.below({self._full(tile)}, {name})", "0")
+                            self.w(f"{total} = {total} * dv.below({name}_before, {name}) + {more}")
         self._walk([root for w in writes for root in roots_of(w)], take_block)
         self._end_of_walk(step)
         for write in reductions:
             self._finish(write, accumulators[write])
+        for write, top in shifted.items():
+            apart = f"{accumulators[top]} - {self.values[top.buffers[0]].text}"
+            scaled = f"{accumulators[write]} * libdevice.exp({apart})"
+            self._keep(write.buffers[0], write, self._folded(write, scaled, write.value.dtype))
 
     def _end_of_walk(self, step: Pass) -> None:
         """Values per point belong to a block that is gone; later passes compute them anew."""
@@ -412,10 +447,11 @@ class _Emitter:
         found: dict[Scalar, int] = {}
         loops = self.axes[-1].loops
         for node in iter_scalars(*map(self._with_formulas, roots)):
-            if node.op == "masked" and node.args[0].op == "index":  # type: ignore[union-attr]
-                expr: Expr = node.args[0].args[0]  # type: ignore[union-attr, assignment]
-                if expr.op == "lt" and expr.args[0] is loops[0].var and expr.args[1].is_const and not loops[1:]:
-                    found[node.args[0]] = expr.args[1].value  # type: ignore[index]
+            expr = node.operands[0].args[0] if node.op == "masked" else None
+            if isinstance(expr, Expr) and expr.op == "lt" and len(loops) == 1:
+                left, bound = expr.args
+                if left is loops[0].var and isinstance(bound, Expr) and bound.is_const:
+                    found[node.operands[0]] = bound.value
         return found
 
     def _load_before(self, roots: list[Scalar]) -> None:
@@ -635,6 +671,20 @@ class _Emitter:
             self.w(f"tl.store({_token(buffer)} + ({index}), {value}{mask})")
 
 
+def find_shifted(step: Pass, after: Pass) -> dict[Write, Write]:
+    """Where the second pass only sums exp(x - max(x)): its sums, and their maxima in the first pass."""
+    tops = {w.buffers[0]: w for nest in step.points for w in nest.writes if w.reduce == "max"}
+    found: dict[Write, Write] = {}
+    for write in (w for nest in after.points for w in nest.writes):
+        apart = write.value.operands[0] if write.value.op == "exp" else write.value
+        x, shift = apart.operands if apart.op == "sub" else (apart, apart)
+        top = tops.get(str(shift.args[0])) if shift.op == "load" else None
+        if write.reduce != "sum" or apart is write.value or top is None or top.value is not x:
+            return {}
+        found[write] = top
+    return {} if after.rows else found
+
+
 ONE_PLUS: Final = ("erf", "tanh")
 
 
@@ -764,19 +814,20 @@ def choose_blocks(
     size = axes[0].size.value if axes[0].size.is_const else 1 << 24
     small = max(64, min(1024, _power(size)))
     large = 2048 if size > 4096 else small
-    return [
-        Blocks(small, warps=2 if small == 1024 else 4),  # 16 elements a thread: two loads of 16 bytes
-        Blocks(large, warps=4),
-        Blocks(small, warps=4),
-        Blocks(large, warps=8),
-    ]
+    first = Blocks(small, warps=2 if small == 1024 else 4)  # 16 elements a thread: two loads of 16 bytes
+    second = Blocks(large, warps=4)
+    likely = [second, first] if size >= MANY_POINTS else [first, second]
+    return [*likely, Blocks(small, warps=4), Blocks(large, warps=8)]
 
 
 def _row_blocks(axes: tuple[Axis, ...], is_looped: bool, streams: dict[str, bool]) -> list[Blocks]:
     """Rows are contiguous: few rows, much of each."""
     if is_looped:
+        size, is_product = axes[-1].size, any(streams.values())
+        if is_product and size.is_const and size.value % 1024 == 0:  # without a rest at the end
+            return [Blocks(1, r=1024, warps=4), Blocks(2, r=1024, warps=4), Blocks(2, r=512, warps=2)]
         likely = [Blocks(1, r=4096, warps=16), Blocks(1, r=4096, warps=8)]
-        return [*(reversed(likely) if any(streams.values()) else likely), Blocks(2, r=1024, warps=4)]
+        return [*(reversed(likely) if is_product else likely), Blocks(2, r=1024, warps=4)]
     rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
     row = _power(axes[-1].size.value)
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))

@@ -27,6 +27,12 @@ def minimum(a, b):
 
 
 @triton.jit
+def below(a, top):
+    """exp(a - top); all of it at the top, be that infinite."""
+    return tl.where(a == top, 1.0, libdevice.exp(a - top))
+
+
+@triton.jit
 def product(a, b):
     return a * b
 
