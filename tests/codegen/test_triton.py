@@ -31,7 +31,7 @@ PROGRAMS = {
     "long_odd_rows": "lambda x, y: torch.log_softmax(x.reshape(2, -1).repeat(1, 6)[:, :11111], -1) * y[:2, :1]",
     "long_argmax": "lambda x, y: (x.reshape(2, -1).repeat(1, 6)[:, :11111] + y[0, 0]).argmax(-1)",
     "long_half_empty": "lambda x, y: (lambda r: torch.log_softmax(torch.where(r > 0, r, float('-inf')), -1))(x.reshape(2, -1).repeat(1, 6))",
-    "long_padded": "lambda x, y: F.pad(x.reshape(2, -1).repeat(1, 6)[:, :11111] * y[:2, :1], (0, 9)).exp()",
+    "long_padded": "lambda x, y: torch.log_softmax(F.pad(x.reshape(2, -1).repeat(1, 6)[:, :11111] * y[:2, :1], (0, 9)), -1)",
     "cross_entropy": "lambda x, y: F.cross_entropy(x, (y[:, 0] * 10).long().abs())",
     "cross_entropy_half": "lambda x, y: F.log_softmax((x.half() * 4).float(), -1).half()",
     "casts": "lambda x, y: (torch.where(x > 0, x.half(), float('-inf')).float(), (x > 0).float() * 2)",
