@@ -222,6 +222,8 @@ def wrap_bound(trace: Trace, value: Any, source: Source) -> Any:
     trace.is_appending = value.__name__ == "append"
     owner = wrap(trace, value.__self__, Attr(source, "__self__"))
     trace.is_appending = False
+    if type(owner) is Outside:
+        return wrap_instance(trace, value, source)
     method = Appender(owner) if type(owner) is Unread else getattr(owner, value.__name__)
     trace.keep.append(method)
     return method
