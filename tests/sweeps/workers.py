@@ -9,6 +9,7 @@ forks for every task: nothing of one task is left for the next, and the librarie
 """
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -67,7 +68,8 @@ class Worker:
     def stop(self) -> int:
         if self.process.stdin is not None:
             self.process.stdin.close()
-        os.killpg(self.process.pid, signal.SIGKILL)  # with the task it forked, if one is running
+        with contextlib.suppress(ProcessLookupError):  # nothing may be left of a worker that crashed
+            os.killpg(self.process.pid, signal.SIGKILL)  # with the task it forked, if one is running
         return self.process.wait()
 
 
