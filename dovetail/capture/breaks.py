@@ -12,6 +12,7 @@ resumed as well.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FunctionType, MethodType
@@ -31,6 +32,7 @@ from dovetail.errors import SkippedFrame
 from dovetail.util.writer import Writer
 
 NULL_TEXT: Final = ""
+HELD: Final = re.compile(r"\b(?:stack_|_v)\d+\b")
 
 
 class Rest:
@@ -172,7 +174,12 @@ def kind_of(text: str) -> str:
 def emit_break(emit: Emitter, root: Activation) -> list[str]:
     """Lines that end the entry. Texts of all values are made here, before effects are written."""
     site = Site(emit, root)
-    RULES.get(site.op, _in_the_rest)(site)
+    held = sorted({name for text in site.stack for name in HELD.findall(text)})
+    with ExitStack() as blocks:
+        if held:  # a traceback keeps this frame, but not its stack: an abandoned generator ends in time
+            blocks.callback(site.lines, f"finally:\n    {' = '.join(held)} = _kept = _error = None")
+            blocks.enter_context(site.lines.block("try:"))
+        RULES.get(site.op, _in_the_rest)(site)
     return site.lines.lines
 
 

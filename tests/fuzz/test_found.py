@@ -215,6 +215,15 @@ def tensors_are_named_like_loops(line: torch.Tensor, q: torch.Tensor) -> tuple[t
     return u.tile(3).sum(), k * u, rows + explicit, q.softmax(0), (q.mT + rows[:, None]).var()
 
 
+@found(lambda: [torch.ones(3), 2], lambda: [torch.ones(3), 3], lambda: [torch.ones(3), 4], lambda: [torch.ones(3), 6])
+def a_list_of_changing_length_is_extended(x: torch.Tensor, n: int) -> torch.Tensor:
+    for v in (x * k for k in range(2)):
+        LOG.extend(i for i in range(n % 3))
+        if v.sum().item() > 0:
+            n += 1
+    return x + n
+
+
 @pytest.mark.parametrize("backend", ["eager", "dovetail"])
 @pytest.mark.parametrize("program", FOUND, ids=lambda program: program.__name__)
 def test_equal_to_eager(program: Callable[..., Any], backend: str) -> None:
@@ -230,3 +239,42 @@ def test_equal_to_eager(program: Callable[..., Any], backend: str) -> None:
         seen.append([rounds, list(LOG)])
     dovetail.reset()
     assert difference(seen[1], seen[0], "program") is None
+
+
+def leaves_a_loop_by_an_instruction(x: torch.Tensor) -> torch.Tensor:
+    for v in noting(x):
+        x[0] = v.sum()  # a leaf that requires a gradient
+    return x
+
+
+def leaves_a_loop_by_a_handler(x: torch.Tensor) -> torch.Tensor:
+    for v in noting(x):
+        try:
+            raise RuntimeError("first")
+        except RuntimeError as error:
+            print(v.shape, end="")
+            raise RuntimeError("second") from error
+    return x
+
+
+def noting(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    try:
+        yield x * 2
+        yield x * 3
+    finally:
+        LOG.append("ended")
+
+
+@pytest.mark.parametrize("program", [leaves_a_loop_by_an_instruction, leaves_a_loop_by_a_handler])
+def test_a_loop_left_by_an_exception_ends_its_generator_at_once(program: Callable[..., Any]) -> None:
+    seen = []
+    for run in (program, dovetail.compile(program, backend="eager", options={"fallback_to_eager": False})):
+        LOG.clear()
+        for _ in range(2):
+            try:
+                run(torch.ones(3, requires_grad=True))
+            except RuntimeError:
+                LOG.append("caught")
+        seen.append(list(LOG))
+    dovetail.reset()
+    assert seen[1] == seen[0] == ["ended", "caught"] * 2
