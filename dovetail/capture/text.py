@@ -16,6 +16,7 @@ import torch
 
 from dovetail.capture.trace import THROWN, Raised, Trace
 from dovetail.errors import Break, DataDependentValue, FailedFake, UnsupportedValue
+from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import Fake
 
 NUMBERS: Final[dict[type, type[Any]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -128,18 +129,6 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             name = getattr(fn, "__name__", str(fn))
             raise FailedFake(function=name, detail=str(error).split("\n")[0][:200]) from None
         raise Raised(error) from None
-
-
-NEEDS_DATA: Final = (
-    "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta",
-    "leaf Variable that requires grad is being used in an in-place",
-)  # fmt: skip
-"""How torch's C++ code complains about a tensor without memory; and about writing to a leaf, which every Fake
-is of an input that requires grad: only the tensor itself knows whether it is one."""
-
-
-def needs_data(error: RuntimeError) -> bool:
-    return any(hint in str(error) for hint in NEEDS_DATA)
 
 
 def is_late(value: Any) -> bool:

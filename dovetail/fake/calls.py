@@ -3,13 +3,12 @@
     with SymbolicCalls():
         F.interpolate(x, scale_factor=2.0)      f32[s0, 3, 2*s1, 2*s2]
 
-A few are replaced by the ATen op they end in. Any other that asks for numbers gets them: the symbols
-of its arguments are fixed (an assumption), and it runs again.
+A few are replaced by the ATen op they end in. Any other that asks for numbers, or fails with those of this
+call, gets them: the symbols of its arguments are fixed (an assumption), and it runs again.
 """
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,7 +20,12 @@ from torch.utils._pytree import tree_leaves
 from dovetail.fake.symbolic import find_shapes, hinted
 from dovetail.fake.tensor import Fake, make_static
 
-_NEEDS_NUMBERS: Final = re.compile("with symbolic sizes|expected to contain only concrete|SymInt")
+NEEDS_DATA: Final = (
+    "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta",
+    "leaf Variable that requires grad is being used in an in-place",
+)  # fmt: skip
+"""How torch's C++ code complains about a tensor without memory; and about writing to a leaf, which every Fake
+is of an input that requires grad: only the tensor itself knows whether it is one."""
 
 
 class SymbolicCalls(TorchFunctionMode):
@@ -33,14 +37,19 @@ class SymbolicCalls(TorchFunctionMode):
         return with_numbers(STAND_INS.get(func, func), args, kwargs or {})
 
 
+def needs_data(error: Exception) -> bool:
+    return any(hint in str(error) for hint in NEEDS_DATA)
+
+
 def with_numbers(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Its result; if it asks for numbers, with the symbols of its arguments fixed."""
+    """Its result; if it fails, that of the same call with the symbols of its arguments fixed."""
     try:
         return func(*args, **kwargs)
-    except RuntimeError as error:
-        if not _NEEDS_NUMBERS.search(str(error)) or find_shapes(tree_leaves((args, kwargs))) is None:
+    except (RuntimeError, IndexError) as error:
+        is_ours = isinstance(error, NotImplementedError) or needs_data(error)
+        if is_ours or find_shapes(tree_leaves((args, kwargs))) is None:
             raise
-    reason = f"{getattr(func, '__name__', func)} takes no symbolic sizes"
+    reason = f"{getattr(func, '__name__', func)} fails with symbolic sizes"
     for value in tree_leaves((args, kwargs)):
         if type(value) is Fake:
             make_static(value, reason)

@@ -60,11 +60,7 @@ def _bool(args: tuple[Arg, ...]) -> Result:
 
 
 def _where(args: tuple[Arg, ...]) -> Result:
-    shape, dtype = _same(args)
-    for arg in args[1:]:
-        if isinstance(arg, Node):
-            return shape, arg.tensor.dtype
-    return shape, cast(DType, args[3]) if len(args) > 3 else dtype
+    return _same(args)[0], _same(args[1:])[1]
 
 
 def _convert(args: tuple[Arg, ...]) -> Result:

@@ -224,6 +224,19 @@ def a_list_of_changing_length_is_extended(x: torch.Tensor, n: int) -> torch.Tens
     return x + n
 
 
+@found(*(lambda k=k: [torch.randn(4), k] for k in (0.25, 0.5, 0.75)))
+def a_number_that_changes_fills(x: torch.Tensor, k: float) -> tuple[torch.Tensor, ...]:
+    return x.masked_fill(x > 0, k), F.threshold(x, 0.1, k)
+
+
+@found(*(lambda n=n: [torch.arange(2 * n).reshape(2, n)] for n in (4, 5, 2)))
+def a_product_fails_for_some_sizes(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x @ (x + 1)
+    except RuntimeError:
+        return x - 1
+
+
 @pytest.mark.parametrize("backend", ["eager", "dovetail"])
 @pytest.mark.parametrize("program", FOUND, ids=lambda program: program.__name__)
 def test_equal_to_eager(program: Callable[..., Any], backend: str) -> None:
@@ -278,3 +291,14 @@ def test_a_loop_left_by_an_exception_ends_its_generator_at_once(program: Callabl
         seen.append(list(LOG))
     dovetail.reset()
     assert seen[1] == seen[0] == ["ended", "caught"] * 2
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: x.floor_().add_(x[:1]), lambda x: x[-1].lerp_(x[-1, 0], 0.5), lambda x: x[1:].copy_(x[:-1]),
+])  # fmt: skip
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_writing_where_one_reads_is_refused(program: Callable[..., Any], dynamic: bool) -> None:
+    for run in (program, dovetail.compile(program, dynamic=dynamic)):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            run(torch.randn(3, 4, 5))
+    dovetail.reset()
