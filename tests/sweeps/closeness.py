@@ -35,7 +35,7 @@ def to_exact(tree: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             if leaf.dtype in wide:
                 return leaf.detach().to(wide[leaf.dtype]).requires_grad_(leaf.requires_grad)
-            return leaf.detach().clone()
+            return leaf.detach().clone().requires_grad_(leaf.requires_grad)
         return wide.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
     return pytree.tree_map(widen, tree)
