@@ -109,7 +109,11 @@ def check_case(case: Case, peer: Peer) -> tuple[str | None, Observed | None]:
     def exact() -> Any:
         inputs = to_exact(copy_leaves((case.args, case.kwargs), case.gradient))
         wide = case.make(True)
-        return call_and_differentiate(case, wide, wide, inputs), inputs
+        torch.set_default_dtype(torch.float64)  # of floats that are made of integers
+        try:
+            return call_and_differentiate(case, wide, wide, inputs), inputs
+        finally:
+            torch.set_default_dtype(torch.float32)
 
     if not case.compare_values:
         eager, got = (pytree.tree_map(shape_of, tree) for tree in (eager, seen.result))

@@ -17,6 +17,13 @@ def test_rejects_lost_precision() -> None:
     assert "error" in str(why_not_close(rough, x.sum(-1), lambda: x.double().sum(-1)))
 
 
+def test_doubles_are_judged_by_their_neighbours() -> None:
+    x = torch.randn(64, 1000, dtype=torch.float64)
+    exact = lambda: to_exact(x).sum(-1)
+    assert why_not_close(x.flip(-1).sum(-1), x.sum(-1), exact) is None
+    assert "error" in str(why_not_close(x.sum(-1) * (1 + 40 * 2**-52), x.sum(-1), lambda: to_exact(x.sum(-1))))
+
+
 def test_rejects_metadata() -> None:
     x = torch.randn(4, 4)
     assert "dtype" in str(why_not_close(x.double(), x, None))
