@@ -150,8 +150,8 @@ import os, signal, threading, torch, dovetail
 f = dovetail.compile(lambda x: torch.softmax(x @ x, -1) * 2 + 1)
 x = torch.ones(4, 4)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with it ignored
-threading.Timer({after}, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer({after}, os.kill, (os.getpid(), signal.SIGINT)).start()  # which may come before start returns
     while True:
         f(x)
 except KeyboardInterrupt:
