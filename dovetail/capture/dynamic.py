@@ -143,7 +143,7 @@ class Policy:
         dims -= marks(value, "_dovetail_static_dims", "_dynamo_static_indices")
         if not self.everything:
             seen.dims[text] = frozenset(dims)
-        return frozenset(dim for dim in dims if size[dim] > 1)
+        return frozenset(dim for dim in dims if dim < len(size) and size[dim] > 1)
 
     def number(self, trace: Trace, value: Any, source: Source) -> Any:
         """A symbol for an int or a float that changes from call to call; else None."""

@@ -181,6 +181,12 @@ def test_mark_dynamic_avoids_the_recompile(backend: str) -> None:
     assert count_recompiles(run) == 0
 
 
+def test_a_tensor_of_fewer_dimensions_after_one_with_a_symbol() -> None:
+    f = dovetail.compile(lambda x: x.sin() + x.shape[-1], backend="eager", options={"fallback_to_eager": False})
+    for x in (torch.randn(4, 3), torch.randn(4, 5), torch.randn(4)):
+        torch.testing.assert_close(f(x), x.sin() + x.shape[-1])
+
+
 def test_recompile_limit_runs_eager_and_says_so() -> None:
     f = dovetail.compile(lambda x, s: x * len(s), backend="eager", options={"recompile_limit": 3})
     with pytest.warns(UserWarning):
