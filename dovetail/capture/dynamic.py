@@ -117,13 +117,9 @@ class Policy:
             if isinstance(stride, torch.SymInt):
                 expr = stride.node.expr
                 name = f"t{len(trace.guards)}"
-                reads = [
-                    (name, Stride(source, dim)),
-                    *((s.name, self.sources[s.name]) for s in symbols(expr)),
-                ]
-                trace.late_guards.append(
-                    Guard(source, Holds(eq(sym(name, 0, INF), expr), tuple(reads)), trace.loc())
-                )
+                known = ((s.name, self.sources[s.name]) for s in symbols(expr))
+                holds = Holds(eq(sym(name, 0, INF), expr), ((name, Stride(source, dim)), *known))
+                trace.late_guards.append(Guard(source, holds, trace.loc()))
 
     def dims_of(self, trace: Trace, value: torch.Tensor, source: Source) -> Dims:
         if isinstance(value, torch.nn.Parameter) or value.dim() == 0:

@@ -34,6 +34,8 @@ def why_not_now() -> str | None:
     """A transform is at work that sees each operation; what it is applied to runs in eager meanwhile."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a function under torch.func runs in eager"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace records what runs in eager"
     if forward_ad._current_level >= 0:
         return "a function under forward-mode differentiation runs in eager"
     return None

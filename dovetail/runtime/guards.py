@@ -24,7 +24,7 @@ from dovetail.ir.expr import Expr
 from dovetail.ir.guard import Guard
 from dovetail.ir.source import Source
 from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find_address
-from dovetail.util.torch_state import READERS
+from dovetail.util.torch_state import READERS, TRACER
 
 OPERATIONS: Final = (
     paths.Arg, paths.Cell, paths.Global, paths.Const, paths.Attr, paths.DictAttr, paths.Item, paths.DictKey,
@@ -109,6 +109,7 @@ def _enabled(value: bool) -> int | None:
 
 
 AUTOCAST_ENABLED: Final = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"
+KEY_INCLUDED: Final = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"
 AUTOCAST_DTYPE: Final = "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE"
 NATIVE_READERS: Final[dict[str, _Native]] = {
     "grad_mode": ("_ZN3c108GradMode10is_enabledEv", _nothing, 1, int),
@@ -118,6 +119,7 @@ NATIVE_READERS: Final[dict[str, _Native]] = {
     "torch_function": ("_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv", _nothing, 1, _enabled),
     "function_modes": ("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", _nothing, 8, int),
     "dispatch_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", _nothing, 8, int),
+    "jit_trace": (KEY_INCLUDED, partial(int, TRACER), 1, int),
     "autocast_cpu": (AUTOCAST_ENABLED, partial(device_number, "cpu"), 1, int),
     "autocast_cuda": (AUTOCAST_ENABLED, partial(device_number, "cuda"), 1, int),
     "autocast_cpu_dtype": (AUTOCAST_DTYPE, partial(device_number, "cpu"), 1, dtype_number),

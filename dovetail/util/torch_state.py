@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+TRACER: Final = torch._C._dispatch_key_parse("Tracer")
 READERS: Final[dict[str, Callable[[], object]]] = {
     "grad_mode": torch.is_grad_enabled,
     "inference_mode": torch.is_inference_mode_enabled,
@@ -21,6 +22,7 @@ READERS: Final[dict[str, Callable[[], object]]] = {
     "torch_function": torch._C._is_torch_function_enabled,
     "function_modes": torch._C._len_torch_function_stack,
     "dispatch_modes": torch._C._len_torch_dispatch_stack,
+    "jit_trace": partial(torch._C._dispatch_tls_is_dispatch_key_included, TRACER),
     "autocast_cpu": partial(torch.is_autocast_enabled, "cpu"),
     "autocast_cuda": partial(torch.is_autocast_enabled, "cuda"),
     "autocast_cpu_dtype": partial(torch.get_autocast_dtype, "cpu"),

@@ -250,3 +250,13 @@ def test_empty_and_zero_dimensional_tensors() -> None:
     f = dovetail.compile(lambda x: (x * 2 + 1).sum())
     assert f(torch.ones(0, 4)) == 0
     assert f(torch.tensor(3.0)) == 7
+
+
+def test_jit_trace_records_the_operations() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    compiled = dovetail.compile(model)
+    x, other = torch.randn(2, 4), torch.randn(2, 4)
+    compiled(x)
+    traced = torch.jit.trace(compiled, x)
+    torch.testing.assert_close(traced(other), model(other))
+    torch.testing.assert_close(compiled(other), model(other))
