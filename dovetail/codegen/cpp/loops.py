@@ -233,6 +233,10 @@ class Body:
             source = f"load({self.writer.name(buffer)} + {c_expr(index, names)}{width})"
             count = self.writer.tail or lanes
             scope(f"{EACH_LANE} for (int line = 0; line < {count}; ++line) {tile}[line] = {source};")
+            if not rows:
+                names[vector.var] = f"({vector.var.name} + {lanes} + line)"
+                ahead = f"{self.writer.name(buffer)} + {c_expr(index, names)}"
+                scope(f"{EACH_LANE} for (int line = 0; line < {lanes}; ++line) __builtin_prefetch({ahead});")
             scope(f"transpose({tile});")
             self.writer.tiles[buffer, index] = f"{tile}[{other.var.name} - {start}]"
         inside = Scope(scope.depth + 1, scope)
