@@ -184,9 +184,13 @@ class Columns:
             scope(f"{kind}* {name} = ({kind}*)aligned_alloc(64, {pieces}width * sizeof({kind}));")
             self.heap.append(name)
             return
+        scope(f"alignas(64) {kind} {name}[{self._tile_width}];")
+
+    @property
+    def _tile_width(self) -> int:
+        """Columns of a tile, in whole vectors."""
         size = self.vector.size
-        width = min(TILE, size.value + 64) if size.is_const else TILE
-        scope(f"alignas(64) {kind} {name}[{-(-width // 64) * 64}];")
+        return -(-min(TILE, size.value if size.is_const else TILE) // 64) * 64
 
     def _element(self, dtype: DType) -> str:
         """The C type of one number in an array; a truth value is kept as wide as a lane of a mask."""
@@ -285,7 +289,7 @@ class Columns:
                 block(f"{seen} += min_i({BLOCK}, {stop} - {row});")
                 when += f" || ({seen} / {BLOCK} & ({seen} / {BLOCK} - 1)) == 0"
             else:
-                scope(f"alignas(64) {C_TYPE[item.dtype]} {item.name}_top[{TILE + 64}] = {{}};")
+                scope(f"alignas(64) {C_TYPE[item.dtype]} {item.name}_top[{self._tile_width}] = {{}};")
             block(f"if ({when})")
             _flush(item, each, block)
         at.block(f"for (int64_t {row} = {start}; {row} < {stop}; {row} += {count}) {{", block)
