@@ -115,6 +115,8 @@ def binary_cross_entropy(
     if b.out.dtype.is_low_precision:
         raise Declined
     v, t = b.value(x), b.value(target)
+    for name, each in (("input", v), ("target", t)):
+        b.check((each >= 0.0) & (each <= 1.0), f"all elements of {name} should be between 0 and 1")
     log_yes = b.call("maximum", b.call("log", v), -100.0)
     log_no = b.call("maximum", b.call("log1p", -v), -100.0)
     loss = (t - 1.0) * log_no - t * log_yes
