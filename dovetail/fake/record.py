@@ -137,7 +137,7 @@ def _read(func: Any) -> Record:
         written_fake=None if func.namespace == "aten" else _written_fake(func),
         returns_one=len(schema.returns) == 1,
         count=len(schema.returns),
-        is_free=fate in ("meta", "probe") and not is_view and not changes_shape and not name.endswith("out"),
+        is_free=fate in ("meta", "probe") and not changes_shape and not name.endswith("out"),
     )
 
 

@@ -37,7 +37,7 @@ KNOWN_LIMIT: Final = 64
 
 
 class Geometry:
-    """One for each (size, stride, dtype, device); equal only to itself, unlike a number."""
+    """One for each (size, stride, offset, dtype, device); equal only to itself, unlike a number."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ ONLY_STRIDED: Final = "only strided tensors are captured"
 
 class Fake(torch.Tensor):
     """`meta` is the same tensor on the meta device, made when first asked for; `constant` its value
-    where that is known; `key` stands for (size, stride, dtype, device), None where not looked up yet."""
+    where that is known; `key` stands for (size, stride, offset, dtype, device), None where not looked up yet."""
 
     _meta: torch.Tensor | None
     constant: torch.Tensor | None
@@ -76,7 +76,8 @@ class Fake(torch.Tensor):
     @property
     def meta(self) -> torch.Tensor:
         if self._meta is None:
-            self._meta = _empty_meta(*_hint_geometry(self), self.dtype)
+            size, stride, offset = _hint_geometry(self)
+            self._meta = _empty_meta(size, stride, self.dtype, offset)
         return self._meta
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -134,16 +135,31 @@ class FakeMode(TorchDispatchMode):
         return infer(func, args, kwargs or {})
 
 
-def _empty_meta(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+def _empty_meta(size: Any, stride: Any, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
     with torch._C._DisableTorchDispatch():
-        return torch.empty_strided(size, stride, dtype=dtype, device=_META)
+        if not offset:
+            return torch.empty_strided(size, stride, dtype=dtype, device=_META)
+        whole = torch.empty(_span(size, stride) + offset, dtype=dtype, device=_META)
+        return whole.as_strided(size, stride, offset)
 
 
-def _hint_geometry(fake: Fake) -> tuple[Any, Any]:
+def _hint_geometry(fake: Fake) -> tuple[Any, Any, int]:
+    """Size, stride, offset."""
     if fake.form is None or fake.shapes is None:
-        return fake.size(), fake.stride()
-    hint = fake.shapes.hint
-    return tuple(map(hint, fake.form.shape)), tuple(map(hint, fake.form.stride))
+        return tuple(fake.size()), fake.stride(), fake.storage_offset()
+    hint, form = fake.shapes.hint, fake.form
+    return tuple(map(hint, form.shape)), tuple(map(hint, form.stride)), hint(form.offset)
+
+
+def _hint_bytes(fake: Fake) -> int:
+    """Of its storage, up to its last element. PyTorch would add them up symbolically."""
+    size, stride, offset = _hint_geometry(fake)
+    return (offset + _span(size, stride)) * fake.itemsize
+
+
+def _span(size: Any, stride: Any) -> int:
+    """From the first element to the end of the last."""
+    return 1 + sum((n - 1) * step for n, step in zip(size, stride)) if all(size) else 0
 
 
 def _symbolic(fake: Fake, form: Form, shapes: Shapes, requires_grad: bool = False) -> Fake:
@@ -156,6 +172,7 @@ def _symbolic(fake: Fake, form: Form, shapes: Shapes, requires_grad: bool = Fals
         [make_symint(shapes, x) for x in form.shape],
         strides=[make_symint(shapes, x) for x in form.stride],
         storage_offset=make_symint(shapes, form.offset),
+        storage_size=_hint_bytes(fake),
         dtype=fake.dtype,
         device=fake.device,
         requires_grad=requires_grad,
@@ -245,16 +262,20 @@ def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _remembered(
     func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], is_hinted: bool = False
 ) -> Any:
-    """The result of a call whose like is remembered; None for one that cannot be."""
+    """The result of a call whose like is remembered; None for one that cannot be. What is symbolic is
+    remembered by its Shapes, for as long as no more is assumed."""
     fakes: list[Fake] = []
-    key = _memo_key(func, args, kwargs, fakes, is_hinted) if facts.is_free else None
-    if key is None:
+    met: list[Shapes] | None = None if is_hinted else []
+    key = _memo_key(func, args, kwargs, fakes, met) if facts.is_free else None
+    if key is None or (met and facts.written_fake is not None):
         return None
-    made = _memo.get(key)
+    memo, make = (met[0].remembered, _run) if met else (_memo, _by_meta)
+    key = (*key, len(met[0].assumptions)) if met else key
+    made = memo.get(key)
     if made is None:
-        if len(_memo) > MEMO_LIMIT:
-            _memo.clear()
-        made = _memo[key] = _template(_by_meta(func, facts, args, kwargs), fakes)
+        if len(memo) > MEMO_LIMIT:
+            memo.clear()
+        made = memo[key] = _template(make(func, facts, args, kwargs), fakes)
     return _from_template(made, fakes)
 
 
@@ -314,35 +335,37 @@ _SCALARS: Final = frozenset({float, bool, complex})
 
 def _key_of(fake: Fake) -> Geometry:
     if fake.key is None:
-        size, stride = _hint_geometry(fake)
-        what = (tuple(size), stride, fake.dtype, fake.device)
+        what = (*_hint_geometry(fake), fake.dtype, fake.device)
         fake.key = _keys.get(what) or _keys.setdefault(what, Geometry())
     return fake.key
 
 
 def _memo_key(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Fake], is_hinted: bool
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Fake], met: list[Shapes] | None
 ) -> tuple[Any, ...] | None:
-    """What decides the result's metadata; None where something else does. Collects the Fakes met, which
-    count as their metas if hinted."""
+    """What decides the result's metadata; None where something else does. Collects the Fakes met and the
+    Shapes of what is symbolic; without a list for these, Fakes count as their metas."""
     key: list[Any] = [func, torch.get_default_dtype()]
-    if not _extend_key(key, args, fakes, is_hinted):
+    if not _extend_key(key, args, fakes, met):
         return None
     for name, value in kwargs.items():
         key.append(name)
-        if not _extend_key(key, (value,), fakes, is_hinted):
+        if not _extend_key(key, (value,), fakes, met):
             return None
     return tuple(key) if fakes else None
 
 
-def _extend_key(key: list[Any], values: Any, fakes: list[Fake], is_hinted: bool) -> bool:
+def _extend_key(key: list[Any], values: Any, fakes: list[Fake], met: list[Shapes] | None) -> bool:
     for value in values:
         kind = type(value)
         if kind is Fake:
-            if value.constant is not None or (value.form is not None and not is_hinted):
+            if value.constant is not None:
                 return False
             key.append(_key_of(value))
             fakes.append(value)
+            if met is not None and value.form is not None:
+                key.append(value.form)
+                met.append(value.shapes)
         elif kind in _PLAIN:
             key.append(value)
         elif kind in _SCALARS:
@@ -350,21 +373,25 @@ def _extend_key(key: list[Any], values: Any, fakes: list[Fake], is_hinted: bool)
             key.append(value)
         elif kind is list or kind is tuple:
             key.append(len(value))
-            if not _extend_key(key, value, fakes, is_hinted):
+            if not _extend_key(key, value, fakes, met):
                 return False
+        elif kind is torch.SymInt and met is not None:
+            key.append(value.node.expr)
+            met.append(value.node.shapes)
         else:
             return False
     return True
 
 
 def _template(result: Any, fakes: list[Fake]) -> Any:
-    """What to build again: an int is an input, a 5-tuple a new tensor, a list [type, templates]."""
+    """What to build again: an int is an input, a tuple a new tensor, a list [type, templates]."""
     if type(result) is Fake:
         for i, fake in enumerate(fakes):
             if fake is result:
                 return i
-        key = _key_of(result)
-        return (result.size(), result.stride(), result.dtype, result.device, key)
+        symbolic = result.form and (result.form, result.shapes, _hint_bytes(result))
+        geometry = result.size(), result.stride(), result.dtype, result.device, result.storage_offset()
+        return (*geometry, _key_of(result), symbolic)
     if isinstance(result, (list, tuple)):
         return [type(result), [_template(r, fakes) for r in result]]
     return [None, result]
@@ -372,8 +399,14 @@ def _template(result: Any, fakes: list[Fake]) -> Any:
 
 def _from_template(made: Any, fakes: list[Fake]) -> Any:
     if type(made) is tuple:
-        size, stride, dtype, device, key = made
-        fake = _wrap(Fake, size, strides=stride, dtype=dtype, device=device)
+        size, stride, dtype, device, offset, key, symbolic = made
+        given = {"strides": stride, "storage_offset": offset, "dtype": dtype, "device": device}
+        if symbolic is None:
+            fake = _wrap(Fake, size, **given)
+        else:
+            form, shapes, bytes_ = symbolic
+            fake = _wrap(Fake, size, storage_size=bytes_, **given)
+            fake.form, fake.shapes = form, shapes
         fake._meta, fake.constant, fake.key = None, None, key
         return fake
     if type(made) is int:
@@ -471,7 +504,7 @@ def _by_table(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str,
     device = _result_device(facts, inputs, args, list(args), dict(kwargs))
     constant = _constant(func, facts, inputs, args, kwargs)
     known = constant if isinstance(constant, (list, tuple)) else [constant] * len(results)
-    made = [r if r is None else _from_template((*r, device, None), []) for r in results]
+    made = [r if r is None else _from_template((*r, device, 0, None, None), []) for r in results]
     for fake, value in zip(made, known):
         if value is not None and fake is not None:
             fake.constant = value

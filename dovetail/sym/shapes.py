@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dovetail.ir.expr import (
     FALSE,
@@ -80,6 +81,8 @@ class Shapes:
     assumptions: list[Assumption] = field(default_factory=list)
     fixed_floats: list[FloatSymbol] = field(default_factory=list)
     """Run-time floats whose value was needed after all: guard them by value."""
+    remembered: dict[Any, Any] = field(default_factory=dict)
+    """Results of shape rules, by what they were asked; see fake."""
     _hints: dict[str, int] = field(default_factory=dict)
     _hint_of: dict[Expr, int] = field(default_factory=dict)
     _simple: dict[Expr, Expr] = field(default_factory=dict)
