@@ -12,6 +12,7 @@ Saved tensors are plain values here; the partitioner decides what crosses from f
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -96,8 +97,9 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     trace = _Trace(recorder, example_inputs)
     autocast = _autocast_now()
     random_state, grad_mode = torch.get_rng_state(), torch.is_grad_enabled()
+    shapes = _shapes_of(example_inputs)
     try:
-        with recorder, SymbolicCalls() if _shapes_of(example_inputs) else nullcontext():
+        with recorder, nullcontext() if shapes is None else SymbolicCalls():
             _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
             results = run_fx(gm, trace.passed, recorder)
         torch._C._set_grad_enabled(grad_mode)  # the program may end inside of torch.no_grad()
@@ -112,7 +114,6 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     n, constants = len(example_inputs), tuple(recorder.constants)
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
     graph, repeated = merge_repeated(builder.finish((*trace.values, *grads)), boundary, recorder.draws)
-    shapes = _shapes_of(example_inputs)
     if shapes is not None:  # equalities learned late hold from the beginning
         graph, outputs = simplify_graph(graph, shapes), [simplify_output(o, shapes) for o in outputs]
     signature = Signature(
@@ -465,9 +466,9 @@ def simplify_graph(graph: Graph, shapes: Shapes) -> Graph:
     made: dict[Node, Node] = {}
     simple = lambda value: _simplified(value, shapes, made)  # noqa: E731
     for node in (*graph.inputs, *graph.nodes):
-        made[node] = Node(
-            node.op, simple(node.args), simple(node.type), node.name, simple(node.kwargs), node.loc
-        )
+        args, kind, kwargs = simple(node.args), simple(node.type), simple(node.kwargs)
+        is_same = args is node.args and kind is node.type and kwargs is node.kwargs
+        made[node] = node if is_same else Node(node.op, args, kind, node.name, kwargs, node.loc)
     inputs, nodes = tuple(made[n] for n in graph.inputs), tuple(made[n] for n in graph.nodes)
     return Graph(graph.name, inputs, nodes, simple(graph.outputs))
 
@@ -478,15 +479,18 @@ def simplify_output(output: OutputIs, shapes: Shapes) -> OutputIs:
 
 
 def _simplified(value: Any, shapes: Shapes, made: dict[Node, Node]) -> Any:
+    """The same object where nothing changes."""
     if isinstance(value, tuple):
-        return tuple(_simplified(part, shapes, made) for part in value)
+        parts = [_simplified(part, shapes, made) for part in value]
+        return value if all(map(operator.is_, parts, value)) else tuple(parts)
     if isinstance(value, Node):
         return made[value]
     if isinstance(value, Expr):
         return shapes.simplify(value)
     if isinstance(value, TensorType):
-        simple = shapes.simplify
-        return replace(value, shape=tuple(map(simple, value.shape)), stride=tuple(map(simple, value.stride)))
+        shape, stride = (_simplified(part, shapes, made) for part in (value.shape, value.stride))
+        is_same = shape is value.shape and stride is value.stride
+        return value if is_same else replace(value, shape=shape, stride=stride)
     if isinstance(value, ScalarType) and value.expr is not None:
         return replace(value, expr=shapes.simplify(value.expr))
     return value

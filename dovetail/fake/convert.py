@@ -5,6 +5,7 @@
 """
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import torch
@@ -30,6 +31,7 @@ def to_torch_dtype(dtype: DType) -> torch.dtype:
     return _TO_TORCH[dtype]
 
 
+@cache
 def from_torch_device(device: torch.device) -> Device:
     return Device(device.type, device.index)
 

@@ -47,7 +47,7 @@ ONLY_STRIDED: Final = "only strided tensors are captured"
 
 class Fake(torch.Tensor):
     """`meta` is the same tensor on the meta device, made when first asked for; `constant` its value
-    where that is known; `key` stands for (size, stride, offset, dtype, device), None where not looked up yet."""
+    where that is known; `key` stands for its Geometry, None where not looked up yet."""
 
     _meta: torch.Tensor | None
     constant: torch.Tensor | None
@@ -143,7 +143,7 @@ def _empty_meta(size: Any, stride: Any, dtype: torch.dtype, offset: int = 0) -> 
         return whole.as_strided(size, stride, offset)
 
 
-def _hint_geometry(fake: Fake) -> tuple[Any, Any, int]:
+def _hint_geometry(fake: Fake) -> tuple[Any, Any, Any]:
     """Size, stride, offset."""
     if fake.form is None or fake.shapes is None:
         return tuple(fake.size()), fake.stride(), fake.storage_offset()

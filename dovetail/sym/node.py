@@ -12,6 +12,7 @@ import builtins
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -306,6 +307,14 @@ _COMPARISONS: Final[dict[str, tuple[str, bool, bool]]] = {
 }  # fmt: skip
 """Name -> the comparison it is, whether its sides are swapped, whether it is negated."""
 _ON_EXPR: Final = {"eq": eq, "lt": lt, "le": le}
+
+
+@lru_cache(4096)
+def _compared(op: str, a: Expr, b: Expr) -> Expr:
+    """Autograd compares the same few sizes again and again."""
+    return _ON_EXPR[op](a, b)
+
+
 _LOGIC: Final = {"and_": and_, "sym_and": and_, "or_": or_, "sym_or": or_}
 _BITS: Final = {
     "lshift": operator.lshift, "rshift": operator.rshift, "bitwise_and": operator.and_,
@@ -346,7 +355,7 @@ def _define_comparison(name: str) -> None:
                 holds = getattr(operator, base)(a.sym_float().guard_float(), b.sym_float().guard_float())
                 return self.wrap_bool(holds is not is_negated)
         else:
-            condition = _ON_EXPR[base](a.expr, b.expr)
+            condition = _compared(base, a.expr, b.expr)
         return _boolean(self.shapes, not_(condition) if is_negated else condition)
 
     setattr(Node, name, method)
