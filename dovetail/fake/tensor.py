@@ -259,13 +259,11 @@ def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _run(func, facts, args, kwargs)
 
 
-def _remembered(
-    func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], is_hinted: bool = False
-) -> Any:
+def _remembered(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a call whose like is remembered; None for one that cannot be. What is symbolic is
     remembered by its Shapes, for as long as no more is assumed."""
     fakes: list[Fake] = []
-    met: list[Shapes] | None = None if is_hinted else []
+    met: list[Shapes] = []
     key = _memo_key(func, args, kwargs, fakes, met) if facts.is_free else None
     if key is None or (met and facts.written_fake is not None):
         return None
@@ -289,9 +287,7 @@ def _run(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]
             return facts.written_fake(*args, **kwargs)
     call = bind(facts, args, kwargs, shapes)
     plain_args, plain_kwargs = hinted(args), {k: hinted(v) for k, v in kwargs.items()}
-    result = _remembered(func, facts, plain_args, plain_kwargs, is_hinted=True)
-    if result is None:
-        result = _by_meta(func, facts, plain_args, plain_kwargs)
+    result = _by_meta(func, facts, plain_args, plain_kwargs)
     results = list(result) if isinstance(result, (list, tuple)) else [result]
     is_new = [isinstance(r, torch.Tensor) and not _is_argument(r, args, kwargs) for r in results]
     found = [r if new or facts.changes_shape else None for r, new in zip(results, is_new)]
@@ -341,10 +337,10 @@ def _key_of(fake: Fake) -> Geometry:
 
 
 def _memo_key(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Fake], met: list[Shapes] | None
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Fake], met: list[Shapes]
 ) -> tuple[Any, ...] | None:
     """What decides the result's metadata; None where something else does. Collects the Fakes met and the
-    Shapes of what is symbolic; without a list for these, Fakes count as their metas."""
+    Shapes of what is symbolic."""
     key: list[Any] = [func, torch.get_default_dtype()]
     if not _extend_key(key, args, fakes, met):
         return None
@@ -355,7 +351,7 @@ def _memo_key(
     return tuple(key) if fakes else None
 
 
-def _extend_key(key: list[Any], values: Any, fakes: list[Fake], met: list[Shapes] | None) -> bool:
+def _extend_key(key: list[Any], values: Any, fakes: list[Fake], met: list[Shapes]) -> bool:
     for value in values:
         kind = type(value)
         if kind is Fake:
@@ -363,7 +359,7 @@ def _extend_key(key: list[Any], values: Any, fakes: list[Fake], met: list[Shapes
                 return False
             key.append(_key_of(value))
             fakes.append(value)
-            if met is not None and value.form is not None:
+            if value.form is not None:
                 key.append(value.form)
                 met.append(value.shapes)
         elif kind in _PLAIN:
@@ -375,7 +371,7 @@ def _extend_key(key: list[Any], values: Any, fakes: list[Fake], met: list[Shapes
             key.append(len(value))
             if not _extend_key(key, value, fakes, met):
                 return False
-        elif kind is torch.SymInt and met is not None:
+        elif kind is torch.SymInt:
             key.append(value.node.expr)
             met.append(value.node.shapes)
         else:
