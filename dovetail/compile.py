@@ -14,7 +14,8 @@ import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any, Final, Literal, TypeAlias
@@ -135,6 +136,23 @@ def compile_graph(
     return aot.bind(forward, later, parts, joint)
 
 
+@contextmanager
+def saved_as_they_are() -> Iterator[None]:
+    """Also a decorator. Hooks on saved tensors are for the tensors that are saved when the program runs,
+    not for those without data that tracing saves."""
+    autograd: Any = torch._C._autograd
+    hidden = []
+    while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hidden.append(hooks)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(hidden):
+            autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+@saved_as_they_are()
 def compile_again(
     module: GraphModule, examples: Sequence[Any], known: tuple[Known, ...], options: Options
 ) -> Callable[..., Any] | None:
@@ -309,6 +327,7 @@ class Compiler:
         return None
 
     @no_collections()
+    @saved_as_they_are()
     def _on_miss(self, frame: capture.Frame, why: str | None, entries: int) -> Verdict:
         code = frame.code
         if entries and stance() == "eager_on_recompile":

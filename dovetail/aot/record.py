@@ -380,6 +380,8 @@ def record_write(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
     result = infer(func, args, kwargs)
     targets = [kwargs[n] if n in kwargs else args[twin.positions[n]] for n in twin.written]
     _check_lists(recorder, targets, args)
+    if facts_of(func).is_pointwise:
+        _check_parts(recorder, targets[0], args)
     fresh, new = parts[: len(parts) - len(targets)], parts[len(parts) - len(targets) :]
     for target, part in zip(targets, new):
         _write_all(recorder, target, part)
@@ -425,6 +427,19 @@ def _check_lists(recorder: Recorder, targets: list[Any], args: tuple[Any, ...]) 
         raise UnsupportedMutation(recorder.loc, detail="a list operation that reads tensors it also writes")
 
 
+def _check_parts(recorder: Recorder, target: Any, operands: tuple[Any, ...]) -> None:
+    """Eager refuses x[1:].add_(x[:-1]), which reads memory that it writes elsewhere: it shall see it."""
+    storage = recorder.ref(target).storage
+    for other in operands:
+        if type(other) is Fake and other is not target and recorder.ref(other).storage is storage:
+            starts = [x.meta.storage_offset() * x.itemsize for x in (target, other)]
+            ends = [start + x.meta.numel() * x.itemsize for start, x in zip(starts, (target, other))]
+            is_same = starts[0] == starts[1] and target.meta.stride() == other.meta.stride()
+            are_packed = is_dense(type_of(target)) and is_dense(type_of(other))
+            if are_packed and max(starts) < min(ends) and not (is_same and ends[0] == ends[1]):
+                raise UnsupportedMutation(recorder.loc, detail="a part of what is written is read as well")
+
+
 def _write_all(recorder: Recorder, target: Any, node: Node) -> None:
     if target is None:
         return
@@ -448,6 +463,7 @@ def record_copy(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
     ref, value = recorder.ref(target), recorder.memory.read(recorder.ref(source))
     if value.type != ref.type:
         value = recorder.call("aten.copy.default", (recorder.memory.read(ref), value), ref.type)
+    _check_parts(recorder, target, (source,))
     infer(func, args, kwargs)
     recorder.write(target, value)
     return target

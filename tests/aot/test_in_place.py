@@ -1,5 +1,6 @@
 """A cache that is scattered into is written in place: nothing copies it."""
 
+import pytest
 import torch
 
 import dovetail
@@ -51,3 +52,12 @@ def test_a_result_that_is_the_new_value_is_not_the_input():
         out = dovetail.compile(program)(ours, torch.tensor([1]), torch.ones(2, 1, 4))
         out.add_(1)
         assert ours.sum() == 8
+
+
+@pytest.mark.parametrize(
+    "program",
+    [lambda x: x[1:].add_(x[:-1]), lambda x: x.mul_(x.t()), lambda x: x.lerp_(x[0], 0.5), lambda x: x[1:].copy_(x[:-1])],
+)
+def test_reading_memory_that_is_written_elsewhere_raises_as_in_eager(program):
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        dovetail.compile(program)(torch.randn(4, 4))

@@ -453,3 +453,21 @@ def test_custom_ops_run_for_what_they_do() -> None:
         call(x)
         assert calls == ["note", "keep"]
         calls.clear()
+
+
+def test_hooks_see_saved_tensors_of_the_run_only() -> None:
+    """They may write them to disk: what is saved while tracing has no data."""
+    seen: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> int:
+        seen.append(tensor.clone())
+        return len(seen) - 1
+
+    call = dovetail.compile(lambda x: torch.exp(x))
+    for _ in range(2):
+        x = torch.randn(4, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda place: seen[place] * 2):
+            out = call(x)
+        out.sum().backward()
+        torch.testing.assert_close(x.grad, 2 * out.detach())
+    assert all(type(tensor) is torch.Tensor for tensor in seen)
