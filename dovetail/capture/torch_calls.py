@@ -21,7 +21,6 @@ from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, native
 from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import BackwardCall, Break, FailedFake, UnknownCall, UnsupportedValue
-from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks
 from dovetail.ir.source import Attr, DictAttr
