@@ -51,7 +51,8 @@ def files_of(found: Explanation) -> list[str]:
 
 def show_page(found: Explanation) -> str:
     content = plain(found)
-    content |= {"summary": summary(found), "sources": read_sources(files_of(found)), "seconds": found.seconds}
+    content |= {"seconds": found.seconds, "compile_seconds": found.compile_seconds}
+    content |= {"summary": summary(found), "sources": read_sources(files_of(found))}
     # "</" must not end the script element that holds the JSON
     text = json.dumps(content).replace("</", "<\\/")
     page = TEMPLATE.read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from dovetail.events import Event
 from dovetail.explain.html import show_page
+from dovetail.explain.stats import seconds_in_all
 from dovetail.explain.text import show_explanation
 from dovetail.explain.views import FusionView, GraphView, Place, place_of, view_fusion, view_graphs
 
@@ -157,7 +158,8 @@ class Explanation:
 
     @property
     def compile_seconds(self) -> float:
-        return sum(seconds for _, seconds, _ in self.compiles) or sum(self.seconds.values())
+        frames = [(seconds, at) for _, seconds, at in self.compiles]
+        return seconds_in_all(frames, [(stage.seconds, stage.at) for stage in self.stages])
 
     @property
     def bytes_moved(self) -> int:

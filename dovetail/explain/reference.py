@@ -34,7 +34,7 @@ def list_options() -> list[tuple[str, str, str, str]]:
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     def line(cells: tuple[str, ...]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
 
     return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
 

@@ -29,10 +29,21 @@ def stats(stream: EventStream = EVENTS) -> dict[str, int | float | dict[str, flo
             1 for event in stream.of("cache") if event.get("what") == what
         )
     stages = stage_seconds(stream)
-    whole = sum(float(str(event["seconds"])) for event in stream.of("compile"))
-    found["compile_seconds"] = whole or sum(stages.values())
+    times = {
+        kind: [(float(str(event.get("seconds", 0.0))), event.at) for event in stream.of(kind)]
+        for kind in ("compile", "stage")
+    }
+    found["compile_seconds"] = seconds_in_all(times["compile"], times["stage"])
     found["stage_seconds"] = dict(stages)
     return found
+
+
+def seconds_in_all(frames: list[tuple[float, float]], stages: list[tuple[float, float]]) -> float:
+    """Of frames, and of stages that ran outside of them: backwards are built at the first backward().
+    Both as (seconds, when it ended)."""
+    spans = [(end - seconds, end) for seconds, end in frames]
+    later = [seconds for seconds, at in stages if not any(start <= at <= end for start, end in spans)]
+    return sum(seconds for seconds, _ in frames) + sum(later)
 
 
 def stage_seconds(stream: EventStream) -> dict[str, float]:
