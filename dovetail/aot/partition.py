@@ -267,15 +267,12 @@ class _Problem:
         return found
 
     def _candidates(self) -> list[Node]:
-        """Ops that may be recomputed when memory matters more, cheapest work per byte first."""
+        """Ops that may be recomputed when memory matters more, cheapest work per byte first. Bytes read
+        stand for the work of an op."""
         weight = {"reduction": 1, "heavy": 30}
         found = [n for n in self.graph.nodes if n in self.needed and class_of(n.op) in weight]
-        return sorted(found, key=lambda n: weight[class_of(n.op)] * _work(n) / max(1, bytes_of(n.type)))
-
-
-def _work(node: Node) -> int:
-    """Bytes read stand for the work of an op."""
-    return sum(bytes_of(operand.type) for operand in node.operands) + 1
+        work = {n: weight[class_of(n.op)] * (sum(bytes_of(x.type) for x in n.operands) + 1) for n in found}
+        return sorted(found, key=lambda n: work[n] / max(1, bytes_of(n.type)))
 
 
 def _ancestors(graph: Graph, roots: Iterable[Node]) -> set[Node]:

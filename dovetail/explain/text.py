@@ -54,15 +54,6 @@ def _section(title: str, lines: list[str]) -> Iterator[str]:
         yield f"  … and {len(lines) - MOST} more"
 
 
-def _graph_lines(found: Explanation) -> list[str]:
-    return [
-        f"{graph.unit or '?'}  {graph.function} ({graph.place}): {count(graph.ops, 'op')}, "
-        f"{count(graph.inputs, 'input')}{'' if graph.whole else ', up to a break'}"
-        f"{', with backward' if graph.training else ''}"
-        for graph in found.graphs
-    ]
-
-
 def _break_lines(found: Explanation, kind: str) -> list[str]:
     lines = []
     for item in found.breaks:
@@ -73,38 +64,33 @@ def _break_lines(found: Explanation, kind: str) -> list[str]:
     return lines
 
 
-def _recompile_lines(found: Explanation) -> list[str]:
-    return [
+def _sections(found: Explanation) -> Iterator[tuple[str, list[str]]]:
+    yield "graphs", [
+        f"{graph.unit or '?'}  {graph.function} ({graph.place}): {count(graph.ops, 'op')}, "
+        f"{count(graph.inputs, 'input')}{'' if graph.whole else ', up to a break'}"
+        f"{', with backward' if graph.training else ''}"
+        for graph in found.graphs
+    ]
+    yield "graph breaks", _break_lines(found, "graph_break")
+    yield "frames left to Python", _break_lines(found, "skip")
+    yield "recompiles", [
         f"{item.function} ({item.place}): {item.reason}"
         + (f"; limit of {item.entries} reached, runs in eager from now on" if item.limit else "")
         for item in found.recompiles
     ]
-
-
-def _partition_lines(found: Explanation) -> list[str]:
-    return [
+    yield "fallbacks (ops that ran as themselves)", [f"{n:4} {op}" for op, n in found.fallbacks.items()]
+    yield "kernels", [
+        f"{show_bytes(k.bytes_moved):>10}  {k.name}  {shorten(k.origins)}" for k in found.kernels
+    ]
+    yield "not fused, and why", [f"{item.subject}: {item.code} {item.text}" for item in found.declined]
+    yield "saved for backward", [
         f"{item.unit}: {show_bytes(item.bytes)} in {count(len(item.saved), 'tensor')}, "
         f"{count(len(item.recomputed), 'op')} computed again"
         for item in found.partitions
     ]
-
-
-def _sections(found: Explanation) -> Iterator[tuple[str, list[str]]]:
-    yield "graphs", _graph_lines(found)
-    yield "graph breaks", _break_lines(found, "graph_break")
-    yield "frames left to Python", _break_lines(found, "skip")
-    yield "recompiles", _recompile_lines(found)
-    yield "fallbacks (ops that ran as themselves)", [f"{n:4} {op}" for op, n in found.fallbacks.items()]
-    yield (
-        "kernels",
-        [f"{show_bytes(k.bytes_moved):>10}  {k.name}  {shorten(k.origins)}" for k in found.kernels],
-    )
-    yield "not fused, and why", [f"{item.subject}: {item.code} {item.text}" for item in found.declined]
-    yield "saved for backward", _partition_lines(found)
-    yield (
-        "CUDA graphs",
-        [f"{unit}: {'used' if used else 'not used, ' + why}" for unit, used, why in found.cudagraphs],
-    )
+    yield "CUDA graphs", [
+        f"{unit}: {'used' if used else 'not used, ' + why}" for unit, used, why in found.cudagraphs
+    ]
     yield "cache on disk", [f"{n:4} {what}" for what, n in found.caches.items()]
     yield "compile seconds by stage", [f"{s * 1e3:9.1f} ms  {name}" for name, s in found.seconds.items()]
     yield "guards", [f"{len(texts):4} for {function}" for function, texts in found.guards]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dovetail.ir.expr import Expr
 from dovetail.ir.graph import Graph, Node, show_arg, show_type
 from dovetail.ir.loop import Extern, Nest
 from dovetail.ir.schedule import Group, Plan, Schedule
@@ -130,10 +129,6 @@ def view_graphs(unit: str, stage: str, value: object) -> list[GraphView]:
 # -- schedules -------------------------------------------------------------------------------------
 
 
-def size_of(expr: Expr) -> int:
-    return expr.value if expr.is_const else 0
-
-
 def view_nest(nest: Nest, sizes: dict[str, int]) -> NestView:
     moved = sum(sizes.get(name, 0) for name in (*nest.read_buffers, *nest.written_buffers))
     return NestView(nest.name, str(nest), moved, nest.origins, place_of(nest.loc))
@@ -159,7 +154,7 @@ def view_fusion(unit: str, value: object) -> FusionView | None:
     schedule = value.schedule if isinstance(value, Plan) else value
     if not isinstance(schedule, Schedule):
         return None
-    sizes = {buffer.name: size_of(buffer.type.bytes) for buffer in schedule.loops.buffers}
+    sizes = {b.name: b.type.bytes.value for b in schedule.loops.buffers if b.type.bytes.is_const}
     groups = [
         view_group(step, sizes) if isinstance(step, Group) else view_extern(step, sizes)
         for step in schedule.steps

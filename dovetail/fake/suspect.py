@@ -53,10 +53,6 @@ def _is_within(inner: Shape, outer: Shape, free: int | None = None) -> bool:
     return len(inner) == len(outer) and all(a.value <= b.value or d == free for d, (a, b) in pairs)
 
 
-def _dtypes_agree(c: Call) -> bool:
-    return len({t.dtype for t in c.tensors}) == 1
-
-
 def _source_agrees(c: Call) -> bool:
     source = c.get("src", c.get("source", c.get("values")))
     return not isinstance(source, Form) or source.dtype == c["self"].dtype
@@ -88,14 +84,11 @@ def _is_inexact(c: Call) -> bool:
     return bool(dtype.is_floating_point or dtype.is_complex)
 
 
-def _has_elements(c: Call) -> bool:
-    return c.first.numel.value > 0
-
-
 _MASKED: Final = frozenset({"aten.index_put", "aten.index_put_", "aten._index_put_impl_"})
 
 _ROWS: Final[tuple[tuple[Check, str], ...]] = (
-    (_dtypes_agree, "mm bmm addmm baddbmm mv dot convolution huber_loss soft_margin_loss"),
+    (lambda c: len({t.dtype for t in c.tensors}) == 1,
+     "mm bmm addmm baddbmm mv dot convolution huber_loss soft_margin_loss"),
     (_source_agrees, "scatter scatter_add index_add index_copy index_put _index_put_impl"),
     (lambda c: len({t.shape for t in c.tensors}) == 1, "dot"),
     (_index_fits, "gather scatter scatter_add"),
@@ -110,7 +103,7 @@ _ROWS: Final[tuple[tuple[Check, str], ...]] = (
     (lambda c: len(c["repeats"]) >= c.first.ndim, "repeat"),
     (lambda c: c.first.ndim > 1, "tril triu"),
     (_is_inexact, "var std var_mean std_mean"),
-    (_has_elements, "amax amin argmax argmin max min median"),
+    (lambda c: c.first.numel.value > 0, "amax amin argmax argmin max min median"),
     (lambda c: c["delta"] > 0, "huber_loss"),
     (lambda c: c["beta"] >= 0, "smooth_l1_loss"),
 )

@@ -196,7 +196,7 @@ def _join(constant: int, terms: Terms) -> Expr:
             term, n = items[0]
             return term if n == 1 else _scaled(term, n)
     else:
-        items.sort(key=_serial_of)
+        items.sort(key=lambda item: item[0].serial)
     args = (constant, tuple(items))
     found = _find("add", args)
     if found is not None:
@@ -206,10 +206,6 @@ def _join(constant: int, terms: Terms) -> Expr:
         low, high = (term.lo, term.hi) if n > 0 else (term.hi, term.lo)
         lo, hi = _bound(lo + _times(n, low)), _bound(hi + _times(n, high))
     return _make("add", args, lo, hi)
-
-
-def _serial_of(item: tuple[Expr, int]) -> int:
-    return item[0].serial
 
 
 def _bound(value: int) -> int:

@@ -13,20 +13,13 @@ from dovetail.passes.pad import pad_products
 from dovetail.passes.rows import join_rows
 from dovetail.passes.split import split_reductions
 
-PASSES: Final[tuple[tuple[str, Callable[[Graph], Graph]], ...]] = (
-    ("drop_dead", drop_dead),
-    ("simplify", simplify),
-    ("merge_equal", merge_equal),
-    ("drop_dead", drop_dead),
-    ("pad_products", pad_products),
-    ("join_rows", join_rows),
-    ("merge_equal", merge_equal),
-    ("drop_dead", drop_dead),
-    ("split_reductions", split_reductions),
-)
+PASSES: Final[tuple[Callable[[Graph], Graph], ...]] = (
+    drop_dead, simplify, merge_equal, drop_dead, pad_products, join_rows, merge_equal, drop_dead,
+    split_reductions,
+)  # fmt: skip
 
 
 def optimize(graph: Graph) -> Graph:
-    for _, run in PASSES:
+    for run in PASSES:
         graph = run(graph)
     return graph

@@ -70,11 +70,6 @@ def scratch() -> Path:
     return Path(folder)
 
 
-def cache_folder() -> Path:
-    """For what is no entry of the store: the stubs below."""
-    return default_folder() / "cpp"
-
-
 def text_key(text: str, flags: tuple[str, ...]) -> str:
     content = "\0".join((text, *FLAGS, *flags, *LINK_FLAGS, compiler_identity(), machine_identity()))
     return "cpp-" + hashlib.sha256(content.encode()).hexdigest()[:24]
@@ -130,7 +125,7 @@ def torch_stub(name: str = TORCH) -> Path:
     Linking against it records the name only, and the dynamic linker finds the library already loaded
     under that name, with all it depends on: its C shim, SLEEF, and the one OpenMP runtime of this
     process. No 500 MB file is read, and no second runtime is started."""
-    kept = cache_folder() / "stub" / name
+    kept = default_folder() / "cpp" / "stub" / name
     if kept.exists():
         return kept
     source, made = scratch() / "empty.cpp", scratch() / name

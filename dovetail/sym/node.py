@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -52,6 +52,7 @@ from dovetail.sym.real import (
 )
 from dovetail.sym.shapes import Shapes
 
+Method: TypeAlias = "Callable[..., Node]"
 _CONSTANT: Final = frozenset({"const", "true", "false"})
 
 
@@ -84,16 +85,9 @@ class Node:
     def is_constant(self) -> bool:
         return self.known is not None
 
-    def maybe_as_int(self) -> int | None:
-        return self.known  # type: ignore[no-any-return]
-
-    maybe_as_bool = maybe_as_int
-
-    def maybe_as_float(self) -> float | None:
-        return self.expr if type(self.expr) is float else None
-
-    def clone(self) -> Node:
-        return self
+    maybe_as_int = maybe_as_bool = lambda self: self.known
+    maybe_as_float = lambda self: self.expr if type(self.expr) is float else None
+    clone = pos = lambda self: self
 
     def str(self) -> builtins.str:
         return f"{self.expr}"
@@ -141,14 +135,8 @@ class Node:
     def abs(self) -> Node:
         return _unary(self, "abs", lambda x: maximum(x, mul(x, -1)), abs)
 
-    def pos(self) -> Node:
-        return self
-
     def sym_float(self) -> Node:
         return self if self.is_float() else Node(self.shapes, ratio(self.expr), float(self.hint))
-
-    def sym_int(self) -> Node:
-        return self.trunc()
 
     def round(self, ndigits: int | None = None) -> Node:
         if self.is_int():
@@ -165,14 +153,9 @@ class Node:
             return _boolean(self.shapes, eq(mod(numerator, denominator), 0))  # type: ignore[arg-type]
         return self.wrap_bool(self.guard_float().is_integer())
 
-    def floor(self) -> Node:
-        return _to_int(self, "floor", math.floor)
-
-    def ceil(self) -> Node:
-        return _to_int(self, "ceil", math.ceil)
-
-    def trunc(self) -> Node:
-        return _to_int(self, "trunc", math.trunc)
+    floor = lambda self: _to_int(self, "floor", math.floor)
+    ceil = lambda self: _to_int(self, "ceil", math.ceil)
+    trunc = sym_int = lambda self: _to_int(self, "trunc", math.trunc)
 
     def pow_by_natural(self, other: Node) -> Node:
         power = other.guard_int()
@@ -209,18 +192,6 @@ class Node:
 
     def is_contiguous(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
         return _boolean(self.shapes, is_packed(sizes, strides, range(len(sizes) - 1, -1, -1)))
-
-    def is_channels_last_contiguous_2d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
-        return _boolean(self.shapes, is_packed(sizes, strides, (1, 3, 2, 0)) if len(sizes) == 4 else FALSE)
-
-    def is_channels_last_contiguous_3d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
-        return _boolean(self.shapes, is_packed(sizes, strides, (1, 4, 3, 2, 0)) if len(sizes) == 5 else FALSE)
-
-    def is_channels_last_strides_2d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
-        return self.wrap_bool(len(sizes) == 4 and _seems_channels_last(sizes, strides, (1, 3, 2, 0)))
-
-    def is_channels_last_strides_3d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
-        return self.wrap_bool(len(sizes) == 5 and _seems_channels_last(sizes, strides, (1, 4, 3, 2, 0)))
 
     def is_non_overlapping_and_dense(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
         order = sorted(range(len(sizes)), key=lambda d: (strides[d].hint, sizes[d].hint > 1))
@@ -322,7 +293,7 @@ _BITS: Final = {
 }  # fmt: skip
 
 
-def _define_arithmetic(name: str) -> None:
+def _arithmetic(name: str) -> Method:
     on_expr, on_hint = _ARITHMETIC[name]
 
     def method(self: Node, other: Node) -> Node:
@@ -340,10 +311,10 @@ def _define_arithmetic(name: str) -> None:
                 return self.wrap_int(on_hint(self.guard_int(), other.guard_int()))
         return _integer(self.shapes, on_expr(self.expr, other.expr), on_hint(self.hint, other.hint))
 
-    setattr(Node, name, method)
+    return method
 
 
-def _define_comparison(name: str) -> None:
+def _comparison(name: str) -> Method:
     base, is_swapped, is_negated = _COMPARISONS[name]
 
     def method(self: Node, other: Node) -> Node:
@@ -358,58 +329,62 @@ def _define_comparison(name: str) -> None:
             condition = _compared(base, a.expr, b.expr)
         return _boolean(self.shapes, not_(condition) if is_negated else condition)
 
-    setattr(Node, name, method)
+    return method
 
 
-def _define_logic(name: str) -> None:
+def _logic(name: str) -> Method:
     def method(self: Node, other: Node) -> Node:
         if self.is_int():  # Python's & and | on ints
             return self.wrap_int(_BITS["bitwise_" + name.strip("_")](self.guard_int(), other.guard_int()))
         return _boolean(self.shapes, _LOGIC[name](self.expr, other.expr))
 
-    setattr(Node, name, method)
+    return method
 
 
-def _define_bits(name: str) -> None:
+def _bits(name: str) -> Method:
     def method(self: Node, other: Node) -> Node:
-        value = _BITS[name](_plain(self), _plain(other))
+        a, b = (node.guard_bool() if node.is_bool() else node.guard_int() for node in (self, other))
+        value = _BITS[name](a, b)
         return self.wrap_bool(value) if self.is_bool() else self.wrap_int(value)
 
-    setattr(Node, name, method)
+    return method
 
 
-def _define_float(name: str, op: builtins.str) -> None:
-    def method(self: Node, other: Node) -> Node:
-        value = binary(op, _as_float(self), _as_float(other))
-        return Node(self.shapes, value, float(BINARY[op](self.hint, other.hint)))
-
-    setattr(Node, name, method)
-
-
-def _define_math(name: str) -> None:
-    def method(self: Node) -> Node:
-        return Node(self.shapes, unary(name, _as_float(self)), UNARY[name](self.hint))
-
-    setattr(Node, name, method)
-    setattr(Node, f"sym_{name}", method)
+def _on_floats(name: str) -> Method:
+    op = name.removeprefix("float_")
+    return lambda self, other: Node(
+        self.shapes, binary(op, _as_float(self), _as_float(other)), float(BINARY[op](self.hint, other.hint))
+    )
 
 
-def _plain(node: Node) -> Any:
-    return node.guard_bool() if node.is_bool() else node.guard_int()
+def _math(name: str) -> Method:
+    name = name.removeprefix("sym_")
+    return lambda self: Node(self.shapes, unary(name, _as_float(self)), UNARY[name](self.hint))
 
 
-for _name in _ARITHMETIC:
-    _define_arithmetic(_name)
-for _name in _COMPARISONS:
-    _define_comparison(_name)
-for _name in _LOGIC:
-    _define_logic(_name)
-for _name in _BITS:
-    _define_bits(_name)
-for _name in set(UNARY) - {"neg", "abs"}:
-    _define_math(_name)
-_define_float("float_truediv", "truediv")
-_define_float("float_pow", "pow")
+def _is_packed_as(order: tuple[int, ...]) -> Method:
+    return lambda self, sizes, strides: _boolean(
+        self.shapes, is_packed(sizes, strides, order) if len(sizes) == len(order) else FALSE
+    )
+
+
+def _seems(order: tuple[int, ...]) -> Method:
+    return lambda self, sizes, strides: self.wrap_bool(
+        len(sizes) == len(order) and _seems_channels_last(sizes, strides, order)
+    )
+
+
+_FUNCTIONS: Final = sorted(set(UNARY) - {"neg", "abs"})
+for _make, _keys in (
+    (_arithmetic, _ARITHMETIC), (_comparison, _COMPARISONS), (_logic, _LOGIC), (_bits, _BITS),
+    (_math, [*_FUNCTIONS, *(f"sym_{name}" for name in _FUNCTIONS)]),
+    (_on_floats, ["float_truediv", "float_pow"]),
+):  # fmt: skip
+    for _name in _keys:
+        setattr(Node, _name, _make(_name))
+for _rank, _order in (("2d", (1, 3, 2, 0)), ("3d", (1, 4, 3, 2, 0))):
+    setattr(Node, f"is_channels_last_contiguous_{_rank}", _is_packed_as(_order))
+    setattr(Node, f"is_channels_last_strides_{_rank}", _seems(_order))
 
 
 # -- layouts -----------------------------------------------------------------------------------------

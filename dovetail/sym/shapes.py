@@ -66,15 +66,11 @@ class Assumption:
         return f"{self.condition}{where}  {self.reason}".rstrip()
 
 
-def _nowhere() -> Loc | None:
-    return None
-
-
 @dataclass(slots=True)
 class Shapes:
     """`where` says the user's line; `duck` makes sizes equal at trace time one symbol."""
 
-    where: Callable[[], Loc | None] = _nowhere
+    where: Callable[[], Loc | None] = lambda: None
     duck: bool = False
     symbols: dict[str, Symbol] = field(default_factory=dict)
     floats: dict[str, FloatSymbol] = field(default_factory=dict)
@@ -270,7 +266,7 @@ class Shapes:
         """The symbol's range as conditions, where they do not follow from what else is checked."""
         symbol = entry.expr
         natural = 0 if isinstance(entry.source, Size) else -INF
-        free, final = _unranged(symbol), self.simplify(symbol)
+        free, final = sym(symbol.name, -INF, INF), self.simplify(symbol)  # a guard knows nothing of it yet
         conditions = []
         if final is not symbol:
             if final.lo < symbol.lo:
@@ -283,11 +279,6 @@ class Shapes:
         if symbol.hi < INF and self._at_least.get(mul(symbol, -1), -INF) < -symbol.hi:
             conditions.append(le(free, symbol.hi))
         return conditions
-
-
-def _unranged(symbol: Expr) -> Expr:
-    """The symbol as a guard reads it: nothing is known of it yet."""
-    return sym(symbol.name, -INF, INF)
 
 
 def _terms(value: Expr) -> tuple[int, Expr]:
