@@ -55,10 +55,6 @@ def _same(args: tuple[Arg, ...]) -> Result:
     return first.shape, first.dtype
 
 
-def _bool(args: tuple[Arg, ...]) -> Result:
-    return _same(args)[0], BOOL
-
-
 def _where(args: tuple[Arg, ...]) -> Result:
     return _same(args)[0], _same(args[1:])[1]
 
@@ -115,35 +111,7 @@ def _reduce(args: tuple[Arg, ...]) -> Result:
     return _reduced(args), _tensor(args[0]).dtype
 
 
-def _reduce_bool(args: tuple[Arg, ...]) -> Result:
-    return _reduced(args), BOOL
-
-
-def _reduce_index(args: tuple[Arg, ...]) -> Result:
-    return _reduced(args), I64
-
-
-def _welford(args: tuple[Arg, ...]) -> tuple[Result, ...]:
-    """(mean, sum of squared deviations)"""
-    return _reduce(args), _reduce(args)
-
-
 # -- creation, gathers, scatters -------------------------------------------------------------------
-
-
-def _full(args: tuple[Arg, ...]) -> Result:
-    """full(shape, value, dtype, device)"""
-    return _shape(args[0]), cast(DType, args[2])
-
-
-def _empty(args: tuple[Arg, ...]) -> Result:
-    """empty(shape, dtype, device): memory for a kernel to write to; read as anything else, zeros"""
-    return _shape(args[0]), cast(DType, args[1])
-
-
-def _iota(args: tuple[Arg, ...]) -> Result:
-    """iota(length, start, step, dtype, device): start + step * i"""
-    return (as_expr(cast("int | Expr", args[0])),), cast(DType, args[3])
 
 
 def _take(args: tuple[Arg, ...]) -> Result:
@@ -154,18 +122,15 @@ def _take(args: tuple[Arg, ...]) -> Result:
     return (*index.shape, *(size for d, size in enumerate(x.shape) if d not in dims)), x.dtype
 
 
-def _gather(args: tuple[Arg, ...]) -> Result:
-    """gather(x, dim, index)"""
-    return _tensor(args[2]).shape, _tensor(args[0]).dtype
-
-
 def _like_first(args: tuple[Arg, ...]) -> Result:
     x = _tensor(args[0])
     return x.shape, x.dtype
 
 
 _POINTWISE_RULES: Final[dict[str, Rule]] = {"where": _where, "cast": _convert, "bitcast": _convert}
-_BY_RESULT: Final[dict[str, Rule]] = {"same": _same, "bool": _bool, "arg": _convert}
+_BY_RESULT: Final[dict[str, Rule]] = {
+    "same": _same, "bool": lambda args: (_same(args)[0], BOOL), "arg": _convert
+}  # fmt: skip
 
 
 def _declare() -> dict[str, Prim]:
@@ -184,10 +149,18 @@ def _declare() -> dict[str, Prim]:
     declare("pointwise", copy=_like_first)
     declare("join", pad=_pad, cat=_cat)
     declare("reduction", sum=_reduce, prod=_reduce, max=_reduce, min=_reduce, xor_sum=_reduce)
-    declare("reduction", any=_reduce_bool, all=_reduce_bool, argmax=_reduce_index, argmin=_reduce_index)
-    declare("reduction", welford=_welford)
-    declare("create", full=_full, empty=_empty, iota=_iota)
-    declare("gather", take=_take, gather=_gather)
+    for names, dtype in ((("any", "all"), BOOL), (("argmax", "argmin"), I64)):
+        declare("reduction", **dict.fromkeys(names, lambda args, dtype=dtype: (_reduced(args), dtype)))
+    # (mean, sum of squared deviations)
+    declare("reduction", welford=lambda args: (_reduce(args), _reduce(args)))
+    # full(shape, value, dtype, device)
+    declare("create", full=lambda args: (_shape(args[0]), cast(DType, args[2])))
+    # empty(shape, dtype, device): memory for a kernel to write to; read as anything else, zeros
+    declare("create", empty=lambda args: (_shape(args[0]), cast(DType, args[1])))
+    # iota(length, start, step, dtype, device): start + step * i
+    declare("create", iota=lambda args: (_shape(args[:1]), cast(DType, args[3])))
+    # gather(x, dim, index)
+    declare("gather", take=_take, gather=lambda args: (_tensor(args[2]).shape, _tensor(args[0]).dtype))
     declare("scatter", put=_like_first)
     return table
 
