@@ -2,6 +2,6 @@
 
 from dovetail.ops import decomp
 from dovetail.ops.decompose import decompose
-from dovetail.ops.fates import fates
+from dovetail.ops.registry import fates
 
 __all__ = ["decomp", "decompose", "fates"]

@@ -105,3 +105,12 @@ def fate_of(op: str) -> str:
     if op in TEMPLATES:
         return "template"
     return "decomposition" if op in DECOMPOSITIONS else "fallback"
+
+
+def fates() -> dict[str, str]:
+    """Every functional ATen op of this PyTorch, and what becomes of it."""
+    names = set(DECOMPOSITIONS) | set(TEMPLATES)
+    for packet in [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]:
+        overloads = packet.overloads() if hasattr(packet, "overloads") else ()
+        names.update(str(op) for op in (getattr(packet, o) for o in overloads) if not op._schema.is_mutable)
+    return {name: fate_of(name) for name in sorted(names)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -86,50 +85,22 @@ class Encoder:
             name = self.writer.fresh("items")
             self.writer(f"const uint64_t {name}[] = {{{', '.join(items) or '0'}}};")
             return f"list({len(items)}, {name})"
-        rule = _PLAIN.get(kind)
-        if rule is None:
-            raise NotCarried(kind)
-        return rule(self.writer, arg)
-
-
-def _tensor(writer: HostWriter, arg: ExternArg) -> str:
-    if not isinstance(arg, BufferRef):
-        raise NotCarried("Tensor")
-    return f"own({writer.view(arg)})"
-
-
-def _int(writer: HostWriter, arg: ExternArg) -> str:
-    if isinstance(arg, Expr):
-        return f"(uint64_t)({c_expr(arg)})"
-    if type(arg) is not int:
-        raise NotCarried("int")
-    return f"(uint64_t){arg}l"
-
-
-def _float(writer: HostWriter, arg: ExternArg) -> str:
-    if isinstance(arg, Scalar):
-        return f"(uint64_t)bits_of({arg.args[0]})"
-    if type(arg) not in (int, float):
-        raise NotCarried("float")
-    bits = struct.unpack("Q", struct.pack("d", float(arg)))[0]  # type: ignore[arg-type]
-    return f"{bits}ul /* {arg} */"
-
-
-def _bool(writer: HostWriter, arg: ExternArg) -> str:
-    if type(arg) is not bool:
-        raise NotCarried("bool")
-    return str(int(arg))
-
-
-def _str(writer: HostWriter, arg: ExternArg) -> str:
-    if not isinstance(arg, str) or arg.startswith("torch."):
-        raise NotCarried("str")
-    return f"text({json.dumps(arg)}, {len(arg.encode())})"
-
-
-_PLAIN: Final[dict[str, Callable[[HostWriter, ExternArg], str]]] = {
-    "Tensor": _tensor, "int": _int, "float": _float, "bool": _bool, "str": _str,
-}  # fmt: skip
+        if kind == "Tensor" and isinstance(arg, BufferRef):
+            return f"own({self.writer.view(arg)})"
+        if kind == "int" and isinstance(arg, Expr):
+            return f"(uint64_t)({c_expr(arg)})"
+        if kind == "int" and type(arg) is int:
+            return f"(uint64_t){arg}l"
+        if kind == "float" and isinstance(arg, Scalar):
+            return f"(uint64_t)bits_of({arg.args[0]})"
+        if kind == "float" and type(arg) in (int, float):
+            bits = struct.unpack("Q", struct.pack("d", float(arg)))[0]  # type: ignore[arg-type]
+            return f"{bits}ul /* {arg} */"
+        if kind == "bool" and type(arg) is bool:
+            return str(int(arg))
+        if kind == "str" and isinstance(arg, str) and not arg.startswith("torch."):
+            return f"text({json.dumps(arg)}, {len(arg.encode())})"
+        raise NotCarried(kind)
 
 
 def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
@@ -142,7 +113,7 @@ def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     if any(str(result.type) != "Tensor" for result in schema.returns):
         return False
     given = dict(extern.kwargs)
-    before = writer.mark()
+    back = writer.mark()
     encoder = Encoder(writer)
     try:
         values = []
@@ -150,7 +121,7 @@ def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
             arg = extern.args[k] if k < len(extern.args) else given.get(argument.name, _default(argument))
             values.append(encoder.encode(arg, str(argument.type)))
     except NotCarried:
-        writer.back_to(before)
+        back()
         return False
     _emit(writer, extern, values, len(schema.returns))
     return True

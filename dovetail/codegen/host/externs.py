@@ -139,14 +139,9 @@ def call_python(writer: HostWriter, extern: Extern) -> None:
     )
     writer(f"if ({call}) return 1;")
     for k, name in enumerate(extern.results):
-        _take(writer, extern, name, f"{got}[{k}]")
-
-
-def _take(writer: HostWriter, extern: Extern, name: str, handle: str) -> None:
-    if extern.into:
-        owned = writer.fresh("made")
-        writer(f"Tensor {owned}{{{handle}}};")
-        writer(f'TRY("{extern.op}", aoti_torch_copy_({writer.handle(name)}, {owned}, 0))')
-        return
-    writer(f"Tensor h_{name}{{{handle}}};")
-    writer.settle(name, f"h_{name}")
+        owned = writer.fresh("made") if extern.into else f"h_{name}"
+        writer(f"Tensor {owned}{{{got}[{k}]}};")
+        if extern.into:
+            writer(f'TRY("{extern.op}", aoti_torch_copy_({writer.handle(name)}, {owned}, 0))')
+        else:
+            writer.settle(name, owned)

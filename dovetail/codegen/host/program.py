@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.codegen.cpp.exprs import c_expr
@@ -31,14 +31,6 @@ from dovetail.ir.loop import Buffer, BufferRef
 from dovetail.ir.program import PythonCall, Result
 from dovetail.ir.schedule import Group, Place, Plan
 from dovetail.ir.types import Device, DType, TensorType
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    lines: int
-    pointers: dict[str, str]
-    handles: dict[str, str]
-    views: dict[BufferRef, str]
 
 
 @dataclass(slots=True)
@@ -68,13 +60,15 @@ class HostWriter:
         self.counter += 1
         return f"{stem}{self.counter}"
 
-    def mark(self) -> Mark:
-        """Where we are, for a rule that may yet decline."""
-        return Mark(len(self.lines), dict(self.pointers), dict(self.handles), dict(self.views))
+    def mark(self) -> Callable[[], None]:
+        """How to get back to where we are, for a rule that may yet decline."""
+        lines, kept = len(self.lines), (dict(self.pointers), dict(self.handles), dict(self.views))
 
-    def back_to(self, mark: Mark) -> None:
-        del self.lines[mark.lines :]
-        self.pointers, self.handles, self.views = mark.pointers, mark.handles, mark.views
+        def back() -> None:
+            del self.lines[lines:]
+            self.pointers, self.handles, self.views = kept
+
+        return back
 
     def sizes(self, values: Sequence[Expr | int]) -> str:
         """An array of these numbers; constant ones are shared."""
@@ -329,14 +323,9 @@ def _return(writer: HostWriter) -> tuple[tuple[Result, ...], int]:
     for out in writer.plan.schedule.loops.outputs:
         if isinstance(out, BufferRef):
             results.append(Result("tensor", count))
-            _return_tensor(writer, out, count)
+            handle = writer.view(out)
+            writer(f'TRY("{out.buffer}", aoti_torch_new_tensor_handle({handle}, &outputs[{count}]))')
             count += 1
         else:
             results.append(Result("expr" if isinstance(out, Expr) else "const", out))
     return tuple(results), count
-
-
-def _return_tensor(writer: HostWriter, out: BufferRef, position: int) -> None:
-    handle = writer.view(out)
-    call = f"aoti_torch_new_tensor_handle({handle}, &outputs[{position}])"
-    writer(f'TRY("{out.buffer}", {call})')
