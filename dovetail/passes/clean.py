@@ -131,16 +131,11 @@ def merge_converts(node: Node) -> Node | None:
     return replace(node, args=(source, node.args[1]))
 
 
-def skip_copy(node: Node) -> Node | None:
-    """A copy in the same layout is the value itself: values have no identity here."""
-    inner = _operand(node)
-    return inner if inner.type == node.type else None
-
-
 RULES: Final[dict[str, Callable[[Node], Node | None]]] = {
     "prims.reshape": merge_reshapes,
     "prims.permute": merge_permutes,
     "prims.broadcast": merge_broadcasts,
     "prims.convert": merge_converts,
-    "prims.copy": skip_copy,
+    # a copy in the same layout is the value itself: values have no identity here
+    "prims.copy": lambda node: _operand(node) if _operand(node).type == node.type else None,
 }

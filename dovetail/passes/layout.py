@@ -91,24 +91,19 @@ def _is_plain(node: Node) -> bool:
     operands, transposed = (node.args[:2], 6) if node.op == CONV else (node.args[:3], 7)
     types = [cast(Node, arg).tensor for arg in operands]
     return node.args[transposed] is False and all(
-        each.ndim == 4 and each.dtype is F32 and each.device.kind == "cpu" and _is_positive(each)
+        each.ndim == 4 and each.dtype is F32 and each.device.kind == "cpu"
+        and all(size.is_const and size.value > 0 for size in each.shape)
         for each in types
-    )
+    )  # fmt: skip
 
 
 def _tensor(node: Node, position: int) -> TensorType:
     return cast(Node, node.args[position]).tensor
 
 
-def _is_positive(type: TensorType) -> bool:
-    return all(size.is_const and size.value > 0 for size in type.shape)
-
-
 def laid(type: TensorType) -> TensorType:
     """The same with channels innermost; as it is where only strides of single elements would change."""
-    if is_laid(type):
-        return type
-    return _innermost_channels(type)
+    return type if is_laid(type) else _innermost_channels(type)
 
 
 def _innermost_channels(type: TensorType) -> TensorType:
@@ -192,12 +187,9 @@ class _Layout:
         stride, padding, dilation, groups = node.args[3], node.args[4], node.args[5], cast(int, node.args[8])
         bias = map_arg(node.args[2], self.current)
         type = laid(node.tensor)
-        if node.args[1] not in self.fixed:
-            made = Node(CONV, (x, weight, bias, *node.args[3:]), type, node.name, (), node.loc)
-            self.keep(node, made, type)
-            return
-        filters = self.copied_weight(weight)
-        if groups == 1 and weight.tensor.numel.value < SMALLEST_PACKED:
+        is_fixed, is_small = node.args[1] in self.fixed, weight.tensor.numel.value < SMALLEST_PACKED
+        filters = self.copied_weight(weight) if is_fixed else weight
+        if not is_fixed or groups == 1 and is_small:
             made = Node(CONV, (x, filters, bias, *node.args[3:]), type, node.name, (), node.loc)
         else:
             geometry = (padding, stride, dilation, groups)

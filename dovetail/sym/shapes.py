@@ -10,7 +10,7 @@ Equalities are used at once: after s0 == s1, every new expression says s0.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,10 +111,6 @@ class Shapes:
         if found is None:
             found = self._hint_of[value] = evaluate(value, self._hints)
         return found
-
-    @property
-    def hints(self) -> Mapping[str, int]:
-        return self._hints
 
     # -- what is known
 
