@@ -123,14 +123,18 @@ def _normalise(
     return _affine(b, v, alpha, beta)
 
 
-@decomposes("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
+@decomposes("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update",
+            "aten.native_batch_norm")  # fmt: skip
 def batch_norm_inference(
-    b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    momentum: float, eps: float,
+    b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
+    running_var: Value | None, *rest: float,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    if len(b.outs) != 3:
+    """The rest is momentum and eps, for the last of these ops after whether it is training: that updates
+    statistics in place, so only the evaluation form is pure."""
+    is_training = len(rest) == 3 and rest[0]
+    if len(b.outs) != 3 or is_training or running_mean is None or running_var is None:
         raise Declined
-    return _batch_norm_eval(b, x, weight, bias, running_mean, running_var, eps)
+    return _batch_norm_eval(b, x, weight, bias, running_mean, running_var, rest[-1])
 
 
 def _batch_norm_eval(
@@ -141,17 +145,6 @@ def _batch_norm_eval(
     y = _normalise(b, v, mean.to(v.dtype), rstd, weight, bias).to(x.dtype)
     empties = [b.full(t.shape, 0, t.dtype, t.device) if t is not None else None for t in b.outs[1:3]]
     return y, *empties
-
-
-@decomposes("aten.native_batch_norm")
-def native_batch_norm(
-    b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
-    running_var: Value | None, training: bool, momentum: float, eps: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    """In training this op updates its statistics in place, so only the evaluation form is pure."""
-    if training or running_mean is None or running_var is None:
-        raise Declined
-    return _batch_norm_eval(b, x, weight, bias, running_mean, running_var, eps)
 
 
 @decomposes("aten._native_batch_norm_legit_functional", "aten.native_batch_norm_functional")
