@@ -14,6 +14,7 @@ import itertools
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -61,6 +62,9 @@ FEW_STEPS: Final = 4
 
 NODES_A_WORKER: Final = 16
 """Nodes of a graph for each process started to compile its kernels, before their number is known."""
+
+MODULES_OF_A_CLASS: Final = 16
+"""How many times its limit a code may be compiled when each time it is for another module."""
 
 _numbers: Final = itertools.count()
 
@@ -276,6 +280,12 @@ def choose_backend(backend: str | Backend, options: Options) -> Backend:
 # -- from a frame to an entry ------------------------------------------------------------------------
 
 
+def key_of(frame: capture.Frame) -> tuple[CodeType, int]:
+    """What a limit on recompiling counts: a code, run with one module."""
+    owner = frame.args[0] if frame.args else None
+    return frame.code, id(owner) if isinstance(owner, torch.nn.Module) else 0
+
+
 def is_library_code(code: CodeType) -> bool:
     """Code that is captured only where captured code calls it: torch's and Python's own."""
     why = capture.why_not_capture(code)
@@ -296,10 +306,13 @@ class Compiler:
         self.has_failed = False
         self.passed_by: set[CodeType] = set()
         """Code that ran under a transform, which is reported once."""
+        self.compiled: Counter[tuple[CodeType, int]] = Counter()
+        """How often each code was compiled for each module: one class may have many different instances."""
         self.lock = threading.RLock()
 
     def forget(self) -> None:
         self.context.clear()
+        self.compiled.clear()
         self.history = capture.History(self.is_dynamic)
 
     def on_frame(
@@ -359,7 +372,8 @@ class Compiler:
         name = frame.code.co_qualname
         if stance() == "fail_on_recompile":
             raise RecompileError(frame.loc, function=name, reason=why)
-        if entries >= self.options.recompile_limit:
+        limit = self.options.recompile_limit
+        if self.compiled[key_of(frame)] >= limit or entries >= limit * MODULES_OF_A_CLASS:
             EVENTS.emit("limit", function=name, reason=why, entries=entries, loc=frame.loc)
             warnings.warn(
                 f"{name} ({frame.loc}) was compiled {entries} times and runs in eager from now on; "
@@ -396,6 +410,8 @@ class Compiler:
                 self._bind_later(frame, captured)
             else:
                 self._bind(captured)
+        captured.namespace["run_in_eager"] = _native.without
+        self.compiled[key_of(frame)] += 1
         function = capture.make_entry(captured, frame)
         guards = make_guards(capture.all_guards(captured), captured.fetched)
         return _native.Entry(guards, function, frame.globals)

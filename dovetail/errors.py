@@ -128,6 +128,14 @@ class DataDependentBranch(Break):
     hint = "use torch.where, or torch.cond"
 
 
+class AssumedBranch(DataDependentBranch):
+    """It was assumed not to raise, which turned out not to do. `step` is its instruction, as below."""
+
+    @property
+    def step(self) -> int:
+        return int(str(self.fields["step"]))
+
+
 class DataDependentValue(Break):
     code = "B04"
     message = "{function} needs the value of a tensor"
@@ -218,6 +226,12 @@ class GradientsSwitchedOn(Break):
     code = "B22"
     message = "gradients are switched on in a part of the program that began without them"
     hint = "have them on when the compiled function is called, and use torch.no_grad() for the parts without"
+
+
+class LongLoop(Break):
+    code = "B23"
+    message = "a loop in Python goes on for more than {count} rounds"
+    hint = "compute on whole tensors, or keep the loop out of the compiled function"
 
 
 class FrameRaises(SkippedFrame):

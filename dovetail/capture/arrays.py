@@ -28,7 +28,7 @@ from dovetail.capture.trace import Trace
 from dovetail.errors import DataDependentValue, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import TypeIs
-from dovetail.ir.source import Source, TensorOf
+from dovetail.ir.source import Applied, Source
 
 MODULES: Final = frozenset({"numpy", "numpy.linalg", "numpy.fft"})
 IMPURE: Final = frozenset(
@@ -66,7 +66,7 @@ def wrap_array(trace: Trace, value: Any, source: Source) -> Any:
     if tensor is None or int(numpy().__version__.split(".")[0]) < 2:
         return wrap_instance(trace, value, source)
     trace.guard(source, TypeIs(type(value)))
-    fake = wrap_tensor(trace, tensor, TensorOf(source, trace.const(tensor_of, "tensor_of").name, tensor_of))
+    fake = wrap_tensor(trace, tensor, Applied(source, trace.const(tensor_of, "tensor_of").name, tensor_of))
     stand_in = Array(trace, fake)
     register(trace, value, stand_in, source)
     return stand_in

@@ -26,7 +26,7 @@ from dovetail.capture.interpreter import Activation
 from dovetail.capture.places import caught_at
 from dovetail.capture.resume import HANDLED, NONE_THERE, VALUE, Layout, make_resume, origin_of
 from dovetail.capture.text import format_value
-from dovetail.capture.trace import NULL, Handling, LastInstruction
+from dovetail.capture.trace import NULL, Handling, LastInstruction, Outside
 from dovetail.capture.versions import NULL_FIRST
 from dovetail.errors import SkippedFrame
 from dovetail.util.writer import Writer
@@ -49,8 +49,8 @@ def run_on(result: Any) -> Any:
     """Make the calls that are left, and give the frame's result."""
     while type(result) is Rest:
         function, args = result.function, [result.args]
-        del result
-        result = function(*args.pop())  # no reference is left here: an abandoned generator ends in time
+        result.args = ()  # no reference is left here or in who called: an abandoned generator ends in time
+        result = function(*args.pop())
     return result
 
 
@@ -145,6 +145,9 @@ class Site:
         with self.lines.block("else:"):
             self.lines("_error = None")
         with self.lines.block("if _error is not None:"):  # here it is not being handled: the rest does that
+            for text, value in zip(self.stack[region.depth :], self.values[region.depth :]):
+                if type(value) is Outside and text.isidentifier():  # or the error's traceback would hold it
+                    self.lines(f"{text} = None")
             last = [self.entry_text(LastInstruction(self.at))] if region.keeps_last else []
             self.lines(self.resume(region.target, [*self.stack[: region.depth], *last, "_error"]))
 
@@ -340,12 +343,12 @@ def _format(site: Site) -> None:
     site.go_on("_r", drop=2 if site.arg & 4 else 1)
 
 
-def _into(method: str) -> Callable[[Site], None]:
+def _into(method: str, count: int = 1) -> Callable[[Site], None]:
     """LIST_EXTEND and the like: change a container deeper in the stack."""
 
     def rule(site: Site) -> None:
-        site.do(f"{site.stack[-1 - site.arg]}.{method}({site.stack[-1]})")
-        site.go_on(drop=1)
+        site.do(f"{site.stack[-count - site.arg]}.{method}({', '.join(site.stack[-count:])})")
+        site.go_on(drop=count)
 
     return rule
 
@@ -392,12 +395,15 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "JUMP_IF_TRUE_OR_POP": _branch(True, True),
     "JUMP_IF_FALSE_OR_POP": _branch(False, True),
     "FOR_ITER": _for_iter,
+    "POP_TOP": lambda site: site.go_on(drop=1),
     "UNPACK_SEQUENCE": _unpack,
     "BEFORE_WITH": _enter_with,
     "FORMAT_VALUE": _format,
     "IMPORT_NAME": _expression("__import__({name!r}, user_globals, None, {1}, {0})", 2),
     "LIST_EXTEND": _into("extend"),
     "SET_UPDATE": _into("update"),
+    "SET_ADD": _into("add"),
+    "MAP_ADD": _into("__setitem__", 2),
     "DICT_UPDATE": _into("update"),
     "DICT_MERGE": _into("update"),
     "RAISE_VARARGS": _raise,

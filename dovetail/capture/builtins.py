@@ -43,12 +43,12 @@ from dovetail.capture.attributes import (
 from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import PLAIN, read_list, wrap
-from dovetail.capture.text import NUMBERS, LateText, fill, format_value, is_late, late, native
+from dovetail.capture.text import NUMBERS, Identity, LateText, fill, format_value, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Is
+from dovetail.ir.source import Applied
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -156,16 +156,17 @@ def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     raise UnknownCall(trace.loc(), function="type() that makes a class")
 
 
-@on(id)
-def _id(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    origin = trace.origins.get(id(args[0]))
-    return id(args[0]) if origin is None else id(origin.original)
+on(id)(lambda trace, args, kwargs: Identity(trace, id, *args))
 
 
 @on(hash)
 def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    method = operations.dunder(type(args[0]), "__hash__")
-    return trace.call(method, args, {}) if method is not None else native(hash, *args)
+    value = operations.as_hashable(args[0])
+    method = operations.dunder(type(value), "__hash__")
+    if method is not None:
+        return trace.call(method, args, {})
+    by_identity = type(value).__hash__ in (object.__hash__, Fake.__hash__)
+    return Identity(trace, hash, value) if by_identity else native(hash, value)
 
 
 @on(super)
@@ -180,6 +181,11 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         owner = owner.cell_contents
     return native(super, klass, owner)
 
+
+WITHOUT_KEYWORDS: Final = frozenset(
+    {getattr, hasattr, setattr, delattr, callable, vars, isinstance, id, hash, len, iter, next, any, all,
+     abs, divmod, repr, format, ascii, globals, locals}
+)  # fmt: skip
 
 # -- sizes, truth, iteration -------------------------------------------------------------------------
 
@@ -211,6 +217,8 @@ def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 def _folded(op: Callable[[Any, Any], Any], start: int) -> Special:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        if op is operator.add and type(args[0]) is range:
+            return native(sum, *args, **kwargs)
         total = args[1] if len(args) == 2 else kwargs.get("start", start)
         for item in drain(trace, args[0]):
             total = operations.binary(trace, op, total, item)
@@ -480,7 +488,7 @@ def construct_new(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
     base = next(owner for owner in cls.__mro__ if "__new__" in owner.__dict__)
     if base in (dict, list, set, collections.OrderedDict, collections.defaultdict, collections.deque):
         return native(base.__new__, cls)
-    if issubclass(base, BaseException):
+    if issubclass(base, (BaseException, property)):
         return native(base.__new__, cls, *args, **kwargs)
     if base in (tuple, int, float, str, frozenset, bytes, complex):
         return native(base.__new__, cls, *[as_iterable(trace, arg) for arg in args], **kwargs)
@@ -542,8 +550,8 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         operations.check_native_use(trace, owner, f".{name}()")
         if not is_plain_owner(owner):
             raise UnknownCall(trace.loc(), function=f"{type(owner).__qualname__}.{name}")
-    if isinstance(owner, (dict, set, frozenset)) and args:
-        args = [operations.as_hashable(args[0]), *args[1:]]
+    if args:
+        args = [operations.as_key(trace, owner, args[0]), *args[1:]]
     if name in ("format", "format_map"):
         args = [operations.as_known(arg) for arg in args]
         kwargs = {key: operations.as_known(value) for key, value in kwargs.items()}
@@ -669,13 +677,11 @@ def _call_methodcaller(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any
 
 
 def _call_reference(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A weak reference: what it refers to now, as long as it is the same reference."""
-    target = fn()
-    origin = trace.origins.get(id(fn))
-    if origin is None or target is None or isinstance(target, Fake):
+    """A weak reference: what it refers to is read through it, so that the entry does not keep it alive."""
+    source, target = trace.source_of(fn), fn()
+    if source is None or isinstance(target, Fake):
         return target
-    trace.guard(origin.source, Is(fn))
-    return wrap(trace, target, trace.const(target, "referent"))
+    return wrap(trace, target, Applied(source, trace.const(operator.call, "call").name, operator.call))
 
 
 CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {

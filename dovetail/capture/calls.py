@@ -53,6 +53,8 @@ CO_ASYNC: Final = 0x80 | 0x100 | 0x200
 def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     special = known.SPECIAL.get(id(fn))
     if special is not None:
+        if kwargs and fn in known.WITHOUT_KEYWORDS:
+            return native(fn, *args, **kwargs)  # which says so
         return special(trace, args, kwargs)
     rule = BY_TYPE.get(type(fn))
     if rule is not None:

@@ -36,7 +36,7 @@ from dovetail.capture.guards import is_changed
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.operations import SYMBOLIC, Steps
 from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
-from dovetail.capture.text import LateText
+from dovetail.capture.text import Identity, LateText
 from dovetail.capture.trace import DELETED, NULL, Appender, Trace, Write
 from dovetail.errors import UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -367,6 +367,7 @@ REBUILD: Final[dict[type, Rule]] = {
     Array: lambda emit, value: emit.temp(f"{emit.value(value.fake)}.numpy(){'[()]' * value.is_scalar}"),
     Appender: lambda emit, value: f"{emit.load(value.owner.source)}.append",
     LateText: _late_text,
+    Identity: lambda emit, value: emit.temp(f"{value.function.__name__}({emit.value(value.owner)})"),
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): lambda emit, value: "None",
     Generator: _unfinished,

@@ -67,7 +67,8 @@ class Context:
 def look_inside(trace: Trace, cls: Any, args: Args) -> None:
     """Interpret forward and backward for the guards on what they read. A break in them ends the graph before
     the call, and so does anything that they change."""
-    start, before = len(trace.calls), changes(trace)
+    start, before, around = len(trace.calls), changes(trace), trace.is_inner
+    trace.is_inner = True
     context, given = Context(args), [copy_of(trace, arg) for arg in args]
     with torch.no_grad():
         result = _run_forward(trace, cls, context, given)
@@ -83,6 +84,7 @@ def look_inside(trace: Trace, cls: Any, args: Args) -> None:
                 name, error = f"{cls.__qualname__}.backward", type(raised.value).__name__
                 raise UnknownCall(trace.loc(), function=f"{name}, which raises {error}") from None
     del trace.calls[start:]
+    trace.is_inner = around
     if changes(trace) != before:
         raise UnknownCall(trace.loc(), function=f"{cls.__qualname__}.apply, which has side effects")
 

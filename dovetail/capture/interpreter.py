@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from dovetail.capture import operations
 from dovetail.capture.attributes import MISSING, delete_attr, find_in_mro, load_attr, store_attr, store_global
+from dovetail.capture.checks import assume, expected
 from dovetail.capture.decode import Code, decode
 from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.resume import growing_slots
@@ -26,6 +27,7 @@ from dovetail.capture.trace import (
     THROWN,
     Handling,
     LastInstruction,
+    Outside,
     Raised,
     Trace,
     Unread,
@@ -34,7 +36,7 @@ from dovetail.capture.trace import (
     topmost_handled,
 )
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
-from dovetail.errors import Break, ResumedLoop, UnsupportedOpcode
+from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks, SameAs, TypeIs
 from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
@@ -124,12 +126,15 @@ class Activation:
             if done is not None:
                 return done  # type: ignore[no-any-return]
             self.at = self.next
+            if self.at <= at:
+                self.trace.go_round()
 
     def unwind(self, error: BaseException) -> bool:
         """Go to the code that handles the exception; False when it leaves the frame."""
         region = self.code.region(self.at)
         if region is None:
             return False
+        self.give_up(self.stack[region.depth :])
         del self.stack[region.depth :]
         if region.keeps_last:
             self.stack.append(LastInstruction(self.at))
@@ -174,7 +179,14 @@ class Activation:
 
     def POP_TOP(self, arg: Any) -> None:
         """(value --)"""
+        self.give_up(self.stack[-1:])
         self.stack.pop()
+
+    def give_up(self, values: list[Any]) -> None:
+        """A generator that lives outside ends here if nobody else holds it: only Python can tell."""
+        if any(type(value) is Outside and value.is_generator_at_work for value in values):
+            detail = "a generator is given up in the middle of its work"
+            raise UnsupportedGenerator(self.trace.loc(), detail=detail)
 
     PUSH_NULL = push(NULL)
 
@@ -386,7 +398,7 @@ class Activation:
     def COMPARE_OP_BOOL(self, arg: Callable[[Any, Any], Any]) -> None:
         right = self.stack.pop()
         result = operations.compare(self.trace, arg, self.stack[-1], right)
-        self.stack[-1] = operations.truth(self.trace, result)
+        self.stack[-1] = self.truth(result, self.at + 1)
 
     UNARY_NEGATIVE, UNARY_POSITIVE = unary(operator.neg), unary(operator.pos)
     UNARY_INVERT = unary(operator.invert)
@@ -395,7 +407,13 @@ class Activation:
         self.stack[-1] = not operations.truth(self.trace, self.stack[-1])
 
     def TO_BOOL(self, arg: Any) -> None:
-        self.stack[-1] = operations.truth(self.trace, self.stack[-1])
+        self.stack[-1] = self.truth(self.stack[-1], self.at + 1)
+
+    def truth(self, value: Any, jump: int) -> bool:
+        """bool(value), which the instruction `jump` asks for."""
+        if isinstance(value, Fake) and (wanted := expected(self.code, jump)) is not None:
+            return assume(self.trace, value, wanted)
+        return operations.truth(self.trace, value)
 
     def IS_OP(self, arg: int) -> None:
         right, left = self.stack.pop(), self.stack.pop()
@@ -419,8 +437,8 @@ class Activation:
     def JUMP(self, arg: int) -> None:
         self.next = arg
 
-    POP_JUMP_IF_TRUE = jump_if(lambda self, value: operations.truth(self.trace, value))
-    POP_JUMP_IF_FALSE = jump_if(lambda self, value: not operations.truth(self.trace, value))
+    POP_JUMP_IF_TRUE = jump_if(lambda self, value: self.truth(value, self.at))
+    POP_JUMP_IF_FALSE = jump_if(lambda self, value: not self.truth(value, self.at))
     POP_JUMP_IF_NONE = jump_if(lambda self, value: value is None)
     POP_JUMP_IF_NOT_NONE = jump_if(lambda self, value: value is not None)
     JUMP_IF_TRUE_OR_POP = jump_if(lambda self, value: operations.truth(self.trace, value), keeps=True)

@@ -17,7 +17,7 @@ import torch
 
 from dovetail.capture.attributes import MISSING, find_in_mro, load_attr, python_method
 from dovetail.capture.origins import PLAIN
-from dovetail.capture.text import NUMBERS, LateText, fill_percent, is_late, known, late, native
+from dovetail.capture.text import NUMBERS, Identity, LateText, fill_percent, is_late, known, late, native
 from dovetail.capture.trace import Raised, Trace
 from dovetail.errors import DataDependentBranch, DataDependentNumber, DataDependentValue, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -254,16 +254,18 @@ def as_known(value: Any) -> Any:
     return {k: as_known(v) for k, v in value.items()} if kind is dict else as_hashable(value)
 
 
-def as_key(container: Any, key: Any) -> Any:
-    return as_hashable(key) if isinstance(container, (dict, set)) else key
+def as_key(trace: Trace, container: Any, key: Any) -> Any:
+    if not isinstance(container, (dict, set, frozenset)):
+        return key
+    if type(key) is Identity and id(container) in trace.origins:
+        key.pin()
+    return as_hashable(key)
 
 
 def get_item(trace: Trace, container: Any, key: Any) -> Any:
     kind = type(container)
-    if kind is dict:
-        key = as_hashable(key)
     if kind in (list, tuple, dict):
-        return native(operator.getitem, container, key)
+        return native(operator.getitem, container, as_key(trace, container, key))
     if kind is Fake:
         return on_fakes(trace, operator.getitem, container, key)
     if kind.__module__ in ("typing", "typing_extensions"):
@@ -298,7 +300,7 @@ def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
         trace.call(method, [container, key, value], {})
         return
     check_native_use(trace, container, "item assignment")
-    native(operator.setitem, container, as_key(container, key), value)
+    native(operator.setitem, container, as_key(trace, container, key), value)
 
 
 def delete_item(trace: Trace, container: Any, key: Any) -> None:
@@ -307,7 +309,7 @@ def delete_item(trace: Trace, container: Any, key: Any) -> None:
         trace.call(method, [container, key], {})
         return
     check_native_use(trace, container, "item deletion")
-    native(operator.delitem, container, key)
+    native(operator.delitem, container, as_key(trace, container, key))
 
 
 def contains(trace: Trace, container: Any, item: Any) -> bool:
@@ -323,7 +325,7 @@ def contains(trace: Trace, container: Any, item: Any) -> bool:
         return any(item is each or truth(trace, compare(trace, operator.eq, each, item))
                    for each in iterate(trace, container))  # fmt: skip
     check_native_use(trace, container, "`in`")
-    return native(operator.contains, container, as_key(container, item))  # type: ignore[no-any-return]
+    return native(operator.contains, container, as_key(trace, container, item))  # type: ignore[no-any-return]
 
 
 def is_ours(kind: type) -> bool:

@@ -187,9 +187,11 @@ def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
     for item in value:
         if type(item) not in PLAIN and not isinstance(item, (*IDENTITY, FunctionType)):
             return wrap_instance(trace, value, source)
-    trace.guard(source, Equals(frozenset(value)) if type(value) is frozenset else TypeIs(type(value)))
     if type(value) is frozenset:
+        trace.guard(source, Equals(value))
         return value
+    if is_unsteady(trace, source, frozenset(value)):
+        return leave_outside(trace, value, source)
     trace.guard(source, Equals(set(value)))
     shadow = set(value)
     origin = _shadow(trace, value, shadow, source, guard=False)

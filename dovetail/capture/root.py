@@ -23,6 +23,7 @@ from dovetail.capture import contexts, copies, exceptions, functions, output, tr
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
+from dovetail.capture.checks import emit_checks, random_states
 from dovetail.capture.depth import DEPTH
 from dovetail.capture.dynamic import History, Policy
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
@@ -34,6 +35,7 @@ from dovetail.capture.origins import leave_unread, wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace
 from dovetail.errors import (
+    AssumedBranch,
     Break,
     FrameRaises,
     ImportUnderWay,
@@ -83,6 +85,8 @@ class Root(Activation):
             if done is not None:
                 return done  # type: ignore[no-any-return]
             self.at = self.next
+            if self.at <= at:
+                self.trace.go_round()
 
 
 def is_new_list(trace: Trace, value: Any) -> bool:
@@ -185,7 +189,7 @@ class Attempt:
         except SkippedFrame:
             raise
         except Break as stop:
-            self.steps = root.steps - 1 if root is not None else -1
+            self.steps = stop.step if isinstance(stop, AssumedBranch) else root.steps - 1 if root else -1
             if root is None:
                 raise SkippedFrame(self.frame.loc, detail=stop.text) from None
             return bare(stop)
@@ -221,6 +225,8 @@ class Attempt:
         graph_name = "graph_0"
         emit = Emitter(trace, root, graph_name)
         tail = [f"return {emit.value(root.result)}"] if why is None else emit_break(emit, root)
+        names = entry_parameters(root, slot_count(frame.code))
+        checks = emit_checks(emit, names) if trace.assumptions else []
         emit.effects()
         for context in contexts.leave_for_break(trace):
             emit.body.append(f"{emit.value(context)}.__enter__()")
@@ -230,7 +236,7 @@ class Attempt:
         inputs: tuple[GraphInput, ...] = ()
         if emit.outputs or has_effects(trace):
             graph, inputs = GraphBuilder(trace).build(emit.outputs, frame.code.co_name)
-        text = self.text(emit, root, inputs if graph is not None else None, tail, why)
+        text = self.text(emit, root, inputs if graph is not None else None, checks, tail, why)
         symbols: tuple[Any, ...] = ()
         if trace.dynamic is not None:
             trace.dynamic.finish(trace)
@@ -250,7 +256,9 @@ class Attempt:
             if is_worth_fetching(inputs) else (),
         )  # fmt: skip
 
-    def text(self, emit: Emitter, root: Root, inputs: Any, tail: list[str], why: Break | None) -> str:
+    def text(
+        self, emit: Emitter, root: Root, inputs: Any, checks: list[str], tail: list[str], why: Break | None
+    ) -> str:
         numbers = [i.source.value for i in inputs or () if isinstance(i.source, Computed)]
         computed = [self.trace.dynamic.text(emit, number) for number in numbers]
         own = list(emit.loads)
@@ -269,8 +277,10 @@ class Attempt:
                 w(line)
             if inputs is not None:
                 given = f"*(fetched_inputs or load_inputs({parameters}))" if fetches else args
+                if checks:
+                    w(f"_states = {emit.const(random_states, 'random_states')}()")
                 w(f"out = {emit.graph_name}({', '.join(filter(None, (given, *computed)))})")
-            for line in emit.body:
+            for line in (*checks, *emit.body):
                 w(line)
             if why is not None:
                 w(f"# {why.code} {' '.join(why.text.split())}, {why.loc}")

@@ -2,6 +2,7 @@
 
     print(f"loss {loss:.3f}")     the text is a LateText; the break at print makes it, and nothing is guarded
     names[f"layer_{i}"]           used as text while capturing: made now, if no tensor is in it
+    seen[id(x)] = x               an Identity: a key now, and made again of x where the entry needs it
 
 late(trace, function, args) -> the text `function(*args)` will give, when the entry runs
 native(function, *args)     -> C code run now, with such texts made where it insists on a str
@@ -18,6 +19,8 @@ from dovetail.capture.trace import THROWN, Raised, Trace
 from dovetail.errors import Break, DataDependentValue, FailedFake, UnsupportedValue
 from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import Is, SameAs
+from dovetail.ir.source import Source
 
 NUMBERS: Final[dict[type, type[Any]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 """What a number of the user's program is, where the trace has a symbol for it."""
@@ -67,6 +70,55 @@ class LateText:
     __len__, __iter__, __contains__, __getitem__ = map(
         as_text, ("__len__", "__iter__", "__contains__", "__getitem__")
     )
+
+
+class Identity(int):
+    """What id() or hash() gives for an object that is told apart by identity. It serves as a key; Python
+    does whatever else is done with it, as the object that the entry has in its place is another one."""
+
+    trace: Trace
+    function: Callable[[Any], int]
+    owner: Any
+    source: Source | None
+
+    def __new__(cls, trace: Trace, function: Callable[[Any], int], owner: Any) -> Identity:
+        origin = trace.origins.get(id(owner))
+        made = int.__new__(cls, function(owner if origin is None else origin.original))
+        made.trace, made.function, made.owner = trace, function, owner
+        made.source = None if origin is None else origin.source
+        return made
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return int
+
+    def __hash__(self) -> int:
+        """As a key it differs from those of other objects, which must stay other objects."""
+        if self.source is not None and self.source not in self.trace.told_apart:
+            for other in self.trace.told_apart:
+                self.trace.guard(self.source, SameAs(other, same=False))
+            self.trace.told_apart.append(self.source)
+        return int.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is Identity:
+            hash(self), hash(other)
+        else:
+            self.pin()
+        return int.__eq__(self, known(other))
+
+    def pin(self) -> None:
+        """The number itself counts: it must stay this very object."""
+        if self.source is not None:
+            self.trace.guard(self.source, Is(self.trace.origins[id(self.owner)].original))
+
+    def leave(self, *_: Any) -> Any:
+        detail = f"{self.function.__name__}() is different for each object"
+        raise UnsupportedValue(self.trace.loc(), type="int", detail=detail)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __xor__ = __rxor__ = leave
+    __and__ = __rand__ = __or__ = __ror__ = __rshift__ = __lshift__ = __floordiv__ = __int__ = leave
+    __index__ = __str__ = __repr__ = __format__ = __neg__ = __float__ = leave
 
 
 def late(trace: Trace, function: Callable[..., str], args: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.frame import Frame
-from dovetail.errors import UnsupportedValue
+from dovetail.errors import LongLoop, SkippedFrame, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.graph import Loc
@@ -55,6 +55,8 @@ class Null:
     def __repr__(self) -> str:
         return "NULL"
 
+
+MOST_ROUNDS: Final = 50_000
 
 NULL: Final = Null()
 DELETED: Final = Null()
@@ -121,7 +123,11 @@ class Outside:
 
     __next__ = __len__ = __bool__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = leave
     __add__ = __radd__ = __iadd__ = __mul__ = __or__ = __ior__ = __str__ = __repr__ = __reversed__ = leave
-    extend = leave
+    add = extend = leave
+
+    @property
+    def is_generator_at_work(self) -> bool:
+        return getattr(self.original, "gi_frame", None) is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -187,10 +193,16 @@ class Trace:
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []
         self.entered: dict[int, Any] = {}
         self.held: dict[int, Any] = {}
+        self.rounds = 0
         self.is_over = False
         self.is_appending = False
         """The list that is read next is only appended to."""
         self.changed_classes: set[int] = set()
+        self.assumptions: list[Any] = []
+        self.is_inner = False
+        """What runs now becomes a graph of its own, which cannot be left in the middle."""
+        self.told_apart: list[Source] = []
+        """Objects whose identity was used as a key."""
         self.postponed: Exception | None = None
         self.raised: dict[int, tuple[BaseException, list[tuple[Any, Loc]]]] = {}
         """The frames that each exception of the program reached, innermost first, and their lines."""
@@ -223,6 +235,13 @@ class Trace:
             self.namespace[name] = value
         return Const(name, value)
 
+    def go_round(self) -> None:
+        """A jump back: a loop goes on. Python is better at long ones."""
+        self.rounds += 1
+        if self.rounds > MOST_ROUNDS:
+            long = LongLoop(self.loc(), count=MOST_ROUNDS)
+            raise long if len(self.places) > 1 else SkippedFrame(long.loc, detail=long.text)
+
     # -- recording
 
     def record(
@@ -232,6 +251,7 @@ class Trace:
         frozen = tuple([freeze(self, arg) for arg in args])
         named = {key: freeze(self, value) for key, value in kwargs.items()} if kwargs else {}
         self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs()))
+        self.rounds = 0
         own(self, result)
         return result
 

@@ -151,8 +151,10 @@ def stand_in(trace: Trace, leaf: Any, dim: int | None) -> Any:
 
 def trace_function(trace: Trace, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Inner:
     """Interpret a function into a graph of its own."""
-    start, writes = len(trace.calls), len(trace.writes)
+    start, writes, around = len(trace.calls), len(trace.writes), trace.is_inner
+    trace.is_inner = True
     leaves, result = tree_flatten(trace.call(function, list(args), dict(kwargs)))
+    trace.is_inner = around
     leaves = [freeze(trace, leaf) for leaf in leaves]
     calls = trace.calls[start:]
     del trace.calls[start:]

@@ -10,7 +10,7 @@
 // clang-format off
 enum Operation {
     ARG, CELL, GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, DICT_KEY, TYPE_OF, CLOSURE_OF, SIZE, STRIDE,
-    TENSOR_OF, /* the last load */
+    APPLIED, /* the last load */
     IS, EQUALS, TYPE_IS, LENGTH, DICT_KEYS, LACKS, SAME_AS, TENSOR, CLASS_IS, STATE, HOLDS, PREDICATE
 };
 // clang-format on

@@ -189,7 +189,7 @@ static int load_type_of(Run *run, const Instruction *at) {
     return put(run, at, (PyObject *)Py_TYPE(object));
 }
 
-static int load_tensor_of(Run *run, const Instruction *at) {
+static int load_applied(Run *run, const Instruction *at) {
     return put_new(run, at, PyObject_CallOneArg(at->object, run->slots[at->source]));
 }
 
@@ -382,7 +382,7 @@ static int (*const STEPS[])(Run *, const Instruction *) = {
     [ITEM] = load_item,
     [DICT_KEY] = load_dict_key,
     [TYPE_OF] = load_type_of,
-    [TENSOR_OF] = load_tensor_of,
+    [APPLIED] = load_applied,
     [CLOSURE_OF] = load_closure_of,
     [SIZE] = load_extent,
     [STRIDE] = load_extent,

@@ -155,8 +155,9 @@ class DictKey(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorOf(Step):
-    """The tensor that shares an array's memory; `name` is what the entry calls the function that makes it."""
+class Applied(Step):
+    """What a function gives for the object: the tensor that shares an array's memory, what a weak reference
+    refers to. `name` is what the entry calls the function."""
 
     name: str
     function: object = field(compare=False)

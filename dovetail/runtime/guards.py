@@ -28,7 +28,7 @@ from dovetail.util.torch_state import READERS, TRACER
 
 OPERATIONS: Final = (
     paths.Arg, paths.Cell, paths.Global, paths.Const, paths.Attr, paths.DictAttr, paths.Item, paths.DictKey,
-    paths.TypeOf, paths.ClosureOf, paths.Size, paths.Stride, paths.TensorOf,
+    paths.TypeOf, paths.ClosureOf, paths.Size, paths.Stride, paths.Applied,
     checks.Is, checks.Equals, checks.TypeIs, checks.Length, checks.DictKeys, checks.Lacks, checks.SameAs,
     checks.TensorIs, checks.ClassIs, checks.State, checks.Holds, checks.Predicate,
 )  # fmt: skip
@@ -59,7 +59,7 @@ LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
     paths.KeyItem: lambda s: (0, s.key),
     paths.DictKey: lambda s: (s.position, None),
     paths.TypeOf: lambda s: (0, None),
-    paths.TensorOf: lambda s: (0, s.function),
+    paths.Applied: lambda s: (0, s.function),
     paths.ClosureOf: lambda s: (s.position, None),
     paths.Size: lambda s: (s.dim, None),
     paths.Stride: lambda s: (s.dim, None),

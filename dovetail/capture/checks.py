@@ -1,0 +1,112 @@
+"""Branches that only lead to an exception: assumed not to be taken, and looked at when the graph has run.
+
+    if not (scale > 0).all():                  out = graph_0(scale, x)
+        raise ValueError(f"{scale}")    ->     if bool(out[0]) is not True: return run_in_eager(f, scale, x)
+    return x / scale                           return out[1]
+
+Where the assumption fails, the frame runs from its beginning in eager, which raises. So nothing may have been
+changed by then: the entry writes later, random numbers are drawn again, and a graph that changes its inputs
+breaks at such a branch as at any other. So does a program that catches the exception: it expects it.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from dovetail.capture.decode import Code
+from dovetail.capture.frame import CO_VARARGS, CO_VARKEYWORDS
+from dovetail.capture.trace import Trace
+from dovetail.errors import AssumedBranch, DataDependentValue
+
+if TYPE_CHECKING:
+    from dovetail.capture.emit import Emitter
+
+BRANCHES: Final = {"POP_JUMP_IF_TRUE": True, "POP_JUMP_IF_FALSE": False}
+STRAIGHT_ENDS: Final = ("JUMP", "POP_JUMP", "RETURN", "YIELD", "FOR_ITER", "SEND", "STORE", "RERAISE")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assumption:
+    """A tensor whose truth was assumed, its version then, and the instruction of the captured frame."""
+
+    value: Any
+    is_true: bool
+    version: int
+    step: int
+
+
+def expected(code: Code, at: int) -> bool | None:
+    """The truth that a jump must find lest the program raise at once; None if it may be either."""
+    jumps_if = BRANCHES.get(code.ops[at])
+    if jumps_if is None:
+        return None
+    target: Any = code.args[at]
+    ways = [raises(code, at + 1), raises(code, target)]
+    return jumps_if == ways[0] if ways[0] != ways[1] else None
+
+
+def raises(code: Code, at: int) -> bool:
+    """Whether nothing but a `raise` can follow."""
+    for op in code.ops[at:]:
+        if op == "RAISE_VARARGS":
+            return True
+        if op.startswith(STRAIGHT_ENDS):
+            break
+    return False
+
+
+def is_caught(code: Code, at: int) -> bool:
+    """Whether an `except` clause sees what an instruction raises."""
+    region = code.region(at)
+    return region is not None and "CHECK_EXC_MATCH" in code.ops[region.target : region.target + 6]
+
+
+def assume(trace: Trace, value: Any, is_true: bool) -> bool:
+    """bool(value), taken to be `is_true` where only the graph knows it."""
+    try:
+        return bool(value)
+    except DataDependentValue:
+        step = trace.places[0].steps - 1
+        if trace.is_inner or any(is_caught(place.code, place.at) for place in trace.places):
+            raise AssumedBranch(trace.loc(), step=step) from None
+    trace.assumptions.append(Assumption(value, is_true, value._version, step))
+    return is_true
+
+
+def random_states() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+
+
+def as_before(function: Callable[..., Any], states: list[torch.Tensor]) -> Callable[..., Any]:
+    """The function, with random numbers as they were."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])
+    return function
+
+
+def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
+    """Lines that follow the call of the graph; `names` are the entry's parameters."""
+    trace, code = emit.trace, emit.trace.frame.code
+    is_writing = any(fake.is_inference() or fake._version for fake in trace.input_fakes)
+    for made in trace.assumptions:
+        if is_writing or made.value._version != made.version:
+            raise AssumedBranch(trace.frame.loc, step=made.step)
+    count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    given, rest = names[:count], names[named:]
+    if code.co_flags & CO_VARARGS:
+        given.append(f"*{rest.pop(0)}")
+    given += [f"{code.co_varnames[i]}={names[i]}" for i in range(count, named)]
+    if code.co_flags & CO_VARKEYWORDS:
+        given.append(f"**{rest.pop(0)}")
+    maker, cells = emit.const(FunctionType, "FunctionType"), "".join(f"{name}, " for name in rest)
+    function = f"{maker}({emit.const(code, 'code')}, user_globals, {code.co_name!r}, None, ({cells}))"
+    function = f"{emit.const(as_before, 'as_before')}({function}, _states)"
+    again = f"return run_in_eager({', '.join([function, *given])})"
+    return [
+        f"if bool({emit.value(made.value)}) is not {made.is_true}: {again}" for made in trace.assumptions
+    ]

@@ -1,0 +1,217 @@
+"""Who is who, and how long it lives: id(), hash(), weak references, generators that are given up, sets that grow."""
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.events import EVENTS
+from tests.behaviour.running import ANY, Suite
+
+suite = Suite()
+case = suite.case
+
+
+class Thing:
+    number: int
+
+
+def x4() -> torch.Tensor:
+    return torch.randn(4, requires_grad=True)
+
+
+@case("C4")
+def keywords_that_a_builtin_does_not_take() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        said = []
+        for call in (lambda: isinstance(x, torch.Tensor, strict=True), lambda: len(obj=[1]), lambda: getattr(x, "T", default=1)):  # type: ignore[call-arg,call-overload]
+            try:
+                call()
+            except TypeError as error:
+                said.append(str(error))
+        return x * 2, said
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=1)
+def id_and_hash_after_a_break() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        things, thing = [1], Thing()
+        by_id, by_hash, y = {id(things): 1, id(x): 2}, {hash(thing): 3}, x + 1
+        number = id(y)
+        print("here")
+        return by_id[id(things)], by_id[id(x)], by_hash[hash(thing)], number == id(y), y * 2
+
+    return f, [(x4(),), (x4(),)]
+
+
+@case("C4")
+def identity_decides() -> Any:
+    def f(xs: list[torch.Tensor]) -> Any:
+        seen: set[int] = set()
+        kept = [x * 2 for x in xs if id(x) not in seen and not seen.add(id(x))]  # type: ignore[func-returns-value]
+        return kept, id(xs[0]) == id(xs[1])
+
+    a, b = torch.randn(4), torch.randn(4)
+    return f, [([a, b, a],), ([a, b, b],), ([b, b, a],), ([b, a, b],)]
+
+
+@case("C2")
+def identity_in_a_table_from_outside() -> Any:
+    table: dict[int, int] = {}
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        if id(x) in table:
+            return y * 3
+        table[id(x)] = 1
+        return y * 2
+
+    a, b, y = torch.randn(4), torch.randn(4), x4()
+    return f, [(a, y), (b, y), (a, y), (b, y), (a, y)]
+
+
+@case("C3", breaks=ANY)
+def arithmetic_on_an_id() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        things = [1]
+        return f"{id(things):x}" == f"{id(things):x}", id(things) % 8 == id(things) % 8, x + 1
+
+    return f, (x4(),)
+
+
+@case("C2")
+def weak_references_do_not_hold() -> Any:
+    things = [Thing()]
+    things[0].number = 3
+    reference = weakref.ref(things[0])
+
+    def f(x: torch.Tensor) -> Any:
+        thing = reference()
+        return x if thing is None else x * thing.number
+
+    def dies() -> Any:
+        things.clear()
+        gc.collect()
+        return reference() is None, f(torch.ones(2))
+
+    return f, [(x4(),), (x4(),)], dies
+
+
+def log_of_a_generator(x: torch.Tensor, log: list[str], leave: str) -> Any:
+    def steps() -> Any:
+        try:
+            yield x
+            yield x + 1
+        finally:
+            log.append("closed")
+
+    try:
+        for t in steps():
+            print("in")
+            if leave == "break":
+                break
+            if leave == "return":
+                return t * 2
+            raise ValueError("left")
+    except ValueError as error:
+        log.append(str(error))
+    log.append("after")
+    return x * 3
+
+
+@case("C3", breaks=ANY)
+def generators_that_are_given_up() -> Any:
+    def f(x: torch.Tensor, leave: str) -> Any:
+        log: list[str] = []
+        y = log_of_a_generator(x, log, leave)
+        log.append("back")
+        return y, log
+
+    return f, [(x4(), leave) for leave in ("break", "return", "raise")]
+
+
+test_program = suite.test()
+
+
+def grow_set(x: torch.Tensor, keys: range) -> Any:
+    return x * sum({(print(k), k)[1] for k in keys})
+
+
+def grow_dict(x: torch.Tensor, keys: range) -> Any:
+    return {k: (print(k), x * k)[1] for k in keys}
+
+
+SEEN: set[int] = set()
+
+
+def grow_global(x: torch.Tensor, keys: range) -> Any:
+    for k in keys:
+        compiled_add(x, k)
+    return len(SEEN)
+
+
+@dovetail.compile(backend="eager")
+def compiled_add(x: torch.Tensor, k: int) -> Any:
+    SEEN.add(k)
+    return x + 1
+
+
+@pytest.mark.parametrize("grow", [grow_set, grow_dict, grow_global])
+def test_what_grows_does_not_reach_the_recompile_limit(grow: Any, capsys: Any) -> None:
+    dovetail.reset()
+    EVENTS.clear()
+    compiled = grow if grow is grow_global else dovetail.compile(grow, backend="eager")
+    got = compiled(torch.ones(3), range(14))
+    SEEN.clear()
+    torch.testing.assert_close(got, grow(torch.ones(3), range(14)))
+    assert not EVENTS.of("limit")
+
+
+def count_to(n: int) -> int:
+    total = 0
+    for i in range(n):
+        total += i % 7
+    return total
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_a_long_loop_is_left_to_python(is_called: bool) -> None:
+    def loops(x: torch.Tensor, n: int) -> Any:
+        y, total = x * 2, 0
+        for i in range(n):
+            total += i % 7
+        return y + total
+
+    def calls(x: torch.Tensor, n: int) -> Any:
+        return x * 2 + count_to(n)
+
+    f = calls if is_called else loops
+    EVENTS.clear()
+    x = torch.ones(3)
+    assert torch.equal(dovetail.compile(f, backend="eager")(x, 200_000), f(x, 200_000))
+    assert any("goes on for more than" in event["text"] for event in EVENTS.of("graph_break") + EVENTS.of("skip"))
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width + 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.linear(x)
+        dovetail.graph_break()
+        return y.relu()
+
+
+def test_many_modules_of_one_class_are_all_compiled() -> None:
+    model = torch.nn.Sequential(*[Layer(3 + i) for i in range(12)])
+    EVENTS.clear()
+    compiled, x = dovetail.compile(model, backend="eager"), torch.randn(2, 3)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x))
+    assert not EVENTS.of("limit")
