@@ -77,20 +77,24 @@ def assume(trace: Trace, value: Any, is_true: bool) -> bool:
     return is_true
 
 
-def random_states() -> list[torch.Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+def states_before() -> list[Any]:
+    """Torch's state that a graph may change: grad mode and random numbers."""
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()
+    return [torch.is_grad_enabled(), torch.get_rng_state(), *on_gpu]
 
 
-def as_before(function: Callable[..., Any], states: list[torch.Tensor]) -> Callable[..., Any]:
-    """The function, with random numbers as they were."""
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state_all(states[1:])
+def as_before(function: Callable[..., Any], states: list[Any]) -> Callable[..., Any]:
+    """The function, with torch's state as it was."""
+    torch._C._set_grad_enabled(states[0])
+    torch.set_rng_state(states[1])
+    if len(states) > 2:
+        torch.cuda.set_rng_state_all(states[2:])
     return function
 
 
 def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
-    """Lines that follow the call of the graph; `names` are the entry's parameters."""
+    """Lines that follow the call of the graph; `names` are the entry's parameters. A graph that itself raises
+    (`out` is None then) has gone on where eager would have raised before."""
     trace, code = emit.trace, emit.trace.frame.code
     is_writing = any(fake.is_inference() or fake._version for fake in trace.input_fakes)
     for made in trace.assumptions:
@@ -106,7 +110,8 @@ def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     maker, cells = emit.const(FunctionType, "FunctionType"), "".join(f"{name}, " for name in rest)
     function = f"{maker}({emit.const(code, 'code')}, user_globals, {code.co_name!r}, None, ({cells}))"
     function = f"{emit.const(as_before, 'as_before')}({function}, _states)"
-    again = f"return run_in_eager({', '.join([function, *given])})"
+    failed = [f"bool({emit.value(made.value)}) is not {made.is_true}" for made in trace.assumptions]
     return [
-        f"if bool({emit.value(made.value)}) is not {made.is_true}: {again}" for made in trace.assumptions
+        f"if {' or '.join(['out is None', *failed])}:",
+        f"    return run_in_eager({', '.join([function, *given])})",
     ]

@@ -23,7 +23,7 @@ from dovetail.capture import contexts, copies, exceptions, functions, output, tr
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
-from dovetail.capture.checks import emit_checks, random_states
+from dovetail.capture.checks import emit_checks, states_before
 from dovetail.capture.depth import DEPTH
 from dovetail.capture.dynamic import History, Policy
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
@@ -277,9 +277,12 @@ class Attempt:
                 w(line)
             if inputs is not None:
                 given = f"*(fetched_inputs or load_inputs({parameters}))" if fetches else args
+                call = f"out = {emit.graph_name}({', '.join(filter(None, (given, *computed)))})"
                 if checks:
-                    w(f"_states = {emit.const(random_states, 'random_states')}()")
-                w(f"out = {emit.graph_name}({', '.join(filter(None, (given, *computed)))})")
+                    w(f"_states = {emit.const(states_before, 'states_before')}()")
+                    w(f"try: {call}")
+                    call = "except Exception: out = None"
+                w(call)
             for line in (*checks, *emit.body):
                 w(line)
             if why is not None:

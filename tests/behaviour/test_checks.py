@@ -1,4 +1,7 @@
-"""Branches on tensors that only lead to an exception: one graph, and the same exception."""
+"""Branches on tensors that only lead to an exception: one graph, and the same exception.
+
+PYTEST_DONT_REWRITE: the programs assert as users do.
+"""
 from __future__ import annotations
 
 from typing import Any
