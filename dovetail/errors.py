@@ -212,8 +212,8 @@ class BackwardCall(Break):
 
 class ChosenArm(Break):
     code = "B19"
-    message = "torch.cond runs one of its arms, chosen by the value of a tensor"
-    hint = "with fullgraph=True both arms are computed, and torch.where chooses"
+    message = "{name} runs functions as the values of tensors decide"
+    hint = "this break lets them be compiled; with fullgraph=True they are one op, which runs them in eager"
 
 
 class UnsupportedMutation(Break):

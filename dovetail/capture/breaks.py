@@ -18,8 +18,7 @@ from contextlib import ExitStack
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-import torch
-
+from dovetail.capture.arms import AS_PYTHON
 from dovetail.capture.decode import live_before
 from dovetail.capture.emit import Emitter
 from dovetail.capture.interpreter import Activation
@@ -193,16 +192,11 @@ def _in_the_rest(site: Site) -> None:
     site.lines(site.resume(site.at, site.stack))
 
 
-def run_cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
-    """torch.cond as Python: its own way outside of a compiler is to start torch's."""
-    return (true_fn if pred else false_fn)(*operands)
-
-
 def callable_text(site: Site, position: int) -> str:
     """A callable on the stack; a bound method reads better and costs less as owner.name."""
     value = site.values[position]
-    if value is torch.cond:
-        return site.const(run_cond)
+    if getattr(value, "__module__", "").startswith("torch._higher_order_ops"):
+        return site.const(AS_PYTHON.get(value.__name__, value))
     if isinstance(value, MethodType):
         name = value.__func__.__name__
         found = getattr(type(value.__self__), name, None)

@@ -33,7 +33,7 @@ from dovetail.capture.guards import alias_guards, level_guard, state_guard
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import leave_unread, wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
-from dovetail.capture.trace import Raised, Trace
+from dovetail.capture.trace import Raised, Trace, is_random
 from dovetail.errors import (
     AssumedBranch,
     Break,
@@ -320,6 +320,6 @@ def has_effects(trace: Trace) -> bool:
         name = (target if isinstance(target, str) else getattr(target, "__name__", "")).split(".")[0]
         is_write = name == "setitem" or name.endswith("_") or name.startswith("i") or "out" in recorded.kwargs
         is_act = recorded.result is None and any(isinstance(arg, Fake) for arg in recorded.args)
-        if is_write or is_act or "rand" in name or "dropout" in name:
+        if is_write or is_act or is_random(recorded):
             return True
     return False

@@ -320,6 +320,15 @@ def own(trace: Trace, value: Any) -> None:
             own(trace, item)
 
 
+def is_random(call: Call) -> bool:
+    name = call.target if isinstance(call.target, str) else getattr(call.target, "__name__", "")
+    return "rand" in name or "dropout" in name or name.split(".")[0].strip("_") in DRAWS
+
+
+DRAWS: Final = frozenset({"bernoulli", "normal", "log_normal", "uniform", "multinomial", "poisson", "cauchy",
+                          "exponential", "geometric", "rrelu"})  # fmt: skip
+
+
 def topmost_handled(trace: Trace) -> BaseException | None:
     """The exception that is being handled, by the running frame or by whoever called it."""
     return next((place.handled for place in reversed(trace.places) if place.handled is not None), None)

@@ -1,4 +1,4 @@
-"""torch.func's transforms (grad, vmap, jacrev, jvp...) of captured functions, and torch.cond.
+"""torch.func's transforms (grad, vmap, jacrev, jvp...) of captured functions.
 
     torch.func.vmap(lambda row: row @ w)(x)
 
@@ -6,9 +6,7 @@
     the outer graph gets one node that applies torch.func.vmap to that graph: transform(x, w)
 
 Arguments may be trees of tensors and constants, as torch.func allows them. Tensors and symbolic sizes that
-the function reads from around it become inputs of its graph. torch.cond breaks the graph and runs the arm
-that is chosen, compiled on its own; with fullgraph=True it computes both arms, which it requires to be free
-of side effects, and chooses by torch.where.
+the function reads from around it become inputs of its graph.
 """
 from __future__ import annotations
 
@@ -24,11 +22,10 @@ from torch.utils._pytree import _broadcast_to_and_flatten as broadcast_tree
 
 from dovetail.capture.builtins import on
 from dovetail.capture.graphs import GraphBuilder, used_ids
-from dovetail.capture.operations import truth
 from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import perform
-from dovetail.capture.trace import Trace, freeze
-from dovetail.errors import ChosenArm, UnknownCall
+from dovetail.capture.trace import Trace, freeze, is_random
+from dovetail.errors import UnknownCall
 from dovetail.fake.calls import with_numbers
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import ClosureOf
@@ -43,7 +40,10 @@ class Inner:
 
     module: torch.fx.GraphModule
     free: tuple[Any, ...]
+    examples: tuple[Any, ...]
+    """The leaves of its result."""
     result: TreeSpec
+    is_random: bool
 
 
 class Transformed:
@@ -176,38 +176,9 @@ def trace_function(trace: Trace, function: Any, args: list[Any], kwargs: dict[st
     for call in calls:
         builder.add(call)
     builder.graph.output([builder.arg(leaf) for leaf in leaves])
-    return Inner(torch.fx.GraphModule(torch.nn.Module(), builder.graph), tuple(free), result)
+    module = torch.fx.GraphModule(torch.nn.Module(), builder.graph)
+    return Inner(module, tuple(free), tuple(leaves), result, any(map(is_random, calls)))
 
 
 def fakes_in(value: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Fake)]
-
-
-# -- torch.cond --------------------------------------------------------------------------------------
-
-
-@on(torch.cond)
-def call_cond(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    names = ("pred", "true_fn", "false_fn", "operands")
-    given = {"operands": (), **dict(zip(names, args)), **kwargs}
-    pred, operands = given["pred"], list(given["operands"])
-    if not isinstance(pred, Fake):
-        return trace.call(given["true_fn" if truth(trace, pred) else "false_fn"], operands, {})
-    if not trace.is_whole:
-        raise ChosenArm(trace.loc())
-    yes = trace.call(given["true_fn"], operands, {})
-    no = trace.call(given["false_fn"], operands, {})
-    return choose(trace, pred, yes, no)
-
-
-def choose(trace: Trace, pred: Any, yes: Any, no: Any) -> Any:
-    """torch.where through a result of lists, tuples and dicts."""
-    if isinstance(yes, Fake) and isinstance(no, Fake) and yes.shape == no.shape and yes.dtype == no.dtype:
-        return trace.call(torch.where, [pred, yes, no], {})
-    if type(yes) is type(no) and isinstance(yes, (list, tuple)) and len(yes) == len(no):
-        return type(yes)([choose(trace, pred, a, b) for a, b in zip(yes, no)])
-    if isinstance(yes, dict) and isinstance(no, dict) and list(yes) == list(no):
-        return {key: choose(trace, pred, yes[key], no[key]) for key in yes}
-    if type(yes) is type(no) and not isinstance(yes, Fake) and yes == no:
-        return yes
-    raise UnknownCall(trace.loc(), function="torch.cond with branches of different results")
