@@ -19,6 +19,7 @@ import builtins
 import collections
 import dataclasses
 import functools
+import keyword
 import math
 import types
 from collections.abc import Callable
@@ -330,6 +331,8 @@ def set_field(owner: str, kind: type, name: str, value: str) -> str:
     """An attribute of the instance itself, past any descriptor of the class that would answer instead."""
     if has_setter(kind, name):
         return f"{owner}.__dict__[{name!r}] = {value}"
+    if kind.__setattr__ is object.__setattr__ and name.isidentifier() and not keyword.iskeyword(name):
+        return f"{owner}.{name} = {value}"
     return f"object.__setattr__({owner}, {name!r}, {value})"
 
 
