@@ -81,7 +81,7 @@ def _describe(backward: Callable[..., Any], ctx: Any, grads: Sequence[Any]) -> O
     positions = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and needed[i]]
     like = [inputs[i] for i in positions]
     is_static = all(isinstance(size, int) for x in like for size in x.shape)
-    shapes = [tuple(x.shape) if is_static else None for x in like]
+    forms = [(tuple(x.shape) if is_static else None, x.dtype, x.device) for x in like]
 
     def run(given: list[torch.Tensor]) -> list[torch.Tensor]:
         rest = iter(given)
@@ -94,7 +94,7 @@ def _describe(backward: Callable[..., Any], ctx: Any, grads: Sequence[Any]) -> O
             real[i] = next(rest)
         made = backward(context, *real)
         made = made if isinstance(made, (list, tuple)) else (made,)
-        return [_laid_out(made[i], shape, given[0]) for i, shape in zip(positions, shapes)]
+        return [_laid_out(made[i], *form) for i, form in zip(positions, forms)]
 
     name = f"backward_{uuid.uuid4().hex}"
     _library.define(f"{name}(Tensor[] given) -> Tensor[]")  # type: ignore[no-untyped-call]
@@ -103,12 +103,12 @@ def _describe(backward: Callable[..., Any], ctx: Any, grads: Sequence[Any]) -> O
     return Opaque(f"dovetail.{name}.default", tensors, like, positions, len(inputs))
 
 
-def _laid_out(grad: Any, shape: tuple[int, ...] | None, other: torch.Tensor) -> torch.Tensor:
-    """Row-major, as the graph was told; zeros where there is none."""
+def _laid_out(grad: Any, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Row-major, as the graph was told, and in memory of its own; zeros where there is none."""
     if grad is not None:
-        return grad.contiguous()  # type: ignore[no-any-return]
+        return grad.clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
     if shape is None:
         raise UnsupportedMutation(
             detail="a custom op's backward gave no gradient for an input of symbolic size"
         )
-    return other.new_zeros(shape)
+    return torch.zeros(shape, dtype=dtype, device=device)

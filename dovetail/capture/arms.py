@@ -126,16 +126,16 @@ def call_op(trace: Trace, name: str, run: Run, tensors: list[Any], like: Inner) 
         with torch.enable_grad():  # type: ignore[no-untyped-call]
             made = run(*[tensor.requires_grad_(i in places) for i, tensor in enumerate(given)])
         pairs = [(out, grad) for out, grad in zip(made, grads) if out.requires_grad and grad is not None]
-        results: list[Any] = [None] * len(given)
+        results = [torch.zeros_like(x) if i in places else None for i, x in enumerate(given)]
         if pairs:
             outs, tangents = zip(*pairs)
             found = torch.autograd.grad(outs, [given[i] for i in places], tangents, allow_unused=True)
             for i, grad in zip(places, found):
-                results[i] = grad
+                results[i] = results[i] if grad is None else grad
         return tuple(results)
 
-    def save(context: Any, inputs: Any, output: Any) -> None:
-        context.save_for_backward(*inputs)
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
 
     takes = ", ".join(f"Tensor t{i}" for i in range(len(tensors)))
     gives = ", ".join("Tensor" for _ in like.examples)

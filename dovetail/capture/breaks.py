@@ -18,6 +18,8 @@ from contextlib import ExitStack
 from types import FunctionType, MethodType
 from typing import Any, Final
 
+import torch
+
 from dovetail.capture.arms import AS_PYTHON
 from dovetail.capture.decode import live_before
 from dovetail.capture.emit import Emitter
@@ -195,7 +197,7 @@ def _in_the_rest(site: Site) -> None:
 def callable_text(site: Site, position: int) -> str:
     """A callable on the stack; a bound method reads better and costs less as owner.name."""
     value = site.values[position]
-    if getattr(value, "__module__", "").startswith("torch._higher_order_ops"):
+    if value is torch.cond or (getattr(value, "__module__", "") or "").startswith("torch._higher_order_ops"):
         return site.const(AS_PYTHON.get(value.__name__, value))
     if isinstance(value, MethodType):
         name = value.__func__.__name__
