@@ -230,7 +230,7 @@ class GradientsSwitchedOn(Break):
 
 class LongLoop(Break):
     code = "B23"
-    message = "a loop in Python goes on for more than {count} rounds"
+    message = "a loop in Python goes on for more than {rounds} rounds or {calls} calls of torch"
     hint = "compute on whole tensors, or keep the loop out of the compiled function"
 
 

@@ -57,6 +57,7 @@ class Null:
 
 
 MOST_ROUNDS: Final = 50_000
+MOST_CALLS: Final = 20_000
 
 NULL: Final = Null()
 DELETED: Final = Null()
@@ -236,10 +237,10 @@ class Trace:
         return Const(name, value)
 
     def go_round(self) -> None:
-        """A jump back: a loop goes on. Python is better at long ones."""
+        """A jump back: a loop goes on. Python is better at long ones, with tensors in them and without."""
         self.rounds += 1
-        if self.rounds > MOST_ROUNDS:
-            long = LongLoop(self.loc(), count=MOST_ROUNDS)
+        if self.rounds > MOST_ROUNDS or len(self.calls) > MOST_CALLS:
+            long = LongLoop(self.loc(), rounds=MOST_ROUNDS, calls=MOST_CALLS)
             raise long if len(self.places) > 1 else SkippedFrame(long.loc, detail=long.text)
 
     # -- recording

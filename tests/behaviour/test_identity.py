@@ -179,6 +179,17 @@ def count_to(n: int) -> int:
     return total
 
 
+def test_a_long_loop_of_tensors_is_left_to_python() -> None:
+    def f(x: torch.Tensor) -> Any:
+        for i in range(30_000):
+            x = x + i
+        return x
+
+    EVENTS.clear()
+    assert torch.equal(dovetail.compile(f, backend="eager")(torch.ones(3)), f(torch.ones(3)))
+    assert any("goes on for more than" in event["text"] for event in EVENTS.of("skip"))
+
+
 @pytest.mark.parametrize("is_called", [False, True])
 def test_a_long_loop_is_left_to_python(is_called: bool) -> None:
     def loops(x: torch.Tensor, n: int) -> Any:
