@@ -247,6 +247,13 @@ class ImportUnderWay(FrameRaises):
     message = "an import is under way"
 
 
+class ShapelessParameter(FrameRaises):
+    """Eager gives it its shape in this call; the next is compiled."""
+
+    code = "B24"
+    message = "the parameter {name} of a lazy module has no shape yet"
+
+
 class NoTensors(SkippedFrame):
     """The frame touches no tensor: Python runs it best. Not reported, and no error under fullgraph."""
 

@@ -29,7 +29,7 @@ import torch
 
 from dovetail.capture.resume import is_resumed
 from dovetail.capture.trace import Appender, Origin, Outside, Trace, Unread
-from dovetail.errors import UnsupportedValue
+from dovetail.errors import ShapelessParameter, UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.guard import DictKeys, Equals, Is, Length, Predicate, SameAs, TensorIs, TypeIs
@@ -403,6 +403,10 @@ def refuse(trace: Trace, value: Any, source: Source) -> Any:
     raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"{source} is a tensor subclass")
 
 
+def leave_to_take_shape(trace: Trace, value: Any, source: Source) -> Any:
+    raise ShapelessParameter(trace.loc(), name=source)
+
+
 def wrap_parameter(trace: Trace, value: Any, source: Source) -> Any:
     """A subclass of Parameter: a tensor like others, unless it says what ops do to it."""
     kind: Any = type(value)
@@ -436,8 +440,7 @@ WRAPPERS: Final[dict[type, Wrapper]] = {
 }
 
 BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
-    (torch.nn.parameter.UninitializedParameter, refuse),
-    (torch.nn.parameter.UninitializedBuffer, refuse),
+    (torch.nn.parameter.UninitializedTensorMixin, leave_to_take_shape),
     (torch.nn.Parameter, wrap_parameter),
     (torch.nn.Buffer, wrap_parameter),
     (torch.Tensor, refuse),

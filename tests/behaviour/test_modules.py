@@ -327,6 +327,11 @@ def parametrized_weight() -> Any:
     return m, (x8(),)
 
 
+@case("C5")
+def lazy_modules() -> Any:
+    return torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.ReLU(), torch.nn.LazyLinear(2)), [(torch.randn(2, 4),)] * 3
+
+
 test_program = suite.test()
 
 
