@@ -255,6 +255,25 @@ class _Later:
             return lambda *inputs: aot.run_graph(self.graph, inputs)
 
 
+def run_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """backend="eager": only capture is at work. Where the graph raises, torch's modes are as they were."""
+    names = {getattr(node.target, "__name__", "") for node in module.graph.nodes}
+    if names.isdisjoint(("_set_grad_enabled", "_enter_autocast")):
+        return module.forward
+
+    def run(*inputs: Any) -> Any:
+        grad, autocast = torch.is_grad_enabled(), {d: torch.is_autocast_enabled(d) for d in ("cpu", "cuda")}
+        try:
+            return module.forward(*inputs)
+        except BaseException:
+            torch._C._set_grad_enabled(grad)
+            for device, is_on in autocast.items():
+                torch.set_autocast_enabled(device, is_on)
+            raise
+
+    return run
+
+
 def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """backend="aot_eager": capture and autograd are at work, and each op runs as itself."""
     joint = trace_joint(module, examples)
@@ -271,7 +290,7 @@ def choose_backend(backend: str | Backend, options: Options) -> Backend:
         return backend
     named: dict[str, Backend] = {
         "dovetail": lambda module, examples: compile_graph(module, examples, options),
-        "eager": lambda module, examples: module.forward,  # only capture is at work
+        "eager": run_in_eager,
         "aot_eager": run_joint_in_eager,
     }
     return named[backend]

@@ -440,7 +440,8 @@ WRAPPERS: Final[dict[type, Wrapper]] = {
 }
 
 BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
-    (torch.nn.parameter.UninitializedTensorMixin, leave_to_take_shape),
+    (torch.nn.parameter.UninitializedParameter, leave_to_take_shape),
+    (torch.nn.parameter.UninitializedBuffer, leave_to_take_shape),
     (torch.nn.Parameter, wrap_parameter),
     (torch.nn.Buffer, wrap_parameter),
     (torch.Tensor, refuse),

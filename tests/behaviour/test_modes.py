@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import dovetail
-from tests.behaviour.running import ANY, Suite
+from tests.behaviour.running import ANY, BACKENDS, Suite
 
 suite = Suite()
 case = suite.case
@@ -396,3 +396,14 @@ def test_compiled_function_under_transforms() -> None:
         torch.testing.assert_close(torch.func.vmap(compiled)(x), x.sin() * 2)
         torch.testing.assert_close(compiled(x), x.sin() * 2)
     assert dovetail.stats()["graphs"] == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_modes_after_an_exception_in_the_graph(backend: str) -> None:
+    def f(x: torch.Tensor) -> Any:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.linalg.inv(x)
+
+    with pytest.raises(torch.linalg.LinAlgError):
+        dovetail.compile(f, backend=backend)(torch.zeros(2, 2))
+    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
