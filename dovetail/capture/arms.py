@@ -8,12 +8,13 @@ those that are chosen, in eager; its backward runs them again and differentiates
 """
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from dovetail.capture.builtins import on
 from dovetail.capture.operations import truth
@@ -44,24 +45,18 @@ AS_PYTHON: Final[dict[str, Run]] = {"cond": run_cond, "while_loop": run_while}
 
 @on(torch.cond)
 def call_cond(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    names = ("pred", "true_fn", "false_fn", "operands")
-    given = {"operands": (), **dict(zip(names, args)), **kwargs}
+    given = {"operands": (), **dict(zip(("pred", "true_fn", "false_fn", "operands"), args)), **kwargs}
     pred, operands = given["pred"], list(given["operands"])
     if not isinstance(pred, Fake):
         return trace.call(given["true_fn" if truth(trace, pred) else "false_fn"], operands, {})
     yes, no = (trace_arm(trace, given[name], operands, "cond") for name in ("true_fn", "false_fn"))
-    looks = [[look(made) for made in arm.examples] for arm in (yes, no)]
-    if looks[0] != looks[1] or yes.result != no.result:
+    if looks(yes.examples) != looks(no.examples) or yes.result != no.result:
         raise UnknownCall(trace.loc(), function="torch.cond with branches of different results")
-    count = len(tree_flatten(operands)[0])
-    split = 1 + count + len(yes.free)
 
-    def run(pred: Any, *tensors: Any) -> Any:
-        if pred:
-            return yes.module(*tensors[: split - 1])
-        return no.module(*tensors[:count], *tensors[split - 1 :])
+    def run(arms: list[Run], pred: Any, *operands: Any) -> Any:
+        return arms[0 if pred else 1](*operands)
 
-    return call_op(trace, "cond", run, [pred, *tree_flatten(operands)[0], *yes.free, *no.free], yes)
+    return call_op(trace, "cond", run, [yes, no], [pred, *tree_leaves(operands)])
 
 
 def call_while(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -69,33 +64,32 @@ def call_while(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
     given = {**dict(zip(names, args)), **kwargs}
     carried = list(given["carried_inputs"])
     asks, does = (trace_arm(trace, given[name], carried, "while_loop") for name in names[:2])
-    leaves, tree = tree_flatten(tuple(carried))
-    if [look(made) for made in does.examples] != [look(leaf) for leaf in leaves]:
+    if looks(does.examples) != looks(tree_leaves(carried)):
         raise UnknownCall(trace.loc(), function="while_loop whose body changes the form of what it carries")
-    count, split = len(leaves), len(leaves) + len(asks.free)
 
-    def run(*tensors: Any) -> Any:
-        now, to_ask, to_do = tensors[:count], tensors[count:split], tensors[split:]
-        while asks.module(*now, *to_ask)[0]:
-            now = does.module(*now, *to_do)
+    def run(arms: list[Run], *now: Any) -> Any:
+        while arms[0](*now)[0]:
+            now = arms[1](*now)
         return now
 
-    return call_op(trace, "while_loop", run, [*leaves, *asks.free, *does.free], does)
+    return call_op(trace, "while_loop", run, [asks, does], tree_leaves(carried))
 
 
 BY_NAME[("torch._higher_order_ops.while_loop", "while_loop")] = call_while
 
 
-def trace_arm(trace: Trace, function: Any, operands: Sequence[Any], name: str) -> Inner:
+def looks(fakes: Sequence[Any]) -> list[Any]:
+    return [(fake.shape, fake.dtype, fake.device) for fake in fakes]
+
+
+def trace_arm(trace: Trace, function: Any, operands: list[Any], name: str) -> Inner:
     """A function as a graph of tensors, if it only computes. Where a break is no error, it is compiled on its
     own instead."""
     if not trace.is_whole:
         raise ChosenArm(trace.loc(), name=name)
-    leaves, tree = tree_flatten(tuple(operands))
     before = [(fake, fake._version) for fake in trace.owned.values()]
-    examples = [stand_in(trace, leaf, None) for leaf in leaves]
-    inner = trace_function(trace, function, list(tree_unflatten(examples, tree)), {})
-    is_plain = all(isinstance(value, Fake) for value in (*leaves, *inner.free, *inner.examples))
+    inner = trace_function(trace, function, tree_map(lambda leaf: stand_in(trace, leaf, None), operands), {})
+    is_plain = all(isinstance(x, Fake) for x in (*tree_leaves(operands), *inner.free, *inner.examples))
     is_writing = any(fake._version != version for fake, version in before)
     if not is_plain or is_writing or inner.is_random:
         what = "a function of more than tensors, or one that changes them or draws random numbers"
@@ -103,46 +97,52 @@ def trace_arm(trace: Trace, function: Any, operands: Sequence[Any], name: str) -
     return inner
 
 
-def look(fake: Any) -> Any:
-    return fake.shape, fake.dtype, fake.device
+def with_free(module: Run, free: list[Any]) -> Run:
+    return lambda *operands: module(*operands, *free)
 
 
-def call_op(trace: Trace, name: str, run: Run, tensors: list[Any], like: Inner) -> Any:
-    """Define the op that runs these graphs, and call it."""
+def one_or_all(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def call_op(trace: Trace, name: str, run: Run, arms: list[Inner], operands: list[Any]) -> Any:
+    """Define the op that runs these graphs as `run` says, and call it. Results look like the last one's."""
+    like = arms[-1].examples
+    counts = [len(operands), *(len(arm.free) for arm in arms)]
 
     def real(*given: Any) -> Any:
-        taken = {tensor.untyped_storage().data_ptr() for tensor in given}
-        made = [part.contiguous() for part in run(*given)]
-        made = [part.clone() if part.untyped_storage().data_ptr() in taken else part for part in made]
-        return made[0] if len(made) == 1 else tuple(made)
+        rest = iter(given)
+        own, *free = [list(itertools.islice(rest, count)) for count in counts]
+        made = run([with_free(arm.module, more) for arm, more in zip(arms, free)], *own)
+        return one_or_all([part.clone(memory_format=torch.contiguous_format) for part in made])
 
     def fake(*given: Any) -> Any:
-        made = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in like.examples]
-        return made[0] if len(made) == 1 else tuple(made)
+        return one_or_all([torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in like])
 
     def backward(context: Any, *grads: Any) -> Any:
         given = [tensor.detach() for tensor in context.saved_tensors]
         places = [i for i, needed in enumerate(context.needs_input_grad) if needed]
         with torch.enable_grad():  # type: ignore[no-untyped-call]
-            made = run(*[tensor.requires_grad_(i in places) for i, tensor in enumerate(given)])
-        pairs = [(out, grad) for out, grad in zip(made, grads) if out.requires_grad and grad is not None]
-        results = [torch.zeros_like(x) if i in places else None for i, x in enumerate(given)]
+            made = real(*[tensor.requires_grad_(i in places) for i, tensor in enumerate(given)])
+        outs = [made] if len(like) == 1 else made
+        pairs = [(out, grad) for out, grad in zip(outs, grads) if out.requires_grad and grad is not None]
+        found = {i: torch.zeros_like(given[i]) for i in places}
         if pairs:
-            outs, tangents = zip(*pairs)
-            found = torch.autograd.grad(outs, [given[i] for i in places], tangents, allow_unused=True)
-            for i, grad in zip(places, found):
-                results[i] = results[i] if grad is None else grad
-        return tuple(results)
+            differentiated, tangents = zip(*pairs)
+            inputs = [given[i] for i in places]
+            grads = torch.autograd.grad(differentiated, inputs, tangents, materialize_grads=True)
+            found = dict(zip(places, grads))
+        return tuple(found.get(i) for i in range(len(given)))
 
     def save(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(*inputs)
 
+    tensors = [*operands, *(fake for arm in arms for fake in arm.free)]
     takes = ", ".join(f"Tensor t{i}" for i in range(len(tensors)))
-    gives = ", ".join("Tensor" for _ in like.examples)
-    schema = f"({takes}) -> {gives if len(like.examples) == 1 else f'({gives})'}"
+    gives = "Tensor" if len(like) == 1 else f"({', '.join('Tensor' for _ in like)})"
     unique = f"dovetail::{name}_{uuid.uuid4().hex}"
-    op: Any = torch.library.custom_op(unique, real, mutates_args=(), schema=schema)
+    op: Any = torch.library.custom_op(unique, real, mutates_args=(), schema=f"({takes}) -> {gives}")
     op.register_fake(fake)
     op.register_autograd(backward, setup_context=save)
     made = call_torch(trace, op._opoverload, tensors, {})
-    return tree_unflatten([made] if len(like.examples) == 1 else list(made), like.result)
+    return tree_unflatten([made] if len(like) == 1 else list(made), arms[-1].result)
