@@ -256,20 +256,13 @@ class _Later:
 
 
 def run_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """backend="eager": only capture is at work. Where the graph raises, torch's modes are as they were."""
-    names = {getattr(node.target, "__name__", "") for node in module.graph.nodes}
-    if names.isdisjoint(("_set_grad_enabled", "_enter_autocast")):
+    """backend="eager": only capture is at work. Where the graph raises, grad mode is as it was."""
+    if all(node.target is not torch._C._set_grad_enabled for node in module.graph.nodes):
         return module.forward
 
     def run(*inputs: Any) -> Any:
-        grad, autocast = torch.is_grad_enabled(), {d: torch.is_autocast_enabled(d) for d in ("cpu", "cuda")}
-        try:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
             return module.forward(*inputs)
-        except BaseException:
-            torch._C._set_grad_enabled(grad)
-            for device, is_on in autocast.items():
-                torch.set_autocast_enabled(device, is_on)
-            raise
 
     return run
 

@@ -11,7 +11,6 @@ breaks at such a branch as at any other. So does a program that catches the exce
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,16 +26,6 @@ if TYPE_CHECKING:
 
 BRANCHES: Final = {"POP_JUMP_IF_TRUE": True, "POP_JUMP_IF_FALSE": False}
 STRAIGHT_ENDS: Final = ("JUMP", "POP_JUMP", "RETURN", "YIELD", "FOR_ITER", "SEND", "STORE", "RERAISE")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Assumption:
-    """A tensor whose truth was assumed, its version then, and the instruction of the captured frame."""
-
-    value: Any
-    is_true: bool
-    version: int
-    step: int
 
 
 def expected(code: Code, at: int) -> bool | None:
@@ -73,7 +62,7 @@ def assume(trace: Trace, value: Any, is_true: bool) -> bool:
         step = trace.places[0].steps - 1
         if trace.is_inner or any(is_caught(place.code, place.at) for place in trace.places):
             raise AssumedBranch(trace.loc(), step=step) from None
-    trace.assumptions.append(Assumption(value, is_true, value._version, step))
+    trace.assumptions.append((value, is_true, value._version, step))
     return is_true
 
 
@@ -97,9 +86,9 @@ def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     (`out` is None then) has gone on where eager would have raised before."""
     trace, code = emit.trace, emit.trace.frame.code
     is_writing = any(fake.is_inference() or fake._version for fake in trace.input_fakes)
-    for made in trace.assumptions:
-        if is_writing or made.value._version != made.version:
-            raise AssumedBranch(trace.frame.loc, step=made.step)
+    for value, _, version, step in trace.assumptions:
+        if is_writing or value._version != version:
+            raise AssumedBranch(trace.frame.loc, step=step)
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     given, rest = names[:count], names[named:]
     if code.co_flags & CO_VARARGS:
@@ -110,7 +99,7 @@ def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     maker, cells = emit.const(FunctionType, "FunctionType"), "".join(f"{name}, " for name in rest)
     function = f"{maker}({emit.const(code, 'code')}, user_globals, {code.co_name!r}, None, ({cells}))"
     function = f"{emit.const(as_before, 'as_before')}({function}, _states)"
-    failed = [f"bool({emit.value(made.value)}) is not {made.is_true}" for made in trace.assumptions]
+    failed = [f"bool({emit.value(value)}) is not {is_true}" for value, is_true, _, _ in trace.assumptions]
     return [
         f"if {' or '.join(['out is None', *failed])}:",
         f"    return run_in_eager({', '.join([function, *given])})",

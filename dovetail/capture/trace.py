@@ -199,7 +199,8 @@ class Trace:
         self.is_appending = False
         """The list that is read next is only appended to."""
         self.changed_classes: set[int] = set()
-        self.assumptions: list[Any] = []
+        self.assumptions: list[tuple[Any, bool, int, int]] = []
+        """Tensors whose truth was assumed: which, their versions then, and the frame's instructions."""
         self.is_inner = False
         """What runs now becomes a graph of its own, which cannot be left in the middle."""
         self.told_apart: list[Source] = []

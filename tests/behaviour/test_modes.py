@@ -401,9 +401,9 @@ def test_compiled_function_under_transforms() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_modes_after_an_exception_in_the_graph(backend: str) -> None:
     def f(x: torch.Tensor) -> Any:
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad():
             return torch.linalg.inv(x)
 
     with pytest.raises(torch.linalg.LinAlgError):
         dovetail.compile(f, backend=backend)(torch.zeros(2, 2))
-    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()
