@@ -229,8 +229,9 @@ def measure_depth(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def measure_micro(chosen: argparse.Namespace) -> dict[str, Any]:
     """Steady states of several functions: a process for each would mostly wait for imports."""
+    given = {**vars(chosen), "seconds": chosen.seconds / 2}
     names = chosen.workload.split(",")
-    return {name: measure_steady(argparse.Namespace(**{**vars(chosen), "workload": name})) for name in names}
+    return {name: measure_steady(argparse.Namespace(**{**given, "workload": name})) for name in names}
 
 
 def measure_bandwidth(chosen: argparse.Namespace) -> dict[str, Any]:
