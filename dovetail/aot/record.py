@@ -591,14 +591,14 @@ def record_cudnn_backward(
 
 
 def record_rnn(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Its workspace has a size that only the library knows: ask it, with zeros."""
+    """Its workspace, for backward, has a size that only the library knows: ask it, with zeros."""
     output, hidden, cell, workspace = infer(func, args, kwargs)
     if any(isinstance(a, Fake) and a.form is not None for a in args):
         raise UnsupportedMutation(recorder.loc, detail="an RNN layer with symbolic sizes")
-    with torch._C._DisableTorchDispatch(), torch.enable_grad():
-        zeros = [torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
-        real = func(*zeros, **kwargs)[3]
-    if real is not None:
+    if torch.is_grad_enabled():
+        with torch._C._DisableTorchDispatch():
+            zeros = [torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+            real = func(*zeros, **kwargs)[3]
         workspace = infer(_aten.new_empty.default, (workspace, list(real.shape)), {})
     result = (output, hidden, cell, workspace)
     nodes = tuple([recorder.arg(a) for a in args])
