@@ -37,27 +37,6 @@ def iterator_strides(shape: Sequence[int], operands: Sequence[Geometry]) -> list
     return dense_strides(shape, order)
 
 
-def check_overlap(written: torch.Tensor, read: Sequence[torch.Tensor]) -> None:
-    """Refuse, as eager does, to read what is being written at other places than its own."""
-    memory, start = written.untyped_storage()._cdata, written.storage_offset()
-    for other in read:
-        if other.untyped_storage()._cdata != memory or not (is_dense(other) and is_dense(written)):
-            continue
-        begin = other.storage_offset()
-        if begin == start and other.stride() == written.stride() and other.shape == written.shape:
-            continue
-        if begin < start + written.numel() and start < begin + other.numel():
-            raise RuntimeError(
-                "unsupported operation: some elements of the input tensor and the written-to tensor refer to "
-                "a single memory location. Please clone() the tensor before performing the operation."
-            )
-
-
-def is_dense(t: torch.Tensor) -> bool:
-    """Without gaps and overlaps: it fills as much memory as it has elements."""
-    return t.numel() > 0 and bool(torch.ops.aten.is_non_overlapping_and_dense(t))
-
-
 def dense_strides(shape: Sequence[int], order: Sequence[int]) -> list[int]:
     """Strides without gaps, where the dimensions follow each other in this order, the innermost first."""
     strides, step = [0] * len(shape), 1

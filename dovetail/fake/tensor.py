@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dovetail.errors import DataDependentValue, FailedFake
 from dovetail.fake.form import Form, derive_strides
 from dovetail.fake.known import derive_known
-from dovetail.fake.layout import check_overlap, is_ambiguous, iterator_strides
+from dovetail.fake.layout import is_ambiguous, iterator_strides
 from dovetail.fake.quiet import quiet_references
 from dovetail.fake.record import Record, record
 from dovetail.fake.suspect import Suspected
@@ -246,10 +246,6 @@ def _meta_storage(tensor: torch.Tensor, memo: Memo) -> torch.UntypedStorage:
 def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of an ATen op, as Fakes."""
     facts = record(func)
-    if facts.mutates and (facts.is_pointwise or facts.name == "aten.copy_.default") and type(args[0]) is Fake:
-        metas = [arg._meta for arg in args if type(arg) is Fake and arg._meta is not None]
-        if args[0]._meta is not None and len(metas) > 1:
-            check_overlap(metas[0], metas[1:])
     found = _remembered(func, facts, args, kwargs)
     if found is not None:
         return found
