@@ -272,7 +272,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=1, help="take one op in this many (a quick look)")
     parser.add_argument("--timeout", type=float, default=120.0)
     parser.add_argument("--results", type=Path, default=ROOT / "build/sweeps/ops.jsonl")
-    parser.add_argument("--write", action="store_true", help="write docs/results/ops.md and ops.json")
+    parser.add_argument("--write", nargs="?", const="ops", help="write docs/results/<name>.md; without a name ops.md, and ops.json")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     return parser.parse_args()
 
@@ -309,8 +309,9 @@ def main() -> None:
     if chosen.write:
         folder = ROOT / "docs/results"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "ops.md").write_text(text)
-        (folder / "ops.json").write_text(json.dumps(records, indent=0))
+        (folder / f"{chosen.write}.md").write_text(text)
+        if chosen.write == "ops":
+            (folder / "ops.json").write_text(json.dumps(records, indent=0))
 
 
 if __name__ == "__main__":
