@@ -340,9 +340,6 @@ def _listed(facts: Any, call: Call) -> list[Any] | None:
     return results
 
 
-_dtypes: Final[dict[tuple[Any, ...], torch.dtype]] = {}
-
-
 def _elementwise(func: Any, facts: Any, call: Call) -> tuple[Any, ...]:
     size = tuple(x.value for x in facts.rule(call))
     if facts.mutates and size != tuple(x.value for x in call.first.shape):
@@ -353,20 +350,6 @@ def _elementwise(func: Any, facts: Any, call: Call) -> tuple[Any, ...]:
 
 def _promoted(func: Any, facts: Any, call: Call) -> torch.dtype:
     """The dtype, by trying the op on single elements: promotion asks for dtypes and for rank 0 only."""
-    key = (func, torch.get_default_dtype(), *((k, _kind(v)) for k, v in call.values.items()))
-    found = _dtypes.get(key)
-    if found is None:
-        found = _dtypes[key] = _try_out(func, facts, call)
-    return found
-
-
-def _kind(value: Any) -> Any:
-    if isinstance(value, Form):
-        return value.dtype, value.ndim == 0
-    return value if value is None or isinstance(value, (torch.dtype, str)) else type(value)
-
-
-def _try_out(func: Any, facts: Any, call: Call) -> torch.dtype:
     values = {name: _single(value) for name, value in call.values.items()}
     given = [name for name in facts.names if name in values]
     kwonly = set(facts.keyword_only)
