@@ -335,16 +335,16 @@ class Compiler:
         if capture.why_not_capture(code) is not None:
             return "skip_callees" if capture.is_wall(code) else False
         if (why_eager := capture.why_not_now()) is not None:
-            return self._pass_by(code, why_eager)
+            return self._pass_by(code, *why_eager)
         with self.lock:
             if len(self.context.entries(code)) != entries:
                 return True  # another thread compiled it meanwhile: look again
             return self._on_miss(capture.Frame(code, function, globals, args, closure or ()), why, entries)
 
-    def _pass_by(self, code: CodeType, why: str) -> Verdict:
+    def _pass_by(self, code: CodeType, why: str, is_refused: bool) -> Verdict:
         """This call runs in eager; the next may not."""
         loc = Loc(code.co_filename, code.co_firstlineno)
-        if self.fullgraph:
+        if self.fullgraph and is_refused:
             raise GraphBreakError(loc, reason=why, fix="apply the transform inside of the compiled function")
         if code not in self.passed_by:
             self.passed_by.add(code)
@@ -387,12 +387,8 @@ class Compiler:
         limit = self.options.recompile_limit
         if self.compiled[key_of(frame)] >= limit or entries >= limit * MODULES_OF_A_CLASS:
             EVENTS.emit("limit", function=name, reason=why, entries=entries, loc=frame.loc)
-            warnings.warn(
-                f"{name} ({frame.loc}) was compiled {entries} times and runs in eager from now on; "
-                f"what changed last: {why}",
-                InternalWarning,
-                stacklevel=2,
-            )
+            text = f"{name} ({frame.loc}) was compiled {entries} times and runs in eager from now on; "
+            warnings.warn(f"{text}what changed last: {why}", InternalWarning, stacklevel=2)
             return False
         EVENTS.emit("recompile", function=name, reason=why, entries=entries, loc=frame.loc)
         return None

@@ -30,14 +30,15 @@ def level_guard() -> Guard:
     return Guard(DictAttr(Const("forward_ad", forward_ad), "_current_level"), Equals(-1))
 
 
-def why_not_now() -> str | None:
-    """A transform is at work that sees each operation; what it is applied to runs in eager meanwhile."""
+def why_not_now() -> tuple[str, bool] | None:
+    """Something is at work that sees each operation; what it is applied to runs in eager meanwhile. And
+    whether that is an error with fullgraph=True: a transform could be applied inside instead."""
+    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+        return "torch.jit.trace and dispatch modes see what runs in eager", False
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "a function under torch.func runs in eager"
-    if torch._C._get_tracing_state() is not None:
-        return "torch.jit.trace records what runs in eager"
+        return "a function under torch.func runs in eager", True
     if forward_ad._current_level >= 0:
-        return "a function under forward-mode differentiation runs in eager"
+        return "a function under forward-mode differentiation runs in eager", True
     return None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import dovetail
 
@@ -250,6 +251,17 @@ def test_empty_and_zero_dimensional_tensors() -> None:
     f = dovetail.compile(lambda x: (x * 2 + 1).sum())
     assert f(torch.ones(0, 4)) == 0
     assert f(torch.tensor(3.0)) == 7
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_dispatch_modes_see_the_operations(fullgraph: bool) -> None:
+    model = torch.nn.Linear(4, 3)
+    compiled = dovetail.compile(model, fullgraph=fullgraph)
+    x = torch.randn(2, 4)
+    compiled(x)
+    with FlopCounterMode(display=False) as counter:
+        compiled(x)
+    assert counter.get_total_flops() == 2 * 2 * 4 * 3
 
 
 def test_jit_trace_records_the_operations() -> None:
