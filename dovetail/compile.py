@@ -316,6 +316,7 @@ class Compiler:
         self.history = capture.History(dynamic)
         self.context = _native.Context(self, Compiler.on_frame)
         self.has_failed = False
+        self.raised: dict[CodeType, int] = {}
         self.passed_by: set[CodeType] = set()
         """Code that ran under a transform, which is reported once."""
         self.compiled: Counter[tuple[CodeType, int]] = Counter()
@@ -325,6 +326,7 @@ class Compiler:
     def forget(self) -> None:
         self.context.clear()
         self.compiled.clear()
+        self.raised.clear()
         self.history = capture.History(self.is_dynamic)
 
     def on_frame(
@@ -363,8 +365,8 @@ class Compiler:
         random_state = torch.get_rng_state()
         try:
             return self._compile(frame)
-        except FrameRaises:
-            return None
+        except FrameRaises as reason:
+            return self._on_raise(frame, reason.text, entries)
         except NoTensors:
             return False
         except Break as reason:
@@ -386,12 +388,24 @@ class Compiler:
             raise RecompileError(frame.loc, function=name, reason=why)
         limit = self.options.recompile_limit
         if self.compiled[key_of(frame)] >= limit or entries >= limit * MODULES_OF_A_CLASS:
-            EVENTS.emit("limit", function=name, reason=why, entries=entries, loc=frame.loc)
-            text = f"{name} ({frame.loc}) was compiled {entries} times and runs in eager from now on; "
-            warnings.warn(f"{text}what changed last: {why}", InternalWarning, stacklevel=2)
+            self._leave(frame, f"was compiled {entries} times", f"what changed last: {why}", entries)
             return False
         EVENTS.emit("recompile", function=name, reason=why, entries=entries, loc=frame.loc)
         return None
+
+    def _on_raise(self, frame: capture.Frame, why: str, entries: int) -> Verdict:
+        """Nothing is kept of a call that raises. A function that never does anything else is left alone."""
+        times = self.raised[frame.code] = self.raised.get(frame.code, 0) + 1
+        if entries or times < self.options.recompile_limit:
+            return None
+        self._leave(frame, f"raised in {times} calls", why, entries)
+        return "skip_callees"
+
+    def _leave(self, frame: capture.Frame, what: str, why: str, entries: int) -> None:
+        name = frame.code.co_qualname
+        EVENTS.emit("limit", function=name, reason=why, entries=entries, loc=frame.loc)
+        text = f"{name} ({frame.loc}) {what} and runs in eager from now on; {why}"
+        warnings.warn(text, InternalWarning, stacklevel=2)
 
     def _compile(self, frame: capture.Frame) -> Verdict:
         name = frame.code.co_qualname
@@ -494,11 +508,7 @@ def _report_failure(
         path = write_reproducer(captured.graph, [item.example for item in captured.inputs], error)  # type: ignore[arg-type]
     shown = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
     EVENTS.emit("fallback_to_eager", function=name, error=shown, repro=path and str(path), loc=frame.loc)
-    where = f"; {path} reproduces it" if path else ""
-    if not is_first:
-        return
-    warnings.warn(
-        f"Dovetail failed to compile {name} ({frame.loc}) and runs it in eager{where}:\n{shown}",
-        InternalWarning,
-        stacklevel=2,
-    )
+    if is_first:
+        where = f"; {path} reproduces it" if path else ""
+        text = f"Dovetail failed to compile {name} ({frame.loc}) and runs it in eager{where}:\n{shown}"
+        warnings.warn(text, InternalWarning, stacklevel=2)

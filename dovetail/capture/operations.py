@@ -200,12 +200,10 @@ def truth(trace: Trace, value: Any) -> bool:
 def is_never_true(trace: Trace, value: Any) -> bool:
     """`torch.rand([]) < 0.0`, which models write for "skip this layer with probability 0"."""
     made = next((call for call in reversed(trace.calls) if call.result is value), None)
-    if made is None or made.target is not operator.lt:
-        return False
-    if type(made.args[1]) not in (int, float) or made.args[1] > 0:
+    if made is None or made.target is not operator.lt or type(made.args[1]) not in (int, float):
         return False
     drawn = next((call for call in reversed(trace.calls) if call.result is made.args[0]), None)
-    return drawn is not None and drawn.target is torch.rand
+    return drawn is not None and drawn.target is torch.rand and made.args[1] <= 0  # type: ignore[no-any-return]
 
 
 def check_native_use(trace: Trace, value: Any, what: str) -> None:

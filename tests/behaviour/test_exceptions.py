@@ -14,6 +14,7 @@ import torch
 
 import dovetail
 from dovetail.capture.places import raised_at
+from dovetail.events import EVENTS
 from dovetail.util.loc import Loc
 from tests.behaviour.running import Suite
 
@@ -300,6 +301,28 @@ def test_logs_and_warnings_name_the_users_line() -> None:
         dovetail.compile(f, backend="eager", fullgraph=True)(torch.ones(2), 3)
     assert stream.getvalue() == "test_exceptions.py:f:n is 3\n"
     assert [(w.filename, str(w.message)) for w in caught] == [(__file__, "old")]
+
+
+def test_a_function_that_always_raises_is_left_alone() -> None:
+    class Found(Exception):
+        pass
+
+    def stop(module: Any, args: Any, output: torch.Tensor) -> None:
+        raise Found(output)
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3))
+    model[1].register_forward_hook(stop)
+    compiled, captures = dovetail.compile(model, backend="eager"), []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(12):
+            before = EVENTS.counts["compile"]
+            with pytest.raises(Found) as found:
+                compiled(torch.ones(3))
+            assert torch.equal(found.value.args[0], model[1].forward(model[0](torch.ones(3))))
+            captures.append(EVENTS.counts["compile"] - before)
+    assert captures[-4:] == [0] * 4
+    assert any("raised in 8 calls" in str(w.message) for w in caught)
 
 
 R = torch.randn
