@@ -250,6 +250,10 @@ class _DropIn:
     def __reduce_ex__(self, protocol: object) -> Any:
         return _recompile, (_state(self)[0], _state(self)[2])
 
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script looks at instead."""
+        return _state(self)[0]
+
     def _replicate_for_data_parallel(self) -> Any:
         return _state(self)[0]._replicate_for_data_parallel()
 

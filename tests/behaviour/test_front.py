@@ -264,6 +264,19 @@ def test_dispatch_modes_see_the_operations(fullgraph: bool) -> None:
     assert counter.get_total_flops() == 2 * 2 * 4 * 3
 
 
+def test_jit_script_takes_the_original() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = dovetail.compile(torch.nn.Linear(4, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).relu()
+
+    x, model = torch.randn(2, 4), dovetail.compile(Net())
+    torch.testing.assert_close(torch.jit.script(model)(x), model(x))
+
+
 def test_jit_trace_records_the_operations() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
     compiled = dovetail.compile(model)
