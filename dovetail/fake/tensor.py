@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
+from torch._library.triton import set_wrap_triton_enabled
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -279,7 +280,7 @@ def _run(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]
     if shapes is None:
         return _by_meta(func, facts, args, kwargs)
     if facts.written_fake is not None:  # made for symbolic sizes, as any code on fakes
-        with FakeMode():
+        with FakeMode(), set_wrap_triton_enabled(False):  # kernels see that there is no data
             return facts.written_fake(*args, **kwargs)
     call = bind(facts, args, kwargs, shapes)
     plain_args, plain_kwargs = hinted(args), {k: hinted(v) for k, v in kwargs.items()}

@@ -22,6 +22,31 @@ def test_programs_in_the_interpreter():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+CAPTURE = """
+import torch
+from tests.behaviour import user_kernels
+import dovetail
+
+graphs = []
+def look(graph, examples):
+    graphs.append(graph)
+    return lambda *inputs: [torch.zeros(1)]
+
+compiled = dovetail.compile(lambda x, y: user_kernels.add_op(x, y).sin(), backend=look, fullgraph=True,
+                            options={"fallback_to_eager": False})
+for size in (100, 130):
+    compiled(torch.randn(size), torch.randn(size))
+assert len(graphs) == 2
+"""
+
+
+def test_an_op_of_kernels_has_symbolic_sizes_without_the_interpreter():
+    root = Path(__file__).resolve().parents[2]
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", CAPTURE], env=env, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @triton.jit
 def put(p, i, value):
     tl.store(p + i, value)
