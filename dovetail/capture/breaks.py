@@ -100,6 +100,10 @@ class Site:
             raise SkippedFrame(
                 self.root.trace.loc(), detail="a break in the first instructions of a resumed frame"
             )
+        offsets, op = self.origin.offsets, self.origin.ops[target]
+        if op == "LOAD_FAST" and target and offsets[target] == offsets[target - 1]:
+            # Python 3.13 has two loads in one instruction: between them, the second is done here.
+            stack, target = [*stack, self.slots[self.origin.args[target]]], target + 1  # type: ignore[index]
         live = live_before(self.origin)[target]
         count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
         kept = [i in self.slots and (i in live or i in self.origin.cell_slots) for i in range(count)]
