@@ -3,7 +3,7 @@
 python -m dovetail explain script.py [args]      run a script, then tell what was compiled
 python -m dovetail report -o out.html script.py  the same as a page
 python -m dovetail bench [file.py:make]          eager against compiled, on this machine
-python -m dovetail doctor | ops | options        what is missing here; the fate of every op; every knob
+python -m dovetail doctor | ops                  what is missing here; the fate of every op
 python -m dovetail cache show|explain|trim|clear|export|import
 """
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dovetail.cache.key import explain_miss
 from dovetail.cache.store import Store, default_folder
 from dovetail.doctor import examine, show_findings
 from dovetail.events import EVENTS
-from dovetail.explain.reference import options_page
 from dovetail.explain.text import show_bytes, summary
 
 
@@ -74,11 +73,6 @@ def ops(args: argparse.Namespace) -> int:
     for name, fate in sorted(fates.items()):
         if args.match in name:
             print(f"{fate!s:<10} {name}")
-    return 0
-
-
-def options(_: argparse.Namespace) -> int:
-    print(options_page())
     return 0
 
 
@@ -157,7 +151,6 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("--mode", default="default")
     command(doctor, "say what on this machine is missing")
     command(ops, "print the fate of every ATen op").add_argument("match", nargs="?", default="")
-    command(options, "print every option")
     made = command(cache, "show, explain, trim, export, import or clear the cache on disk")
     made.add_argument("action", choices=list(CACHE))
     made.add_argument("target", nargs="?", default="", help="a bundle's file, or part of a key")

@@ -300,7 +300,7 @@ def compile(
     backend     "dovetail", "eager" (capture only), "aot_eager" (and autograd), or a function
                 (torch.fx.GraphModule, example inputs) -> callable
     mode        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-    options     knobs by name, see `python -m dovetail options`
+    options     knobs by name, see docs/options.md
     disable     return the model as it is
     """
     settings: Settings = {"fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode}

@@ -3,7 +3,7 @@
     dovetail.compile(f, options={"fuse": False})        by name
     Options.make(mode="max-autotune", options={...})    checked at once
 
-A field's comment is its documentation (`python -m dovetail options` prints them).
+A field's comment is its documentation (docs/options.md shows them).
 """
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dovetail import errors
-from dovetail.explain.reference import list_options, options_page
+from tests.reference import list_options, options_page
 
 
 def list_errors() -> list[type[errors.DovetailError]]:

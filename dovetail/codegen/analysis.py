@@ -90,7 +90,7 @@ def form_of(group: Group, buffers: dict[str, Buffer]) -> tuple[Form, list[str]]:
         parts += [nest.ranges, nest.reduce]
         for w in nest.writes:
             written = tuple(numbers.setdefault(name, len(numbers)) for name in w.buffers)
-            parts += [written, w.index, w.reduce, w.mode, *(seen[root] for root in roots_of(w))]
+            parts += [written, w.index, w.reduce, *(seen[root] for root in roots_of(w))]
     for name in numbers:
         buffer = buffers[name]
         parts += [buffer.type, buffer.kind, buffer.is_loose, name in group.internal]

@@ -238,7 +238,6 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (statistics, normalised, "native_batch_norm"),
     (statistics, from_contiguous, "native_group_norm"),
     (row_statistics, from_contiguous, "native_layer_norm"),
-    (lambda c: row_statistics(c)[:2], from_contiguous, "_fused_rms_norm"),
     (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
     (first, from_contiguous, """

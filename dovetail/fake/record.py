@@ -102,9 +102,9 @@ def _fate(func: Any, name: str) -> str:
         return "probe"
     if any(tag in func.tags for tag in _DEPENDENT):
         return "dependent"
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-        return "decompose"
-    return "meta"
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    is_composite = has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
+    return "decompose" if is_composite else "meta"
 
 
 def _read(func: Any) -> Record:

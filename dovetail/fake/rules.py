@@ -635,7 +635,6 @@ RULES: Final[dict[str, Rule]] = _table(
     (pixel_unshuffle, "pixel_unshuffle"),
     (layer_norm, "native_layer_norm"),
     (likes("input", "weight", "bias"), "native_layer_norm_backward"),
-    (lambda c: layer_norm(c)[:2], "_fused_rms_norm"),  # no mean
     (likes("input", "weight"), "_fused_rms_norm_backward"),
     (batch_norm, """
         native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training

@@ -115,14 +115,12 @@ SCALAR_OPS: Final[dict[str, str]] = {
         neg=1, abs=1, sign=1, add=2, sub=2, mul=2, maximum=2, minimum=2, fmax=2, fmin=2,
         remainder=2,      # Python's modulo
         floordiv=2, truncdiv=2,   # integers and floats
-        fma=3,
         check_index=2,    # check_index(i, size): i wrapped if negative; fails the call if out of range
         # bits
         bit_and=2, bit_or=2, bit_xor=2, bit_not=1, shl=2, shr=2,
         where=3,          # where(bool, a, b): dtype of a
-        # random: philox(seed, offset) as i64 -> u32 bits
     ),
-    **_declare("bool", eq=2, ne=2, lt=2, le=2, gt=2, ge=2, isnan=1, isinf=1, isfinite=1, signbit=1,
+    **_declare("bool", eq=2, ne=2, lt=2, le=2, gt=2, ge=2, isnan=1, isinf=1, signbit=1,
                logical_not=1, logical_and=2, logical_or=2),
     **_declare("arg", cast=1, bitcast=1),
 }  # fmt: skip
@@ -149,14 +147,12 @@ class Buffer:
 class Write:
     """buffer[index] = value, or with `reduce` the combination of value over the reduction ranges.
 
-    mode: 'set', or 'add' for an atomic accumulation (scatter). `index_scalar` replaces `index` for a
-    computed position."""
+    `index_scalar` replaces `index` for a computed position."""
 
     buffers: tuple[str, ...]
     index: Expr
     value: Scalar
     reduce: str | None = None
-    mode: str = "set"
     index_scalar: Scalar | None = None
 
 
@@ -178,8 +174,6 @@ class Range:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nest:
-    """One loop nest. `scan` names a dimension processed in order (cumsum): index into ranges."""
-
     name: str
     ranges: tuple[Range, ...]
     reduce: tuple[Range, ...]
@@ -377,9 +371,8 @@ def show_nest(nest: Nest) -> str:
     for write in nest.writes:
         where = write.index_scalar if write.index_scalar is not None else write.index
         target = ", ".join(f"{b}[{where}]" for b in write.buffers)
-        sign = "+=" if write.mode == "add" else "="
         value = f"{write.reduce}({write.value})" if write.reduce else str(write.value)
-        lines.append(f"    {target} {sign} {value}")
+        lines.append(f"    {target} = {value}")
     return "\n".join(lines)
 
 

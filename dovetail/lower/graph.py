@@ -219,7 +219,7 @@ class _Lowering:
         rest = iter(index[rank:])
         parts: list[Scalar | Expr] = [found[d] if d in found else next(rest) for d in range(ref.type.ndim)]
         where = cast(Scalar, lazy.gathered(ref, parts).args[1])
-        write = Write((ref.buffer,), ZERO, values.at(index), None, "set", where)
+        write = Write((ref.buffer,), ZERO, values.at(index), index_scalar=where)
         self.add_nest(node, self.fresh(f"{node.name}_put"), list(loops.values()), [], [write], (node.name,))
         self.env[node] = window(ref)
 

@@ -68,7 +68,7 @@ _UNARY: Final = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
     "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
     "digamma", "floor", "ceil", "round", "trunc", "frac", "sigmoid", "reciprocal", "neg", "abs", "sign",
-    "isnan", "isinf", "isfinite", "signbit", "logical_not", "i0",
+    "isnan", "isinf", "signbit", "logical_not", "i0",
 )  # fmt: skip
 _BINARY: Final = (
     "pow", "atan2", "fmod", "hypot", "copysign", "nextafter", "div", "add", "sub", "mul", "maximum",
@@ -80,7 +80,6 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
     **{f"prims.{name}": getattr(torch.special, name) for name in ("i0e", "i1", "i1e", "ndtri")},
     "prims.floordiv": lambda x, y: torch.div(x, y, rounding_mode="floor"),
     "prims.truncdiv": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
-    "prims.fma": lambda x, y, z: x * y + z,
     "prims.check_index": lambda i, size: torch.where(i < 0, i + size, i),
     "prims.bit_and": torch.bitwise_and,
     "prims.bit_or": torch.bitwise_or,
@@ -106,7 +105,6 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
     "prims.prod": _over("prod"),
     "prims.max": torch.amax,
     "prims.min": torch.amin,
-    "prims.xor_sum": lambda x, dims: torch.sum(x, dims) % 2,
     "prims.any": _over("any"),
     "prims.all": _over("all"),
     "prims.argmax": _arg("argmax"),

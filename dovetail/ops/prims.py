@@ -148,7 +148,7 @@ def _declare() -> dict[str, Prim]:
     declare("view", broadcast=_reshape, as_strided=_reshape)
     declare("pointwise", copy=_like_first)
     declare("join", pad=_pad, cat=_cat)
-    declare("reduction", sum=_reduce, prod=_reduce, max=_reduce, min=_reduce, xor_sum=_reduce)
+    declare("reduction", sum=_reduce, prod=_reduce, max=_reduce, min=_reduce)
     for names, dtype in ((("any", "all"), BOOL), (("argmax", "argmin"), I64)):
         declare("reduction", **dict.fromkeys(names, lambda args, dtype=dtype: (_reduced(args), dtype)))
     # (mean, sum of squared deviations)

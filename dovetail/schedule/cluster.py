@@ -70,7 +70,7 @@ def make_cluster(nest: Nest, step: int) -> Cluster:
     writes: dict[str, Expr | None] = {}
     alone = False
     for write in nest.writes:
-        computed = not write.reduce and (write.index_scalar is not None or write.mode != "set")
+        computed = not write.reduce and write.index_scalar is not None
         alone |= computed
         for buffer in write.buffers:
             if computed:

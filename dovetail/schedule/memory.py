@@ -205,7 +205,7 @@ def _write_positions(group: Group) -> dict[str, tuple[int, Expr, int]]:
         if nest.reduce:
             continue
         for write in nest.writes:
-            if write.mode == "set" and write.index_scalar is None:
+            if write.index_scalar is None:
                 found |= {buffer: (level, write.index, order) for buffer in write.buffers}
     return found
 

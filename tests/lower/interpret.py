@@ -95,10 +95,7 @@ class _Machine:
                 target = self.memory[name]
                 assert got.dtype == target.dtype, (nest.name, got.dtype, target.dtype)
                 flat = where.reshape(-1).contiguous()
-                if write.mode == "add":
-                    target.index_put_((flat,), got.reshape(-1).contiguous(), accumulate=True)
-                else:
-                    target[flat] = got.reshape(-1).contiguous()
+                target[flat] = got.reshape(-1).contiguous()
 
     def expr(self, value: Expr, env: dict[Expr, torch.Tensor]) -> torch.Tensor:
         if value in env:

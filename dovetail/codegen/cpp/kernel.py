@@ -50,9 +50,7 @@ class CppKernel:
 def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int) -> CppKernel:
     shape = analyse(group, buffers)
     numbers = tuple(dict.fromkeys(str(n.args[0]) for n in _all_scalars(group) if n.op == "input"))
-    is_serial = any(
-        w.index_scalar is not None or w.mode != "set" for n in group.nests for w in n.writes if not w.reduce
-    )
+    is_serial = any(w.index_scalar is not None for n in group.nests for w in n.writes if not w.reduce)
     widest = _widest(group, shape) if vector_bytes else 8
     lanes = max(vector_bytes // widest, 1)
     writer = KernelWriter(group, shape, buffers, lanes, widest)

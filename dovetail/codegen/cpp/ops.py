@@ -102,7 +102,6 @@ CPP: Final[dict[str, Entry]] = {
     **{name: f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
     "isnan": lambda r, a: "({0} != {0})" if a[0].is_float else "false",
     "isinf": lambda r, a: "(__builtin_fabs({0}) == __builtin_inf())" if a[0].is_float else "false",
-    "isfinite": lambda r, a: "(__builtin_fabs({0}) < __builtin_inf())" if a[0].is_float else "true",
     "signbit": lambda r, a: "(bool)__builtin_signbit({0})" if a[0].is_float else "({0} < 0)",
     "logical_not": lambda r, a: f"(!{_truth(0, a[0], False)})",
     "logical_and": _logical("&&", "&", False),
@@ -129,9 +128,6 @@ CPP_VEC: Final[dict[str, Entry]] = {
     "isnan": lambda r, a: "to_mask({0} != {0})" if a[0].is_float else "mask{{}}",
     "isinf": lambda r, a: (
         f"to_mask(abs_({{0}}) == {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "mask{{}}"
-    ),
-    "isfinite": lambda r, a: (
-        f"to_mask(abs_({{0}}) < {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "(~mask{{}})"
     ),
     "signbit": lambda r, a: f"to_mask({_signed_bits(a[0])}{{0}} < 0)",
     "logical_not": lambda r, a: f"(~{_truth(0, a[0], True)})",

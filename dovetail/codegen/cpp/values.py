@@ -295,13 +295,13 @@ class KernelWriter:
             place = f"{pointer}[{c_expr(index, {var: f'({var.name} + l)'})}]"
             self._store_lanes(place, value, scope)
 
-    def _store_lanes(self, place: str, value: Value, scope: Scope, sign: str = "=") -> None:
+    def _store_lanes(self, place: str, value: Value, scope: Scope) -> None:
         element = value.text
         if value.is_vector:
             element = {BOOL: f"{value.text}[l] != 0"}.get(value.dtype, f"{value.text}[l]")
             if value.dtype in (BF16, F16):
                 element = f"{C_TYPE[value.dtype]}{{{value.text}.bits[l]}}"
-        scope(f"{EACH_LANE} for (int l = 0; l < {self.tail or self.lanes}; ++l) {place} {sign} {element};")
+        scope(f"{EACH_LANE} for (int l = 0; l < {self.tail or self.lanes}; ++l) {place} = {element};")
 
     def _in_vector(self, scope: Scope) -> bool:
         return self.vector_var is not None and self.depths.get(self.vector_var, 99) <= scope.depth
@@ -370,8 +370,8 @@ class KernelWriter:
             if write.reduce:
                 self._over_one(write, value, scope)
                 continue
-            if write.index_scalar is not None or write.mode != "set":
-                self.scatter(write, value, scope)
+            if write.index_scalar is not None:
+                self.scatter(write.buffers[0], self.value(write.index_scalar, scope), value, scope)
                 continue
             buffer = write.buffers[0]
             self.keep(buffer, write.index, value, scope)
@@ -393,20 +393,13 @@ class KernelWriter:
                 write.buffers[1], write.index, Value(literal(0.0, value.dtype), value.dtype, False), scope
             )
 
-    def scatter(self, write: Write, value: Value, scope: Scope) -> None:
+    def scatter(self, buffer: str, position: Value, value: Value, scope: Scope) -> None:
         """Positions computed from data, one at a time and in order."""
-        pointer, sign = self.name(write.buffers[0]), "+=" if write.mode == "add" else "="
-        if write.index_scalar is None:
-            var = self.vector_var
-            inside = f"({var.name} + l)" if var is not None else ""
-            place = f"{pointer}[{c_expr(write.index, {var: inside} if var is not None else None)}]"
-        else:
-            position = self.value(write.index_scalar, scope)
-            place = f"{pointer}[{position.text}{'[l]' if position.is_vector else ''}]"
+        place = f"{self.name(buffer)}[{position.text}{'[l]' if position.is_vector else ''}]"
         if self.vector_var is None:
-            scope(f"{place} {sign} {value.text};")
+            scope(f"{place} = {value.text};")
         else:
-            self._store_lanes(place, value, scope, sign)
+            self._store_lanes(place, value, scope)
 
 
 def _lane_text(name: str, element: str, dtype: DType) -> tuple[str, str]:

@@ -129,7 +129,7 @@ def as_rows(group: Group) -> Group:
     if not last.size.is_const or last.size.value < SHORTEST_ROW or rows.hi < MANY_ROWS // 2:
         return group
     writes = [write for nest in group.nests for write in nest.writes]
-    if any(write.mode != "set" or write.index_scalar is not None for write in writes):
+    if any(write.index_scalar is not None for write in writes):
         return group
     accesses = [index for nest in group.nests for _, index in loads_of(nest) if index is not None]
     moving = [index for index in (*accesses, *(w.index for w in writes)) if last.var in symbols(index)]
@@ -644,19 +644,17 @@ class _Emitter:
     def _keep(self, buffer: str, write: Write, tile: Tile) -> None:
         self.values[buffer] = tile
         if buffer not in self.group.internal:
-            self._write(buffer, self._index(write.index), self._axes_of(write.index), tile, write)
+            self._write(buffer, self._index(write.index), self._axes_of(write.index), tile)
 
     def _store(self, write: Write, tile: Tile) -> None:
         buffer = write.buffers[0]
         if write.index_scalar is not None:
             at = self._value(write.index_scalar)
-            self._write(buffer, at.text, at.axes | tile.axes, tile, write)
-            return
-        self.values[buffer] = tile
-        if buffer not in self.group.internal:
-            self._write(buffer, self._index(write.index), self._axes_of(write.index), tile, write)
+            self._write(buffer, at.text, at.axes | tile.axes, tile)
+        else:
+            self._keep(buffer, write, tile)
 
-    def _write(self, buffer: str, index: str, axes: frozenset[str], tile: Tile, write: Write) -> None:
+    def _write(self, buffer: str, index: str, axes: frozenset[str], tile: Tile) -> None:
         missing = [a.name for a in self.axes if a.name not in axes and (a.name != "r" or "r" in tile.axes)]
         if missing:  # a pointer must have every axis the value has; only the axis' first point stores
             index += "".join(f" + 0 * {name}index" for name in missing)
@@ -665,10 +663,7 @@ class _Emitter:
         mask = f", {' & '.join(masks)}" if masks else ""
         dtype = self.buffers[buffer].type.dtype
         value = f"{self._as_tensor(tile)}.to(tl.int1)" if dtype is BOOL else tile.text
-        if write.mode == "add":
-            self.w(f"tl.atomic_add({_token(buffer)} + ({index}), {value}{mask}, sem='relaxed')")
-        else:
-            self.w(f"tl.store({_token(buffer)} + ({index}), {value}{mask})")
+        self.w(f"tl.store({_token(buffer)} + ({index}), {value}{mask})")
 
 
 def find_shifted(step: Pass, after: Pass) -> dict[Write, Write]:

@@ -103,7 +103,6 @@ TRITON: Final[dict[str, Entry]] = {
     **{name: f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
     "isnan": lambda r, a: "({0} != {0})" if a[0].is_float else "({0} != {0})",
     "isinf": lambda r, a: "(tl.abs({0}) == float('inf'))" if a[0].is_float else "({0} != {0})",
-    "isfinite": lambda r, a: "(tl.abs({0}) < float('inf'))" if a[0].is_float else "({0} == {0})",
     "signbit": lambda r, a: _signbit(a[0]),
     "logical_not": lambda r, a: f"({_truth(0, a[0])} == 0)",
     "logical_and": _logical("&"),

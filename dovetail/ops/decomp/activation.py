@@ -74,7 +74,6 @@ def _outside(b: Build, grad: Value, x: Value, lambd: float) -> Value:
 
 
 FORMULAS: Final[dict[str, Callable[..., Value]]] = {
-    "relu6": _clamped,
     "silu": lambda b, x: x / (1.0 + b.call("exp", -x)),
     "silu_backward": _silu_backward,
     "sigmoid_backward": lambda b, grad, y: grad * (1.0 - y) * y,

@@ -15,12 +15,12 @@ from dovetail.ops.decomp.views import Size, bounds, shows_all
 from dovetail.ops.registry import DECOMPOSITIONS, Declined, decomposes
 
 
-@decomposes("aten.clone", "aten.contiguous", prim=True)
+@decomposes("aten.clone", prim=True)
 def clone(b: Build, x: Value, *, memory_format: object = None) -> Value:
     return b.prim("copy", x)
 
 
-@decomposes("aten._to_copy", "aten.to.dtype", prim=True)
+@decomposes("aten._to_copy", prim=True)
 def to_copy(
     b: Build, x: Value, *, dtype: DType | None = None, layout: object = None, device: Device | None = None,
     pin_memory: object = None, non_blocking: bool = False, memory_format: object = None,
@@ -103,7 +103,7 @@ def _rolled(b: Build, x: Value, dim: int, shift: Expr) -> Value:
     return b.cat([b.slice(x, dim, cut, size), b.slice(x, dim, 0, cut)], dim)
 
 
-@decomposes("aten.repeat", "aten.tile")
+@decomposes("aten.repeat")
 def repeat(b: Build, x: Value, repeats: Sequence[Size]) -> Value:
     """A new dimension before each repeated one, then merged."""
     lead = len(repeats) - x.ndim
@@ -115,17 +115,6 @@ def repeat(b: Build, x: Value, repeats: Sequence[Size]) -> Value:
         places.append(len(spread) - 1)
     widened = b.reshape(x, sizes)
     return b.prim("copy", b.reshape(b.broadcast(widened, spread, places), b.out.shape))
-
-
-@decomposes("aten.repeat_interleave.self_int")
-def repeat_interleave(
-    b: Build, x: Value, repeats: Size, dim: int | None = None, *, output_size: object = None
-) -> Value:
-    flat = b.reshape(x, (product(x.shape),)) if dim is None else x
-    at = 0 if dim is None else dim % x.ndim
-    spread = [*flat.shape[: at + 1], as_expr(repeats), *flat.shape[at + 1 :]]
-    places = [d if d <= at else d + 1 for d in range(flat.ndim)]
-    return b.prim("copy", b.reshape(b.broadcast(flat, spread, places), b.out.shape))
 
 
 def positions(b: Build, x: Value, dim: int) -> Value:
@@ -254,8 +243,7 @@ def _copied(view: str) -> Callable[..., object]:
 
 for _view in (
     "alias.default", "as_strided.default", "detach.default", "diagonal.default", "expand.default",
-    "permute.default", "select.int", "slice.Tensor", "split.Tensor", "split_with_sizes.default",
-    "squeeze.default", "squeeze.dim", "squeeze.dims", "t.default", "transpose.int", "unbind.int",
-    "unsqueeze.default", "view.default", "narrow.default",
+    "permute.default", "select.int", "slice.Tensor", "squeeze.default", "squeeze.dim", "squeeze.dims",
+    "t.default", "transpose.int", "unsqueeze.default", "view.default",
 ):  # fmt: skip
     decomposes(f"aten.{_view.replace('.', '_copy.')}")(_copied(f"aten.{_view}"))

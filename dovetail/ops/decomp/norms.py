@@ -79,20 +79,6 @@ def layer_norm_backward(
     return to_x, to_weight, to_bias
 
 
-@decomposes("aten._fused_rms_norm")
-def fused_rms_norm(
-    b: Build, x: Value, normalized_shape: Sequence[Expr], weight: Value | None, eps: float | None
-) -> tuple[Value, Value]:
-    if eps is None:
-        raise Declined
-    dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
-    v = accumulate(x, x.dtype)
-    rstd = b.call("rsqrt", b.reduce("sum", v * v, dims, keepdim=True) / as_float(count(x, dims)) + plain(eps))
-    y = _affine(b, v * rstd, weight, dims=dims)
-    kinds = cast("tuple[TensorType, ...]", b.outs)
-    return y.to(kinds[0].dtype), rstd.to(kinds[1].dtype)
-
-
 @decomposes("aten._fused_rms_norm_backward")
 def fused_rms_norm_backward(
     b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], rstd: Value, weight: Value | None,
@@ -147,7 +133,7 @@ def _batch_norm_eval(
     return y, *empties
 
 
-@decomposes("aten._native_batch_norm_legit_functional", "aten.native_batch_norm_functional")
+@decomposes("aten._native_batch_norm_legit_functional")
 def batch_norm_training(
     b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
     training: bool, momentum: float, eps: float,

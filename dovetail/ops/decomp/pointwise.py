@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.ir.types import BOOL, F64, DType
+from dovetail.ir.types import BOOL, DType
 from dovetail.ops.build import Build, Number, Operand, Value, plain
 from dovetail.ops.promote import compute_dtype, promoted, rounded
 from dovetail.ops.registry import Declined, decomposes
@@ -132,20 +132,20 @@ def signbit(b: Build, x: Value) -> Value:
     return b.full(x.shape, False, BOOL, x.type.device) if x.dtype is BOOL else x < 0
 
 
-def _class_test(test: str | float, otherwise: bool = False) -> Callable[..., Value]:
-    """A test that only floating point can fail or pass."""
+def _class_test(test: str | float) -> Callable[..., Value]:
+    """A test that only floating point can pass."""
 
     def rule(b: Build, x: Value) -> Value:
         if not x.dtype.is_float:
-            return b.full(x.shape, otherwise, BOOL, x.type.device)
+            return b.full(x.shape, False, BOOL, x.type.device)
         v = x.to(compute_dtype(x.dtype))
         return b.call(test, v) if isinstance(test, str) else v.eq(test)
 
     return rule
 
 
-for _name, _otherwise in (("isnan", False), ("isinf", False), ("isfinite", True)):
-    decomposes(f"aten.{_name}", prim=True)(_class_test(_name, _otherwise))
+for _name in ("isnan", "isinf"):
+    decomposes(f"aten.{_name}", prim=True)(_class_test(_name))
 decomposes("aten.isposinf")(_class_test(math.inf))
 decomposes("aten.isneginf")(_class_test(-math.inf))
 
@@ -189,7 +189,6 @@ def _log_add(exp: str, scale: float) -> Callable[..., Value]:
 
 
 FORMULAS: Final[dict[str, Callable[..., Value]]] = {
-    "square": lambda b, x: b.call("logical_and", x, x) if x.dtype is BOOL else x * x,
     "sinc": _sinc,
     "deg2rad": lambda b, x: x * (math.pi / 180.0),
     "rad2deg": lambda b, x: x * (180.0 / math.pi),
@@ -283,7 +282,7 @@ def _binary(prim: str, on_bool: str = "") -> Callable[..., Value]:
     return pointwise(lambda b, x, y: b.call(on_bool if on_bool and b.out.dtype is BOOL else prim, x, y))
 
 
-for _name in ("atan2", "hypot", "copysign", "nextafter"):
+for _name in ("atan2", "hypot", "nextafter"):
     decomposes(f"aten.{_name}", prim=True)(_binary(_name))
 decomposes("aten.copysign.Tensor", "aten.copysign.Scalar", prim=True)(_binary("copysign"))
 
@@ -312,8 +311,8 @@ decomposes("aten.logical_xor", prim=True)(_logical("ne"))
 
 
 for _name, _on_bool in (("and", "logical_and"), ("or", "logical_or"), ("xor", "ne")):
-    decomposes(f"aten.bitwise_{_name}.Tensor", f"aten.bitwise_{_name}.Scalar", f"aten.__{_name}__.Tensor",
-               f"aten.__{_name}__.Scalar", prim=True)(_binary(f"bit_{_name}", _on_bool))  # fmt: skip
+    names = f"aten.bitwise_{_name}.Tensor", f"aten.bitwise_{_name}.Scalar"
+    decomposes(*names, prim=True)(_binary(f"bit_{_name}", _on_bool))
 
 
 def _shift(prim: str) -> Callable[..., Value]:
@@ -382,12 +381,6 @@ def pow_tensor(b: Build, x: Operand, y: Operand) -> Value:
     return finish(b, b.call("pow", x, y))
 
 
-@decomposes("aten.float_power.Tensor_Scalar", "aten.float_power.Tensor_Tensor")
-def float_power(b: Build, x: Operand, y: Operand) -> Value:
-    x, y = b.operands(x, y, dtype=F64)
-    return finish(b, b.call("pow", x, y))
-
-
 def _x_log(log: str) -> Callable[..., Value]:
     """x * log(y), where 0 times anything is 0"""
 
@@ -428,9 +421,7 @@ def clamp(b: Build, x: Value, min: Operand | None = None, max: Operand | None = 
 decomposes("aten.clamp_max", "aten.clamp_max.Tensor")(lambda b, x, max: clamp(b, x, None, max))
 
 
-@decomposes(
-    "aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar", prim=True
-)
+@decomposes("aten.where.self", prim=True)
 def where(b: Build, condition: Value, x: Operand, y: Operand) -> Value:
     dtype = b.out.dtype
     x, y = (v.to(dtype) if isinstance(v, Value) else v for v in (x, y))
@@ -465,10 +456,3 @@ def addcmul(b: Build, x: Value, y: Value, z: Value, *, value: Number = 1) -> Val
 @pointwise
 def addcdiv(b: Build, x: Value, y: Value, z: Value, *, value: Number = 1) -> Value:
     return x + y / z if value == 1 else x + (y * b.operands(value)[0]) / z
-
-
-@decomposes("aten.fake_quantize_per_tensor_affine")
-def fake_quantize(b: Build, x: Value, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Value:
-    v, step = b.value(x), plain(scale)
-    steps = b.call("round", v * (1.0 / step)) + plain(zero_point)
-    return finish(b, (clamp_values(b, steps, plain(quant_min), plain(quant_max)) - plain(zero_point)) * step)

@@ -26,7 +26,6 @@ def _repeats(small: Sequence[Expr], large: Sequence[Expr]) -> list[int]:
 
 
 @decomposes("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",
-            "aten.upsample_nearest1d.vec", "aten.upsample_nearest2d.vec", "aten.upsample_nearest3d.vec",
             "aten._upsample_nearest_exact1d", "aten._upsample_nearest_exact2d",
             "aten._upsample_nearest_exact3d")  # fmt: skip
 def upsample_nearest(b: Build, x: Value, *args: Any, **kwargs: Any) -> Value:
@@ -42,11 +41,7 @@ def upsample_nearest(b: Build, x: Value, *args: Any, **kwargs: Any) -> Value:
 
 def _is_scale(scale: Any, times: list[int]) -> bool:
     """A given scale factor must agree with the sizes."""
-    if scale is None:
-        return True
-    if isinstance(scale, (tuple, list)):
-        return list(scale) == times
-    return scale in times
+    return scale is None or scale in times
 
 
 @decomposes(
@@ -82,7 +77,7 @@ def pixel_unshuffle(b: Build, x: Value, r: int) -> Value:
     return _regrouped(b, x, (product(lead), c, h // r, r, w // r, r), (0, 1, 3, 5, 2, 4))
 
 
-@decomposes("aten.channel_shuffle", "aten.native_channel_shuffle")
+@decomposes("aten.channel_shuffle")
 def channel_shuffle(b: Build, x: Value, groups: int) -> Value:
     n, c = x.shape[:2]
     return _regrouped(b, x, (n, groups, c // groups, product(x.shape[2:])), (0, 2, 1, 3))

@@ -17,17 +17,14 @@ from dovetail.ops.registry import Declined, decomposes
 Size: TypeAlias = "Expr | int"
 
 
-@decomposes("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", prim=True)
-@decomposes("aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze",
-            "aten.flatten.using_ints", "aten.unflatten.int", "aten.view_as")  # fmt: skip
+@decomposes("aten.view", "aten._unsafe_view", "aten._reshape_alias", prim=True)
+@decomposes("aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze")
 def regroup(b: Build, x: Value, *dims: object) -> Value:
     """Whatever the arguments say, the result's shape is known."""
     return b.reshape(x, b.out.shape)
 
 
-@decomposes("aten.alias", "aten.detach", "aten.lift_fresh", "aten.view_of", "aten.lift",
-            "aten.conj", "aten._conj", "aten.resolve_conj", "aten.resolve_neg", "aten.real",
-            "aten.positive")  # fmt: skip
+@decomposes("aten.alias", "aten.detach", "aten.lift_fresh", "aten.lift", "aten._conj")
 def alias(b: Build, x: Value) -> Value:
     return x
 
@@ -37,7 +34,7 @@ def permute(b: Build, x: Value, dims: Sequence[int]) -> Value:
     return b.permute(x, [d % max(x.ndim, 1) for d in dims])
 
 
-@decomposes("aten.t", "aten.numpy_T", "aten.adjoint", "aten.mT")
+@decomposes("aten.t")
 def transpose_last(b: Build, x: Value) -> Value:
     order = list(range(x.ndim))
     order[-2:] = order[-2:][::-1]
@@ -52,15 +49,6 @@ def transpose(b: Build, x: Value, dim0: int, dim1: int) -> Value:
     first, second = dim0 % x.ndim, dim1 % x.ndim
     order[first], order[second] = order[second], order[first]
     return b.permute(x, order)
-
-
-@decomposes("aten.movedim.int", "aten.movedim.intlist")
-def movedim(b: Build, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
-    sources = [source] if isinstance(source, int) else source
-    targets = [destination] if isinstance(destination, int) else destination
-    place = {d % x.ndim: s % x.ndim for s, d in zip(sources, targets)}
-    rest = iter(d for d in range(x.ndim) if d not in place.values())
-    return b.permute(x, [place[d] if d in place else next(rest) for d in range(x.ndim)])
 
 
 @decomposes("aten.expand", prim=True)
@@ -96,7 +84,7 @@ def _wrapped(value: Expr, size: Expr) -> Expr:
     raise Declined
 
 
-@decomposes("aten.narrow")
+@decomposes("aten.narrow_copy")
 def narrow(b: Build, x: Value, dim: int, start: Size, length: Size) -> Value:
     dim %= x.ndim
     first = _wrapped(as_expr(start), x.shape[dim])
@@ -110,16 +98,15 @@ def select(b: Build, x: Value, dim: int, index: Size) -> Value:
     return b.reshape(b.slice(x, dim, first, first + 1), [s for d, s in enumerate(x.shape) if d != dim])
 
 
-@decomposes("aten.unbind.int")
+@decomposes("aten.unbind_copy.int")
 def unbind(b: Build, x: Value, dim: int = 0) -> list[Value]:
     dim %= x.ndim
     rest = [s for d, s in enumerate(x.shape) if d != dim]
     return [b.reshape(b.slice(x, dim, i, i + 1), rest) for i in range(len(b.outs))]
 
 
-@decomposes("aten.split.Tensor", "aten.split_with_sizes", "aten.chunk", "aten.split.sizes",
-            "aten.tensor_split.sections", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes",
-            "aten.unsafe_chunk")  # fmt: skip
+@decomposes("aten.split_copy.Tensor", "aten.split_with_sizes_copy", "aten.unsafe_split.Tensor",
+            "aten.unsafe_split_with_sizes")  # fmt: skip
 def split(b: Build, x: Value, sections: object, dim: int = 0) -> list[Value]:
     """The parts' types say where to cut."""
     dim %= x.ndim

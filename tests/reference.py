@@ -1,4 +1,4 @@
-"""Reference tables read off the sources, so that pages and `--help` cannot disagree with the code.
+"""Reference tables read off the sources, so that pages cannot disagree with the code.
 
 options.py  ->  [("fuse", "bool", "True", "Fuse loop nests; off for debugging.")]
 """
@@ -47,7 +47,7 @@ def options_page() -> str:
     knobs = [(f"`{name}`", kind, f"`{default}`", text) for name, kind, default, text in list_options()]
     stances = [(f"`{name}`", text) for name, text in STANCES.items()]
     return "\n".join([
-        "# Options", "", "Generated from the sources; `python -m dovetail options` prints it.", "",
+        "# Options", "", "Generated from the sources.", "",
         "## Modes", "`dovetail.compile(model, mode=...)`", "",
         _table(("mode", "sets"), modes), "",
         "## Knobs", "`dovetail.compile(model, options={...})`", "",
