@@ -161,7 +161,7 @@ def test_cli_report_writes_a_page(script: Path, tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(["options"], "recompile_limit"), (["ops", "softmax"], "aten._softmax"), (["cache", "show"], "entries")],
+    [(["ops", "softmax"], "aten._softmax"), (["cache", "show"], "entries")],
 )
 def test_cli_tables(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
