@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import dovetail
-from dovetail.cache.key import explain_miss
-from dovetail.cache.store import Store, default_folder
+from dovetail.cache.store import Store, default_folder, explain_miss
 from dovetail.doctor import examine, show_findings
 from dovetail.events import EVENTS
 from dovetail.explain.text import show_bytes, summary

@@ -19,8 +19,7 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, Final
 
-from dovetail.cache.key import key_of, short_parts
-from dovetail.cache.store import Store, store_in
+from dovetail.cache.store import Store, key_of, short_parts, store_in
 from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import Arg, Graph, Node

@@ -8,7 +8,8 @@
 An entry is two files: `ab/cpp-abcd….bin` with the content as it is and `ab/cpp-abcd….sum` with its checksum,
 size and parts of its key. Both are written under another name and renamed, content first, so a reader sees a
 whole entry or none. Whatever goes wrong (a full disk, a read-only folder, damage) is a miss, with an
-event that says so.
+event that says so. The parts of a key are kept (long ones as their hash), so that `dovetail cache explain`
+can say which of them differs between what is wanted and what is there.
 """
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -188,3 +189,38 @@ def write_whole(file: Path, content: bytes) -> None:
     except BaseException:
         Path(loose).unlink(missing_ok=True)
         raise
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+SHORT = 200
+"""Longest part that is kept as it is."""
+
+
+def key_of(kind: str, parts: Mapping[str, str]) -> str:
+    joined = "\0".join(f"{name}\0{value}" for name, value in sorted(parts.items()))
+    return f"{kind}-{hashlib.sha256(joined.encode()).hexdigest()[:40]}"
+
+
+def short_parts(kind: str, parts: Mapping[str, str]) -> dict[str, str]:
+    """The parts as an entry keeps them."""
+    return {"kind": kind} | {
+        name: value if len(value) <= SHORT else "sha256:" + hashlib.sha256(value.encode()).hexdigest()[:16]
+        for name, value in parts.items()
+    }
+
+
+def explain_miss(wanted: Mapping[str, str], entries: Iterable[Stored]) -> list[str]:
+    """How `wanted` (short parts) differs from the entry nearest to it, part by part."""
+    of_kind = [entry for entry in entries if entry.parts.get("kind") == wanted.get("kind")]
+    if not of_kind:
+        return [f"no entry of kind {wanted.get('kind')}"]
+
+    def differing(entry: Stored) -> list[str]:
+        names = sorted({*wanted, *entry.parts})
+        return [name for name in names if wanted.get(name) != entry.parts.get(name)]
+
+    nearest = min(of_kind, key=lambda entry: len(differing(entry)))
+    return [
+        f"{name}: wanted {wanted.get(name)}, stored {nearest.parts.get(name)}" for name in differing(nearest)
+    ] or ["the entry is there"]

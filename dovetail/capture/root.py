@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import linecache
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from types import FrameType, FunctionType
@@ -24,7 +25,6 @@ from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
 from dovetail.capture.checks import emit_checks, states_before
-from dovetail.capture.depth import DEPTH
 from dovetail.capture.dynamic import History, Policy
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
 from dovetail.capture.frame import Frame, slot_count
@@ -54,6 +54,35 @@ from dovetail.util.writer import Writer
 MAX_ATTEMPTS = 4
 TABLES = (contexts, copies, exceptions, functions, output, training)
 """Files that add rules to the table of builtins when they are imported."""
+
+
+RECURSION_LIMIT = 12_000
+
+
+class Depth:
+    """A higher recursion limit while any thread captures: inlined calls nest several Python frames each. It
+    belongs to the whole process: the first to enter raises it, the last to leave restores it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.before = 0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.before = sys.getrecursionlimit()
+                sys.setrecursionlimit(max(self.before, RECURSION_LIMIT))
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                sys.setrecursionlimit(self.before)
+
+
+DEPTH = Depth()
 
 
 class Stop(Exception):

@@ -37,22 +37,16 @@ KNOWN_LIMIT: Final = 64
 """Constants up to this many elements keep their value."""
 
 
-class Geometry:
-    """One for each (size, stride, offset, dtype, device); equal only to itself, unlike a number."""
-
-    __slots__ = ()
-
-
 ONLY_STRIDED: Final = "only strided tensors are captured"
 
 
 class Fake(torch.Tensor):
     """`meta` is the same tensor on the meta device, made when first asked for; `constant` its value
-    where that is known; `key` stands for its Geometry, None where not looked up yet."""
+    where that is known; `key` stands for its geometry, None where not looked up yet."""
 
     _meta: torch.Tensor | None
     constant: torch.Tensor | None
-    key: Geometry | None
+    key: object
     form: Form | None = None
     """Symbolic geometry; None where all of it is numbers. `meta` then has the sizes of the hints."""
     shapes: Shapes | None = None
@@ -317,7 +311,8 @@ def _reshape_in_place(fake: Fake, form: Form | None, shapes: Shapes) -> None:
 
 # -- remembered results: models repeat their layers, and some meta kernels take 100 us ----------------
 
-_keys: Final[dict[tuple[Any, ...], Geometry]] = {}
+_keys: Final[dict[tuple[Any, ...], object]] = {}
+"""One for each (size, stride, offset, dtype, device); equal only to itself, unlike a number."""
 _memo: Final[dict[tuple[Any, ...], Any]] = {}
 MEMO_LIMIT: Final = 100_000
 _PLAIN: Final = frozenset({
@@ -326,10 +321,10 @@ _PLAIN: Final = frozenset({
 _SCALARS: Final = frozenset({float, bool, complex})
 
 
-def _key_of(fake: Fake) -> Geometry:
+def _key_of(fake: Fake) -> object:
     if fake.key is None:
         what = (*_hint_geometry(fake), fake.dtype, fake.device)
-        fake.key = _keys.get(what) or _keys.setdefault(what, Geometry())
+        fake.key = _keys.get(what) or _keys.setdefault(what, object())
     return fake.key
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 
 from dovetail.errors import VerifyError
 from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, mul
-from dovetail.ir.graph import Arg, GraphBuilder, Node
+from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, moved_over, swapped
 from dovetail.ir.types import BOOL, CPU, Device, DType, ScalarType, TensorType, Type, contiguous_stride
 from dovetail.ops.prims import PRIMS, Result
 from dovetail.ops.promote import compute_dtype, promoted
@@ -276,6 +276,29 @@ class Build:
         named = tuple((key, cast(Arg, unwrap(value))) for key, value in kwargs.items())
         stem = f"{self.stem}_{op.split('.')[1]}"
         return Value(self.graph.call(op, plain, type, named, name=stem, loc=self.loc), self)
+
+
+Change: TypeAlias = "Callable[[Build, Node], Arg]"
+
+
+def replace_nodes(graph: Graph, change: Change) -> Graph:
+    """One pass in which a node may become several. `change` gets each node over its new operands, appends
+    what it becomes and returns its value (a tuple where it has several results), or None: then it stays."""
+    b = Build(GraphBuilder.after(graph))
+    env: dict[Node, Arg] = {node: node for node in graph.inputs}
+    for node in graph.nodes:
+        source = env[cast(Node, node.args[0])] if node.op == GET else None
+        if isinstance(source, tuple):
+            env[node] = source[cast(int, node.args[1])]
+            continue
+        moved = moved_over(node, env)
+        b.begin(moved)
+        value = change(b, moved)
+        if value is None:
+            b.graph.nodes.append(moved)
+            value = moved
+        env[node] = value
+    return b.graph.finish(swapped(graph.outputs, env))
 
 
 def unwrap(value: object) -> object:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Final, cast
 
 from dovetail.events import EVENTS
-from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
+from dovetail.ir.graph import GET, Arg, Graph, Node, moved_over, nodes_in
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, TensorType, Type
-from dovetail.ops.build import Build, Value, wrap
+from dovetail.ops.build import Build, Value, replace_nodes, wrap
 from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined
 
 SUPPORTED: Final[frozenset[DType]] = frozenset((BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64))
@@ -39,36 +39,33 @@ COMPUTED: Final = {
 
 
 def decompose(graph: Graph) -> Graph:
-    b = Build(GraphBuilder.after(graph))
     fused, used = _feeding_pointwise(graph), _used_results(graph)
-    env: dict[Node, Arg] = {node: node for node in graph.inputs}
-    for node in graph.nodes:
-        if node.op == GET and isinstance(env[cast(Node, node.args[0])], tuple):
-            env[node] = cast("tuple[Arg, ...]", env[cast(Node, node.args[0])])[cast(int, node.args[1])]
-            continue
-        env[node] = _rewrite(moved_over(node, env), b, node in fused, used.get(node, frozenset()))
-    return b.graph.finish(swapped(graph.outputs, env))
+
+    def change(b: Build, node: Node) -> Arg:
+        return _rewrite(node, b, node.name in fused, used.get(node.name, frozenset()))
+
+    return replace_nodes(graph, change)
 
 
-def _feeding_pointwise(graph: Graph) -> set[Node]:
-    """Nodes whose result (perhaps through views) an op of ours computes on."""
-    found: set[Node] = set()
+def _feeding_pointwise(graph: Graph) -> set[str]:
+    """Names of nodes whose result (perhaps through views) an op of ours computes on."""
+    found: set[str] = set()
     for node in reversed(graph.nodes):
         if node.op not in DECOMPOSITIONS or node.op in TEMPLATES:
             continue
-        if node.op in VIEW_OPS and node not in found:
+        if node.op in VIEW_OPS and node.name not in found:
             continue
-        found.update(node.operands)
+        found.update(operand.name for operand in node.operands)
     return found
 
 
-def _used_results(graph: Graph) -> dict[Node, frozenset[int]]:
-    """Which results of an op with several somebody reads."""
+def _used_results(graph: Graph) -> dict[str, frozenset[int]]:
+    """Which results of an op with several, by its name, somebody reads."""
     read = set(nodes_in(graph.outputs)).union(*(node.operands for node in graph.nodes))
-    found: dict[Node, frozenset[int]] = {}
+    found: dict[str, frozenset[int]] = {}
     for node in graph.nodes:
         if node.op == GET and node in read:
-            source = cast(Node, node.args[0])
+            source = cast(Node, node.args[0]).name
             found[source] = found.get(source, frozenset()) | {cast(int, node.args[1])}
     return found
 

@@ -68,7 +68,7 @@ _UNARY: Final = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
     "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
     "digamma", "floor", "ceil", "round", "trunc", "frac", "sigmoid", "reciprocal", "neg", "abs", "sign",
-    "isnan", "isinf", "signbit", "logical_not", "i0",
+    "isnan", "isinf", "signbit", "logical_not",
 )  # fmt: skip
 _BINARY: Final = (
     "pow", "atan2", "fmod", "hypot", "copysign", "nextafter", "div", "add", "sub", "mul", "maximum",
@@ -77,7 +77,6 @@ _BINARY: Final = (
 
 EAGER: Final[dict[str, Callable[..., Any]]] = {
     **{f"prims.{name}": getattr(torch, name) for name in (*_UNARY, *_BINARY)},
-    **{f"prims.{name}": getattr(torch.special, name) for name in ("i0e", "i1", "i1e", "ndtri")},
     "prims.floordiv": lambda x, y: torch.div(x, y, rounding_mode="floor"),
     "prims.truncdiv": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
     "prims.check_index": lambda i, size: torch.where(i < 0, i + size, i),

@@ -21,6 +21,7 @@ import torch
 from dovetail.ir.expr import ONE, Expr
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
 from dovetail.ir.types import F32, F64, DType, TensorType, Type, contiguous_stride
+from dovetail.ops.build import Build, replace_nodes
 from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
 from dovetail.passes.clean import drop_dead
@@ -68,23 +69,15 @@ def fold_norms(graph: Graph, weights: Collection[Node]) -> Graph:
     folds = _find_folds(graph, movable(graph, weights))
     if not folds:
         return graph
-    builder = GraphBuilder.after(graph)
-    env: dict[Node, Node] = {}
-    for node in graph.nodes:
-        if node in folds:
-            env[node] = _fold(builder, folds[node], node, env)
-            continue
-        moved = moved_over(node, env)
-        if moved is not node:
-            env[node] = moved
-        builder.nodes.append(moved)
-    return drop_dead(builder.finish(swapped(graph.outputs, env)))
+    return drop_dead(
+        replace_nodes(graph, lambda b, node: _fold(b.graph, node) if node.name in folds else None)
+    )
 
 
-def _find_folds(graph: Graph, fixed: set[Node]) -> dict[Node, Node]:
-    """The first result of a batch norm -> the batch norm."""
+def _find_folds(graph: Graph, fixed: set[Node]) -> set[str]:
+    """The names of first results of batch norms."""
     users, returned = graph.users(), set(nodes_in(graph.outputs))
-    found: dict[Node, Node] = {}
+    found: set[str] = set()
     for norm in graph.nodes:
         if norm.op not in NORMS or not _is_foldable(norm, fixed):
             continue
@@ -93,7 +86,7 @@ def _find_folds(graph: Graph, fixed: set[Node]) -> dict[Node, Node]:
         if users[conv] != [norm] or conv in returned or len(results) != 1 or results != users[norm]:
             continue
         if results[0].args[1] == 0 and results[0].type == conv.type:
-            found[results[0]] = norm
+            found.add(results[0].name)
     return found
 
 
@@ -113,13 +106,13 @@ def _is_foldable(norm: Node, fixed: set[Node]) -> bool:
     return all(x is None or (x in fixed and cast(Node, x).tensor.dtype is dtype) for x in given)
 
 
-def _fold(builder: GraphBuilder, norm: Node, result: Node, env: dict[Node, Node]) -> Node:
+def _fold(builder: GraphBuilder, result: Node) -> Node:
     """The convolution with its new weight and bias, under the name of the batch norm's result."""
+    norm = cast(Node, result.args[0])
     conv = cast(Node, norm.args[0])
     f = _Arithmetic(builder, norm)
-    gamma, beta, mean, var = map(f.wide, swapped(norm.args[1:5], env))
-    x, *filters = swapped(conv.args[:3], env)
-    weight, bias = map(f.wide, filters)
+    gamma, beta, mean, var = map(f.wide, norm.args[1:5])
+    weight, bias = map(f.wide, conv.args[1:3])
     assert weight is not None and mean is not None and var is not None
     scale = f.call("aten.rsqrt.default", f.call("aten.add.Scalar", var, norm.args[-1]))
     if gamma is not None:
@@ -132,7 +125,8 @@ def _fold(builder: GraphBuilder, norm: Node, result: Node, env: dict[Node, Node]
     if beta is not None:
         shift = f.call("aten.add.Tensor", shift, beta)
     new_bias = f.narrow(shift, conv.tensor.dtype, "bias")
-    made = Node(CONV, (x, folded, new_bias, *conv.args[3:]), result.type, result.name, (), conv.loc)
+    args = (conv.args[0], folded, new_bias, *conv.args[3:])
+    made = Node(CONV, args, result.type, result.name, (), conv.loc)
     builder.nodes.append(made)
     return made
 
@@ -166,23 +160,22 @@ class _Arithmetic:
 def pack_recurrent(graph: Graph, weights: Collection[Node]) -> Graph:
     """Layers of RNNs take weights that are laid out once, not in every call."""
     fixed = movable(graph, weights)
-    layers = {node for node in graph.nodes if node.op == RECURRENT and fixed.issuperset(node.operands[1:3])}
+    layers = [n.name for n in graph.nodes if n.op == RECURRENT and fixed.issuperset(n.operands[1:3])]
     if not layers or not hasattr(torch.ops.mkldnn, PACK_RECURRENT.split(".")[1]):
         return graph
-    builder, env = GraphBuilder.after(graph), dict[Node, Node]()
-    for node in graph.nodes:
-        moved = moved_over(node, env)
-        if node in layers:
-            reverse, hidden, biases, batch_first = (node.args[i] for i in (7, 10, 12, 14))
-            options = (hidden, reverse, biases, batch_first, moved.operands[0].tensor.shape)
-            types = tuple(weight.type for weight in node.operands[1:3])
-            pair = builder.call(PACK_RECURRENT, (*node.args[1:3], *options), types, loc=node.loc)
-            args = (moved.args[0], builder.get(pair, 0), builder.get(pair, 1), *moved.args[3:])
-            moved = Node(RECURRENT, args, node.type, node.name, node.kwargs, node.loc)
-        if moved is not node:
-            env[node] = moved
-        builder.nodes.append(moved)
-    return builder.finish(swapped(graph.outputs, env))
+
+    def change(b: Build, node: Node) -> Node | None:
+        if node.name not in layers:
+            return None
+        reverse, hidden, biases, batch_first = (node.args[i] for i in (7, 10, 12, 14))
+        options = (hidden, reverse, biases, batch_first, node.operands[0].tensor.shape)
+        types = tuple(weight.type for weight in node.operands[1:3])
+        pair = b.graph.call(PACK_RECURRENT, (*node.args[1:3], *options), types, loc=node.loc)
+        args = (node.args[0], b.graph.get(pair, 0), b.graph.get(pair, 1), *node.args[3:])
+        b.graph.nodes.append(Node(RECURRENT, args, node.type, node.name, node.kwargs, node.loc))
+        return b.graph.nodes[-1]
+
+    return replace_nodes(graph, change)
 
 
 # -- what moves --------------------------------------------------------------------------------------

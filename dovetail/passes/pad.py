@@ -16,9 +16,8 @@ from typing import Final, cast
 from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, const, mul
 from dovetail.ir.graph import Arg, Graph, Node, nodes_in
 from dovetail.ir.types import TensorType, contiguous_stride
-from dovetail.ops.build import Build, Value
+from dovetail.ops.build import Build, Value, replace_nodes
 from dovetail.ops.prims import kind_of
-from dovetail.passes.several import replace_nodes
 
 PRODUCTS: Final = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1}
 """Where the first matrix is among the arguments."""

@@ -12,8 +12,7 @@ from typing import cast
 
 from dovetail.ir.expr import ZERO, add
 from dovetail.ir.graph import INPUT, Graph, Node
-from dovetail.ops.build import Build, Value
-from dovetail.passes.several import replace_nodes
+from dovetail.ops.build import Build, Value, replace_nodes
 
 
 def join_rows(graph: Graph) -> Graph:

@@ -15,8 +15,7 @@ from typing import Final, cast
 from dovetail.ir.expr import ONE, Expr, as_expr
 from dovetail.ir.graph import Arg, Graph, Node
 from dovetail.ir.types import TensorType
-from dovetail.ops.build import Build, Value
-from dovetail.passes.several import replace_nodes
+from dovetail.ops.build import Build, Value, replace_nodes
 
 SPLITTABLE: Final = (
     "prims.sum",

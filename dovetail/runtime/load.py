@@ -134,9 +134,9 @@ def _address(library: ctypes.CDLL, symbol: str) -> int:
 
 
 @cache
-def _arena(use_cache: bool) -> tuple[int, int]:
+def _arena() -> tuple[int, int]:
     """The functions that hand out memory for temporaries, one copy per process."""
-    (path,) = build_units([(ARENA, HOST_FLAGS)], Options(cache=use_cache))
+    (path,) = build_units([(ARENA, HOST_FLAGS)], Options())
     library = open_library(path)
     _keep.append(library)
     return _address(library, "dv_take"), _address(library, "dv_give")
@@ -150,7 +150,7 @@ def _connect(host: ctypes.CDLL, program: Program) -> None:
             if kernel.language == "c++":
                 table[k] = _loaded[kernel.key]
     arena = (ctypes.c_void_p * 2).in_dll(host, "dv_arena")
-    arena[0], arena[1] = _arena(True)
+    arena[0], arena[1] = _arena()
 
 
 def _connect_gpu(host: ctypes.CDLL, program: Program, pending: gpu.Pending) -> None:

@@ -23,20 +23,18 @@ from dovetail.ir.expr import (
     ONE,
     TRUE,
     Expr,
-    add,
     and_,
     const,
     eq,
-    floordiv,
     le,
     lt,
     maximum,
     minimum,
-    mod,
-    mul,
     not_,
     or_,
+    product,
     symbols,
+    total,
 )
 from dovetail.sym.real import (
     BINARY,
@@ -130,10 +128,10 @@ class Node:
     # -- integers and floats
 
     def neg(self) -> Node:
-        return _unary(self, "neg", lambda x: mul(x, -1), operator.neg)
+        return _unary(self, "neg", operator.neg, operator.neg)
 
     def abs(self) -> Node:
-        return _unary(self, "abs", lambda x: maximum(x, mul(x, -1)), abs)
+        return _unary(self, "abs", lambda x: maximum(x, -x), abs)
 
     def sym_float(self) -> Node:
         return self if self.is_float() else Node(self.shapes, ratio(self.expr), float(self.hint))
@@ -150,7 +148,7 @@ class Node:
             return self.wrap_bool(True)
         if isinstance(self.expr, Real) and self.expr.op == "ratio":
             numerator, denominator = self.expr.args
-            return _boolean(self.shapes, eq(mod(numerator, denominator), 0))  # type: ignore[arg-type]
+            return _boolean(self.shapes, eq(numerator % denominator, 0))  # type: ignore[operator]
         return self.wrap_bool(self.guard_float().is_integer())
 
     floor = lambda self: _to_int(self, "floor", math.floor)
@@ -159,10 +157,7 @@ class Node:
 
     def pow_by_natural(self, other: Node) -> Node:
         power = other.guard_int()
-        result = ONE
-        for _ in range(power):
-            result = mul(result, self.expr)
-        return _integer(self.shapes, result, self.hint**power)
+        return _integer(self.shapes, product([self.expr] * power), self.hint**power)
 
     def truediv(self, other: Node) -> Node:
         return self.sym_float().float_truediv(other.sym_float())  # type: ignore[attr-defined, no-any-return]
@@ -175,10 +170,7 @@ class Node:
         return self.sym_float().float_pow(other.sym_float())  # type: ignore[attr-defined, no-any-return]
 
     def sym_sum(self, args: Sequence[Node]) -> Node:
-        result = const(0)
-        for node in args:
-            result = add(result, node.expr)
-        return _integer(self.shapes, result, sum(node.hint for node in args))
+        return _integer(self.shapes, total(node.expr for node in args), sum(node.hint for node in args))
 
     # -- booleans
 
@@ -261,17 +253,12 @@ def _as_float(node: Node) -> Number:
 
 # -- the tables --------------------------------------------------------------------------------------
 
-_ARITHMETIC: Final[dict[str, tuple[Callable[..., Expr], Callable[..., Any]]]] = {
-    "add": (add, operator.add),
-    "sub": (lambda a, b: add(a, mul(b, -1)), operator.sub),
-    "mul": (mul, operator.mul),
-    "mod": (mod, operator.mod),
-    "floordiv": (floordiv, operator.floordiv),
-    "int_floordiv": (floordiv, operator.floordiv),
-    "sym_min": (minimum, min),
-    "sym_max": (maximum, max),
-}
-_FLOAT_NAME: Final = {"sym_min": "min", "sym_max": "max"}
+_ARITHMETIC: Final[dict[str, Callable[..., Any]]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mod": operator.mod,
+    "floordiv": operator.floordiv, "int_floordiv": operator.floordiv, "sym_min": min, "sym_max": max,
+}  # fmt: skip
+_EXTREMES: Final = {"sym_min": ("min", minimum), "sym_max": ("max", maximum)}
+"""Those that are no operators: how a Real calls them, and what they are of expressions."""
 _COMPARISONS: Final[dict[str, tuple[str, bool, bool]]] = {
     "eq": ("eq", False, False), "ne": ("eq", False, True), "lt": ("lt", False, False),
     "gt": ("lt", True, False), "le": ("le", False, False), "ge": ("le", True, False),
@@ -294,12 +281,13 @@ _BITS: Final = {
 
 
 def _arithmetic(name: str) -> Method:
-    on_expr, on_hint = _ARITHMETIC[name]
+    on_hint = _ARITHMETIC[name]
+    of_real, on_expr = _EXTREMES.get(name, (name, on_hint))
 
     def method(self: Node, other: Node) -> Node:
         if self.is_float() or other.is_float():
             if name not in ("floordiv", "int_floordiv"):
-                value = binary(_FLOAT_NAME.get(name, name), _as_float(self), _as_float(other))
+                value = binary(of_real, _as_float(self), _as_float(other))
                 return Node(self.shapes, value, float(on_hint(self.hint, other.hint)))
             return self.truediv(other).floor().sym_float()
         if abs(self.hint) >= INF or abs(other.hint) >= INF:
@@ -398,7 +386,7 @@ def is_packed(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]
         if size is not ONE:
             fits = eq(stride, expected)
             condition = and_(condition, fits if size.lo > 1 or fits is TRUE else or_(fits, eq(size, 1)))
-        expected = mul(expected, size)
+        expected = expected * size
     return condition
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cache.key import explain_miss, key_of, short_parts
-from dovetail.cache.store import Store
+from dovetail.cache.store import Store, explain_miss, key_of, short_parts
 
 KEY = "kernel-0123456789abcdef"
 

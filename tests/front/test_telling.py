@@ -16,8 +16,7 @@ from torch import nn
 
 import dovetail
 from dovetail import errors
-from dovetail.cache.key import key_of, short_parts
-from dovetail.cache.store import Store
+from dovetail.cache.store import Store, key_of, short_parts
 from dovetail.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -82,7 +82,7 @@ def _instruction(name: str, vector: str, size: int) -> str | None:
     return f"INLINE {vector} {name}_({params}) {{ return ({vector})__builtin_ia32_{call}; }}"
 
 
-_OWN: Final = ("digamma", "erfinv", "ndtri", "i0", "i0e", "i1", "i1e")
+_OWN: Final = ("digamma", "erfinv")
 """Functions of special.h; the vector form goes lane by lane."""
 
 _SINGLE: Final = {

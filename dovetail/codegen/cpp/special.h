@@ -24,26 +24,3 @@ INLINE double erfinv1(double y) {
     }
     return y == 0 ? y : x;
 }
-INLINE double ndtri1(double p) { return 1.41421356237309504880 * erfinv1(2 * p - 1); }
-INLINE double bessel_i(double x, int order, bool scaled) {
-    double a = fabs(x), sum, term;
-    if (a < 30) {
-        term = order ? a / 2 : 1; sum = term;
-        for (int k = 1; k < 200 && term > sum * 1e-18; ++k) { term *= (a * a / 4) / (k * (double)(k + order)); sum += term; }
-        if (scaled) sum *= exp(-a);
-    } else {
-        double mu = 4.0 * order * order; term = 1; sum = 1;
-        for (int k = 1; k < 30; ++k) {
-            double next = term * -(mu - (2 * k - 1) * (2.0 * k - 1)) / (k * 8 * a);
-            if (fabs(next) >= fabs(term)) break;
-            term = next; sum += term;
-        }
-        sum /= sqrt(2 * 3.14159265358979323846 * a);
-        if (!scaled) sum *= exp(a / 2) * 1.0 * exp(a / 2);
-    }
-    return order && x < 0 ? -sum : sum;
-}
-INLINE double i01(double x) { return bessel_i(x, 0, false); }
-INLINE double i0e1(double x) { return bessel_i(x, 0, true); }
-INLINE double i11(double x) { return bessel_i(x, 1, false); }
-INLINE double i1e1(double x) { return bessel_i(x, 1, true); }

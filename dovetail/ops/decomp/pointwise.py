@@ -65,9 +65,6 @@ FLOAT_UNARY: Final = (
     "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
     "digamma", "sigmoid", "reciprocal", "frac",
 )  # fmt: skip
-SPECIAL_UNARY: Final = {
-    "special_i0e": "i0e", "special_i1": "i1", "special_i1e": "i1e", "special_ndtri": "ndtri", "i0": "i0",
-}  # fmt: skip
 
 
 def _unary(prim: str) -> Callable[..., Value]:
@@ -76,8 +73,6 @@ def _unary(prim: str) -> Callable[..., Value]:
 
 for _name in FLOAT_UNARY:
     decomposes(f"aten.{_name}", prim=True)(_unary(_name))
-for _name, _prim in SPECIAL_UNARY.items():
-    decomposes(f"aten.{_name}", prim=True)(_unary(_prim))
 
 
 def _rounding(prim: str) -> Callable[..., Value]:
