@@ -80,13 +80,13 @@ def merge_reshapes(node: Node) -> Node | None:
         node = replace(node, args=(inner.args[0], node.args[1]))
         inner = _operand(node)
         return inner if inner.type == node.type else node
-    return inner if inner.type == node.type else None
+    return inner if inner.type == node.type else view_of_full(node)
 
 
 def merge_permutes(node: Node) -> Node | None:
     inner = _operand(node)
     if inner.op != "prims.permute":
-        return None
+        return view_of_full(node)
     first, second = cast("tuple[int, ...]", inner.args[1]), cast("tuple[int, ...]", node.args[1])
     dims = tuple(first[d] for d in second)
     source = _operand(inner)
@@ -98,7 +98,7 @@ def merge_permutes(node: Node) -> Node | None:
 def merge_broadcasts(node: Node) -> Node | None:
     inner = _operand(node)
     if inner.op != "prims.broadcast":
-        return None
+        return view_of_full(node)
     first, second = cast("tuple[int, ...]", inner.args[2]), cast("tuple[int, ...]", node.args[2])
     return replace(node, args=(inner.args[0], node.args[1], tuple(second[d] for d in first)))
 
@@ -131,11 +131,66 @@ def merge_converts(node: Node) -> Node | None:
     return replace(node, args=(source, node.args[1]))
 
 
+# -- values known everywhere: models make masks that let everything pass -----------------------------
+
+
+def _everywhere(node: Node, value: object) -> Node:
+    kind = node.tensor
+    args = (kind.shape, value, kind.dtype, kind.device)
+    return Node("prims.full", args, kind, node.name, (), node.loc)
+
+
+def view_of_full(node: Node) -> Node | None:
+    inner = _operand(node)
+    return _everywhere(node, inner.args[1]) if inner.op == "prims.full" else None
+
+
+def counts_from(node: Node) -> Node | None:
+    """ge(iota + views, bound) where the first number is not below the bound."""
+    counted, bound = node.args
+    while isinstance(counted, Node) and counted.op in ("prims.reshape", "prims.broadcast", "prims.permute"):
+        counted = counted.args[0]
+    if not isinstance(counted, Node) or counted.op != "prims.iota":
+        return None
+    _, start, step, *_ = counted.args
+    known = all(isinstance(number, int) for number in (start, step, bound))
+    return _everywhere(node, True) if known and start >= bound and step >= 0 else None  # type: ignore[operator]
+
+
+def choose_known(node: Node) -> Node | None:
+    condition, *choices = node.args
+    if not isinstance(condition, Node) or condition.op != "prims.full":
+        return None
+    chosen = choices[0] if condition.args[1] else choices[1]
+    if isinstance(chosen, Node):
+        return chosen if chosen.type == node.type else None
+    return _everywhere(node, chosen)
+
+
+def drop_bias(place: int) -> Callable[[Node], Node | None]:
+    """Attention with a bias of 0 everywhere."""
+
+    def rule(node: Node) -> Node | None:
+        bias = node.args[place] if place < len(node.args) else None
+        if not isinstance(bias, Node) or bias.op != "prims.full" or bias.args[1] != 0:
+            return None
+        return replace(node, args=(*node.args[:place], None, *node.args[place + 1 :]))
+
+    return rule
+
+
 RULES: Final[dict[str, Callable[[Node], Node | None]]] = {
     "prims.reshape": merge_reshapes,
     "prims.permute": merge_permutes,
     "prims.broadcast": merge_broadcasts,
     "prims.convert": merge_converts,
     # a copy in the same layout is the value itself: values have no identity here
-    "prims.copy": lambda node: _operand(node) if _operand(node).type == node.type else None,
+    "prims.copy": lambda node: _operand(node) if _operand(node).type == node.type else view_of_full(node),
+    "prims.ge": counts_from,
+    "prims.where": choose_known,
+    **{
+        f"aten._scaled_dot_product_{kind}_attention{which}.default": drop_bias(place)
+        for kind in ("cudnn", "efficient")
+        for which, place in (("", 3), ("_backward", 4 if kind == "efficient" else 8))
+    },
 }

@@ -61,11 +61,11 @@ class Fuser:
         here = step
         for buffer in () if cluster.alone else wanted:
             for other in sorted(self.producers.get(buffer, ())):
-                here = self._try(other, here, nest, is_sibling=False)
+                here = self.try_joining(other, here, nest, is_sibling=False)
         for buffer in wanted:
             for other in sorted(self.readers.get(buffer, ()), reverse=True)[:3]:
                 if other != here and abs(other - here) < HORIZON:
-                    here = self._try(other, here, nest, is_sibling=True)
+                    here = self.try_joining(other, here, nest, is_sibling=True)
 
     def add_extern(self, extern: Extern, step: int) -> None:
         for ref in extern.refs():
@@ -80,7 +80,7 @@ class Fuser:
         for buffer in cluster.writes:
             self.producers.setdefault(buffer, set()).add(cluster.position)
 
-    def _try(self, other: int, here: int, nest: Nest, is_sibling: bool) -> int:
+    def try_joining(self, other: int, here: int, nest: Nest, is_sibling: bool) -> int:
         """Join the clusters at two positions if that is allowed; the position of nest's cluster after it."""
         if other == here or other not in self.clusters:
             return here
@@ -181,6 +181,7 @@ def schedule(loops: Loops, options: Options) -> Schedule:
             fuser.add(item, step)
     for why in fuser.declined:
         EVENTS.emit("fusion", unit=loops.name, subject=why.subject, code=why.code, text=why.text)
+    _join_updates(loops, fuser)
     kept = kept_buffers(loops)
     at: dict[int, Group | Extern] = dict(externs)
     for position, cluster in fuser.clusters.items():
@@ -189,16 +190,32 @@ def schedule(loops: Loops, options: Options) -> Schedule:
     return Schedule(loops, tuple(at[p] for p in order), tuple(fuser.declined))
 
 
+def _join_updates(loops: Loops, fuser: Fuser) -> None:
+    """Small new values of inputs that nothing reads (the counters of a model's layers) are one kernel."""
+    here, bases = None, dict(loops.updates)
+    for position in sorted(fuser.clusters):
+        cluster = fuser.clusters[position]
+        if _bases(cluster, bases, fuser) and cluster.points.is_const and cluster.points.value <= SMALL:
+            last = cluster.members[-1].nest
+            here = position if here is None else fuser.try_joining(here, position, last, is_sibling=True)
+
+
 def _updates_last(loops: Loops, at: dict[int, Group | Extern], fuser: Fuser) -> list[int]:
     """New values of inputs that nothing reads come after the last read of the old ones: then they can be
     written over them."""
     late: dict[int, int] = {}
-    for name, base in loops.updates:
-        for position in fuser.producers.get(name, ()):
-            if position in fuser.clusters and len(fuser.clusters[position].writes) == 1:
-                if not fuser.readers.get(name):
-                    late[position] = max(position, *fuser.readers.get(base, ()), position)
+    bases = dict(loops.updates)
+    for position, cluster in fuser.clusters.items():
+        if old := _bases(cluster, bases, fuser):
+            late[position] = max([position, *(p for name in old for p in fuser.readers.get(name, ()))])
     return sorted(at, key=lambda position: (late.get(position, position), position in late))
+
+
+def _bases(cluster: Cluster, bases: dict[str, str], fuser: Fuser) -> list[str]:
+    """The inputs that a cluster makes new values of, where that is all it does."""
+    if any(name not in bases or fuser.readers.get(name) for name in cluster.writes):
+        return []
+    return [bases[name] for name in cluster.writes]
 
 
 def kept_buffers(loops: Loops) -> set[str]:

@@ -1,8 +1,10 @@
 """Cleaning: what goes, what must stay."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dovetail.ir.graph import Graph, GraphBuilder
-from dovetail.ir.types import BF16, F32, F64, TensorType, tensor_type
+from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I64, Device, TensorType, tensor_type
 from dovetail.passes import optimize
 
 X = tensor_type((8, 4), F32)
@@ -63,3 +65,20 @@ def test_a_copy_in_the_same_layout_goes():
     other = TensorType(X.shape, (X.shape[1] // 4, X.shape[0]), F32)
     turned = b.call("prims.copy", (x,), other)
     assert ops(b.finish((turned,))) == ["copy"]
+
+
+def test_a_mask_that_lets_everything_pass_goes():
+    half = tensor_type((2, 4, 8, 16), F16, Device("cuda", 0))
+    row, scores = (tensor_type(shape, BOOL, half.device) for shape in ((1, 1, 8, 1), (2, 1, 8, 8)))
+    b = GraphBuilder()
+    q = b.input("q", half)
+    for start, bias in ((0, None), (-1, "node")):
+        count = b.call("prims.iota", (8, start, 1, I64, half.device), tensor_type((8,), I64, half.device))
+        first = b.call("prims.reshape", (count, (1, 1, 8, 1)), replace(row, dtype=I64))
+        seen = b.call("prims.ge", (first, 0), row)
+        wide = b.call("prims.broadcast", (seen, (2, 1, 8, 8), (0, 1, 2, 3)), scores)
+        mask = b.call("prims.where", (wide, 0.0, float("-inf")), replace(scores, dtype=F16))
+        op = "aten._scaled_dot_product_cudnn_attention.default"
+        done = optimize(b.finish((b.call(op, (q, q, q, mask, False), half),))).nodes
+        assert (done[-1].args[3] is None) is (bias is None)
+        assert (len(done) == 1) is (bias is None)

@@ -159,3 +159,20 @@ def test_a_gpu_writes_keys_and_values_in_one_kernel() -> None:
     assert [len(g.nests) for g in copies_and_both if "put" in g.name] == [2]
     assert not any(w.buffers == ("turned",) for g in copies_and_both for n in g.nests for w in n.writes)
     assert [len(g.nests) for g in groups(CACHES.replace(" cuda", "")) if "put" in g.name] == [1, 1]
+
+
+COUNTERS = """
+def forward(x: f32[4096], a: i64[], b: i64[], c: i64[]):
+    s = prims.mul(x, a)   # f32[4096]
+    t = prims.mul(s, b)   # f32[4096]
+    d = prims.add(a, 1)   # i64[]
+    e = prims.add(b, 1)   # i64[]
+    f = prims.add(c, 1)   # i64[]
+    return d, e, f, t
+"""
+
+
+def test_counters_of_layers_are_one_kernel_after_their_last_reader() -> None:
+    graph = replace(parse_graph(COUNTERS), updates=((0, 1), (1, 2), (2, 3)))
+    steps = schedule(lower.lower(graph), Options()).steps
+    assert [sorted(step.written_buffers) for step in steps] == [["t"], ["d", "e", "f"]]
