@@ -27,6 +27,7 @@ from torch.fx import GraphModule
 from dovetail import _native, aot, background, capture, codegen, lower, ops, passes, runtime, schedule
 from dovetail.cache.programs import program_key, programs_in
 from dovetail.cache.store import default_folder
+from dovetail.choose import chooser
 from dovetail.control import stance
 from dovetail.errors import (
     Break,
@@ -75,6 +76,7 @@ _numbers: Final = itertools.count()
 def build(graph: Graph, options: Options) -> runtime.Executable:
     """One functional graph of prims, compiled. A graph known from before skips to its program."""
     stages: list[Stage] = [
+        ("45.products", lambda graph: passes.open_products(graph, chooser(graph, options))),
         ("50.loops", lower.lower),
         ("60.schedule", lambda loops: schedule.schedule(loops, options)),
         ("70.plan", schedule.plan),

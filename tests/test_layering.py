@@ -45,6 +45,7 @@ SEES_ALL = {
     "__init__",
     "__main__",
     "compile",
+    "choose",
     "front",
     "cli",
     "torch_backend",

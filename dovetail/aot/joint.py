@@ -22,7 +22,6 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.node import Node as FxNode
 from torch.fx.node import map_arg as map_fx
-from torch.nn.functional import scaled_dot_product_attention
 
 from dovetail.aot.alias import Ref, Write
 from dovetail.aot.cost import bytes_of, class_of
@@ -219,13 +218,15 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: A
     if attn_mask is not None and query.is_cuda and attn_mask.stride(-1) == 0:
         own = [slice(None if step or not rest else 1) for rest, step in enumerate(attn_mask.stride()[::-1])]
         attn_mask = attn_mask[tuple(reversed(own))].contiguous().expand(attn_mask.shape)
-    return scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
+    return _sdpa(query, key, value, attn_mask, *args, **kwargs)
 
 
-_INSTEAD: dict[Any, Callable[..., Any]] = {scaled_dot_product_attention: _attention}
+_sdpa: Any = torch._C._nn.scaled_dot_product_attention
 
 _RUN: dict[str, Callable[..., Any]] = {
-    "call_function": lambda gm, target, args, kwargs, recorder: _INSTEAD.get(target, target)(*args, **kwargs),
+    "call_function": lambda gm, target, args, kwargs, recorder: (
+        (_attention if target is _sdpa else target)(*args, **kwargs)
+    ),
     "call_method": lambda gm, target, args, kwargs, recorder: getattr(args[0], target)(*args[1:], **kwargs),
     "call_module": lambda gm, target, args, kwargs, recorder: gm.get_submodule(target)(*args, **kwargs),
     "get_attr": _get_attr,

@@ -85,8 +85,9 @@ def _for_others(made: Launchable, names: list[str], others: list[str]) -> Launch
 
 
 def _kernel(group: Group, made: Launchable, target: Target, plan: Plan) -> Kernel:
-    sizes = {b.name: b.type.bytes for b in plan.schedule.loops.buffers}
-    moved = sum(sizes[name].value for name in made.params if sizes[name].is_const)
+    kinds = {b.name: b.type for b in plan.schedule.loops.buffers}
+    moved = sum(kinds[name].bytes.value for name in made.params if kinds[name].bytes.is_const)
+    sizes = [kinds[name].storage_bytes for name in made.params]
     origins = tuple(dict.fromkeys(o for nest in group.nests for o in nest.origins))
     kernel = Kernel(
         made.symbol, target.language, made.text, made.key, moved, origins, made.symbol, made.prelude
@@ -100,6 +101,6 @@ def _kernel(group: Group, made: Launchable, target: Target, plan: Plan) -> Kerne
         fuses=made.fuses,
         constants=made.constants,
         blocks=made.blocks,
-        sizes=tuple(sizes[name].value if sizes[name].is_const else 0 for name in made.params),
+        sizes=tuple(size.value if size.is_const else 0 for size in sizes),
         points=tuple(size.value if size.is_const else 0 for size, _ in made.grid),
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from dovetail.ir.expr import ONE, Expr, as_expr, mul, product
+from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, mul, product, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,14 @@ class TensorType:
     @property
     def bytes(self) -> Expr:
         return mul(self.numel, self.dtype.bytes)
+
+    @property
+    def storage_bytes(self) -> Expr:
+        """From the first to the last element."""
+        if any(size is ZERO for size in self.shape):
+            return ZERO
+        reach = total((ONE, *(mul(add(size, -1), stride) for size, stride in zip(self.shape, self.stride))))
+        return mul(reach, self.dtype.bytes)
 
     @property
     def is_contiguous(self) -> bool:

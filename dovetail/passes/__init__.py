@@ -10,10 +10,13 @@ from dovetail.passes.clean import drop_dead, merge_equal, reuse, simplify
 from dovetail.passes.freeze import Frozen, freeze
 from dovetail.passes.layout import channels_last_in_training
 from dovetail.passes.pad import pad_products
+from dovetail.passes.products import alone, open_products
 from dovetail.passes.rows import join_rows
 from dovetail.passes.split import split_reductions
 
-__all__ = ["PASSES", "Frozen", "channels_last_in_training", "freeze", "optimize", "reuse"]
+__all__ = [
+    "PASSES", "Frozen", "alone", "channels_last_in_training", "freeze", "open_products", "optimize", "reuse",
+]  # fmt: skip
 
 PASSES: Final[tuple[Callable[[Graph], Graph], ...]] = (
     drop_dead, simplify, merge_equal, drop_dead, pad_products, join_rows, merge_equal, drop_dead,

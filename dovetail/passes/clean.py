@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, cast
 
-from dovetail.ir.graph import Graph, Known, Node, moved_over, swapped, work_of
+from dovetail.ir.graph import Arg, Graph, Known, Node, moved_over, swapped, work_of
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from dovetail.ops.registry import is_impure
 
@@ -134,7 +134,7 @@ def merge_converts(node: Node) -> Node | None:
 # -- values known everywhere: models make masks that let everything pass -----------------------------
 
 
-def _everywhere(node: Node, value: object) -> Node:
+def _everywhere(node: Node, value: Arg) -> Node:
     kind = node.tensor
     args = (kind.shape, value, kind.dtype, kind.device)
     return Node("prims.full", args, kind, node.name, (), node.loc)
@@ -143,6 +143,17 @@ def _everywhere(node: Node, value: object) -> Node:
 def view_of_full(node: Node) -> Node | None:
     inner = _operand(node)
     return _everywhere(node, inner.args[1]) if inner.op == "prims.full" else None
+
+
+def shifted_count(node: Node) -> Node | None:
+    """iota + number counts from another start."""
+    counted, shift = node.args
+    if not isinstance(counted, Node) or counted.op != "prims.iota" or type(shift) is not int:
+        return None
+    length, start, *rest = counted.args
+    if type(start) is not int or counted.type != node.type:
+        return None
+    return replace(node, op=counted.op, args=(length, start + shift, *rest))
 
 
 def counts_from(node: Node) -> Node | None:
@@ -186,6 +197,7 @@ RULES: Final[dict[str, Callable[[Node], Node | None]]] = {
     "prims.convert": merge_converts,
     # a copy in the same layout is the value itself: values have no identity here
     "prims.copy": lambda node: _operand(node) if _operand(node).type == node.type else view_of_full(node),
+    "prims.add": shifted_count,
     "prims.ge": counts_from,
     "prims.where": choose_known,
     **{

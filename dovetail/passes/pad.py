@@ -41,14 +41,14 @@ def pad_products(graph: Graph) -> Graph:
     return replace_nodes(graph, change)
 
 
-def _matrices(node: Node) -> tuple[Node, Node]:
+def matrices(node: Node) -> tuple[Node, Node]:
     first = PRODUCTS[node.op]
     return cast(Node, node.args[first]), cast(Node, node.args[first + 1])
 
 
 def _extras(node: Node) -> tuple[int, ...]:
     """What to add to (rows, depth, columns) of the product; () for a product that is fine as it is."""
-    a, b = (matrix.tensor for matrix in _matrices(node))
+    a, b = (matrix.tensor for matrix in matrices(node))
     known = all(size.is_const for size in (*a.shape, *b.shape))
     if a.device.kind != "cuda" or not a.dtype.is_low_precision or not known:
         return ()
@@ -64,7 +64,7 @@ def _extras(node: Node) -> tuple[int, ...]:
 
 
 def _pays(node: Node, extras: tuple[int, ...], is_returned: bool) -> bool:
-    a, b = _matrices(node)
+    a, b = matrices(node)
     rows, depth, columns = extras
     work = a.tensor.numel.value * b.tensor.shape[-1].value
     copied = [m for m, grown in ((a, rows or depth), (b, depth or columns)) if grown and not _is_ours(m)]
@@ -82,7 +82,7 @@ def _is_ours(node: Node) -> bool:
 
 def _padded(b: Build, node: Node, extras: tuple[int, ...]) -> Arg:
     rows, depth, columns = extras
-    first, second = _matrices(node)
+    first, second = matrices(node)
     left, right = _grown(b, first, (rows, depth)), _grown(b, second, (depth, columns))
     bias = [_grown(b, cast(Node, arg), (columns,)) for arg in node.args[: PRODUCTS[node.op]]]
     shape = (*left.tensor.shape[:-1], right.tensor.shape[-1])

@@ -67,7 +67,7 @@ def _parts(node: Node) -> int:
     length = type.shape[_place(type, dims)].value
     rows = all(type.stride[d] is not ONE or d in dims for d in range(type.ndim) if type.shape[d] is not ONE)
     enough, shortest = (ENOUGH_ROWS, SHORTEST) if rows else (ENOUGH_COLUMNS, SHORTEST_COLUMN)
-    if not results or count < (LONGEST_ROW + 1 if rows else 16 * shortest):
+    if not results or count <= (LONGEST_ROW if rows else 16 * shortest):
         return 1
     wanted = min(enough // results, count // shortest, length)
     return max((k for k in range(1, wanted + 1) if length % k == 0), default=1)

@@ -3,8 +3,18 @@ from __future__ import annotations
 
 from dovetail.runtime.build import machine_identity
 from dovetail.runtime.frozen import Frozen, can_watch
-from dovetail.runtime.gpu import start_workers
+from dovetail.runtime.gpu import milliseconds, start_workers, time_kernels
 from dovetail.runtime.graphs import Recorded
 from dovetail.runtime.load import Executable, load
 
-__all__ = ["Executable", "Frozen", "Recorded", "can_watch", "load", "machine_identity", "start_workers"]
+__all__ = [
+    "Executable",
+    "Frozen",
+    "Recorded",
+    "can_watch",
+    "load",
+    "machine_identity",
+    "milliseconds",
+    "start_workers",
+    "time_kernels",
+]

@@ -13,7 +13,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -62,13 +62,7 @@ class Pending:
         """Every kernel's function."""
         made: dict[str, list[tuple[Blocks, dict[str, Any]]]] = {}
         for kernel, blocks, future in self.choices:
-            answer = future.result()
-            if "error" not in answer:
-                made.setdefault(kernel.key, []).append((blocks, answer))
-            elif blocks is kernel.blocks[0]:
-                raise BuildFailed(output=f"{answer['error']}\n{kernel.text}")
-            else:
-                EVENTS.emit("tuning", kernel=kernel.name, blocks=str(blocks), error=answer["error"][:200])
+            made.setdefault(kernel.key, []).append((blocks, future.result()))
         if self.pool is not None:
             self.pool.shutdown()
             WORKERS.rest()
@@ -76,7 +70,7 @@ class Pending:
         with torch.cuda.device(device):
             torch.cuda.current_stream(device)  # the driver's context is this thread's from here on
             for kernel in {k.key: k for k, _, _ in self.choices}.values():
-                functions = [_function(answer, blocks) for blocks, answer in made[kernel.key]]
+                functions = _functions(kernel, made[kernel.key])
                 _loaded[kernel.key, str(device)] = _fastest(kernel, functions, device)
         return {k.key: _loaded[k.key, str(device)] for k in self.kernels}
 
@@ -180,7 +174,24 @@ def _check(code: int, what: str) -> None:
         raise BuildFailed(output=f"{what} failed with CUDA error {code}")
 
 
+def _functions(kernel: Kernel, made: list[tuple[Blocks, dict[str, Any]]]) -> list[GpuFunction]:
+    """One for each choice of blocks that compiles and that this GPU has room for."""
+    found: list[GpuFunction] = []
+    failed = ""
+    for blocks, answer in made:
+        try:
+            found.append(_function(answer, blocks))
+        except BuildFailed as error:
+            failed = str(error)
+            EVENTS.emit("tuning", kernel=kernel.name, blocks=str(blocks), error=failed[:200])
+    if not found:
+        raise BuildFailed(output=f"{failed}\n{kernel.text}")
+    return found
+
+
 def _function(compiled: dict[str, Any], blocks: Blocks) -> GpuFunction:
+    if "error" in compiled:
+        raise BuildFailed(output=compiled["error"])
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check(driver().cuModuleLoadData(ctypes.byref(module), compiled["cubin"]), "loading a kernel")
     name = compiled["name"].encode()
@@ -216,9 +227,7 @@ def _remembered(kernel: Kernel, device: torch.device) -> Blocks | None:
 def _fastest(kernel: Kernel, functions: list[GpuFunction], device: torch.device) -> GpuFunction:
     if len(functions) == 1:
         return functions[0]
-    buffers = [torch.empty(max(n, 16), dtype=torch.uint8, device=device) for n in kernel.sizes]
-    for buffer in buffers:
-        buffer.zero_()
+    buffers = _buffers(kernel, device)
     times = [_time(kernel, function, buffers) for function in functions]
     best = functions[times.index(min(times))]
     EVENTS.emit(
@@ -234,8 +243,11 @@ def _fastest(kernel: Kernel, functions: list[GpuFunction], device: torch.device)
     return best
 
 
+def _buffers(kernel: Kernel, device: torch.device) -> list[torch.Tensor]:
+    return [torch.zeros(max(n, 16), dtype=torch.uint8, device=device) for n in kernel.sizes]
+
+
 def _time(kernel: Kernel, function: GpuFunction, buffers: list[torch.Tensor]) -> float:
-    """Milliseconds of one launch, the least of several."""
     values = [ctypes.c_void_p(b.data_ptr()) for b in buffers] + [ctypes.c_void_p(0)] * 2
     packed = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
     per = function.blocks.constants(kernel.constants)
@@ -251,6 +263,11 @@ def _time(kernel: Kernel, function: GpuFunction, buffers: list[torch.Tensor]) ->
         )
         _check(code, f"launching {kernel.name}")
 
+    return milliseconds(launch)
+
+
+def milliseconds(launch: Callable[[], object]) -> float:
+    """Of one launch on the current device, the least of several loops."""
     launch()
     times = []
     for _ in range(3):
@@ -263,3 +280,9 @@ def _time(kernel: Kernel, function: GpuFunction, buffers: list[torch.Tensor]) ->
         end.synchronize()
         times.append(start.elapsed_time(end) / LAUNCHES)
     return min(times)
+
+
+def time_kernels(kernels: Sequence[Kernel], device: torch.device, options: Options) -> float:
+    """Milliseconds of all of them, each with the blocks that suit it best."""
+    functions = begin(kernels, device, options).finish()
+    return sum(_time(kernel, functions[kernel.key], _buffers(kernel, device)) for kernel in kernels)

@@ -98,19 +98,9 @@ def _aligned(size: int) -> int:
     return (size + ALIGN - 1) // ALIGN * ALIGN
 
 
-def storage_elements(buffer: Buffer) -> Expr:
-    """Elements from the first to the last that the buffer's shape and strides reach."""
-    if any(size is ZERO for size in buffer.type.shape):
-        return ZERO
-    reach: Expr = const(1)
-    for size, stride in zip(buffer.type.shape, buffer.type.stride):
-        reach = add(reach, mul(add(size, -1), stride))
-    return reach
-
-
 def storage_bytes(buffer: Buffer) -> Expr:
     """Bytes, rounded up to whole lines."""
-    size = mul(storage_elements(buffer), buffer.type.dtype.bytes)
+    size = buffer.type.storage_bytes
     return const(_aligned(max(size.value, 1))) if size.is_const else mul(ceildiv(size, ALIGN), ALIGN)
 
 

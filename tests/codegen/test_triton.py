@@ -35,6 +35,15 @@ PROGRAMS = {
     "cross_entropy": "lambda x, y: F.cross_entropy(x, (y[:, 0] * 10).long().abs())",
     "cross_entropy_half": "lambda x, y: F.log_softmax((x.half() * 4).float(), -1).half()",
     "casts": "lambda x, y: (torch.where(x > 0, x.half(), float('-inf')).float(), (x > 0).float() * 2)",
+    "product": "lambda x, y: F.gelu(x.half() @ y.half().t()) + x.half()[:, :40]",
+    "product_few_rows": "lambda x, y: (torch.addmm(y.half()[0, :40], x.half()[:3], y.half().t()) * 2, y)",
+    "product_converted": "lambda x, y: torch.relu((x[:, :80].half() @ y.half().repeat(2, 2)[:, :160]))",
+    "product_gated": "lambda x, y: torch.maximum(x.half() @ y.half().t(), x.half() @ (y + 1).half().t())",
+    "product_gated_few": "lambda x, y: torch.maximum(x[:5].half() @ y.half().t(), x[:5].half() @ (y + 1).half().t())",
+    "product_fp32": "lambda x, y: (lambda a, w: torch.relu(torch.addmm(y[0, :80], a, w.t())) + a[:, :80])(x.repeat(1, 2)[:5, :160].contiguous(), y.repeat(2, 2)[:, :160].contiguous())",
+    "product_batch": "lambda x, y: torch.bmm(x[:32].half().view(2, 16, 96), y[:32].half().view(2, 16, 96).transpose(1, 2)) * 3",
+    "product_odd_batch": "lambda x, y: torch.bmm(x.half().view(2, 20, 96), y.half().view(2, 20, 96).transpose(1, 2)) * 3",
+    "product_transposed": "lambda x, y: (x.half().t()[:, :32] @ y.half()[:32]) * 2",
     "gather": "lambda x, y: x[:, [3, 1, 95]] + F.embedding(torch.arange(40) % 5, y)[:, :3]",
 }
 
@@ -43,7 +52,8 @@ import sys, types, math
 import torch, torch.nn.functional as F
 from torch.fx import symbolic_trace
 from dovetail import aot, lower, ops, passes, schedule
-from dovetail.codegen.triton import kernel as triton_kernel
+from dovetail.codegen.triton import TritonTarget
+from dovetail.passes import products
 from dovetail.ir.loop import BufferRef
 from dovetail.ir.schedule import Group
 from dovetail.ir.expr import Expr, evaluate
@@ -73,7 +83,7 @@ prelude.libdevice = libdevice
 prelude.follow = lambda: None
 
 def run_group(group, buffers, memory, folder):
-    kernel = triton_kernel.emit_kernel(group, buffers)
+    kernel = TritonTarget().emit(group, buffers)
     path = f"{folder}/k_{kernel.key}.py"
     with open(path, "w") as file:
         file.write("import triton\\nimport triton.language as tl\\n" + kernel.text)
@@ -91,11 +101,13 @@ def run_group(group, buffers, memory, folder):
             sizes.append(-(-size.value // blocks[axis]))
         fn[tuple(sizes)](*(memory[p] for p in kernel.params), **blocks)
 
-def execute(fn, inputs, folder):
+def execute(fn, inputs, folder, parts):
     gm = symbolic_trace(fn)
     joint = aot.trace_joint(gm, inputs)
     graph = passes.optimize(ops.decompose(joint.graph))
-    loops = lower.lower(aot.partition(graph, joint.signature).forward)
+    products.can_open = lambda node: node.op in products.PRODUCTS
+    graph = products.open_products(aot.partition(graph, joint.signature).forward, lambda node: parts)
+    loops = lower.lower(graph)
     plan = schedule.schedule(loops, Options())
     buffers = {b.name: b for b in loops.buffers}
     memory = dict(zip(loops.inputs, [*inputs, *joint.constants]))
@@ -134,10 +146,11 @@ for name, text in PROGRAMS.items():
     wanted = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
     traced = (lambda f: lambda x, y: (lambda r: tuple(r) if isinstance(r, (tuple, list)) else (r,))(f(x, y)))(fn)
     try:
-        got, kernels = execute(traced, [x, y], sys.argv[1])
-        for a, b in zip(got, wanted):
-            torch.testing.assert_close(a, b, rtol=2e-6 if b.dtype == torch.float32 else None, atol=2e-6 if b.dtype == torch.float32 else None)
-        print("ok", name, kernels)
+        for parts in (1, 2) if "product" in name else (1,):
+            got, kernels = execute(traced, [x, y], sys.argv[1], parts)
+            for a, b in zip(got, wanted):
+                torch.testing.assert_close(a, b, rtol=2e-6 if b.dtype == torch.float32 else None, atol=2e-6 if b.dtype == torch.float32 else None)
+            print("ok", name, kernels)
     except Exception as error:
         failed += 1
         import traceback; traceback.print_exc(limit=-3)

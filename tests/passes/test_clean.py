@@ -74,7 +74,8 @@ def test_a_mask_that_lets_everything_pass_goes():
     q = b.input("q", half)
     for start, bias in ((0, None), (-1, "node")):
         count = b.call("prims.iota", (8, start, 1, I64, half.device), tensor_type((8,), I64, half.device))
-        first = b.call("prims.reshape", (count, (1, 1, 8, 1)), replace(row, dtype=I64))
+        moved = b.call("prims.add", (count, 0), count.type)
+        first = b.call("prims.reshape", (moved, (1, 1, 8, 1)), replace(row, dtype=I64))
         seen = b.call("prims.ge", (first, 0), row)
         wide = b.call("prims.broadcast", (seen, (2, 1, 8, 8), (0, 1, 2, 3)), scores)
         mask = b.call("prims.where", (wide, 0.0, float("-inf")), replace(scores, dtype=F16))

@@ -42,6 +42,8 @@ MANY_ROWS: Final = 1024
 """Rows that give every multiprocessor several programs."""
 MANY_POINTS: Final = 1 << 22
 """Points that give every multiprocessor several programs of the largest size."""
+FEW_PROGRAMS: Final = 264
+"""Two for each multiprocessor."""
 SHORTEST_ROW: Final = 64
 MOST_EARLY: Final = 3
 """Loads of constants that are made first: each takes registers."""
@@ -105,10 +107,6 @@ class Tile:
     axes: frozenset[str]
 
 
-def emit_kernel(group: Group, buffers: dict[str, Buffer]) -> TritonKernel:
-    return _Emitter(group, buffers).emit()
-
-
 def make_axes(group: Group, shape: Shape) -> tuple[Axis, ...]:
     outer, inner = group.ranges[: group.outer], group.inner
     if inner:
@@ -161,7 +159,7 @@ def _crossing(group: Group, shape: Shape) -> tuple[Range, Range] | None:
 
 
 @dataclass(slots=True)
-class _Emitter:
+class Emitter:
     group: Group
     buffers: dict[str, Buffer]
     w: Writer = field(default_factory=Writer)
@@ -181,6 +179,8 @@ class _Emitter:
     blocks: tuple[Blocks, ...] = field(init=False)
     masked: tuple[str, ...] = field(init=False)
     """Names of the axes along which a tile may reach past the end."""
+    late: list[str] = field(default_factory=list)
+    """Stores of a kernel with a single point: a load after a store waits for it."""
     certain: frozenset[Scalar] = frozenset()
     """Conditions that hold for every point of the current stretch of a row."""
     written: frozenset[str] = field(init=False)
@@ -235,6 +235,8 @@ class _Emitter:
             if self.has_rows and self.is_looped and passes and (shifted := find_shifted(step, passes[0])):
                 passes.pop(0)
             self._pass(step, shifted)
+        for line in self.late:
+            self.w(line)
         wide = "i64" if self._is_wide() else "i32"
         constants = tuple(axis.block for axis in self.axes)
         params = [_token(a.buffer.name) for a in self.shape.args]
@@ -663,7 +665,8 @@ class _Emitter:
         mask = f", {' & '.join(masks)}" if masks else ""
         dtype = self.buffers[buffer].type.dtype
         value = f"{self._as_tensor(tile)}.to(tl.int1)" if dtype is BOOL else tile.text
-        self.w(f"tl.store({_token(buffer)} + ({index}), {value}{mask})")
+        store = self.late.append if len(self.axes) == 1 and self.axes[0].size is ONE else self.w
+        store(f"tl.store({_token(buffer)} + ({index}), {value}{mask})")
 
 
 def find_shifted(step: Pass, after: Pass) -> dict[Write, Write]:
@@ -852,4 +855,7 @@ def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
             Blocks(x, r=row, warps=max(1, min(8, x * row // 1024))),
             Blocks(x * 2, r=row, warps=max(1, min(8, x * row // 512))),
         ]
-    return [Blocks(32, r=128, warps=4), Blocks(64, r=64, warps=4), Blocks(64, r=64, warps=8)]
+    likely = [Blocks(32, r=128, warps=4), Blocks(64, r=64, warps=4), Blocks(64, r=64, warps=8)]
+    if axes[0].size.hi <= 32 * FEW_PROGRAMS and row <= 1024:  # all loads under way at once
+        return [Blocks(32, r=row, warps=16), Blocks(16, r=row, warps=8), *likely]
+    return likely
