@@ -2,21 +2,17 @@
 
     chooser(graph, options)(node) -> 0: the library;  n: a kernel, its sum in n parts (see passes.products)
 
-What follows a product in the same kernel need not be written and read again, which counts for it. Times
-are remembered on disk by kind of product and GPU.
+What follows a product in the same kernel need not be written and read again, which counts for it. The
+program that is made of the choices is remembered on disk, as are the kernels' blocks.
 """
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Final, cast
 
 import torch
 
 from dovetail import codegen, lower, passes, runtime, schedule
-from dovetail.cache.store import default_folder
 from dovetail.errors import BuildFailed
 from dovetail.events import EVENTS
 from dovetail.fake import to_torch_device, to_torch_dtype
@@ -30,9 +26,11 @@ FEW_TILES: Final = 132 * 64 * 64
 """Results below which a product does not fill a GPU unless its sums are split."""
 BYTES_A_MILLISECOND: Final = 4e9
 LIBRARY: Final = 0.92
-"""What is left of the library's advantage in a program, where its kernels do not wait for a clean start."""
+"""How much better a kernel of ours has to be: alone it looks better than in a program."""
 FEW_ROWS: Final = 16
 LEAST: Final = 256
+SHORTEST: Final = 64
+"""Terms of a part of a sum."""
 
 _known: Final[dict[str, dict[int, float]]] = {}
 
@@ -65,56 +63,32 @@ def _times(node: Node, options: Options) -> dict[int, float]:
     """Milliseconds by number of parts; 0 is the library."""
     kinds = [arg.tensor for arg in node.args if isinstance(arg, Node)]
     device = to_torch_device(node.tensor.device)
-    described = f"{node.op} {[*map(str, kinds)]} {node.tensor} {torch.cuda.get_device_name(device)}"
+    described = f"{node.op} {[*map(str, kinds)]} {node.tensor}"
     if described not in _known:
-        key = hashlib.sha256(described.encode()).hexdigest()[:24]
-        path = default_folder() / "tuned" / f"product-{key}.json"
         try:
-            _known[described] = {int(parts): took for parts, took in json.loads(path.read_text()).items()}
-        except (OSError, ValueError):
-            _known[described] = _measured(node, kinds, device, options)
-            _keep(path, _known[described])
+            with torch.cuda.device(device):
+                _known[described] = dict(_measure(node, kinds, device, options))
+        except (BuildFailed, torch.OutOfMemoryError) as error:
+            EVENTS.emit("tuning", kernel=node.name, blocks="", error=str(error)[:200])
+            _known[described] = {0: 0.0}
     return _known[described]
-
-
-def _keep(path: Path, times: dict[int, float]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(times))
-    except OSError as error:
-        EVENTS.emit("cache", what="unwritable", key=path.stem, language="triton", error=str(error))
-
-
-def _measured(
-    node: Node, kinds: list[TensorType], device: torch.device, options: Options
-) -> dict[int, float]:
-    try:
-        with torch.cuda.device(device):
-            return _measure(node, kinds, device, options)
-    except (BuildFailed, torch.OutOfMemoryError) as error:
-        EVENTS.emit("tuning", kernel=node.name, blocks="", error=str(error)[:200])
-        return {0: 0.0}
 
 
 def _measure(
     node: Node, kinds: list[TensorType], device: torch.device, options: Options
-) -> dict[int, float]:
+) -> Iterator[tuple[int, float]]:
     made = [
         torch.empty_strided(
-            [size.value for size in kind.shape],
-            [step.value for step in kind.stride],
-            dtype=to_torch_dtype(kind.dtype),
-            device=device,
+            [size.value for size in kind.shape], [step.value for step in kind.stride],
+            dtype=to_torch_dtype(kind.dtype), device=device,
         ).zero_()
         for kind in kinds
-    ]
+    ]  # fmt: skip
     call = getattr(torch.ops.aten, node.op.split(".")[1])
-    times = {0: runtime.milliseconds(lambda: call(*made))}
+    yield 0, runtime.milliseconds(lambda: call(*made))
     depth = kinds[-1].shape[-2].value
     for parts in PARTS if node.tensor.numel.value < FEW_TILES else PARTS[:1]:
-        if depth % (64 * parts) and parts > 1:
-            continue
-        loops = lower.lower(passes.alone(node.op, kinds, node.tensor, parts))
-        program = codegen.emit(schedule.plan(schedule.schedule(loops, options)), options)
-        times[parts] = runtime.time_kernels(program.kernels, device, options)
-    return times
+        if parts == 1 or depth % (SHORTEST * parts) == 0:
+            loops = lower.lower(passes.alone(node.op, kinds, node.tensor, parts))
+            program = codegen.emit(schedule.plan(schedule.schedule(loops, options)), options)
+            yield parts, runtime.time_kernels(program.kernels, device, options)

@@ -103,7 +103,9 @@ class ProductEmitter(Emitter):
         if not writes:
             return
         every = y, x, r = self.axes
-        sums = {write: self._start(write) for write in writes}
+        sums = {write: self.fresh("acc") for write in writes}
+        for name in sums.values():
+            self.w(f"{name} = tl.full((YBLOCK, XBLOCK), 0, tl.float32)")
         with self.w.block(f"for roffset in range(0, {r.size.value}, {r.block}):"):
             before: dict[int, dict[Scalar, Tile]] = {}
             for write in writes:
@@ -116,21 +118,12 @@ class ProductEmitter(Emitter):
                     wide = ".to(tl.int64)" if self._is_wide() else ""
                     self.w(f"rindex = roffset + tl.arange(0, {r.block}){spread}{wide}")
                     self._loops_of(r)
-                    operands.append(self._spanning(self._value(value)))
+                    operands.append(self._full(self._value(value)))
                 exact = ", input_precision='ieee'" if factors.left.dtype is F32 else ""
                 self.w(f"{sums[write]} = tl.dot({', '.join(operands)}, {sums[write]}{exact})")
         self.tiles, self.axes = {}, every
         for write in writes:
             self._keep(write.buffers[0], write, Tile(sums[write], F32, frozenset("yx")))
-
-    def _start(self, write: Write) -> str:
-        name = self.fresh("acc")
-        self.w(f"{name} = tl.full((YBLOCK, XBLOCK), 0, tl.float32)")
-        return name
-
-    def _spanning(self, tile: Tile) -> str:
-        """A factor that is the same along one of its sides still has to be a whole tile."""
-        return self._full(tile)
 
 
 def choose_tiles(matrices: int, height: int, width: int, depth: int) -> list[Blocks]:
