@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Final, cast
 
 from dovetail.ir.expr import Expr, as_expr
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node
@@ -18,6 +18,9 @@ from dovetail.ir.types import F32, TensorType
 from dovetail.ops.build import Build, Value, replace_nodes
 from dovetail.ops.promote import compute_dtype
 from dovetail.passes.pad import PRODUCTS, matrices
+
+SMALL: Final = 1 << 20
+"""Terms that are added up in less time than a library's kernel takes to get going."""
 
 
 def open_products(graph: Graph, choose: Callable[[Node], int]) -> Graph:
@@ -31,17 +34,18 @@ def open_products(graph: Graph, choose: Callable[[Node], int]) -> Graph:
 
 
 def can_open(node: Node) -> bool:
-    """On a GPU, of 16 bits (or of fp32 and few rows), with sizes that are known and not those of vectors."""
+    """On a GPU, of 16 bits (or small and of fp32), with sizes that are known and not those of vectors."""
     if node.op not in PRODUCTS or node.tensor.device.kind != "cuda" or node.kwargs:
         return False
     if node.op == "aten.addmm.default" and cast(Node, node.args[0]).tensor.ndim != 1:
         return False
     kinds = [matrix.tensor for matrix in matrices(node)]
     sizes = [size.value if size.is_const else 0 for kind in kinds for size in kind.shape]
-    dtype, rows = node.tensor.dtype, kinds[0].shape[-2]
+    dtype = node.tensor.dtype
     if any(kind.dtype is not dtype for kind in kinds) or min(sizes) < 2 or sizes[-2] % STEP:
         return False
-    return dtype.is_low_precision or (dtype is F32 and rows.value <= STEP)
+    is_small = dtype is F32 and node.tensor.numel.value * sizes[-2] <= SMALL
+    return dtype.is_low_precision or is_small
 
 
 def opened(b: Build, node: Node, parts: int) -> Node:

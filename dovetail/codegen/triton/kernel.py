@@ -857,5 +857,5 @@ def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
         ]
     likely = [Blocks(32, r=128, warps=4), Blocks(64, r=64, warps=4), Blocks(64, r=64, warps=8)]
     if axes[0].size.hi <= 32 * FEW_PROGRAMS and row <= 1024:  # all loads under way at once
-        return [Blocks(32, r=row, warps=16), Blocks(16, r=row, warps=8), *likely]
+        return [Blocks(16, r=row, warps=8), Blocks(32, r=row, warps=16), *likely]
     return likely

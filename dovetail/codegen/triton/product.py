@@ -119,8 +119,7 @@ class ProductEmitter(Emitter):
                     self.w(f"rindex = roffset + tl.arange(0, {r.block}){spread}{wide}")
                     self._loops_of(r)
                     operands.append(self._full(self._value(value)))
-                exact = ", input_precision='ieee'" if factors.left.dtype is F32 else ""
-                self.w(f"{sums[write]} = tl.dot({', '.join(operands)}, {sums[write]}{exact})")
+                self.w(f"{sums[write]} = tl.dot({', '.join(operands)}, {sums[write]})")
         self.tiles, self.axes = {}, every
         for write in writes:
             self._keep(write.buffers[0], write, Tile(sums[write], F32, frozenset("yx")))
