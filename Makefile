@@ -14,7 +14,7 @@ INCLUDE = $(shell $(1) -c "$(ASK)(s.get_paths()['include'])")
 SUFFIX = $(shell $(1) -c "$(ASK)(s.get_config_var('EXT_SUFFIX'))")
 PIP := $(BIN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench bench-peers bench-gpu sweep-ops sweep-models training fuzz native clean
+.PHONY: demo test lint bench bench-peers bench-gpu sweep-ops sweep-models sweep-gpu training fuzz native clean
 
 demo: $(VENV)/base
 	$(BIN) examples/demo.py
@@ -42,6 +42,11 @@ sweep-ops: $(VENV)/test
 
 sweep-models: $(VENV)/models
 	$(BIN) -m tests.sweeps.models
+
+# On the machine with the GPU, with whatever torch it has: the op matrix, then the models.
+sweep-gpu:
+	$(PYTHON) -m tests.sweeps.ops --device cuda --results build/sweeps/ops-cuda.jsonl
+	$(PYTHON) -m tests.sweeps.models --device cuda
 
 training: $(VENV)/models
 	$(BIN) -m tests.aot.training --write

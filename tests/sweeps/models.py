@@ -2,6 +2,7 @@
 
     python -m tests.sweeps.models                           all of tests/models/architectures.txt
     python -m tests.sweeps.models --only hf:llama,timm:resnet
+    python -m tests.sweeps.models --device cuda             (as part of `make sweep-gpu`)
     python -m tests.sweeps.models --survey                  which candidates build and run in eager; rewrites the list
 
 A model is `whole` when fullgraph=True captures it; else the number of graphs and the first reasons are
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.utils._pytree as pytree
 
 from tests.models.zoo import LIST, Specimen, build, candidates, names
 from tests.sweeps.closeness import error_ratio, to_exact, why_not_close
@@ -124,14 +126,21 @@ def measure_speedup(eager: Callable[[], Any], compiled: Callable[[], Any], round
         for call, kept in zip((eager, compiled), times, strict=True):
             started = time.perf_counter()
             call()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
             kept.append(time.perf_counter() - started)
     return round(statistics.median(times[0]) / statistics.median(times[1]), 3)
+
+
+def on_device(specimen: Specimen, device: str) -> Specimen:
+    inputs = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, specimen.inputs)
+    return Specimen(specimen.model.to(device), inputs)
 
 
 def run_task(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(settings["threads"])
-    specimen = build(name)
+    specimen = on_device(build(name), settings["device"])
     if settings["survey"]:
         return survey(specimen)
     peer = find_peer(settings["peer"])
@@ -214,6 +223,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--modes", default="inference,training")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds a model; 0 measures nothing")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="with cuda, models share a process")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--memory", type=float, default=12.0, help="GiB a model may use")
@@ -230,13 +240,15 @@ def main() -> None:
     everything = candidates() if chosen.survey else names()
     wanted = chosen.only.split(",") if chosen.only else ["*"]
     picked = [n for n in everything if any(n == w or (w.endswith("*") and n.startswith(w[:-1])) for w in wanted)][:: chosen.every]
-    results = chosen.results or ROOT / "build/sweeps" / ("survey.jsonl" if chosen.survey else "models.jsonl")
+    kind = "survey" if chosen.survey else "models" if chosen.device == "cpu" else f"models-{chosen.device}"
+    results = chosen.results or ROOT / f"build/sweeps/{kind}.jsonl"
     if chosen.fresh:
         results.unlink(missing_ok=True)
-    settings = {"peer": chosen.peer, "modes": chosen.modes.split(","), "rounds": chosen.rounds, "threads": chosen.threads,
-                "survey": chosen.survey, "memory_gib": chosen.memory}
+    on_gpu = chosen.device != "cpu"  # whose driver survives no fork and wants no limit on addresses
+    settings = {"peer": chosen.peer, "device": chosen.device, "modes": chosen.modes.split(","), "rounds": chosen.rounds, "threads": chosen.threads,
+                "survey": chosen.survey, "memory_gib": 0.0 if on_gpu else chosen.memory}
     records = run_tasks("tests.sweeps.models", picked, settings=settings, results=results, timeout=chosen.timeout,
-                        each_fresh=not (chosen.survey or chosen.share), show=show_record)
+                        each_fresh=not (chosen.survey or chosen.share or on_gpu), show=show_record)
     if chosen.survey:
         good = [name for name, record in records.items() if record["status"] == "pass"]
         LIST.write_text("# architectures that build and run in eager; written by `python -m tests.sweeps.models --survey`\n"
