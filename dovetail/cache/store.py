@@ -29,8 +29,9 @@ from typing import Final
 
 from dovetail.events import EVENTS
 
-TRIM_EVERY: Final = 200
-"""Entries written by one process between two looks at the size of the whole."""
+TRIM_EVERY: Final = 50
+"""Entries written by one process between two looks at the size, which is guessed from one of the folders."""
+FOLDERS: Final = 256
 
 _KEY: Final = re.compile(r"[0-9a-z][0-9a-z_.-]{7,127}")
 
@@ -111,8 +112,9 @@ class Store:
             EVENTS.emit("cache", what="unwritable", key=key, text=str(error))
             return None
         self.puts += 1
-        if self.puts % TRIM_EVERY == 0:
-            self.trim()
+        is_due = self.puts % TRIM_EVERY == 0
+        if is_due and FOLDERS * sum(size for _, size, _ in sizes(file.parent)) > self.limit:
+            self.trim(self.limit // 10 * 9)
         return file
 
     def remove(self, key: str) -> None:
@@ -138,10 +140,11 @@ class Store:
         writes that a crash interrupted go as well, once they are an hour old."""
         left = self.limit if limit is None else limit
         removed = 0
-        for entry in sorted(self.entries(), key=lambda entry: -entry.used):
-            left -= entry.bytes
-            if left < 0 or "damaged" in entry.parts:
-                self.remove(entry.key)
+        everything = [entry for folder in self.folder.glob("??") for entry in sizes(folder)]
+        for _, size, key in sorted(everything, reverse=True):
+            left -= size
+            if left < 0:
+                self.remove(key)
                 removed += 1
         for loose in self.folder.glob("??/.*.part"):
             try:
@@ -176,6 +179,16 @@ class Store:
 
     def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def sizes(folder: Path) -> Iterator[tuple[float, int, str]]:
+    """When each entry of a folder was used last, its bytes, and its key; no file is read for it."""
+    for file in folder.glob("*.bin"):
+        try:
+            seen = file.stat()
+        except FileNotFoundError:  # another process has just removed it
+            continue
+        yield seen.st_mtime, seen.st_size, file.stem
 
 
 def write_whole(file: Path, content: bytes) -> None:

@@ -119,6 +119,13 @@ def test_trim_keeps_what_was_used_last(store: Store) -> None:
     assert {entry.key[-1] for entry in store.entries()} == {"0", "4"}
 
 
+def test_many_entries_are_trimmed_while_written(tmp_path: Path) -> None:
+    store = Store(tmp_path, limit=20_000)
+    for i in range(200):
+        store.put(f"kernel-{i * 37 % 256:02x}{i:014d}", bytes(400))
+    assert 0 < sum(entry.bytes for entry in store.entries()) <= 40_000
+
+
 def test_export_and_import(store: Store, tmp_path: Path) -> None:
     store.put(KEY, b"content", {"torch": "2.13"})
     store.put("kernel-fedcba9876543210", b"other")
