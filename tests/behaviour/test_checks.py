@@ -96,6 +96,8 @@ def a_normal_distribution() -> Any:
 
 @case("C9")
 def distributions_over_classes() -> Any:
+    D.Distribution.set_default_validate_args(True)  # torch's own compiler turns it off when it is loaded
+
     def f(logits: torch.Tensor, value: torch.Tensor) -> Any:
         p, b = D.Categorical(logits=logits), D.Bernoulli(logits=logits)
         x, y = p.sample(), b.sample()
