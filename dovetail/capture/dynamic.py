@@ -191,7 +191,7 @@ class Policy:
     def inputs(self, names: set[str]) -> list[tuple[GraphInput, str]]:
         made = []
         assert self.shapes is not None
-        for name in sorted(names, key=lambda n: (n[0], int(n[1:]))):
+        for name in sorted(names, key=lambda n: (n[0], int(n[1:].strip("_")))):
             entry = self.shapes.symbols.get(name)
             if entry is not None:
                 symbolic: Any = make_symint(self.shapes, entry.expr, entry.hint)

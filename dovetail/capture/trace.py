@@ -122,13 +122,17 @@ class Outside:
     def leave(self, *_: Any) -> Any:
         raise UnsupportedValue(type=type(self.original).__name__, detail=f"{self.source} is left to Python")
 
-    __next__ = __len__ = __bool__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = leave
-    __add__ = __radd__ = __iadd__ = __mul__ = __or__ = __ior__ = __str__ = __repr__ = __reversed__ = leave
     add = extend = leave
 
     @property
     def is_generator_at_work(self) -> bool:
         return getattr(self.original, "gi_frame", None) is not None
+
+
+_asked = "next len bool contains getitem setitem delitem reversed str repr eq ne lt le gt ge".split()
+_computed = [prefix + name for name in ("add", "mul", "sub", "and", "or", "xor") for prefix in ("", "r", "i")]
+for _name in _asked + _computed:
+    setattr(Outside, f"__{_name}__", Outside.leave)
 
 
 @dataclass(slots=True, eq=False)

@@ -100,7 +100,7 @@ class Shapes:
         return self.simplify(expr)
 
     def float_symbol(self, hint: float, source: Source | None = None) -> str:
-        name = f"f{len(self.floats)}"
+        name = f"f_{len(self.floats)}"  # f16 is a type in kernels
         self.floats[name] = FloatSymbol(name, hint, source)
         return name
 

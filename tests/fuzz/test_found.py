@@ -302,3 +302,25 @@ def test_writing_where_one_reads_is_refused(program: Callable[..., Any], dynamic
         with pytest.raises(RuntimeError, match="single memory location"):
             run(torch.randn(3, 4, 5))
     dovetail.reset()
+
+
+def test_a_set_left_to_python_is_compared_there() -> None:
+    def f(x: torch.Tensor, held: set[int]) -> Any:
+        return x * 2, held <= {1, 2, 3}, held == {1}, held - {1}
+
+    compiled = dovetail.compile(f, backend="eager")
+    for held in ({1}, {1, 2}, {1, 2, 5}, {1, 2, 5, 6}, {7}):  # its length keeps changing
+        assert compiled(torch.ones(2), held)[1:] == f(torch.ones(2), held)[1:]
+    dovetail.reset()
+
+
+def test_many_numbers_beside_half_precision() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.half() + 1
+        return torch.tensor(x.tolist()) * y
+
+    compiled = dovetail.compile(f, options={"fallback_to_eager": False})
+    for step in range(3):
+        x = torch.arange(20.0) / (step + 4)
+        assert torch.equal(compiled(x), f(x))
+    dovetail.reset()

@@ -66,7 +66,7 @@ def test_run_time_floats() -> None:
     shapes = Shapes()
     rate = make_symfloat(shapes, shapes.float_symbol(0.1))
     assert hint_of(rate * 2) == 0.2 and not shapes.fixed_floats
-    assert bool(rate < 0.5) and [f.name for f in shapes.fixed_floats] == ["f0"]
+    assert bool(rate < 0.5) and [f.name for f in shapes.fixed_floats] == ["f_0"]
 
 
 def test_branches_are_assumed_and_constants_are_numbers() -> None:
