@@ -45,7 +45,7 @@ from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.text import NUMBERS, Identity, LateText, fill, format_value, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
-from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread
+from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread, is_library_file
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Applied
@@ -356,11 +356,19 @@ def breaking(kind: type[Break], **fields: str) -> Special:
 
 
 on(_abc._abc_register)(breaking(UnknownCall, function="register"))  # type: ignore[attr-defined]
-for _name in ("open", "input", "compile", "breakpoint", "__import__", "__build_class__"):
+for _name in ("open", "input", "compile", "breakpoint", "__import__"):
     on(getattr(builtins, _name))(breaking(UnknownCall, function=_name))
 for _name in ("exec", "eval", "dir"):  # they cannot be called from anywhere else
     _detail = f"call to {_name}(), which looks at its caller's variables"
     on(getattr(builtins, _name))(breaking(SkippedFrame, detail=_detail))
+
+
+@on(builtins.__build_class__)
+def _build_class(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """torch's own functions define classes for cases of which most calls are none, as in torch.masked."""
+    if not is_library_file(args[0].__code__.co_filename):
+        raise UnknownCall(trace.loc(), function="__build_class__")
+    return native(builtins.__build_class__, *args, **kwargs)
 
 
 on(globals)(lambda trace, args, kwargs: GlobalsView(trace.places[-1]))

@@ -788,6 +788,11 @@ def class_in_function(x: Any) -> Any:
     return Local().apply(x + 1)
 
 
+@program(X)
+def class_in_a_function_of_torch(x: Any) -> Any:
+    return torch.masked.softmax(x + 1, 0, mask=x > 0), torch.masked.sum(x, 0, mask=x > 0)
+
+
 @program(X, {"a": 1, "b": X})
 def inner_functions_and_defaults(x: Any, options: Any) -> Any:
     def outer(a: Any, b: Any = 2, *, c: Any = None, **rest: Any) -> Any:
