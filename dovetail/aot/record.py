@@ -69,6 +69,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.name, self.loc = "value", None  # type: tuple[str, Loc | None]
         self.is_backward = False
         self.is_silent = False
+        self.storages: list[Storage] = []
         self.watched: dict[Any, Callable[[], None]] = {}
         """custom ops whose backward is watched, and what ends that"""
         self.numbers: dict[str, Node] = {}
@@ -98,9 +99,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return route(self, func, args, kwargs or _NO_ARGS)
 
     def close(self) -> None:
-        """Custom ops are as they were."""
+        """Custom ops are as they were. Nothing leads from a Fake back to itself through what autograd saved,
+        which Python's collector does not see."""
         for end in self.watched.values():
             end()
+        for storage in self.storages:
+            storage.owner = None
 
     # -- where in the program
 
@@ -123,6 +127,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def own(self, fake: Fake, node: Node, input: int | None = None) -> Ref:
         """fake is new memory that holds node."""
         storage = Storage(fake, ZERO if input is None else expr_of(fake.storage_offset()), input)
+        self.storages.append(storage)
         ref = Ref(storage, node.tensor, node, 0)
         fake.ref = ref  # type: ignore[attr-defined]
         return ref

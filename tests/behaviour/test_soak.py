@@ -243,6 +243,22 @@ def test_tensors_are_released() -> None:
     assert sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()) <= before + 2
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_leave_no_tensors_behind(dynamic: bool) -> None:
+    """What autograd saves while the backward is derived could keep its own graph alive."""
+
+    def compile_once() -> int:
+        f = dovetail.compile(lambda x: (x @ x.mT * 0.5).softmax(-1).sum(0), dynamic=dynamic)
+        x = torch.ones(4, 4, requires_grad=True)
+        f(x).sum().backward()
+        dovetail.reset()
+        gc.collect()
+        return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+    compile_once()
+    assert compile_once() == compile_once()
+
+
 @pytest.mark.parametrize("kind", ["settrace", "setprofile"])
 def test_debuggers_and_profilers_keep_working(kind: str) -> None:
     seen: list[str] = []
