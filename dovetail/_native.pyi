@@ -123,5 +123,8 @@ def tensor_extents(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def attach_watch(storage: int, offset: int, version: int, count: int, memory: int) -> None:
     """Where a tensor keeps its storage, offset and version; dovetail.runtime.frozen finds out."""
 
+def arena_functions() -> tuple[int, int]:
+    """Addresses of void *take(int64_t bytes) and void give(void *): memory a thread keeps between calls."""
+
 def tensor_states(inputs: tuple[Any, ...], spec: bytes) -> bytes:
     """Equal as long as the watched inputs (three int64 each: position, bytes, bytes per item) are."""

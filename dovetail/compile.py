@@ -80,7 +80,7 @@ def build(graph: Graph, options: Options) -> runtime.Executable:
         ("50.loops", lower.lower),
         ("60.schedule", lambda loops: schedule.schedule(loops, options)),
         ("70.plan", schedule.plan),
-        ("80.program", lambda plan: codegen.emit(plan, options)),
+        ("80.program", lambda plan: codegen.emit(plan, options, runtime.begin_kernels)),
     ]
     if not options.cache or is_watched():
         program: Any = run_stages(graph.name, stages, graph)
@@ -313,7 +313,7 @@ class Compiler:
         self, backend: str | Backend, options: Options, fullgraph: bool, dynamic: bool | None
     ) -> None:
         self.backend, self.options = choose_backend(backend, options), options
-        self.is_own = not callable(backend)
+        self.is_own, self.builds = not callable(backend), backend == "dovetail"
         self.fullgraph, self.is_dynamic = fullgraph, dynamic
         self.history = capture.History(dynamic)
         self.context = _native.Context(self, Compiler.on_frame)
@@ -412,6 +412,8 @@ class Compiler:
     def _compile(self, frame: capture.Frame) -> Verdict:
         name = frame.code.co_qualname
         captured = None
+        if self.builds:
+            runtime.begin_building()
         try:
             captured = capture.capture_frame(frame, self.options, self.history, self.fullgraph)
             if self.fullgraph and captured.breaks:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import os
 import pickle
 from collections.abc import Iterable
 from dataclasses import astuple, fields
@@ -103,8 +104,11 @@ def content_of(graph: Graph) -> str:
 def compiler_text() -> str:
     """A hash of Dovetail's own sources: what another version made is not taken."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in Path(__file__).parents[1].rglob("*") if p.suffix in (".py", ".h")):
-        digest.update(path.read_bytes())
+    for folder, inner, names in os.walk(os.path.dirname(os.path.dirname(__file__))):
+        inner.sort()
+        for name in sorted(name for name in names if name.endswith((".py", ".h"))):
+            with open(os.path.join(folder, name), "rb", buffering=0) as file:
+                digest.update(file.read())
     return digest.hexdigest()
 
 

@@ -122,6 +122,11 @@ def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
     if value.layout is not torch.strided or value.is_quantized or value.is_nested:
         kind = f"{value.layout} tensor"
         raise UnsupportedValue(trace.loc(), type=kind, detail="only strided tensors are captured")
+    with torch._C.DisableTorchFunction():  # each attribute read would go through capture's own mode
+        return _wrap_strided(trace, value, source)
+
+
+def _wrap_strided(trace: Trace, value: torch.Tensor, source: Source) -> Any:
     fake, free_shape, free_stride, symbolic = make_fake(trace, value, source)
     register(trace, value, fake, source)
     trace.owned[id(fake)] = fake

@@ -1,6 +1,7 @@
 """Plan -> Program: kernel texts, each once, and the host text that runs them."""
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -10,6 +11,7 @@ from dovetail.codegen.host.program import emit_host
 from dovetail.codegen.target import Launchable, Target
 from dovetail.codegen.triton import TritonTarget
 from dovetail.codegen.triton.kernel import TritonKernel
+from dovetail.ir.loop import Buffer
 from dovetail.ir.program import Kernel, Program
 from dovetail.ir.schedule import Group, Plan
 from dovetail.options import Options
@@ -27,14 +29,19 @@ def vector_bytes() -> int:
     return 32 if {"avx2", "fma"} <= set(flags) else 0
 
 
-def emit(plan: Plan, options: Options) -> Program:
+def emit(
+    plan: Plan, options: Options, begin: Callable[[Sequence[Kernel], Options], None] | None = None
+) -> Program:
+    """`begin` gets the kernels as soon as they are there: the host program takes its time, too."""
     loops = plan.schedule.loops
     targets: dict[str, Target] = {
         "cpu": CppTarget(vector_bytes() if options.simd else 0),
         "cuda": TritonTarget(),
     }
-    kinds = _kinds(plan)
-    buffers = {b.name: replace(b, kind=kinds[b.name]) for b in loops.buffers}
+    buffers = {b.name: b for b in loops.buffers}
+    for name, kind in _kinds(plan).items():
+        if buffers[name].kind != kind:
+            buffers[name] = replace(buffers[name], kind=kind)
     launches: dict[Group, Launchable] = {}
     kernels: dict[str, Kernel] = {}
     known: dict[Form, tuple[Launchable, list[str]]] = {}
@@ -48,7 +55,9 @@ def emit(plan: Plan, options: Options) -> Program:
             made = launches[step] = target.emit(step, buffers)
             known[form] = made, names
             if made.key not in kernels:
-                kernels[made.key] = _kernel(step, made, target, plan)
+                kernels[made.key] = _kernel(step, made, target, buffers)
+    if begin is not None:
+        begin(tuple(kernels.values()), options)
     index = {key: k for k, key in enumerate(kernels)}
     host = emit_host(plan, launches, index)
     return Program(
@@ -84,10 +93,10 @@ def _for_others(made: Launchable, names: list[str], others: list[str]) -> Launch
     return replace(made, params=tuple(renamed[name] for name in made.params))  # type: ignore[type-var]
 
 
-def _kernel(group: Group, made: Launchable, target: Target, plan: Plan) -> Kernel:
-    kinds = {b.name: b.type for b in plan.schedule.loops.buffers}
-    moved = sum(kinds[name].bytes.value for name in made.params if kinds[name].bytes.is_const)
-    sizes = [kinds[name].storage_bytes for name in made.params]
+def _kernel(group: Group, made: Launchable, target: Target, buffers: dict[str, Buffer]) -> Kernel:
+    kinds = [buffers[name].type for name in made.params]
+    moved = sum(kind.bytes.value for kind in kinds if kind.bytes.is_const)
+    sizes = [kind.storage_bytes for kind in kinds]
     origins = tuple(dict.fromkeys(o for nest in group.nests for o in nest.origins))
     kernel = Kernel(
         made.symbol, target.language, made.text, made.key, moved, origins, made.symbol, made.prelude

@@ -105,6 +105,9 @@ int visit_state(const State *state, visitproc visit, void *arg);
 PyObject *attach_watch(PyObject *module, PyObject *args);
 PyObject *tensor_states(PyObject *module, PyObject *args);
 
+/* -- arena.c */
+PyObject *arena_functions(PyObject *module, PyObject *none);
+
 /* -- launch.c */
 extern PyTypeObject LaunchType;
 

@@ -200,7 +200,8 @@ def fake_like(
     symbolic, with symbols of `shapes`; strides follow where they are products of sizes."""
     if type(tensor) is Fake:
         return tensor
-    fake = Fake(_meta_like(tensor, memo), tensor.device, tensor.requires_grad)
+    with torch._C.DisableTorchFunction():  # modes have nothing to say about reading attributes
+        fake = Fake(_meta_like(tensor, memo), tensor.device, tensor.requires_grad)
     if shapes is not None and dims:
         sizes = tuple(dims[d] if d in dims else const(int(n)) for d, n in enumerate(tensor.shape))
         strides = derive_strides(shapes, sizes, tensor.stride(), is_exact=False) or ()

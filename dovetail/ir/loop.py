@@ -18,7 +18,7 @@ results and as targets of `cast`, so a cast down and up again is where eager wou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -271,11 +271,12 @@ class Loops:
     """One letter per input: t a tensor, i an int, f a float. Empty: all tensors."""
     updates: tuple[tuple[str, str], ...] = ()
     """(buffer, input) where the buffer is returned as the new value of the input and nothing else."""
+    device: Device = field(init=False)
+    """Where the program runs: the accelerator that any of its buffers is on, else the CPU."""
 
-    @property
-    def device(self) -> Device:
-        """Where the program runs: the accelerator that any of its buffers is on, else the CPU."""
-        return next((b.type.device for b in self.buffers if b.type.device.kind != "cpu"), CPU)
+    def __post_init__(self) -> None:
+        found = next((b.type.device for b in self.buffers if b.type.device.kind != "cpu"), CPU)
+        object.__setattr__(self, "device", found)
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, mul, product, total
@@ -81,6 +82,9 @@ class Device:
 CPU: Final = Device("cpu")
 
 
+_numel: Final = lru_cache(4096)(product)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
     shape: tuple[Expr, ...]
@@ -94,7 +98,7 @@ class TensorType:
 
     @property
     def numel(self) -> Expr:
-        return product(self.shape)
+        return _numel(self.shape)
 
     @property
     def bytes(self) -> Expr:

@@ -1,20 +1,13 @@
 """Program -> Executable: compile, load, call."""
 from __future__ import annotations
 
-from dovetail.runtime.build import machine_identity
+from dovetail.runtime.build import begin_building, machine_identity
 from dovetail.runtime.frozen import Frozen, can_watch
 from dovetail.runtime.gpu import milliseconds, start_workers, time_kernels
 from dovetail.runtime.graphs import Recorded
-from dovetail.runtime.load import Executable, load
+from dovetail.runtime.load import Executable, begin_kernels, load
 
 __all__ = [
-    "Executable",
-    "Frozen",
-    "Recorded",
-    "can_watch",
-    "load",
-    "machine_identity",
-    "milliseconds",
-    "start_workers",
-    "time_kernels",
-]
+    "Executable", "Frozen", "Recorded", "begin_building", "begin_kernels", "can_watch", "load",
+    "machine_identity", "milliseconds", "start_workers", "time_kernels",
+]  # fmt: skip

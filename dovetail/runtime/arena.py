@@ -1,7 +1,6 @@
-"""Memory for temporaries, kept between calls, and what malloc does with freed memory.
+"""What malloc does with freed memory.
 
-Each thread keeps one block, as large as the largest program it ran; a program that runs inside
-another on the same thread gets a block of its own. 64-byte aligned.
+    keep_freed_memory() -> whether results and saved values may find their pages again
 """
 from __future__ import annotations
 
@@ -28,41 +27,3 @@ def keep_freed_memory() -> bool:
     if mallopt is None or any(name in os.environ for name in decided):
         return False
     return bool(mallopt(TRIM_THRESHOLD, KEPT) and mallopt(MMAP_THRESHOLD, LARGE))
-
-TEXT: Final = """\
-typedef long int64_t;
-extern "C" {
-int posix_memalign(void**, unsigned long, unsigned long);
-void free(void*);
-void* calloc(unsigned long, unsigned long);
-int pthread_key_create(unsigned*, void (*)(void*));
-void* pthread_getspecific(unsigned);
-int pthread_setspecific(unsigned, const void*);
-}
-struct Block { void* start; int64_t size; bool taken; };
-static unsigned key;
-static void end_thread(void* p) { free(((Block*)p)->start); free(p); }
-__attribute__((constructor)) static void begin() { pthread_key_create(&key, end_thread); }
-static Block* mine() {
-    Block* block = (Block*)pthread_getspecific(key);
-    if (!block) { block = (Block*)calloc(1, sizeof(Block)); pthread_setspecific(key, block); }
-    return block;
-}
-extern "C" void* dv_take(int64_t size) {
-    Block* block = mine();
-    void* p = nullptr;
-    if (block->taken) return posix_memalign(&p, 64, size) ? nullptr : p;
-    if (block->size < size) {
-        free(block->start);
-        block->start = nullptr; block->size = 0;
-        if (posix_memalign(&block->start, 64, size)) return nullptr;
-        block->size = size;
-    }
-    block->taken = true;
-    return block->start;
-}
-extern "C" void dv_give(void* p) {
-    Block* block = mine();
-    if (p == block->start) block->taken = false; else free(p);
-}
-"""

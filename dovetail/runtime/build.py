@@ -18,13 +18,14 @@ import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from dovetail.cache.store import default_folder, store_in, write_whole
-from dovetail.errors import BuildFailed, CompilerMissing
+from dovetail.errors import BuildFailed, CompilerMissing, DovetailError
 from dovetail.options import Options
 
 FLAGS: Final = (
@@ -70,6 +71,21 @@ def scratch() -> Path:
     return Path(folder)
 
 
+@cache
+def begin_building() -> threading.Thread:
+    """Find out what no program decides while the first one is still captured. Joining waits for it; the
+    build that needs what could not be found out says so."""
+
+    def find_out() -> None:
+        with suppress(DovetailError):
+            compiler_identity()
+            torch_stub()
+
+    thread = threading.Thread(target=find_out, name="dovetail-compiler")
+    thread.start()
+    return thread
+
+
 def text_key(text: str, flags: tuple[str, ...]) -> str:
     content = "\0".join((text, *FLAGS, *flags, *LINK_FLAGS, compiler_identity(), machine_identity()))
     return "cpp-" + hashlib.sha256(content.encode()).hexdigest()[:24]
@@ -78,9 +94,9 @@ def text_key(text: str, flags: tuple[str, ...]) -> str:
 def build_units(units: list[tuple[str, tuple[str, ...]]], options: Options) -> list[Path]:
     """Each unit is a text and its flags. Misses are compiled at the same time."""
     threads = options.compile_threads or os.cpu_count() or 1
-    torch_stub()  # once, before threads ask for it
-    if len(units) == 1:
-        return [build(*units[0], options)]
+    begin_building().join()
+    if len(units) < 2:
+        return [build(*unit, options) for unit in units]
     with ThreadPoolExecutor(min(threads, len(units))) as pool:
         return list(pool.map(lambda unit: build(unit[0], unit[1], options), units))
 

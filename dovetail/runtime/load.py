@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import torch
 
 from dovetail import _native
+from dovetail.errors import DovetailError
 from dovetail.events import EVENTS
 from dovetail.ir.expr import evaluate
 from dovetail.ir.program import Kernel, Program, PythonCall
 from dovetail.options import Options
 from dovetail.runtime import gpu
-from dovetail.runtime.arena import TEXT as ARENA
 from dovetail.runtime.arena import keep_freed_memory
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
 from dovetail.runtime.calls import make_call
@@ -34,6 +35,8 @@ UNIT_LINES: Final = 1200
 
 _loaded: dict[str, int] = {}
 """Kernel key -> address of its function."""
+_begun: dict[str, threading.Thread] = {}
+"""Kernel key -> the thread that is building it."""
 _keep: list[ctypes.CDLL] = []
 
 
@@ -77,18 +80,10 @@ def load(program: Program, options: Options | None = None) -> Executable:
     pending = None if program.device == "cpu" else gpu.begin(on_gpu, torch.device(program.device), options)
     if options.keep_memory and program.device == "cpu":
         keep_freed_memory()
-    on_cpu = [kernel for kernel in program.kernels if kernel.language == "c++"]
-    missing = [kernel for kernel in on_cpu if kernel.key not in _loaded]
-    units = _deal(missing, options)
+    begin_kernels(program.kernels, options)
     host_flags: tuple[str, ...] = HOST_FLAGS if program.device == "cpu" else (*HOST_FLAGS, TORCH_CUDA)
-    texts: list[tuple[str, tuple[str, ...]]] = [(_unit_text(unit), KERNEL_FLAGS) for unit in units]
-    texts.append((program.host, host_flags))
-    *paths, host_path = build_units(texts, options)
-    for unit, path in zip(units, paths):
-        library = open_library(path)
-        _keep.append(library)
-        for kernel in unit:
-            _loaded[kernel.key] = _address(library, kernel.symbol)
+    (host_path,) = build_units([(program.host, host_flags)], options)
+    _finish_kernels(program.kernels, options)
     for kernel in program.kernels:
         EVENTS.emit(
             "kernel",
@@ -108,6 +103,40 @@ def load(program: Program, options: Options | None = None) -> Executable:
     launch = _native.Launch(_address(host, "run"), program.kinds, program.outputs, calls, host)
     plain = all(result.kind == "tensor" for result in program.results)
     return Executable(program, launch, plain)
+
+
+# -- kernels of the CPU ----------------------------------------------------------------------------
+
+
+def begin_kernels(kernels: Sequence[Kernel], options: Options) -> None:
+    """Have those built that no program asked for before, while the caller writes the host program."""
+    missing = [k for k in kernels if k.language == "c++" and k.key not in _loaded and k.key not in _begun]
+    if missing:
+
+        def build_ahead() -> None:
+            with suppress(DovetailError, OSError):  # _finish_kernels tries again, and says why not
+                _build_kernels(missing, options)
+
+        thread = threading.Thread(target=build_ahead, name="dovetail-kernels")
+        _begun.update(dict.fromkeys([kernel.key for kernel in missing], thread))
+        thread.start()
+
+
+def _finish_kernels(kernels: Sequence[Kernel], options: Options) -> None:
+    for kernel in kernels:
+        if (thread := _begun.pop(kernel.key, None)) is not None:
+            thread.join()
+    _build_kernels([k for k in kernels if k.language == "c++" and k.key not in _loaded], options)
+
+
+def _build_kernels(kernels: list[Kernel], options: Options) -> None:
+    units = _deal(kernels, options)
+    paths = build_units([(_unit_text(unit), KERNEL_FLAGS) for unit in units], options)
+    for unit, path in zip(units, paths):
+        library = open_library(path)
+        _keep.append(library)
+        for kernel in unit:
+            _loaded[kernel.key] = _address(library, kernel.symbol)
 
 
 def _deal(kernels: list[Kernel], options: Options) -> list[list[Kernel]]:
@@ -133,15 +162,6 @@ def _address(library: ctypes.CDLL, symbol: str) -> int:
     return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
 
 
-@cache
-def _arena() -> tuple[int, int]:
-    """The functions that hand out memory for temporaries, one copy per process."""
-    (path,) = build_units([(ARENA, HOST_FLAGS)], Options())
-    library = open_library(path)
-    _keep.append(library)
-    return _address(library, "dv_take"), _address(library, "dv_give")
-
-
 def _connect(host: ctypes.CDLL, program: Program) -> None:
     """Fill in the host's tables of functions."""
     if program.kernels:
@@ -150,7 +170,7 @@ def _connect(host: ctypes.CDLL, program: Program) -> None:
             if kernel.language == "c++":
                 table[k] = _loaded[kernel.key]
     arena = (ctypes.c_void_p * 2).in_dll(host, "dv_arena")
-    arena[0], arena[1] = _arena()
+    arena[0], arena[1] = _native.arena_functions()
 
 
 def _connect_gpu(host: ctypes.CDLL, program: Program, pending: gpu.Pending) -> None:

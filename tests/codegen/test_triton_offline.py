@@ -34,7 +34,7 @@ for name, text in PROGRAMS.items():
         if isinstance(step, Group):
             kernel = TritonTarget().emit(step, buffers)
             from dovetail.codegen import _kernel
-            program_kernel = _kernel(step, kernel, TritonTarget(), schedule.plan(made))
+            program_kernel = _kernel(step, kernel, TritonTarget(), buffers)
             for capability in (80, 90):
                 work = program_kernel, program_kernel.blocks[0], capability, Options()
                 waiting.append(pool.submit(gpu.compile_kernel, *work, 2))
