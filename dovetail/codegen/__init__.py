@@ -4,6 +4,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from glob import glob
+from pathlib import Path
 
 from dovetail.codegen.analysis import Form, form_of
 from dovetail.codegen.cpp import CppTarget
@@ -29,13 +31,21 @@ def vector_bytes() -> int:
     return 32 if {"avx2", "fma"} <= set(flags) else 0
 
 
+@cache
+def cache_bytes() -> int:
+    """Size of the largest cache of a core, which it may share with others."""
+    found = glob("/sys/devices/system/cpu/cpu0/cache/index*/size")
+    sizes = [Path(path).read_text().strip() for path in found]
+    return max([int(size.removesuffix("K")) << 10 for size in sizes if size.endswith("K")], default=32 << 20)
+
+
 def emit(
     plan: Plan, options: Options, begin: Callable[[Sequence[Kernel], Options], None] | None = None
 ) -> Program:
     """`begin` gets the kernels as soon as they are there: the host program takes its time, too."""
     loops = plan.schedule.loops
     targets: dict[str, Target] = {
-        "cpu": CppTarget(vector_bytes() if options.simd else 0),
+        "cpu": CppTarget(vector_bytes() if options.simd else 0, cache_bytes()),
         "cuda": TritonTarget(),
     }
     buffers = {b.name: b for b in loops.buffers}

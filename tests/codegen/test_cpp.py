@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.fx import symbolic_trace
 
 import dovetail
 from dovetail import aot, codegen, lower, ops, passes, runtime, schedule
+from dovetail.codegen import vector_bytes
 from dovetail.codegen.cpp.ops import CPP, CPP_VEC
 from dovetail.ir.loop import SCALAR_OPS
 from dovetail.options import Options
@@ -245,3 +247,20 @@ def test_an_address_is_computed_from_doubles() -> None:
 
     compiled = dovetail.compile(program, options={"fallback_to_eager": False})
     assert torch.equal(compiled(x, places), program(x, places))
+
+
+@pytest.mark.parametrize("width", [32, 64])
+@pytest.mark.parametrize("columns", [64, 33, 16])
+def test_results_larger_than_the_cache_are_stored_past_it(monkeypatch, width, columns):
+    monkeypatch.setattr(codegen, "cache_bytes", lambda: 1024)
+    monkeypatch.setattr(codegen, "vector_bytes", lambda: min(width, vector_bytes()))
+    x, y = torch.randn(48, columns), torch.randn(columns, 48)
+    stored = [
+        lambda x, y: (x + 1, x.double() * 2),
+        lambda x, y: (x.t() + y, x.long() - 3),
+        lambda x, y: (F.layer_norm(x, (columns,)), torch.softmax(y, 0)),
+        lambda x, y: (torch.cat([x[:, 1:], x], 1), x.half() * 2),
+    ]
+    for fn in stored:
+        source = check(fn, (x, y)).source
+        assert {"stream(", "sfence"} <= set(re.findall(r"stream\(|sfence", source)) or vector_bytes() == 0

@@ -10,10 +10,12 @@ from dovetail.ir.schedule import Group
 
 @dataclass(frozen=True, slots=True)
 class CppTarget:
-    """`vector_bytes` is the width of a vector register; 0 writes plain loops."""
+    """`vector_bytes` is the width of a vector register; 0 writes plain loops. `cache_bytes` is the size of
+    the largest cache."""
 
     vector_bytes: int
+    cache_bytes: int
     language: str = "c++"
 
     def emit(self, group: Group, buffers: dict[str, Buffer]) -> CppKernel:
-        return emit_kernel(group, buffers, self.vector_bytes)
+        return emit_kernel(group, buffers, self.vector_bytes, self.cache_bytes)

@@ -28,7 +28,7 @@ from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.reduce import place_dtype
 from dovetail.codegen.cpp.values import KernelWriter
 from dovetail.ir.expr import Expr
-from dovetail.ir.loop import Buffer, Scalar, iter_scalars, roots_of
+from dovetail.ir.loop import Buffer, Scalar, iter_scalars, loads_of, roots_of
 from dovetail.ir.schedule import Group
 
 
@@ -47,7 +47,9 @@ class CppKernel:
     prelude: tuple[str, ...]
 
 
-def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int) -> CppKernel:
+def emit_kernel(
+    group: Group, buffers: dict[str, Buffer], vector_bytes: int, cache_bytes: int
+) -> CppKernel:
     shape = analyse(group, buffers)
     numbers = tuple(dict.fromkeys(str(n.args[0]) for n in _all_scalars(group) if n.op == "input"))
     is_serial = any(w.index_scalar is not None for n in group.nests for w in n.writes if not w.reduce)
@@ -55,6 +57,7 @@ def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int) -> 
     lanes = max(vector_bytes // widest, 1)
     writer = KernelWriter(group, shape, buffers, lanes, widest)
     writer.column = shape.contiguous in group.ranges[: group.outer] and lanes > 1
+    writer.streamed = _streamed(group, shape, cache_bytes)
     body = Body(writer, group, shape, is_serial).emit()
     params = [
         f"{'' if a.is_written else 'const '}{C_TYPE[a.buffer.type.dtype]}* {writer.name(a.buffer.name)}"
@@ -84,6 +87,17 @@ def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int) -> 
         writer.may_fail,
         emit_prelude(lanes, widest, writer.functions),
     )
+
+
+def _streamed(group: Group, shape: Shape, cache_bytes: int) -> frozenset[str]:
+    """Large results of a kernel that touches more than the cache holds: nothing of them would be left there
+    for the next kernel, and a line that is stored past the cache need not be read first."""
+    sizes = [a.buffer.type.bytes for a in shape.args]
+    if not all(size.is_const for size in sizes) or sum(size.value for size in sizes) < cache_bytes:
+        return frozenset()
+    large = [a.buffer for a, size in zip(shape.args, sizes) if a.is_written and size.value > cache_bytes // 2]
+    read = {name for nest in group.nests for name, _ in loads_of(nest)}
+    return frozenset(b.name for b in large if b.name not in read and b.type.dtype.bytes >= 4)
 
 
 def _all_scalars(group: Group) -> Iterable[Scalar]:

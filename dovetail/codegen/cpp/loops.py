@@ -123,6 +123,7 @@ class Body:
         """One loop over all outer points that are not lanes."""
         if not self.loops:
             body(root)
+            self._settle_streams(root)
             return
         scope = Scope(1, root)
         self.unpack("p", scope)
@@ -132,7 +133,13 @@ class Body:
     def over(self, root: Scope, scope: Scope, total: Expr, parallel: bool) -> None:
         if parallel and self.has_threads and total is not ONE:
             root(f"#pragma omp parallel for schedule(static){self.condition}")
+        self._settle_streams(scope)
         root.block(f"for (int64_t p = 0; p < {c_expr(total)}; ++p) {{", scope)
+
+    def _settle_streams(self, scope: Scope) -> None:
+        """What was stored past the caches is there before the loop is over."""
+        if "stream" in self.writer.functions:
+            scope("__builtin_ia32_sfence();")
 
     def unpack(self, rest: str, scope: Scope, loops: tuple[Range, ...] | None = None) -> None:
         """Declare the outer variables from a position."""

@@ -159,6 +159,20 @@ NEEDS.update(
     }
 )
 
+_STREAM: Final = """\
+// Past the caches, where the address allows it.
+template <class T, class V> INLINE void stream(T* p, V v) {
+    typedef float line __attribute__((vector_size(64))), half __attribute__((vector_size(32)));
+    if ((uint64_t)p % sizeof(V)) store(p, v);
+#ifdef __clang__
+    else __builtin_nontemporal_store(v, (V*)p);
+#else
+    else if constexpr (sizeof(V) == 64) __builtin_ia32_movntps512((float*)p, (line)v);
+    else __builtin_ia32_movntps256((float*)p, (half)v);
+#endif
+}
+"""
+
 _BINARY: Final = {
     # for vectors and scalars alike, where `?:` picks per lane; V is the type, x and y the arguments
     "maximum": "x != x ? x : (y != y ? y : (x > y ? x : y))",
@@ -177,6 +191,8 @@ def _vector_types(lanes: int, widest: int) -> list[tuple[str, str, str, str]]:
 
 def emit_function(name: str, lanes: int, widest: int) -> str:
     """Overloads of `name`_ for the float vectors and scalars."""
+    if name == "stream":
+        return _STREAM
     out: list[str] = []
     for vector, c_type, suffix, c in _vector_types(lanes, widest):
         if lanes == 1 and (name in _SLEEF or name in _SLEEF2):

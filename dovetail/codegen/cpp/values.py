@@ -95,6 +95,8 @@ class KernelWriter:
     """Loads across the vectors: (buffer, index) -> text of the vector in a transposed tile."""
     is_single: bool = False
     """Compute for the first lane only: the address of a whole vector."""
+    streamed: frozenset[str] = frozenset()
+    """Buffers written past the caches."""
     recompute: dict[str, Scalar] = field(default_factory=dict)
     """Buffers of the pass at hand that a second walk computes again."""
 
@@ -287,13 +289,21 @@ class KernelWriter:
             lane = "[0]" if value.is_vector else ""
             scope(f"{pointer}[{c_expr(index)}] = {value.text}{lane};")
         elif parts is not None and parts[0] is ONE:
-            call = "store_mask" if value.dtype is BOOL else "store"
+            call = "store_mask" if value.dtype is BOOL else "stream" if self._streams(buffer) else "store"
             count = f", {self.tail}" if self.tail else ""
             scope(f"{call}({pointer} + {c_expr(index)}, {self.as_vector(value)}{count});")
         else:
             assert var is not None
             place = f"{pointer}[{c_expr(index, {var: f'({var.name} + l)'})}]"
             self._store_lanes(place, value, scope)
+
+    def _streams(self, buffer: str) -> bool:
+        """Whole lines, or halves that follow each other; a tile's halves do not."""
+        size = self.lanes * self.buffers[buffer].type.dtype.bytes
+        if buffer not in self.streamed or self.tail is not None or size not in (64, 0 if self.tiles else 32):
+            return False
+        self.functions.add("stream")
+        return True
 
     def _store_lanes(self, place: str, value: Value, scope: Scope) -> None:
         element = value.text
