@@ -45,7 +45,8 @@ class Partial:
             else:
                 scope(f"{self.name}[q] = {item.name}; {self.name}_at[q] = {item.name}_at;")
             return
-        scope(f"{self.name}[q] = {item.total(scope).text};")
+        total = item.finish_squares(scope, f"max_i(1, {count})") if item.needs_second else item.total(scope)
+        scope(f"{self.name}[q] = {total.text};")
         if item.needs_second:
             scope(f"{self.name}_mean[q] = {item.mean}; {self.name}_count[q] = {count};")
 

@@ -33,6 +33,8 @@ class Accumulator:
     at: str = ""
     name: str = ""
     mean: str = ""
+    apart: Accumulator | None = None
+    """Beside squared deviations: the sum of the deviations, which is not zero where the mean was rounded."""
 
     @property
     def dtype(self) -> DType:
@@ -144,6 +146,8 @@ class Accumulator:
 
     def flush(self, scope: Scope) -> None:
         """At the end of each step of the walk."""
+        if self.apart is not None:
+            self.apart.flush(scope)
         if not self.cascades:
             return
         n = self.name
@@ -193,8 +197,12 @@ class Accumulator:
     def finish(self, scope: Scope) -> None:
         if self.is_position:
             self._keep(0, self._position(scope), scope)
+        elif self.needs_second:
+            squares = self.finish_squares(scope, c_expr(product(r.size for r in self.nest.reduce)))
+            self._keep(0, Value(self.mean, self.dtype, squares.is_vector, scope.depth), scope)
+            self._keep(1, squares, scope)
         else:
-            self._keep(1 if self.needs_second else 0, self.total(scope), scope)
+            self._keep(0, self.total(scope), scope)
 
     def total(self, scope: Scope) -> Value:
         """The accumulators as one value per outer point."""
@@ -280,9 +288,9 @@ class Accumulator:
         self.mean = self.writer.fresh("mean")
         kind = VECTOR_TYPE[self.dtype] if total.is_vector else C_TYPE[self.dtype]
         scope(f"const {kind} {self.mean} = {total.text} / ({C_TYPE[self.dtype]}){number};")
-        if not count:
-            self._keep(0, Value(self.mean, self.dtype, total.is_vector, scope.depth), scope)
         self.declare(scope)
+        self.apart = Accumulator(self.writer, self.nest, self.write, self.copies)
+        self.apart.declare(scope)
 
     def update_square(self, scope: Scope) -> None:
         value = self.writer.value(self.write.value, scope)
@@ -290,6 +298,24 @@ class Accumulator:
         apart = self.writer.fresh("apart")
         scope(f"const {self.type(self.dtype)} {apart} = {text} - {self.mean};")
         self._add(f"{apart} * {apart}", scope)
+        assert self.apart is not None
+        self.apart.at = self.at
+        self.apart._add(apart, scope)
+
+    def finish_squares(self, scope: Scope, count: str) -> Value:
+        """Both as if around the exact mean. What is left below rounding errors is nothing: of equal numbers
+        the variance is zero."""
+        assert self.apart is not None
+        squares, apart = self.total(scope), self.apart.total(scope)
+        kind = VECTOR_TYPE[self.dtype] if squares.is_vector else C_TYPE[self.dtype]
+        moved, mean, left, found = map(self.writer.fresh, ("moved", "mean", "left", "t"))
+        least = "0x1p-17f" if self.dtype.bytes == 4 else "0x1p-46"
+        scope(f"const {kind} {moved} = {apart.text} / ({C_TYPE[self.dtype]}){count};")
+        scope(f"const {kind} {mean} = {self.mean} + {moved};")
+        scope(f"const {kind} {left} = {squares.text} - {apart.text} * {moved};")
+        scope(f"const {kind} {found} = {left} <= {squares.text} * {least} ? {kind}{{}} : {left};")
+        self.mean = mean
+        return Value(found, self.dtype, squares.is_vector, scope.depth)
 
 
 def place_expr(write: Write) -> Expr:
