@@ -264,3 +264,15 @@ def test_results_larger_than_the_cache_are_stored_past_it(monkeypatch, width, co
     for fn in stored:
         source = check(fn, (x, y)).source
         assert {"stream(", "sfence"} <= set(re.findall(r"stream\(|sfence", source)) or vector_bytes() == 0
+
+
+@pytest.mark.parametrize("count", [7, 100, 3000, 70000])
+def test_equal_numbers_have_no_variance(count: int) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.var(1), x.var(), F.layer_norm(x, (count,)), x.t().var(0)
+
+    for got in make(program, (torch.full((2, count), 12345.678),), Options())(torch.full((2, count), 12345.678)):
+        assert torch.equal(got, torch.zeros_like(got))
+    x = torch.randn(2, count)
+    x[0, 3], x[1, 2] = NAN, INF
+    check(program, (x,))
