@@ -14,6 +14,8 @@ back, views of inputs are made as real views, gradients pass through one autogra
         write_back((mean,), (mean_new,))                       x, weight, mm = ctx.saved_tensors
         ctx.save_for_backward(x, weight, mm)                   g0, g1 = backward_for(…)([x, weight, mm, …])
         return y,                                              return g0, g1, None
+
+Outputs that autograd does not tie get a Function each, after one run of forward.
 """
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ from dovetail.aot.cost import class_of
 from dovetail.aot.double import MOST_COMPILED, Eager, differentiate, eager_results, lack_memory
 from dovetail.aot.interpret import as_strided
 from dovetail.aot.joint import Joint
-from dovetail.aot.missing import narrowed
-from dovetail.aot.partition import Partition, exprs_in
+from dovetail.aot.missing import by_group, narrowed
+from dovetail.aot.partition import Partition, Saved, exprs_in
 from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import Arg, Graph, Node
@@ -73,29 +75,29 @@ def bind(
     emitter = _Emitter(partition, joint)
     emitter.scope["run_forward"] = forward
     is_tied = bool(partition.signature.tangents)
-    if build is None or partition.backward is None:
-        emitter.emit_flat() if is_tied else emitter.emit_inference()
+    found = by_group(partition) if is_tied else []
+    parts = [_Part(part, f"_{i}" if i else "", len(found) == 1) for i, part in enumerate(found)]
+    if not parts:
+        emitter.emit_inference()
     else:
-        emitter.scope["backward_for"] = _Backwards(partition.backward, emitter.tangent_nodes(), build)
-        emitter.emit_training()
+        emitter.emit_applied() if len(parts) == 1 else emitter.emit_grouped(parts)
+        for part in parts:
+            emitter.emit_function(part, build)
     text = emitter.w.text
     filename = f"<dovetail bind {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     exec(compile(text, filename, "exec"), emitter.scope)
-    if is_tied:
-        emitter.scope["apply"] = _make_function(emitter.scope)
+    for part in parts:
+        emitter.scope[f"apply{part.suffix}"] = _make_function(emitter.scope, part.suffix)
     is_pure = not is_tied and not partition.signature.mutations
     return Bound(emitter.scope["call"], text, is_pure)
 
 
-def _make_function(scope: dict[str, Any]) -> Callable[..., Any]:
+def _make_function(scope: dict[str, Any], suffix: str) -> Callable[..., Any]:
     """The autograd.Function over the generated forward and backward. Its own `apply` first asks whether a
     functorch transform is active, which costs as much as the rest; the base class does the work."""
-    made = type(
-        "CompiledFunction",
-        (Function,),
-        {"forward": staticmethod(scope["forward"]), "backward": staticmethod(scope["backward"])},
-    )
+    parts = {name: staticmethod(scope[f"{name}{suffix}"]) for name in ("forward", "backward")}
+    made = type("CompiledFunction", (Function,), parts)
     return super(Function, made).apply  # type: ignore[misc, no-any-return]
 
 
@@ -132,6 +134,29 @@ def write_back(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) 
     if len(places) < len(targets):
         written = [t for t, value in zip(targets, values) if value is t and not t.is_inference()]
         torch._C._increment_version(written)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """One autograd.Function; the names of what belongs to it end in `suffix`."""
+
+    partition: Partition
+    suffix: str
+    is_whole: bool
+
+    @property
+    def tangents(self) -> tuple[Node, ...]:
+        backward = self.partition.backward
+        return () if backward is None else backward.inputs[len(self.partition.saved) :]
+
+    @property
+    def symbols(self) -> list[Expr]:
+        """Those that backward takes as numbers, or that tangents are made or checked with."""
+        found = {s.expr: None for s in self.partition.saved if s.expr is not None}
+        for node in self.tangents:
+            for expr in (*node.tensor.shape, *node.tensor.stride):
+                found.update(dict.fromkeys(sorted(symbols(expr), key=lambda e: e.serial)))
+        return list(found)
 
 
 class _Emitter:
@@ -313,12 +338,6 @@ class _Emitter:
 
     # -- with gradients
 
-    def emit_training(self) -> None:
-        self.emit_applied()
-        self.emit_forward()
-        self.w()
-        self.emit_backward()
-
     def emit_applied(self) -> None:
         with self.w.block(f"def call({', '.join(self.inputs)}):"):
             self.emit_checks()
@@ -328,96 +347,126 @@ class _Emitter:
             self.emit_return()
         self.w()
 
-    def emit_flat(self) -> None:
-        """Outputs that require a gradient, and no input that gets one: a norm that counts, say."""
-        self.emit_applied()
-        with self.w.block(f"def forward(ctx, {', '.join(self.inputs)}):"):
-            self.emit_forward_run()
-            self.emit_marks()
+    def emit_grouped(self, parts: list[_Part]) -> None:
+        """Forward runs once, and each Function takes its own of what it made."""
+        with self.w.block(f"def call({', '.join(self.inputs)}):"):
+            self.emit_checks()
+            self.emit_sizes(self.output_exprs())
+            self.w(f"random = {self.random_state}")
+            with self.without_grad():
+                self.emit_forward_run()
+            self.w(f"everything = {_tuple(self.everything)}")
+            for part in parts:
+                passed = [self.results[i] for i in part.partition.signature.tangents]
+                given = [self.inputs[i] for i in self.places(part) if i is not None]
+                self.w(f"{_targets(passed)} = apply{part.suffix}({', '.join(['everything', *given])})")
+            self.emit_write_back([m for m in self.signature.mutations if m.output not in self.unseen])
+            self.emit_return()
         self.w()
-        with self.w.block("def backward(ctx, *tangents):"):
-            self.w(f"return {_tuple(['None'] * len(self.inputs))}")
+
+    @property
+    def everything(self) -> list[str]:
+        return ["random", *self.inputs, *self.results]
+
+    def places(self, part: _Part) -> list[int | None]:
+        """What the arguments of a Function are: the inputs, or all that there is and its own inputs."""
+        if part.is_whole:
+            return list(range(self.signature.inputs))
+        own = part.partition.signature.grad_inputs or [i for i, has in enumerate(self.joint.has_grad) if has]
+        return [None, *own]
+
+    @property
+    def random_state(self) -> str:
+        is_random = any(class_of(node.op) == "random" for node in self.partition.forward.nodes)
+        return "eager.random_state()" if is_random else "None"
 
     def emit_forward_run(self) -> None:
         self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
         self.emit_write_back([m for m in self.signature.mutations if m.output in self.unseen])
 
-    def emit_forward(self) -> None:
-        partition = self.partition
-        with self.w.block(f"def forward(ctx, {', '.join(self.inputs)}):"):
-            is_random = any(class_of(node.op) == "random" for node in partition.forward.nodes)
-            self.w(f"ctx.random = {'eager.random_state()' if is_random else None}")
-            self.emit_forward_run()
-            kept = [self.saved_name(s.source, s.index) for _, s in partition.kept(TensorType)]
-            self.w(f"ctx.save_for_backward({', '.join(kept)})")
-            numbers = [self.saved_name(s.source, s.index) for _, s in partition.kept(ScalarType)]
-            if numbers:
-                self.w(f"ctx.numbers = {_tuple(numbers)}")
-            sizes = self.symbols_of_backward()
-            self.emit_sizes(sizes)
-            if sizes:
-                self.w(f"ctx.sizes = {_tuple(e.name for e in sizes)}")
-            self.w(f"ctx.inputs = {_tuple(self.inputs)}")
-            # which double backward compares; 0 for inputs that are no tensors
-            given = zip(self.inputs, self.input_nodes)
-            versions = [f"{x}._version" if isinstance(n.type, TensorType) else "0" for x, n in given]
-            self.w(f"ctx.versions = {_tuple(versions)}")
-            self.emit_marks()
+    def emit_function(self, part: _Part, build: Callable[[Graph], Executable] | None) -> None:
+        given = self.inputs if part.is_whole else ["everything", "*own"]
+        with self.w.block(f"def forward{part.suffix}(ctx, {', '.join(given)}):"):
+            if part.partition.signature.grad_inputs:
+                self.emit_forward(part)
+            else:
+                self.emit_start(part)
+            self.emit_marks(part)
+        self.w()
+        if part.partition.signature.grad_inputs:
+            backward = part.partition.backward
+            assert backward is not None and build is not None
+            self.scope[f"backward_for{part.suffix}"] = _Backwards(backward, part.tangents, build)
+            self.scope[f"eager{part.suffix}"] = Eager(self.joint, part.partition, self.places(part))
+            self.emit_backward(part, backward)
+        else:  # outputs that require a gradient, and no input that gets one: a norm that counts, say
+            with self.w.block(f"def backward{part.suffix}(ctx, *tangents):"):
+                self.w(f"return {_tuple(['None'] * len(self.places(part)))}")
 
-    def emit_marks(self) -> None:
-        tied = set(self.signature.tangents)
-        flat = [self.results[i] for i in range(self.signature.values) if i not in tied | self.unseen]
-        if flat:
+    def emit_start(self, part: _Part) -> None:
+        if part.is_whole:
+            self.w(f"random = {self.random_state}")
+            self.emit_forward_run()
+        else:
+            self.w(f"{_targets(self.everything)} = everything")
+
+    def emit_forward(self, part: _Part) -> None:
+        partition = part.partition
+        self.emit_start(part)
+        self.w("ctx.random = random")
+        kept = [self.saved_name(part, s) for _, s in partition.kept(TensorType)]
+        self.w(f"ctx.save_for_backward({', '.join(kept)})")
+        if numbers := [self.saved_name(part, s) for _, s in partition.kept(ScalarType)]:
+            self.w(f"ctx.numbers = {_tuple(numbers)}")
+        if sizes := part.symbols:
+            self.emit_sizes(sizes)
+            self.w(f"ctx.sizes = {_tuple(e.name for e in sizes)}")
+        self.w(f"ctx.inputs = {_tuple(self.inputs)}")
+        # which double backward compares; 0 for inputs that are no tensors
+        given = zip(self.inputs, self.input_nodes)
+        versions = [f"{x}._version" if isinstance(n.type, TensorType) else "0" for x, n in given]
+        self.w(f"ctx.versions = {_tuple(versions)}")
+
+    def emit_marks(self, part: _Part) -> None:
+        tied = part.partition.signature.tangents
+        passed = [i for i in range(self.signature.values) if i not in self.unseen] if part.is_whole else tied
+        if flat := [self.results[i] for i in passed if i not in tied]:
             self.w(f"ctx.mark_non_differentiable({', '.join(flat)})")
         self.w("ctx.set_materialize_grads(False)")
-        self.w(f"return {_tuple(self.passed)}")
+        self.w(f"return {_tuple(self.results[i] for i in passed)}")
 
-    def saved_name(self, source: str, index: int) -> str:
-        if source == "output":
-            return self.results[index]
+    def saved_name(self, part: _Part, saved: Saved) -> str:
+        index, own = saved.index, part.partition.signature.tangents
+        if saved.source == "output":  # less the history that it has for another Function
+            is_foreign = index in self.signature.tangents and index not in own
+            return f"{self.results[index]}{'.detach()' if is_foreign else ''}"
         return self.inputs[index] if index < len(self.inputs) else f"constant_{index - len(self.inputs)}"
 
-    def symbols_of_backward(self) -> list[Expr]:
-        """Symbols that backward takes as numbers, or that tangents are made or checked with."""
-        found = {s.expr: None for s in self.partition.saved if s.expr is not None}
-        for node in self.tangent_nodes():
-            kind = node.tensor
-            for expr in (*kind.shape, *kind.stride):
-                found.update(dict.fromkeys(sorted(symbols(expr), key=lambda e: e.serial)))
-        return list(found)
-
-    def tangent_nodes(self) -> tuple[Node, ...]:
-        assert self.partition.backward is not None
-        return self.partition.backward.inputs[len(self.partition.saved) :]
-
-    def emit_backward(self) -> None:
-        partition, backward = self.partition, self.partition.backward
-        assert backward is not None
-        tangents = {position: f"tangent_{position}" for position in self.signature.tangents}
+    def emit_backward(self, part: _Part, backward: Graph) -> None:
+        partition, suffix = part.partition, part.suffix
+        tangents = {position: f"tangent_{position}" for position in partition.signature.tangents}
         passed = [i for i in range(self.signature.values) if i not in self.unseen]
-        params = [tangents.get(i, f"unused_{i}") for i in passed]
-        self.scope["eager"] = Eager(self.joint, partition)
+        params = [tangents.get(i, f"unused_{i}") for i in passed if part.is_whole or i in tangents]
         self.scope.update(differentiate=differentiate, lack_memory=lack_memory)
-        with self.w.block(f"def backward(ctx, {', '.join(params)}):"):
+        with self.w.block(f"def backward{suffix}(ctx, {', '.join(params)}):"):
             with self.w.block(f"if {' and '.join(f'{name} is None' for name in tangents.values())}:"):
-                self.w(f"return {_tuple(['None'] * self.signature.inputs)}")
+                self.w(f"return {_tuple(['None'] * len(self.places(part)))}")
             with self.w.block(f"if is_grad_enabled() or lack_memory({', '.join(tangents.values())}):"):
-                self.w(f"return differentiate(eager, ctx, {_tuple(tangents.values())})")
+                self.w(f"return differentiate(eager{suffix}, ctx, {_tuple(tangents.values())})")
             if kept := [f"saved_{i}" for i, _ in partition.kept(TensorType)]:
                 self.w(f"{_targets(kept)} = ctx.saved_tensors")
             if numbers := [f"saved_{i}" for i, _ in partition.kept(ScalarType)]:
                 self.w(f"{_targets(numbers)} = ctx.numbers")
-            sizes = self.symbols_of_backward()
-            if sizes:
+            if sizes := part.symbols:
                 self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
             used = [tangents[position] for position in partition.tangents]
             self.w(f"missing = {_tuple(f'{name} is None' for name in used)}")
-            unwanted = "eager.unwanted(ctx)" if self.scope["eager"].may_skip else "()"
-            self.w(f"consume = backward_for(missing, {unwanted})")
-            for node, name in zip(self.tangent_nodes(), used):
+            unwanted = f"eager{suffix}.unwanted(ctx)" if self.scope[f"eager{suffix}"].may_skip else "()"
+            self.w(f"consume = backward_for{suffix}(missing, {unwanted})")
+            for node, name in zip(part.tangents, used):
                 self.emit_tangent(name, node.tensor)
             given = [f"saved_{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
-            self.emit_grads(backward, [*given, *used])
+            self.emit_grads(part, backward, [*given, *used])
 
     def emit_tangent(self, name: str, kind: TensorType) -> None:
         """One with other strides is laid out anew."""
@@ -425,7 +474,7 @@ class _Emitter:
         with self.w.block(f"if {name} is not None and {name}.stride() != {stride}:"):
             self.w(f"{name} = restride({name}, {stride})")
 
-    def emit_grads(self, backward: Graph, given: list[str]) -> None:
+    def emit_grads(self, part: _Part, backward: Graph, given: list[str]) -> None:
         """Gradients that are inputs of backward pass through; each other is computed once. Whoever runs
         backward gets the only references to the saved tensors, unless the graph is retained."""
         passed = dict(zip(backward.inputs, given))
@@ -441,11 +490,10 @@ class _Emitter:
             self.w("ctx.inputs = ctx.random = None")
         outputs = [f"g{i}" for i in range(len(backward.outputs))]
         self.emit_run(f"{_targets(outputs)} = ", "consume", "given")
-        at = {i: position for position, i in enumerate(self.signature.grad_inputs)}
-        grads = ["None"] * self.signature.inputs
-        for i, position in at.items():
-            grads[i] = targets[backward.outputs[position]]
-        self.w(f"return {_tuple(grads)}")
+        at: dict[int | None, str] = dict.fromkeys([None], "None")
+        for i, output in zip(part.partition.signature.grad_inputs, backward.outputs):
+            at[i] = targets[output]
+        self.w(f"return {_tuple(at.get(i, 'None') for i in self.places(part))}")
 
 
 def _consumer(executable: Executable, missing: bool) -> Callable[[list[Any]], Sequence[Any]]:

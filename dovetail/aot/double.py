@@ -38,9 +38,11 @@ _BATCH_NORMS: Final = (
 class Eager:
     """The program as captured, and how its results correspond to the forward graph's values."""
 
-    def __init__(self, joint: Joint, partition: Partition) -> None:
+    def __init__(self, joint: Joint, partition: Partition, places: Sequence[int | None]) -> None:
         self.joint, self.partition, self.signature = joint, partition, partition.signature
         signature = partition.signature
+        self.places = places
+        """The input that each argument of the autograd.Function is; None for one that is no input."""
         self.mutated = frozenset(m.input for m in signature.mutations)
         self.compiled: dict[object, Callable[..., Any] | None] = {}
         """Gradient programs by geometry; None where compiling failed."""
@@ -91,7 +93,8 @@ class Eager:
         these is wanted, all are taken to be. To ask about a leaf that is wanted takes long; the last one
         left is, without asking."""
         edges = iter(ctx.next_functions)
-        at = {i: next(edges)[0] for i, node in enumerate(self.given) if isinstance(node.type, TensorType)}
+        tensors = [i for i in self.places if i is not None and isinstance(self.given[i].type, TensorType)]
+        at = {i: next(edges)[0] for i in tensors}
         found: list[int] = []
         for n, i in self.asked:
             if len(found) < len(self.asked) - 1 and not _executes(at[i]):
@@ -190,7 +193,6 @@ def eager_results(results: Any) -> list[Any]:
 
 def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
     """The gradients of the inputs, themselves differentiable."""
-    signature = eager.signature
     _ = ctx.saved_tensors  # raises as eager does when the graph was freed
     for i, (value, version) in enumerate(zip(ctx.inputs, ctx.versions)):
         if isinstance(value, torch.Tensor) and value._version != version and i not in eager.mutated:
@@ -203,8 +205,8 @@ def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any,
             detail="double backward through a region that overwrites an input that its gradient needs"
         )
     grads = eager.gradients(ctx, tangents)
-    at = dict(zip(signature.grad_inputs, grads))
-    return tuple(at.get(i) for i in range(signature.inputs))
+    at: dict[int | None, Any] = dict(zip(eager.signature.grad_inputs, grads))
+    return tuple(at.get(i) for i in eager.places)
 
 
 def _executes(node: Any) -> bool:

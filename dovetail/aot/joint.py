@@ -16,6 +16,7 @@ import operator
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ from dovetail.ops.build import is_dense
 from dovetail.sym import Shapes
 
 _DETACH = ViewStep("aten.detach.default")
+
+MOST_GROUPS = 16
+"""Separate autograd.Functions of one graph: each takes microseconds a call, and its backward is compiled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +110,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         mutations = _derive_mutations(trace)
         outputs = _derive_outputs(trace, results)
         boundary = len(builder.nodes)
+        groups = derive_groups(trace)
         tangents, grad_inputs, grads = _trace_backward(trace, autocast)
     finally:
         recorder.close()
@@ -124,6 +129,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         values=len(trace.values),
         grad_inputs=tuple(grad_inputs),
         tangents=tuple(position for _, position in tangents),
+        groups=groups if grads else (),
         recompute=repeated,
     )
     has_grad = tuple(torch.is_grad_enabled() and leaf is not None for leaf in trace.leaves)
@@ -403,6 +409,39 @@ def _has_history_of(base: Any, result: Any) -> bool:
 
 
 # -- backward ----------------------------------------------------------------------------------------
+
+
+def derive_groups(trace: _Trace) -> tuple[tuple[int, ...], ...]:
+    """Outputs, those together whose histories have a node in common that keeps tensors: backward from one
+    frees these for all. From the others, eager can call backward one after the other, and from one without
+    a trace of the others' inputs."""
+    heads = [(i, t.grad_fn) for i, t in enumerate(trace.tensors) if t is not None and t.requires_grad]
+    group_of = {i: i for i, _ in heads}
+    """The first head of its group."""
+    ends, met = set(trace.histories), {}  # type: set[Any], dict[Any, int]
+    for i, head in heads if len(heads) > 1 else ():
+        seen, left = set(ends), [head]
+        while left:
+            node = left.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            kind: Any = type(node)
+            if issubclass(kind, torch.autograd.function.BackwardCFunction) or _keeps_tensors(kind):
+                other, own = group_of[met.setdefault(node, i)], group_of[i]
+                if other != own:
+                    group_of = {head: other if group == own else group for head, group in group_of.items()}
+                if met[node] != i:
+                    continue  # what lies behind is tied too
+            left += [f for f, _ in node.next_functions]
+    groups = [tuple(i for i in group_of if group_of[i] == g) for g in dict.fromkeys(group_of.values())]
+    return tuple(groups) if len(groups) <= MOST_GROUPS else (tuple(group_of),)
+
+
+@cache
+def _keeps_tensors(kind: type) -> bool:
+    """One of autograd's own kinds of nodes."""
+    return any(name.startswith("_raw_saved_") for name in dir(kind))
 
 
 def _trace_backward(

@@ -2,12 +2,14 @@
 
     def backward(saved, tangent_0, tangent_1):         def backward(saved, tangent_0):
         a = mul(tangent_0, saved)                          a = mul(tangent_0, saved)
-        b = div(tangent_1, saved)                          b_missing = full(..., 0)
-        return (add(a, b),)                                return (add(a, b_missing),)
+        b = div(tangent_1, saved)                          return (a,)
+        return (add(a, b),)
 
 An output without a gradient is not one with a gradient of zeros: where saved is 0, b would be NaN. Backward
 is linear in its tangents, so what is computed from missing ones alone is nothing; eager does not compute it
 either, and takes zeros for it where it meets something else. A gradient of nothing is None.
+
+Outputs that autograd does not tie have a backward each, for which the others' tangents are always missing.
 """
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from dovetail.aot.joint import prune
-from dovetail.ir.graph import Arg, Graph, Node, moved_over
+from dovetail.aot.partition import Partition, with_symbols
+from dovetail.ir.graph import Arg, Graph, Node, moved_over, nodes_in, swapped
 from dovetail.ir.types import contiguous_stride
 from dovetail.ops.decompose import SUPPORTED
 
@@ -25,6 +28,17 @@ def narrowed(
 ) -> Graph:
     """The same outputs, computed from the other tangents only. None stands for an output that is not wanted,
     has no tangent, is an input or comes twice: who asks for those has them."""
+    graph = without(backward, tangents, missing)
+    left = wanted - set(backward.inputs)
+    outputs: list[Arg] = []
+    for before, output in zip(backward.outputs, graph.outputs):
+        outputs.append(output if before in left else None)
+        left.discard(before)
+    return prune(replace(graph, outputs=tuple(outputs)))
+
+
+def without(backward: Graph, tangents: Collection[Node], missing: Collection[Node]) -> Graph:
+    """The same outputs, computed from the other tangents only; None for those that nothing is left of."""
     nodes: list[Node] = []
     tied, nothing = set(tangents), set(missing)
     """What depends on any tangent, and on missing ones alone."""
@@ -33,8 +47,12 @@ def narrowed(
         given = [operand for operand in node.operands if operand in tied]
         if given:
             tied.add(node)
-        if given and nothing.issuperset(given):
+        rest = [operand for operand in given if operand not in nothing]
+        if given and not rest:
             nothing.add(node)
+            continue
+        if node.op == "prims.add" and len(given) == 2 and len(rest) == 1 and rest[0].type == node.type:
+            new[node] = new.get(rest[0], rest[0])
             continue
         for operand in given:
             if operand in nothing and operand not in new:
@@ -44,13 +62,33 @@ def narrowed(
         if moved is not node:
             new[node] = moved
         nodes.append(moved)
-    left = wanted - nothing - set(backward.inputs)
-    outputs: list[Arg] = []
-    for output in backward.outputs:
-        outputs.append(new.get(output, output) if output in left else None)  # type: ignore[arg-type, call-overload]
-        left.discard(output)
+    outputs = swapped([None if output in nothing else output for output in backward.outputs], new)
     inputs = tuple(node for node in backward.inputs if node not in missing)
-    return prune(replace(backward, inputs=inputs, nodes=tuple(nodes), outputs=tuple(outputs)))
+    return replace(backward, inputs=inputs, nodes=tuple(nodes), outputs=outputs)
+
+
+def by_group(whole: Partition) -> list[Partition]:
+    """A backward for each group of outputs, with what it needs saved."""
+    signature, backward = whole.signature, whole.backward
+    if backward is None or len(signature.groups) < 2:
+        return [whole]
+    tangents = backward.inputs[len(whole.saved) :]
+    found: list[Partition] = []
+    for group in signature.groups:
+        missing = [node for node, i in zip(tangents, whole.tangents) if i not in group]
+        graph = without(backward, tangents, missing)
+        kept = [n for n, output in enumerate(graph.outputs) if output is not None]
+        graph = prune(replace(graph, outputs=tuple(graph.outputs[n] for n in kept)))
+        used = {*nodes_in(graph.outputs), *(operand for node in graph.nodes for operand in node.operands)}
+        own = [entry for entry in zip(backward.inputs, whole.saved) if entry[0] in used]
+        left = [i for i in whole.tangents if i in group]
+        inputs = (*(node for node, _ in own), *graph.inputs[len(graph.inputs) - len(left) :])
+        grads = tuple(signature.grad_inputs[n] for n in kept)
+        part = replace(signature, tangents=group, grad_inputs=grads)
+        saved = tuple(entry for _, entry in own)
+        graph, saved = with_symbols(replace(graph, inputs=inputs), saved)
+        found.append(replace(whole, backward=graph, signature=part, saved=saved, tangents=tuple(left)))
+    return found
 
 
 def _zeros_like(node: Node) -> Node:

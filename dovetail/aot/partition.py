@@ -84,10 +84,7 @@ def partition(graph: Graph, signature: Signature, budget: float = 1.0) -> Partit
     wanted = _ancestors(graph, nodes_in(grads))
     used = [(node, position) for node, position in zip(tangents, signature.tangents) if node in wanted]
     backward = _make_backward(graph, saved, tuple(node for node, _ in used), grads)
-    kept = tuple(entry for _, entry in saved)
-    symbols_needed = _missing_symbols(backward, len(saved))
-    if symbols_needed:
-        backward, kept = _add_symbols(backward, kept, symbols_needed)
+    backward, kept = with_symbols(backward, tuple(entry for _, entry in saved))
     outputs = sum(entry.source == "output" and entry.index >= signature.values for entry in kept)
     result = Partition(forward, backward, replace(signature, saved=outputs), kept, tuple(p for _, p in used))
     _report(result, problem)
@@ -383,11 +380,9 @@ def _missing_symbols(graph: Graph, saved: int) -> list[Expr]:
     return list(wanted)
 
 
-def _add_symbols(
-    graph: Graph, saved: tuple[Saved, ...], missing: list[Expr]
-) -> tuple[Graph, tuple[Saved, ...]]:
+def with_symbols(graph: Graph, saved: tuple[Saved, ...]) -> tuple[Graph, tuple[Saved, ...]]:
+    """Backward, given the numbers too that it cannot read from what is saved."""
+    missing, at = _missing_symbols(graph, len(saved)), len(saved)
     nodes = tuple(Node(INPUT, (), ScalarType(I64, expr), expr.name) for expr in missing)
     entries = tuple(Saved("symbol", -1, expr.name, 8, expr) for expr in missing)
-    at = len(saved)
-    inputs = (*graph.inputs[:at], *nodes, *graph.inputs[at:])
-    return Graph(graph.name, inputs, graph.nodes, graph.outputs), (*saved, *entries)
+    return replace(graph, inputs=(*graph.inputs[:at], *nodes, *graph.inputs[at:])), (*saved, *entries)

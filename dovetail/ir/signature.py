@@ -102,6 +102,8 @@ class Signature:
     """Input positions that receive a gradient, in the backward graph's output order."""
     tangents: tuple[int, ...] = ()
     """Forward output positions that bring a tangent into backward, in order."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """The same, those together that autograd ties: the others can be differentiated one after the other."""
     recompute: tuple[str, ...] = ()
     """Names of forward nodes that the program itself recomputes in backward (checkpoints)."""
 
@@ -121,4 +123,5 @@ class Signature:
             *(f"  {mutation}" for mutation in self.mutations),
             *(f"  output {i} is {output}" for i, output in enumerate(self.outputs)),
             f"  tangents for {self.tangents}, gradients of inputs {self.grad_inputs}",
+            *(f"  tied: {' '.join(map(str, group))}" for group in self.groups if len(self.groups) > 1),
         ])  # fmt: skip

@@ -471,3 +471,44 @@ def test_hooks_see_saved_tensors_of_the_run_only() -> None:
         out.sum().backward()
         torch.testing.assert_close(x.grad, 2 * out.detach())
     assert all(type(tensor) is torch.Tensor for tensor in seen)
+
+
+def _towers(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Two outputs that share a leaf, a value without history and an op that saves nothing; and a third."""
+    both = x.view(-1)
+    first = (both * w).sin()
+    return first, (both + y).exp() * w * first.detach(), F.dropout(y.square(), 0.5), (y > 0).sum()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_outputs_that_autograd_does_not_tie(dynamic: bool) -> None:
+    """Each can be differentiated alone, once, and the inputs of the others notice nothing."""
+
+    def train(call: Any) -> list[Any]:
+        torch.manual_seed(0)
+        x, y, w = (torch.randn(shape, requires_grad=True) for shape in ((2, 3), (6,), (6,)))
+        seen: list[list[Any]] = [[], [], []]
+        for calls, tensor in zip(seen, (x, y, w)):
+            tensor.register_hook(lambda g, calls=calls: calls.append(g.clone()))
+        outputs = call(x, y, w)
+        outputs[0].sum().backward()
+        outputs[2].sum().backward()
+        (again,) = torch.autograd.grad(outputs[1].sum(), y, create_graph=True)
+        again.square().sum().backward()
+        outputs = call(x, y, w)
+        sum(out.sum() for out in outputs[:3]).backward()
+        return [*outputs, seen, x.grad, y.grad, w.grad]
+
+    for a, b in zip(train(dovetail.compile(_towers, dynamic=dynamic)), train(_towers), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_outputs_apart_keep_only_their_own() -> None:
+    x, y = (torch.randn(1000, requires_grad=True) for _ in range(2))
+    first, second = compiled(lambda x, y: (x.exp(), (y * 2).tanh()), [x, y])(x, y)
+    assert len(first.grad_fn.saved_tensors) == 1
+    first.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        first.sum().backward()
+    second.sum().backward()
+    torch.testing.assert_close(y.grad, 2 * (1 - second**2))
