@@ -37,12 +37,12 @@ def _give(address: int) -> None:
 def visible_temporaries() -> Iterator[None]:
     """Programs loaded in here take their temporaries from the allocator."""
     addresses = tuple(ctypes.cast(function, ctypes.c_void_p).value for function in (_take, _give))
-    load: Any = importlib.import_module("dovetail.runtime.load")
-    real, load._arena = load._arena, lambda use_cache: addresses
+    native: Any = importlib.import_module("dovetail._native")
+    real, native.arena_functions = native.arena_functions, lambda: addresses
     try:
         yield
     finally:
-        load._arena = real
+        native.arena_functions = real
 
 
 def peak_of(run: Callable[[], Any]) -> int:
