@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from dovetail.errors import DovetailError
     from dovetail.explain.query import Explanation, Report
     from dovetail.explain.stats import stats
-    from dovetail.front import compile, compile_in_place, reset
+    from dovetail.front import compile, reset
     from dovetail.options import Options
     from dovetail.reporting import explain, report
 
 __version__: Final = "0.1.0"
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "dovetail.front": ("compile", "compile_in_place", "reset"),
+    "dovetail.front": ("compile", "reset"),
     "dovetail.reporting": ("explain", "report"),
     "dovetail.control": (
         "allow_in_graph", "assume_constant_result", "disable", "graph_break", "is_compiling",
@@ -52,7 +52,7 @@ _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DovetailError", "Explanation", "Options", "Report", "allow_in_graph", "assume_constant_result",
-    "compare", "compile", "compile_in_place", "disable", "explain", "graph_break", "is_compiling",
+    "compare", "compile", "disable", "explain", "graph_break", "is_compiling",
     "mark_dynamic", "mark_static", "report", "reset", "set_stance", "stats", "wait",
 ]  # fmt: skip
 

@@ -277,14 +277,6 @@ def compile_module(original: nn.Module, settings: Settings) -> nn.Module:
     return compiled  # type: ignore[no-any-return]
 
 
-def compile_in_place(module: nn.Module, **settings: Any) -> None:
-    """From now on calls of this very module run compiled (as nn.Module.compile does)."""
-    if not isinstance(module, nn.Module):
-        raise BadArgument(detail=f"compile_in_place takes an nn.Module, got {module!r:.80}")
-    original = _unwrap(module)
-    original._compiled_call_impl = CompiledFunction(original._call_impl, settings)
-
-
 # -- the door itself -------------------------------------------------------------------------------
 
 

@@ -97,10 +97,6 @@ def trace_arm(trace: Trace, function: Any, operands: list[Any], name: str) -> In
     return inner
 
 
-def with_free(module: Run, free: list[Any]) -> Run:
-    return lambda *operands: module(*operands, *free)
-
-
 def one_or_all(parts: list[Any]) -> Any:
     return parts[0] if len(parts) == 1 else tuple(parts)
 
@@ -113,7 +109,7 @@ def call_op(trace: Trace, name: str, run: Run, arms: list[Inner], operands: list
     def real(*given: Any) -> Any:
         rest = iter(given)
         own, *free = [list(itertools.islice(rest, count)) for count in counts]
-        made = run([with_free(arm.module, more) for arm, more in zip(arms, free)], *own)
+        made = run([lambda *x, a=arm, f=more: a.module(*x, *f) for arm, more in zip(arms, free)], *own)
         return one_or_all([part.clone(memory_format=torch.contiguous_format) for part in made])
 
     def fake(*given: Any) -> Any:

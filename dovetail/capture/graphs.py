@@ -20,7 +20,6 @@ from dovetail.capture.trace import Call, Trace
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.capture import GraphInput
-from dovetail.ir.graph import Loc
 
 
 class GraphBuilder:
@@ -62,7 +61,8 @@ class GraphBuilder:
         kwargs = {key: self.arg(value) for key, value in call.kwargs.items()}
         node = self.graph.create_node(call.kind, call.target, args, kwargs)
         node.meta["loc"] = call.loc
-        node.meta["stack_trace"] = show_stack(call.stack)
+        lines = [f'  File "{loc.file}", line {loc.line}, in {loc.function}' for loc in call.stack]
+        node.meta["stack_trace"] = "\n".join(lines)
         if call.is_checkpointed:
             node.meta["checkpointed"] = True
         self.assign(call.result, node, ())
@@ -145,7 +145,3 @@ def placeholder_name(graph_input: GraphInput) -> str:
     """The user's name for an input: self.fc.weight becomes self_fc_weight."""
     name = re.sub(r"[\W_]+", "_", str(graph_input.source)).strip("_")
     return name if name and not name[0].isdigit() else f"arg_{name}"
-
-
-def show_stack(stack: tuple[Loc, ...]) -> str:
-    return "\n".join([f'  File "{loc.file}", line {loc.line}, in {loc.function}' for loc in stack])

@@ -209,7 +209,8 @@ def is_never_true(trace: Trace, value: Any) -> bool:
 def check_native_use(trace: Trace, value: Any, what: str) -> None:
     """An object of the user's that only C code understands must not be run on while capturing."""
     origin = trace.origins.get(id(value))
-    if origin is not None and value is origin.original and not _is_passive(value):
+    is_passive = isinstance(value, (tuple, frozenset, FunctionType, type)) or type(value) in PLAIN
+    if origin is not None and value is origin.original and not is_passive:
         raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"{what} of {origin.source}")
 
 
@@ -227,10 +228,6 @@ def check_operands(trace: Trace, what: str, *values: Any) -> None:
     for value in values:
         if type(value) not in PLAIN and type(value) not in NATIVE_KINDS:
             check_native_use(trace, value, what)
-
-
-def _is_passive(value: Any) -> bool:
-    return isinstance(value, (tuple, frozenset, FunctionType, type)) or type(value) in PLAIN
 
 
 def as_hashable(value: Any) -> Any:

@@ -165,7 +165,8 @@ def trace_function(trace: Trace, function: Any, args: list[Any], kwargs: dict[st
     builder = GraphBuilder(trace)
     for i, example in enumerate(examples):
         builder.nodes[id(example)] = builder.graph.placeholder(f"arg_{i}")
-    inside = {id(fake) for call in calls for fake in fakes_in(call.result)} | {id(e) for e in examples}
+    made = tree_leaves([call.result for call in calls])
+    inside = {id(leaf) for leaf in (*made, *examples) if isinstance(leaf, Fake)}
     free: list[Any] = [trace.owned[i] for i in sorted(used - inside)]
     for i, fake in enumerate(free):
         builder.nodes[id(fake)] = builder.graph.placeholder(f"free_{i}")
@@ -178,7 +179,3 @@ def trace_function(trace: Trace, function: Any, args: list[Any], kwargs: dict[st
     builder.graph.output([builder.arg(leaf) for leaf in leaves])
     module = torch.fx.GraphModule(torch.nn.Module(), builder.graph)
     return Inner(module, tuple(free), tuple(leaves), result, any(map(is_random, calls)))
-
-
-def fakes_in(value: Any) -> list[Any]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Fake)]

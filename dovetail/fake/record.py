@@ -131,7 +131,11 @@ def _read(func: Any) -> Record:
         device_at=names.index("device") if "device" in names else None,
         names=tuple(names),
         keyword_only=tuple(a.name for a in schema.arguments if a.kwarg_only),
-        defaults=tuple((a.name, _frozen(a.default_value)) for a in schema.arguments if a.has_default_value()),
+        defaults=tuple(
+            (a.name, tuple(a.default_value) if isinstance(a.default_value, list) else a.default_value)
+            for a in schema.arguments
+            if a.has_default_value()
+        ),
         rule=find_rule(base, is_pointwise, "._foreach_" in name),
         base=base,
         is_known=returns_tensors and not name.endswith("out") and is_listed(base, is_simple),
@@ -140,10 +144,6 @@ def _read(func: Any) -> Record:
         count=len(schema.returns),
         is_free=fate in ("meta", "probe") and not changes_shape and not name.endswith("out"),
     )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _written_fake(func: Any) -> Callable[..., Any] | None:

@@ -107,8 +107,8 @@ SCALAR_OPS: Final[dict[str, str]] = {
         "same",
         # float
         exp=1, exp2=1, expm1=1, log=1, log2=1, log10=1, log1p=1, sqrt=1, rsqrt=1, sin=1, cos=1, tan=1,
-        asin=1, acos=1, atan=1, sinh=1, cosh=1, tanh=1, asinh=1, acosh=1, atanh=1, erf=1, erfc=1, erfinv=1,
-        lgamma=1, digamma=1, floor=1, ceil=1, round=1, trunc=1, frac=1, sigmoid=1, reciprocal=1,
+        asin=1, acos=1, atan=1, sinh=1, cosh=1, tanh=1, asinh=1, acosh=1, atanh=1, erf=1, erfc=1,
+        lgamma=1, floor=1, ceil=1, round=1, trunc=1, frac=1, sigmoid=1, reciprocal=1,
         pow=2, atan2=2, fmod=2, hypot=2, copysign=2, nextafter=2, div=2,
         # any number
         neg=1, abs=1, sign=1, add=2, sub=2, mul=2, maximum=2, minimum=2, fmax=2, fmin=2,
@@ -116,10 +116,10 @@ SCALAR_OPS: Final[dict[str, str]] = {
         floordiv=2, truncdiv=2,   # integers and floats
         check_index=2,    # check_index(i, size): i wrapped if negative; fails the call if out of range
         # bits
-        bit_and=2, bit_or=2, bit_xor=2, bit_not=1, shl=2, shr=2,
+        bit_and=2, bit_or=2, bit_xor=2, bit_not=1,
         where=3,          # where(bool, a, b): dtype of a
     ),
-    **_declare("bool", eq=2, ne=2, lt=2, le=2, gt=2, ge=2, isnan=1, isinf=1, signbit=1,
+    **_declare("bool", eq=2, ne=2, lt=2, le=2, gt=2, ge=2, isnan=1, isinf=1,
                logical_not=1, logical_and=2, logical_or=2),
     **_declare("arg", cast=1, bitcast=1),
 }  # fmt: skip

@@ -66,9 +66,9 @@ def _put(
 
 _UNARY: Final = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
-    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
-    "digamma", "floor", "ceil", "round", "trunc", "frac", "sigmoid", "reciprocal", "neg", "abs", "sign",
-    "isnan", "isinf", "signbit", "logical_not",
+    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma",
+    "floor", "ceil", "round", "trunc", "frac", "sigmoid", "reciprocal", "neg", "abs", "sign",
+    "isnan", "isinf", "logical_not",
 )  # fmt: skip
 _BINARY: Final = (
     "pow", "atan2", "fmod", "hypot", "copysign", "nextafter", "div", "add", "sub", "mul", "maximum",
@@ -84,8 +84,6 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
     "prims.bit_or": torch.bitwise_or,
     "prims.bit_xor": torch.bitwise_xor,
     "prims.bit_not": torch.bitwise_not,
-    "prims.shl": torch.bitwise_left_shift,
-    "prims.shr": torch.bitwise_right_shift,
     "prims.where": torch.where,
     "prims.convert": lambda x, dtype: x.to(dtype),
     "prims.bitcast": lambda x, dtype: x.view(dtype),

@@ -69,10 +69,6 @@ class Executable:
                 results.append(evaluate(result.value, numbers) if result.kind == "expr" else result.value)  # type: ignore[arg-type]
         return results
 
-    @property
-    def source(self) -> str:
-        return str(self.program)
-
 
 def load(program: Program, options: Options | None = None) -> Executable:
     options = options or Options()

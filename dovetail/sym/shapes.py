@@ -68,10 +68,9 @@ class Assumption:
 
 @dataclass(slots=True)
 class Shapes:
-    """`where` says the user's line; `duck` makes sizes equal at trace time one symbol."""
+    """`where` says the user's line."""
 
     where: Callable[[], Loc | None] = lambda: None
-    duck: bool = False
     symbols: dict[str, Symbol] = field(default_factory=dict)
     floats: dict[str, FloatSymbol] = field(default_factory=dict)
     assumptions: list[Assumption] = field(default_factory=list)
@@ -92,12 +91,9 @@ class Shapes:
         """A new symbol. Sizes 0 and 1 are specialised by the caller, so the range starts at 2."""
         name = f"s{len(self.symbols)}"
         expr = sym(name, lo, hi)
-        twin = next((s for s in self.symbols.values() if self.duck and s.hint == hint), None)
         self.symbols[name] = Symbol(expr, hint, source)
         self._hints[name] = hint
-        if twin is not None:
-            self.assume(eq(twin.expr, expr), "equal sizes share a symbol")
-        return self.simplify(expr)
+        return expr
 
     def float_symbol(self, hint: float, source: Source | None = None) -> str:
         name = f"f_{len(self.floats)}"  # f16 is a type in kernels

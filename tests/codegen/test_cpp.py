@@ -187,7 +187,7 @@ def test_counted_positions_wrap_and_are_checked(start: int) -> None:
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("name", ["asinh", "acosh", "digamma"])
+@pytest.mark.parametrize("name", ["asinh", "acosh"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_far_and_tiny_arguments(name: str, dtype: torch.dtype) -> None:
     for value in (0.0, 1e-40, -1e-40, 1e30, -1e30, -2.5, 19.0):

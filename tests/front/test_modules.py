@@ -238,17 +238,6 @@ def test_graph_modules_and_callables(net: Net) -> None:
     torch.testing.assert_close(copy.deepcopy(compiled)(X), net(X))
 
 
-def test_compile_in_place(net: Net) -> None:
-    dovetail.reset()
-    expected = net.eval()(X)
-    dovetail.compile_in_place(net)
-    torch.testing.assert_close(net(X), expected)
-    assert dovetail.stats()["graphs"] >= 1
-    torch.testing.assert_close(pickle.loads(pickle.dumps(net))(X), expected)
-    with pytest.raises(dovetail.DovetailError):
-        dovetail.compile_in_place(print)
-
-
 def test_nothing_is_kept_alive(net: Net) -> None:
     compiled = dovetail.compile(net)
     compiled(X)

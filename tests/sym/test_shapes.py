@@ -68,12 +68,6 @@ def test_the_users_line_is_kept() -> None:
     assert str(shapes.assumptions[0]) == "s0 < 10  # model.py:41  a branch"
 
 
-def test_duck_shaping_is_an_assumption() -> None:
-    shapes = Shapes(duck=True)
-    assert shapes.symbol(8) is shapes.symbol(8) and shapes.symbol(9) is not shapes.symbol(8)
-    assert "s0 == s1" in conditions(shapes)
-
-
 NUMBERS = st.integers(2, 9)
 
 

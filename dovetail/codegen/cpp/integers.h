@@ -8,5 +8,3 @@ template <class T> INLINE T pow_(T x, T n) {
     if (n < 0) return x == 1 ? 1 : x == (T)-1 ? (n % 2 ? -1 : 1) : 0;
     T r = 1; while (n) { if (n & 1) r *= x; x *= x; n /= 2; } return r;
 }
-template <class T> INLINE T shl_(T x, T n) { return n < 0 || n >= (T)(sizeof(T) * 8) ? 0 : (T)(x << n); }
-template <class T> INLINE T shr_(T x, T n) { return n < 0 || n >= (T)(sizeof(T) * 8) ? (x < 0 ? (T)-1 : (T)0) : (T)(x >> n); }

@@ -44,12 +44,12 @@ _FLOAT_FUNCTIONS: Final = {
     for name in (
         "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh "
         "asinh acosh atanh "
-        "erf erfc erfinv lgamma digamma floor ceil round trunc frac sigmoid reciprocal"
+        "erf erfc lgamma floor ceil round trunc frac sigmoid reciprocal"
     ).split()
 }
 _FLOAT_BINARY: Final = {name: _call(name, 2) for name in ("atan2", "hypot", "copysign", "nextafter")}
 _ANY_BINARY: Final = {
-    name: _call(name, 2) for name in ("fmod", "remainder", "floordiv", "truncdiv", "pow", "shl", "shr")
+    name: _call(name, 2) for name in ("fmod", "remainder", "floordiv", "truncdiv", "pow")
 }
 
 _SHARED: Final[dict[str, Entry]] = {
@@ -102,7 +102,6 @@ CPP: Final[dict[str, Entry]] = {
     **{name: f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
     "isnan": lambda r, a: "({0} != {0})" if a[0].is_float else "false",
     "isinf": lambda r, a: "(__builtin_fabs({0}) == __builtin_inf())" if a[0].is_float else "false",
-    "signbit": lambda r, a: "(bool)__builtin_signbit({0})" if a[0].is_float else "({0} < 0)",
     "logical_not": lambda r, a: f"(!{_truth(0, a[0], False)})",
     "logical_and": _logical("&&", "&", False),
     "logical_or": _logical("||", "|", False),
@@ -129,7 +128,6 @@ CPP_VEC: Final[dict[str, Entry]] = {
     "isinf": lambda r, a: (
         f"to_mask(abs_({{0}}) == {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "mask{{}}"
     ),
-    "signbit": lambda r, a: f"to_mask({_signed_bits(a[0])}{{0}} < 0)",
     "logical_not": lambda r, a: f"(~{_truth(0, a[0], True)})",
     "logical_and": _logical("&&", "&", True),
     "logical_or": _logical("||", "|", True),
@@ -139,10 +137,6 @@ CPP_VEC: Final[dict[str, Entry]] = {
 
 def _splat(dtype: DType, value: object) -> str:
     return f"splat<{VECTOR_TYPE[dtype]}>(({C_TYPE[dtype]}){value})"
-
-
-def _signed_bits(dtype: DType) -> str:
-    return {F32: "(i32v)", F64: "(i64v)"}.get(dtype, "")
 
 
 _FUNCTION: Final = re.compile(r"\b([a-z0-9]+)_\(")

@@ -15,7 +15,6 @@ from typing import Final
 HEAD: Final = Path(__file__).with_name("head.h").read_text()
 PART: Final = Path(__file__).with_name("part.h").read_text()
 VECTORS: Final = Path(__file__).with_name("vectors.h").read_text()
-SPECIAL: Final = Path(__file__).with_name("special.h").read_text()
 INTEGERS: Final = Path(__file__).with_name("integers.h").read_text()
 
 
@@ -81,9 +80,6 @@ def _instruction(name: str, vector: str, size: int) -> str | None:
     params = ", ".join(f"{vector} {x}" for x in (("x", "y", "z") if name == "fma" else ("x",)))
     return f"INLINE {vector} {name}_({params}) {{ return ({vector})__builtin_ia32_{call}; }}"
 
-
-_OWN: Final = ("digamma", "erfinv")
-"""Functions of special.h; the vector form goes lane by lane."""
 
 _SINGLE: Final = {
     # For arguments that cannot leave the range of results.
@@ -233,7 +229,7 @@ def _emit_libm(name: str, c_type: str, c: str) -> list[str]:
 def _emit_plain(name: str, vector: str, c_type: str, c: str, lanes: int) -> list[str]:
     names = _PARAMETERS.get(name, "x, y" if name in _BINARY or name in _TWO else "x")
     own = {t: ", ".join(f"{t} {x}" for x in names.split(", ")) for t in (vector, c_type)}
-    single = _BY_LANE.get(name, f"({c_type}){name}1(x)").format(c=c)
+    single = _BY_LANE.get(name, "").format(c=c)
     scalar = f"INLINE {c_type} {name}_({own[c_type]}) {{ return {single}; }}"
     direct = _instruction(name, vector, lanes * (4 if c_type == "float" else 8)) if lanes > 1 else None
     if direct is not None:
@@ -287,8 +283,6 @@ def emit_prelude(lanes: int, widest: int, functions: Iterable[str]) -> tuple[str
     pieces = [HEAD, PART, _vectors(lanes, widest)]
     for name in wanted:
         own = _emit_integer(name[4:]) if name.startswith("int:") else emit_function(name, lanes, widest)
-        if name in _OWN:
-            pieces.append(SPECIAL)
         pieces.append(f"namespace v{lanes} {{\n{own}}}\n")
     return tuple(pieces)
 

@@ -139,25 +139,3 @@ def tanh(x):
     s = x * x
     near = x * (1.0 + s * (-0.33333333 + s * (0.13333333 - s * 0.053968254)))
     return tl.where(a < 0.375, near, tl.where(x < 0, -far, far))
-
-
-@triton.jit
-def digamma(x):
-    """By recurrence up to 10, then the asymptotic series; reflection for negative arguments."""
-    reflected = x < 0.5
-    y = tl.where(reflected, 1.0 - x, x)
-    shift = y * 0.0
-    for _ in range(10):
-        small = y < 10.0
-        shift = tl.where(small, shift + 1.0 / y, shift)
-        y = tl.where(small, y + 1.0, y)
-    z = 1.0 / (y * y)
-    series = z * (
-        0.08333333333333333
-        - z * (0.008333333333333333 - z * (0.003968253968253968 - z * 0.004166666666666667))
-    )
-    result = libdevice.log(y) - 0.5 / y - series - shift
-    pi = 3.141592653589793
-    mirrored = result - pi / libdevice.tan(pi * x)
-    pole = (x == libdevice.floor(x)) & (x <= 0)
-    return tl.where(pole, float("nan"), tl.where(reflected, mirrored, result))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dovetail.ops.build import Build, Value, plain
-from dovetail.ops.decomp.pointwise import clamp_values, finish, pointwise, ready_rounded
+from dovetail.ops.decomp.pointwise import clamp_values, finish, pointwise
 from dovetail.ops.registry import decomposes
 
 SQRT_HALF: Final = math.sqrt(0.5)
@@ -63,16 +63,6 @@ def _softplus_backward(b: Build, grad: Value, x: Value, beta: float, threshold: 
     return b.where(x * plain(beta) > plain(threshold), grad, grad * z / (z + 1.0))
 
 
-def _softshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
-    edge = plain(lambd)
-    return b.where(x > edge, x - edge, b.where(x < -edge, x + edge, x * 0.0))
-
-
-def _outside(b: Build, grad: Value, x: Value, lambd: float) -> Value:
-    """The gradient where |x| is larger."""
-    return b.where((x >= -plain(lambd)) & (x <= plain(lambd)), 0.0, grad)
-
-
 FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "silu": lambda b, x: x / (1.0 + b.call("exp", -x)),
     "silu_backward": _silu_backward,
@@ -94,9 +84,6 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "leaky_relu_backward": lambda b, grad, x, slope, is_result: b.where(x > 0.0, grad, grad * slope),
     "softplus": _softplus,
     "softplus_backward": _softplus_backward,
-    "softshrink": _softshrink,
-    "softshrink_backward": _outside,
-    "hardshrink_backward": _outside,
 }  # fmt: skip
 
 
@@ -139,15 +126,6 @@ def gelu_backward(b: Build, grad: Value, x: Value, *, approximate: str = "none")
     return finish(b, g * (cdf + v * pdf))
 
 
-@decomposes("aten.logit_backward")
-def logit_backward(b: Build, grad: Value, x: Value, eps: float | None = None) -> Value:
-    g, v = b.value(grad), b.value(x)
-    slope = g / (v * (1.0 - v))
-    low, high = (0.0, 1.0) if eps is None else (eps, 1.0 - eps)
-    outside = (v < low) | (v > high)
-    return finish(b, b.where(outside, math.nan if eps is None else 0.0, slope))
-
-
 @decomposes("aten.hardtanh")
 def hardtanh(b: Build, x: Value, min_val: float = -1, max_val: float = 1) -> Value:
     v, low, high = b.operands(x, min_val, max_val)
@@ -183,12 +161,6 @@ def log_sigmoid_backward(b: Build, grad: Value, x: Value, buffer: Value) -> Valu
     slope = b.where(negative, 1.0, 0.0, dtype=v.dtype)
     sign = b.where(negative, 1.0, -1.0, dtype=v.dtype)
     return finish(b, (slope - sign * (z / (1.0 + z))) * g)
-
-
-@decomposes("aten.hardshrink")
-def hardshrink(b: Build, x: Value, lambd: float = 0.5) -> Value:
-    v, edge = ready_rounded(b, (x, plain(lambd)))
-    return finish(b, b.where((v >= -edge) & (v <= edge), 0.0, v))
 
 
 @decomposes("aten.glu")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dovetail.ir.expr import ZERO, Expr, as_expr, product
-from dovetail.ir.types import BOOL, I64, Device, DType, TensorType
+from dovetail.ir.types import BOOL, I64, Device, DType
 from dovetail.ops.build import Build, Number, Value
-from dovetail.ops.decomp.views import Size, bounds, shows_all
+from dovetail.ops.decomp.views import Size, bounds
 from dovetail.ops.registry import DECOMPOSITIONS, Declined, decomposes
 
 
@@ -185,30 +185,6 @@ def select_scatter(b: Build, x: Value, src: Value, dim: int, index: Size) -> Val
     return b.where(positions(b, x, dim).eq(place), spread, x)
 
 
-@decomposes("aten.as_strided_scatter")
-def as_strided_scatter(
-    b: Build, x: Value, src: Value, size: Sequence[Size], stride: Sequence[Size],
-    storage_offset: Size | None = None,
-) -> Value:  # fmt: skip
-    """Only where the window is all of x."""
-    window = TensorType(tuple(map(as_expr, size)), tuple(map(as_expr, stride)), x.dtype)
-    if not shows_all(x.type, window, as_expr(0 if storage_offset is None else storage_offset)):
-        raise Declined
-    return b.reshape(src.to(x.dtype), x.shape)
-
-
-@decomposes("aten.diagonal_scatter")
-def diagonal_scatter(b: Build, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    if x.ndim != 2 or not all(size.is_const for size in x.shape):
-        raise Declined
-    first, second = dim1 % 2, dim2 % 2
-    low = max(-offset, 0)
-    after = x.shape[first] - src.shape[0] - low
-    padded = b.pad(src.to(x.dtype), 0, low, after, _zero(x))
-    inside = positions(b, x, second).eq(positions(b, x, first) + offset)
-    return b.where(inside, b.broadcast(padded, x.shape, (first,)), x)
-
-
 @decomposes("aten.slice_backward")
 def slice_backward(
     b: Build, grad: Value, input_sizes: Sequence[Size], dim: int, start: Size, end: Size, step: int
@@ -242,7 +218,7 @@ def _copied(view: str) -> Callable[..., object]:
 
 
 for _view in (
-    "alias.default", "as_strided.default", "detach.default", "diagonal.default", "expand.default",
+    "alias.default", "as_strided.default", "detach.default", "expand.default",
     "permute.default", "select.int", "slice.Tensor", "squeeze.default", "squeeze.dim", "squeeze.dims",
     "t.default", "transpose.int", "unsqueeze.default", "view.default",
 ):  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.ir.expr import Expr
 from dovetail.ir.types import I64
-from dovetail.ops.build import Build, Number, Value, plain
+from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.registry import Declined, decomposes
 
 
@@ -57,25 +57,3 @@ def arange(b: Build, start: Number, end: Number | None = None, step: Number = 1,
     if not dtype.is_integer and all(isinstance(x, int) for x in (start, step)) and dtype.bits >= 32:
         return b.iota(b.out.shape[0], I64, b.out.device, start, step).to(dtype)
     raise Declined
-
-
-@decomposes("aten.eye", "aten.eye.m")
-def eye(b: Build, *sizes: Any, **kwargs: Any) -> Value:
-    rows, columns = b.out.shape
-    i = b.broadcast(b.iota(rows, I64, b.out.device), b.out.shape, (0,))
-    j = b.broadcast(b.iota(columns, I64, b.out.device), b.out.shape, (1,))
-    return i.eq(j).to(b.out.dtype)
-
-
-@decomposes("aten.linspace")
-def linspace(b: Build, start: Number, end: Number, steps: Any, **kwargs: Any) -> Value:
-    """As eager: from the start in the first half, from the end in the second."""
-    dtype, size = b.out.dtype, b.out.shape[0]
-    if not size.is_const or size.value < 2 or not dtype.is_float or dtype.is_low_precision:
-        raise Declined
-    low, high, n = plain(start), plain(end), size.value
-    step = (high - low) / (n - 1)
-    i = b.iota(n, I64, b.out.device)
-    near = i.to(dtype) * step + low
-    far = high - ((n - 1) - i).to(dtype) * step
-    return b.where(i < n // 2, near, far)

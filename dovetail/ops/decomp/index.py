@@ -14,7 +14,6 @@ from dovetail.ir.expr import ONE, ZERO, Expr
 from dovetail.ir.types import BOOL, I32, I64
 from dovetail.ops.build import Build, Number, Value, common_shape
 from dovetail.ops.decomp.copies import positions
-from dovetail.ops.promote import compute_dtype, promoted
 from dovetail.ops.registry import Declined, decomposes
 
 
@@ -149,15 +148,6 @@ def scatter_value(b: Build, x: Value, dim: int, index: Value, value: Number) -> 
     return _scatter(b, x, dim, index, b.full(index.shape, value, x.dtype, x.type.device))
 
 
-@decomposes("aten.index_fill.int_Scalar")
-def index_fill(b: Build, x: Value, dim: int, index: Value, value: Number) -> Value:
-    if not x.ndim:
-        raise Declined
-    shape = list(x.shape)
-    shape[dim % x.ndim] = index.type.numel
-    return index_copy(b, x, dim, index, b.full(shape, value, x.dtype, x.type.device))
-
-
 @decomposes("aten.index_copy")
 def index_copy(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
     if not x.ndim or not source.ndim:
@@ -167,49 +157,3 @@ def index_copy(b: Build, x: Value, dim: int, index: Value, source: Value) -> Val
     flat = as_index(b.reshape(index, (index.type.numel,)))
     front = b.permute(source.to(x.dtype), [dim, *(d for d in range(x.ndim) if d != dim)])
     return put(b, x, [flat], [dim], front)
-
-
-@decomposes("aten.take")
-def take(b: Build, x: Value, index: Value) -> Value:
-    check_room(x)
-    flat = b.reshape(x, (x.type.numel,))
-    return b.prim("take", flat, (as_index(index),), (0,))
-
-
-@decomposes("aten.diag_embed")
-def diag_embed(b: Build, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
-    rank = x.ndim + 1
-    first, second = sorted((dim1 % rank, dim2 % rank))
-    shift = offset if dim1 % rank < dim2 % rank else -offset
-    low, high = max(-shift, 0), max(shift, 0)
-    zero: Number = False if x.dtype is BOOL else 0
-    padded = b.pad(x, x.ndim - 1, low, high, zero) if shift else x
-    others = [d for d in range(rank) if d not in (first, second)]
-    spread = b.broadcast(padded, b.out.shape, [*others, first])
-    rows, columns = positions(b, spread, first), positions(b, spread, second)
-    return b.where(columns.eq(rows + shift), spread, zero)
-
-
-@decomposes("aten._unsafe_masked_index")
-def masked_index(b: Build, x: Value, mask: Value, indices: Sequence[Value | None], fill: Number) -> Value:
-    """x[indices] where mask, else fill; positions outside the mask may be out of range."""
-    check_room(x)
-    found, dims = _spread_indices(b, indices)
-    if len(dims) != x.ndim:
-        raise Declined
-    seen = b.expand(mask, found[0].shape)
-    safe = [b.where(seen, i, 0) for i in found]
-    return b.where(seen, b.prim("take", x, tuple(safe), dims), fill)
-
-
-@decomposes("aten.isin.Tensor_Tensor")
-def isin(b: Build, x: Value, tests: Value, *, assume_unique: bool = False, invert: bool = False) -> Value:
-    """Few candidates: compare with each."""
-    count = tests.type.numel
-    if not count.is_const or not 0 < count.value <= 16:
-        raise Declined
-    common = promoted([x.type, tests.type])
-    spread = b.unsqueeze(x.to(compute_dtype(common)), (x.ndim,))
-    hits = spread.eq(b.reshape(tests.to(compute_dtype(common)), (count,)))
-    found = b.reduce("any", hits, (x.ndim,))
-    return ~found if invert else found

@@ -83,24 +83,10 @@ def _huber(b: Build, x: Value, y: Value, delta: float = 1.0) -> Value:
     return b.where(gap <= plain(delta), 0.5 * gap * gap, plain(delta) * (gap - 0.5 * plain(delta)))
 
 
-def _soft_margin(b: Build, x: Value, y: Value) -> Value:
-    """Eager makes it of whole ops, so half types round (and overflow) after each."""
-    product = (-y * x).to(b.out.dtype).to(x.dtype)
-    return b.call("log1p", b.call("exp", product).to(b.out.dtype).to(x.dtype))
-
-
-def _soft_margin_slope(b: Build, x: Value, y: Value) -> Value:
-    if b.out.dtype.is_low_precision:  # whole ops in eager: half types round and overflow after each
-        raise Declined
-    z = b.call("exp", -y * x)
-    return -y * z / (z + 1.0)
-
-
 LOSSES: Final[dict[str, tuple[Callable[..., Value], Callable[..., Value]]]] = {
     "mse_loss": (_mse, lambda b, x, y: (x - y) * 2.0),
     "smooth_l1_loss": (_smooth_l1, _smooth_l1_slope),
     "huber_loss": (_huber, lambda b, x, y, delta: clamp_values(b, x - y, -plain(delta), plain(delta))),
-    "soft_margin_loss": (_soft_margin, _soft_margin_slope),
 }
 """Of an input and a target: the loss of each element, and its slope."""
 for _name, (_value, _slope) in LOSSES.items():

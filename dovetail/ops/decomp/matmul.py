@@ -11,7 +11,7 @@ from typing import Final
 
 from dovetail.ir.expr import ONE
 from dovetail.ir.types import tensor_type
-from dovetail.ops.build import Build, Number, Value, plain
+from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import Declined, decomposes
 
@@ -68,28 +68,3 @@ def dot(b: Build, x: Value, y: Value) -> Value:
     if not x.dtype.is_float or x.dtype.is_low_precision:
         raise Declined
     return b.reduce("sum", x * y, (0,))
-
-
-@decomposes("aten.addmv")
-def addmv(b: Build, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
-    if not b.out.dtype.is_float or b.out.dtype.is_low_precision or x.shape[0].hi == 0 or x.shape[1].hi == 0:
-        raise Declined
-    product = mv(b, x, y)
-    scaled = product if alpha == 1 else product * plain(alpha)
-    return scaled + _weighted(b, bias, beta)
-
-
-@decomposes("aten.addr")
-def addr(b: Build, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
-    if not b.out.dtype.is_float or b.out.dtype.is_low_precision:
-        raise Declined
-    outer = b.unsqueeze(x.to(b.out.dtype), (1,)) * b.unsqueeze(y.to(b.out.dtype), (0,))
-    return _weighted(b, bias, beta) + (outer if alpha == 1 else outer * plain(alpha))
-
-
-def _weighted(b: Build, bias: Value, beta: Number) -> Value:
-    """beta * bias; a beta of 0 hides even NaN."""
-    spread = b.expand(bias.to(b.out.dtype), b.out.shape)
-    if plain(beta) == 0:
-        return b.full(b.out.shape, 0, b.out.dtype, b.out.device)
-    return spread if beta == 1 else spread * plain(beta)

@@ -62,8 +62,8 @@ def _rounded(b: Build, x: Operand, dtype: DType) -> Operand:
 
 FLOAT_UNARY: Final = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
-    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
-    "digamma", "sigmoid", "reciprocal", "frac",
+    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma",
+    "sigmoid", "reciprocal", "frac",
 )  # fmt: skip
 
 
@@ -100,16 +100,6 @@ decomposes("aten.abs", prim=True)(_on_numbers("abs"))
 decomposes("aten.sign", "aten.sgn", prim=True)(_on_numbers("sign"))
 
 
-@decomposes("aten.round.decimals")
-def round_decimals(b: Build, x: Value, *, decimals: int) -> Value:
-    if not x.dtype.is_float:
-        return b.prim("copy", x)
-    scale = 10.0 ** abs(decimals)
-    v = b.value(x)
-    out = b.call("round", v * scale) / scale if decimals >= 0 else b.call("round", v / scale) * scale
-    return finish(b, out)
-
-
 @decomposes("aten.logical_not", prim=True)
 def logical_not(b: Build, x: Value) -> Value:
     return finish(b, ~truth(b, x))
@@ -120,29 +110,19 @@ def bitwise_not(b: Build, x: Value) -> Value:
     return ~x if x.dtype is BOOL else b.call("bit_not", x)
 
 
-@decomposes("aten.signbit", prim=True)
-def signbit(b: Build, x: Value) -> Value:
-    if x.dtype.is_float:
-        return b.call("signbit", x.to(compute_dtype(x.dtype)))
-    return b.full(x.shape, False, BOOL, x.type.device) if x.dtype is BOOL else x < 0
-
-
-def _class_test(test: str | float) -> Callable[..., Value]:
+def _class_test(prim: str) -> Callable[..., Value]:
     """A test that only floating point can pass."""
 
     def rule(b: Build, x: Value) -> Value:
         if not x.dtype.is_float:
             return b.full(x.shape, False, BOOL, x.type.device)
-        v = x.to(compute_dtype(x.dtype))
-        return b.call(test, v) if isinstance(test, str) else v.eq(test)
+        return b.call(prim, x.to(compute_dtype(x.dtype)))
 
     return rule
 
 
 for _name in ("isnan", "isinf"):
     decomposes(f"aten.{_name}", prim=True)(_class_test(_name))
-decomposes("aten.isposinf")(_class_test(math.inf))
-decomposes("aten.isneginf")(_class_test(-math.inf))
 
 
 @decomposes("aten.nan_to_num")
@@ -158,53 +138,14 @@ def nan_to_num(
     return finish(b, b.where(v.eq(-math.inf), -top if neginf is None else float(neginf), out))
 
 
-def _sinc(b: Build, x: Value) -> Value:
-    scaled = x * math.pi
-    return b.where(x.eq(0.0), 1.0, b.call("sin", scaled) / scaled)
-
-
-def _entropy(b: Build, x: Value) -> Value:
-    inside = b.where(x.eq(0.0), 0.0, b.where(x < 0.0, -math.inf, -x * b.call("log", x)))
-    return b.where(b.call("isnan", x), x, inside)
-
-
-def _heaviside(b: Build, x: Value, y: Value) -> Value:
-    if x.dtype is BOOL:
-        raise Declined
-    return b.where(x.eq(0), y, b.where(x < 0, 0, 1, dtype=x.dtype))
-
-
-def _log_add(exp: str, scale: float) -> Callable[..., Value]:
-    def formula(b: Build, x: Value, y: Value) -> Value:
-        gap = b.call("log1p", b.call(exp, -b.call("abs", x - y)))
-        out = b.call("maximum", x, y) + (gap if scale == 1.0 else gap * scale)
-        return b.where(b.call("isinf", x) & x.eq(y), x, out)
-
-    return formula
-
-
 FORMULAS: Final[dict[str, Callable[..., Value]]] = {
-    "sinc": _sinc,
     "deg2rad": lambda b, x: x * (math.pi / 180.0),
     "rad2deg": lambda b, x: x * (180.0 / math.pi),
-    "special_entr": _entropy,
-    "heaviside": _heaviside,
-    "logaddexp": _log_add("exp", 1.0),
-    "logaddexp2": _log_add("exp2", 1.0 / math.log(2.0)),
-    "ldexp.Tensor": lambda b, x, y: x * b.call("exp2", y),
     "threshold": lambda b, x, threshold, value: b.where(x <= threshold, value, x),
     "native_dropout_backward": lambda b, grad, mask, scale: grad * mask * scale,
 }
 for _name, _formula in FORMULAS.items():
     decomposes(f"aten.{_name}")(pointwise(_formula))
-
-
-@decomposes("aten.logit")
-def logit(b: Build, x: Value, eps: float | None = None) -> Value:
-    v = b.value(x)
-    if eps is not None:
-        v = clamp_values(b, v, eps, 1.0 - eps)
-    return finish(b, b.call("log", v / (1.0 - v)))
 
 
 # -- binary ----------------------------------------------------------------------------------------
@@ -310,30 +251,6 @@ for _name, _on_bool in (("and", "logical_and"), ("or", "logical_or"), ("xor", "n
     decomposes(*names, prim=True)(_binary(f"bit_{_name}", _on_bool))
 
 
-def _shift(prim: str) -> Callable[..., Value]:
-    def rule(b: Build, x: Operand, y: Operand) -> Value:
-        if b.out.dtype.is_float:
-            raise Declined
-        x, y = ready(b, (x, y))
-        bits = b.out.dtype.bits
-        if isinstance(y, int) and 0 <= y < bits:
-            return finish(b, b.call(prim, x, y))
-        # Past the width eager gives 0, and for >> of signed numbers the sign.
-        amount = y if isinstance(y, Value) else b.full((), y, b.out.dtype, b.out.device)
-        outside = (amount < 0) | (amount >= bits)
-        if prim == "shl" or b.out.dtype.kind == "uint":
-            return finish(b, b.where(outside, 0, b.call(prim, x, b.where(outside, 0, amount))))
-        return finish(b, b.call("shr", x, b.where(outside, bits - 1, amount)))
-
-    return rule
-
-
-for _op, _prim in (("left_shift", "shl"), ("right_shift", "shr")):
-    decomposes(f"aten.bitwise_{_op}.Tensor", f"aten.bitwise_{_op}.Tensor_Scalar")(_shift(_prim))
-for _op, _prim in (("lshift", "shl"), ("rshift", "shr")):
-    decomposes(f"aten.__{_op}__.Tensor", f"aten.__{_op}__.Scalar")(_shift(_prim))
-
-
 @decomposes("aten.pow.Tensor_Scalar")
 def pow_scalar(b: Build, x: Value, exponent: Number) -> Value:
     """Small exponents are products, as in eager's kernel."""
@@ -374,24 +291,6 @@ def pow_tensor(b: Build, x: Operand, y: Operand) -> Value:
         raise Declined
     x, y = ready_rounded(b, (x, y))
     return finish(b, b.call("pow", x, y))
-
-
-def _x_log(log: str) -> Callable[..., Value]:
-    """x * log(y), where 0 times anything is 0"""
-
-    def formula(b: Build, x: Operand, y: Operand) -> Value:
-        like = x if isinstance(x, Value) else y
-        assert isinstance(like, Value)
-        x, y = (v if isinstance(v, Value) else b.full((), v, like.dtype, like.type.device) for v in (x, y))
-        product = x * b.call(log, y)
-        return b.where(b.call("isnan", y), y, b.where(x.eq(0.0), 0.0, product))
-
-    return pointwise(formula)
-
-
-decomposes("aten.xlogy.Tensor", "aten.xlogy.Scalar_Other", "aten.xlogy.Scalar_Self")(_x_log("log"))
-decomposes("aten.special_xlog1py", "aten.special_xlog1py.other_scalar",
-           "aten.special_xlog1py.self_scalar")(_x_log("log1p"))  # fmt: skip
 
 
 # -- three operands --------------------------------------------------------------------------------

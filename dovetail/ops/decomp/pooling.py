@@ -158,11 +158,6 @@ def _even(x: Value, count: Sequence[Expr]) -> Windows:
     return make_windows(rank, sizes)
 
 
-@decomposes("aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
-def adaptive_max_pool(b: Build, x: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
-    return _max_pool(b, x, _even(x, b.out.shape[-len(output_size) :]))
-
-
 # -- average ---------------------------------------------------------------------------------------
 
 

@@ -109,11 +109,6 @@ for _name in ("any", "all"):
     decomposes(f"aten.{_name}", f"aten.{_name}.dim", f"aten.{_name}.dims")(_truth_reduction(_name))
 
 
-@decomposes("aten.count_nonzero", "aten.count_nonzero.dim_IntList")
-def count_nonzero(b: Build, x: Value, dim: int | Sequence[int] | None = None) -> Value:
-    return b.reduce("sum", truth(b, x).to(I64), dims_of(x, dim))
-
-
 # -- variance --------------------------------------------------------------------------------------
 
 
@@ -272,29 +267,3 @@ def safe_softmax(b: Build, x: Value, dim: int, dtype: DType | None = None) -> Va
     e = b.call("exp", v - top)
     out = e / b.reduce("sum", e, dims, keepdim=True)
     return b.where(b.expand(top.eq(-math.inf), out.shape), 0.0, out).to(b.out.dtype)
-
-
-@decomposes("aten.nansum")
-def nansum(
-    b: Build, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: DType | None = None
-) -> Value:
-    v = accumulate(x, b.out.dtype)
-    kept = b.where(b.call("isnan", v), 0.0, v) if v.dtype.is_float else v
-    return b.reduce("sum", kept, dims_of(x, dim), keepdim).to(b.out.dtype)
-
-
-@decomposes("aten.dist")
-def dist(b: Build, x: Value, y: Value, p: Number = 2) -> Value:
-    v, w = b.operands(x, y)
-    return linalg_vector_norm(b, v - w, p)
-
-
-@decomposes("aten.trace")
-def trace(b: Build, x: Value) -> Value:
-    side = x.shape[0] if x.shape[0].lo <= x.shape[1].lo else x.shape[1]
-    if not all(size.is_const for size in x.shape) or side.value == 0:
-        raise Declined
-    flat = b.reshape(x, (x.type.numel,))
-    step = x.shape[1].value + 1
-    line = b.slice(flat, 0, 0, (side.value - 1) * step + 1, step)
-    return b.reduce("sum", accumulate(line, b.out.dtype), (0,)).to(b.out.dtype)

@@ -119,24 +119,6 @@ def split(b: Build, x: Value, sections: object, dim: int = 0) -> list[Value]:
     return parts
 
 
-@decomposes("aten.diagonal")
-def diagonal(b: Build, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    """Row-major positions of a diagonal are evenly spaced, so it is a strided slice of the flat matrix."""
-    first, second = dim1 % x.ndim, dim2 % x.ndim
-    rest = [d for d in range(x.ndim) if d not in (first, second)]
-    rows, columns = x.shape[first], x.shape[second]
-    if not (rows.is_const and columns.is_const):
-        raise Declined
-    length = b.out.shape[-1].value
-    if not length:
-        return b.full(b.out.shape, 0, b.out.dtype, b.out.device)
-    begin = offset if offset >= 0 else -offset * columns.value
-    matrix = b.permute(x, [*rest, first, second])
-    flat = b.reshape(matrix, [*matrix.shape[:-2], rows * columns])
-    step = columns.value + 1
-    return b.slice(flat, flat.ndim - 1, begin, begin + (length - 1) * step + 1, step)
-
-
 @decomposes("aten.as_strided")
 def as_strided(
     b: Build, x: Value, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
