@@ -281,7 +281,7 @@ def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
 COSTLY: Final = frozenset(
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf "
     "erfc "
-    "lgamma pow atan2 fmod hypot sigmoid remainder floordiv".split()
+    "lgamma pow atan2 sigmoid remainder floordiv".split()
 )
 
 

@@ -275,7 +275,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
         max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward"""),
     (on_cpu(first), as_image, """
-        channel_shuffle pixel_shuffle pixel_unshuffle reflection_pad2d replication_pad2d
+        channel_shuffle pixel_shuffle reflection_pad2d replication_pad2d
         reflection_pad3d replication_pad3d reflection_pad2d_backward
         replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward"""),
 )  # fmt: skip

@@ -401,12 +401,6 @@ def _divided(c: Call, size: Expr, by: int) -> Expr:
     return part
 
 
-def pixel_unshuffle(c: Call) -> Result:
-    *lead, channels, height, width = c["self"].shape
-    r = c["downscale_factor"]
-    return (*lead, mul(channels, r * r), _divided(c, height, r), _divided(c, width, r))
-
-
 # -- norms, attention, losses ----------------------------------------------------------------------
 
 
@@ -521,16 +515,6 @@ def each_of_list(c: Call) -> Result:
 Rule: TypeAlias = Callable[[Call], Result]
 
 
-def diag_embed(c: Call) -> Result:
-    x, k = c["self"], as_expr(c.get("offset", 0))
-    size = add(x.shape[-1], mul(k, -1) if c.holds(lt(k, 0)) else k)
-    axes = sorted({_axis(c.get("dim1", -2), x.ndim + 1), _axis(c.get("dim2", -1), x.ndim + 1)})
-    shape = list(x.shape[:-1])
-    for d in axes:
-        shape.insert(d, size)
-    return tuple(shape)
-
-
 def view_as_real(c: Call) -> Result:
     x = c["self"]
     return Form((*x.shape, const(2)), (*(mul(s, 2) for s in x.stride), ONE), mul(x.offset, 2))
@@ -570,7 +554,6 @@ RULES: Final[dict[str, Rule]] = _table(
         soft_margin_loss_backward"""),
     (lambda c: broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
-    (diag_embed, "diag_embed"),
     (along(lambda c, n: add(floordiv(n, 2), 1) if c["onesided"] else n), "_fft_r2c"),
     (along(lambda c, n: as_expr(c["last_dim_size"])), "_fft_c2r"),
     (lambda c: [c.first.shape, c.first.shape[:-2]], "linalg_inv_ex linalg_cholesky_ex"),
@@ -632,7 +615,6 @@ RULES: Final[dict[str, Rule]] = _table(
     (sized("sizes"), "value_selecting_reduction_backward masked_scatter_backward"),
     (lambda c: (*c["input"].shape[:2], *c["grid"].shape[1:-1]), "grid_sampler_2d grid_sampler_3d"),
     (pixel_shuffle, "pixel_shuffle"),
-    (pixel_unshuffle, "pixel_unshuffle"),
     (layer_norm, "native_layer_norm"),
     (likes("input", "weight", "bias"), "native_layer_norm_backward"),
     (likes("input", "weight"), "_fused_rms_norm_backward"),

@@ -71,7 +71,7 @@ _UNARY: Final = (
     "isnan", "isinf", "logical_not",
 )  # fmt: skip
 _BINARY: Final = (
-    "pow", "atan2", "fmod", "hypot", "copysign", "nextafter", "div", "add", "sub", "mul", "maximum",
+    "pow", "atan2", "copysign", "div", "add", "sub", "mul", "maximum",
     "minimum", "fmax", "fmin", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
 )  # fmt: skip
 

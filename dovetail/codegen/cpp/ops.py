@@ -47,9 +47,9 @@ _FLOAT_FUNCTIONS: Final = {
         "erf erfc lgamma floor ceil round trunc frac sigmoid reciprocal"
     ).split()
 }
-_FLOAT_BINARY: Final = {name: _call(name, 2) for name in ("atan2", "hypot", "copysign", "nextafter")}
+_FLOAT_BINARY: Final = {name: _call(name, 2) for name in ("atan2", "copysign")}
 _ANY_BINARY: Final = {
-    name: _call(name, 2) for name in ("fmod", "remainder", "floordiv", "truncdiv", "pow")
+    name: _call(name, 2) for name in ("remainder", "floordiv", "truncdiv", "pow")
 }
 
 _SHARED: Final[dict[str, Entry]] = {

@@ -28,7 +28,7 @@ _SLEEF: Final = {
     "tanh": "tanh{p}_u10", "atanh": "atanh{p}_u10",
     "erf": "erf{p}_u10", "erfc": "erfc{p}_u15", "lgamma": "lgamma{p}_u10",
 }  # fmt: skip
-_SLEEF2: Final = {"pow": "pow{p}_u10", "atan2": "atan2{p}_u10", "hypot": "hypot{p}_u05"}
+_SLEEF2: Final = {"pow": "pow{p}_u10", "atan2": "atan2{p}_u10"}
 
 _UNARY: Final = {
     # body for any type T with arithmetic; `x` is the argument
@@ -47,10 +47,10 @@ _BY_LANE: Final = {
     # and acosh overflow, the C library's do not
     "sqrt": "__builtin_sqrt{c}(x)", "floor": "__builtin_floor{c}(x)", "ceil": "__builtin_ceil{c}(x)",
     "trunc": "__builtin_trunc{c}(x)", "round": "__builtin_nearbyint{c}(x)", "abs": "__builtin_fabs{c}(x)",
-    "fmod": "fmod{c}(x, y)", "nextafter": "nextafter{c}(x, y)", "copysign": "__builtin_copysign{c}(x, y)",
+    "fmod": "fmod{c}(x, y)", "copysign": "__builtin_copysign{c}(x, y)",
     "fma": "__builtin_fma{c}(x, y, z)", "asinh": "__builtin_asinh{c}(x)", "acosh": "__builtin_acosh{c}(x)",
 }  # fmt: skip
-_PARAMETERS: Final = {"fmod": "x, y", "nextafter": "x, y", "copysign": "x, y", "fma": "x, y, z"}
+_PARAMETERS: Final = {"fmod": "x, y", "copysign": "x, y", "fma": "x, y, z"}
 
 _ROUNDING: Final = {"round": 8, "floor": 9, "ceil": 10, "trunc": 11}
 """The instruction's operand; 8 means that inexact results raise no flag."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from dovetail.ir.expr import ONE, ZERO, Expr
 from dovetail.ir.types import BOOL, I32, I64
-from dovetail.ops.build import Build, Number, Value, common_shape
-from dovetail.ops.decomp.copies import positions
+from dovetail.ops.build import Build, Value, common_shape
 from dovetail.ops.registry import Declined, decomposes
 
 
@@ -128,24 +127,6 @@ def gather(b: Build, x: Value, dim: int, index: Value, *, sparse_grad: bool = Fa
     dim %= x.ndim
     check_runs(b, x, dim, index)
     return b.prim("gather", x, dim, as_position(b, index, x.shape[dim]))
-
-
-def _scatter(b: Build, x: Value, dim: int, index: Value, src: Value) -> Value:
-    if not x.ndim or not index.ndim:
-        raise Declined
-    check_room(x)
-    dim %= x.ndim
-    for d, (wanted, given) in enumerate(zip(index.shape, src.shape)):
-        if wanted is not given:
-            src = b.slice(src, d, 0, wanted)
-    where = as_index(index)
-    places = [where if d == dim else positions(b, where, d) for d in range(x.ndim)]
-    return put(b, x, places, range(x.ndim), src.to(x.dtype))
-
-
-@decomposes("aten.scatter.value")
-def scatter_value(b: Build, x: Value, dim: int, index: Value, value: Number) -> Value:
-    return _scatter(b, x, dim, index, b.full(index.shape, value, x.dtype, x.type.device))
 
 
 @decomposes("aten.index_copy")

@@ -56,13 +56,6 @@ def addmm(b: Build, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha:
     return product + b.expand(bias, b.out.shape)
 
 
-@decomposes("aten.mv")
-def mv(b: Build, x: Value, y: Value) -> Value:
-    column = b.unsqueeze(y, (1,))
-    kind = tensor_type((x.shape[0], ONE), b.out.dtype, b.out.device)
-    return b.reshape(b.extern("aten.mm.default", (x, column), kind), b.out.shape)
-
-
 @decomposes("aten.dot", "aten.vdot")
 def dot(b: Build, x: Value, y: Value) -> Value:
     if not x.dtype.is_float or x.dtype.is_low_precision:

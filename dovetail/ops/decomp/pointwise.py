@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.ir.types import BOOL, DType
-from dovetail.ops.build import Build, Number, Operand, Value, plain
+from dovetail.ops.build import Build, Number, Operand, Value
 from dovetail.ops.promote import compute_dtype, promoted, rounded
 from dovetail.ops.registry import Declined, decomposes
 
@@ -206,20 +206,11 @@ def remainder(b: Build, x: Operand, y: Operand) -> Value:
     return finish(b, b.call("remainder", *ready_rounded(b, (x, _divisor(b, y)))))
 
 
-@decomposes("aten.fmod.Tensor", "aten.fmod.Scalar", prim=True)
-def fmod(b: Build, x: Operand, y: Operand) -> Value:
-    x, y = ready_rounded(b, (x, _divisor(b, y)))
-    if b.out.dtype.is_float:
-        return finish(b, b.call("fmod", x, y))
-    return finish(b, b.call("sub", x, b.call("mul", b.call("truncdiv", x, y), y)))
-
-
 def _binary(prim: str, on_bool: str = "") -> Callable[..., Value]:
     return pointwise(lambda b, x, y: b.call(on_bool if on_bool and b.out.dtype is BOOL else prim, x, y))
 
 
-for _name in ("atan2", "hypot", "nextafter"):
-    decomposes(f"aten.{_name}", prim=True)(_binary(_name))
+decomposes("aten.atan2", prim=True)(_binary("atan2"))
 decomposes("aten.copysign.Tensor", "aten.copysign.Scalar", prim=True)(_binary("copysign"))
 
 
@@ -258,7 +249,7 @@ def pow_scalar(b: Build, x: Value, exponent: Number) -> Value:
     if not isinstance(v, Value):
         raise Declined
     if not b.out.dtype.is_float:
-        return _integer_pow(b, v, exponent)
+        raise Declined
     special: dict[Number, Callable[[Value], Value]] = {
         0.0: lambda v: b.full(v.shape, 1, v.dtype, v.type.device),
         1.0: lambda v: b.prim("copy", v),
@@ -271,18 +262,6 @@ def pow_scalar(b: Build, x: Value, exponent: Number) -> Value:
     }
     rule = special.get(e) if isinstance(e, float) else None
     return finish(b, rule(v) if rule else b.call("pow", v, e))
-
-
-def _integer_pow(b: Build, v: Value, exponent: Number) -> Value:
-    left = int(plain(exponent))
-    if left < 0 or left > 64 or v.dtype is BOOL:
-        raise Declined
-    result, power = None, v
-    while left:
-        if left & 1:
-            result = power if result is None else result * power
-        power, left = power * power if left > 1 else power, left >> 1
-    return result if result is not None else b.full(v.shape, 1, v.dtype, v.type.device)
 
 
 @decomposes("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
