@@ -22,6 +22,7 @@ from types import CodeType, FunctionType
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
+from torch.amp.autocast_mode import _enter_autocast
 from torch.fx import GraphModule
 
 from dovetail import _native, aot, background, capture, codegen, lower, ops, passes, runtime, schedule
@@ -110,7 +111,7 @@ def target_of(graph: Graph) -> list[str]:
 
 def trace_joint(module: GraphModule, examples: Sequence[Any]) -> aot.Joint:
     """The program itself is kept for double backward; what it runs then is not compiled again."""
-    joint = aot.trace_joint(module, examples)
+    joint = keeping_modes(module, aot.trace_joint)(module, examples)
     return replace(joint, eager=functools.partial(_native.without, module))
 
 
@@ -257,16 +258,35 @@ class _Later:
             return lambda *inputs: aot.run_graph(self.graph, inputs)
 
 
-def run_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """backend="eager": only capture is at work. Where the graph raises, grad mode is as it was."""
-    if all(node.target is not torch._C._set_grad_enabled for node in module.graph.nodes):
-        return module.forward
+def keeping_modes(module: GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that may run the graph as it stands; also where that raises, torch's switches and autocast
+    are as they were afterwards."""
+    targets = {node.target for node in module.graph.nodes}
+    switches = [(setter, getter) for setter, getter in capture.SWITCHES.items() if setter in targets]
+    if not switches and _enter_autocast not in targets:
+        return run
+    devices = {node.args[0] for node in module.graph.nodes if node.target is _enter_autocast}
 
-    def run(*inputs: Any) -> Any:
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
-            return module.forward(*inputs)
+    def run_inside(*inputs: Any) -> Any:
+        depth = torch.autocast_increment_nesting()
+        has_cache = torch.is_autocast_cache_enabled()
+        before = [(setter, getter()) for setter, getter in switches]
+        casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+        try:
+            return run(*inputs)
+        finally:
+            for setter, value in before:
+                setter(value)
+            torch.set_autocast_cache_enabled(has_cache)
+            for device, is_enabled, dtype in casts:
+                torch.set_autocast_enabled(device, is_enabled)
+                torch.set_autocast_dtype(device, dtype)
+            while (now := torch.autocast_decrement_nesting()) >= depth:
+                continue  # what was entered and not left
+            if not now:
+                torch.clear_autocast_cache()
 
-    return run
+    return run_inside
 
 
 def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -282,10 +302,10 @@ def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable
 
 def choose_backend(backend: str | Backend, options: Options) -> Backend:
     if callable(backend):
-        return backend
+        return lambda module, examples: keeping_modes(module, backend(module, examples))
     named: dict[str, Backend] = {
         "dovetail": lambda module, examples: compile_graph(module, examples, options),
-        "eager": run_in_eager,
+        "eager": lambda module, examples: keeping_modes(module, module.forward),
         "aot_eager": run_joint_in_eager,
     }
     return named[backend]
@@ -460,7 +480,8 @@ class Compiler:
     def _bind_later(self, frame: capture.Frame, captured: Capture) -> None:
         """Eager serves until the graph is compiled."""
         module: Any = captured.graph
-        captured.namespace[captured.graph_name] = functools.partial(_native.without, module.forward)
+        eager = functools.partial(_native.without, keeping_modes(module, module.forward))
+        captured.namespace[captured.graph_name] = eager
         background.start(
             lambda: self._bind(captured),
             lambda error: _report_failure(captured.name, frame, captured, error, is_first=True),
@@ -470,7 +491,7 @@ class Compiler:
         """Let the graph be timed against eager once."""
         module: Any = captured.graph
         if is_repeatable(module):
-            eager = functools.partial(_native.without, module.forward)
+            eager = functools.partial(_native.without, keeping_modes(module, module.forward))
             keep_faster = self.options.keep_faster
             Race(captured.namespace, captured.graph_name, eager, captured.name, captured.loc, keep_faster)
 

@@ -1,5 +1,6 @@
 """Capture: a frame's bytecode to an fx graph, guards and the text of an entry."""
 
+from dovetail.capture.contexts import SWITCHES
 from dovetail.capture.dynamic import History, all_guards
 from dovetail.capture.frame import Frame
 from dovetail.capture.guards import why_not_now
@@ -7,6 +8,6 @@ from dovetail.capture.root import capture_frame, make_entry
 from dovetail.capture.skip import is_wall, why_not_capture
 
 __all__ = [
-    "Frame", "History", "all_guards", "capture_frame", "is_wall", "make_entry",
+    "SWITCHES", "Frame", "History", "all_guards", "capture_frame", "is_wall", "make_entry",
     "why_not_capture", "why_not_now",
 ]  # fmt: skip

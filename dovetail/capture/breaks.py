@@ -100,16 +100,21 @@ class Site:
             raise SkippedFrame(
                 self.root.trace.loc(), detail="a break in the first instructions of a resumed frame"
             )
-        offsets, op = self.origin.offsets, self.origin.ops[target]
-        if op == "LOAD_FAST" and target and offsets[target] == offsets[target - 1]:
-            # Python 3.13 has two loads in one instruction: between them, the second is done here.
-            stack, target = [*stack, self.slots[self.origin.args[target]]], target + 1  # type: ignore[index]
+        slots, offsets, op = dict(self.slots), self.origin.offsets, self.origin.ops[target]
+        if target and offsets[target] == offsets[target - 1] and op in ("LOAD_FAST", "STORE_FAST"):
+            # Python 3.13 loads or stores twice in one instruction: between the two, the second is done here.
+            slot: Any = self.origin.args[target]
+            stack, target = list(stack), target + 1
+            if op == "LOAD_FAST":
+                stack.append(slots[slot])
+            else:
+                slots[slot] = stack.pop()
         live = live_before(self.origin)[target]
         count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
-        kept = [i in self.slots and (i in live or i in self.origin.cell_slots) for i in range(count)]
+        kept = [i in slots and (i in live or i in self.origin.cell_slots) for i in range(count)]
         layout = Layout(tuple(not keep for keep in kept), tuple(kind_of(text) for text in stack))
         made = make_resume(self.origin, target, layout)
-        args = [self.slots[i] if keep else "None" for i, keep in enumerate(kept)]
+        args = [slots[i] if keep else "None" for i, keep in enumerate(kept)]
         args += [text for text in stack if text != NULL_TEXT]
         call = self.resume_function(made.code)
         if self.prologue:

@@ -1,14 +1,16 @@
-"""Grad mode, inference mode and autocast: performed while capturing, and recorded in the graph.
+"""Grad mode, inference mode, autocast and torch's other switches: performed while capturing, and recorded.
 
     with torch.no_grad(): y = x * 2
 
     torch._C._set_grad_enabled(False); mul = x * 2; torch._C._set_grad_enabled(True)
 
-no_grad and friends are Python classes around _set_grad_enabled, so only that function needs a rule.
+no_grad and friends are Python classes around _set_grad_enabled, so only that function needs a rule; and so
+for sdpa_kernel and set_default_dtype.
 """
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast, autocast
@@ -20,14 +22,47 @@ from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.text import native
 from dovetail.capture.trace import Trace
 from dovetail.errors import GradientsSwitchedOn, UnknownCall
+from dovetail.ir.guard import Predicate
+
+SWITCHES: Final[dict[Any, Callable[[], Any]]] = {
+    torch._C._set_grad_enabled: torch.is_grad_enabled,
+    torch._C._set_default_dtype: torch.get_default_dtype,
+    torch._C._set_sdp_priority_order: torch._C._get_sdp_priority_order,
+    **{
+        getattr(torch._C, f"_set_sdp_use_{name}"): getattr(torch._C, f"_get_{name}_sdp_enabled")
+        for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
+    },
+}
+"""What sets a part of torch's state, and what reads it."""
 
 
-@on(torch._C._set_grad_enabled)
-def _set_grad_enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if args[0] is True and not trace.began_with_grad:
-        raise GradientsSwitchedOn(trace.loc())
-    native(torch._C._set_grad_enabled, *args)
-    trace.record("call_function", torch._C._set_grad_enabled, tuple(args), {}, None)
+def add_switch(setter: Any, getter: Callable[[], Any]) -> None:
+    def set_switch(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        if setter is torch._C._set_grad_enabled and args[0] is True and not trace.began_with_grad:
+            raise GradientsSwitchedOn(trace.loc())
+        trace.switched.setdefault(setter, getter())
+        native(setter, *args)
+        trace.record("call_function", setter, tuple(args), {}, None)
+
+    def read_switch(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        value = getter()
+        if setter not in trace.switched:
+            is_same = Predicate(lambda read: read() == value, f"() == {value}")
+            trace.guard(trace.const(getter, getter.__name__), is_same)
+        return value
+
+    on(setter)(set_switch)
+    if getter not in (torch.is_grad_enabled, torch.get_default_dtype):  # which are always guarded
+        on(getter)(read_switch)
+
+
+for _setter, _getter in SWITCHES.items():
+    add_switch(_setter, _getter)
+
+
+def switched_now(trace: Trace) -> list[tuple[Any, Any]]:
+    """The switches that are not as they were when the capture began, and what they are."""
+    return [(setter, now) for setter, old in trace.switched.items() if (now := SWITCHES[setter]()) != old]
 
 
 on(autocast.__init__)(lambda trace, args, kwargs: native(autocast.__init__, *args, **kwargs))
@@ -92,9 +127,10 @@ def leave_for_break(trace: Trace) -> list[Any]:
     return contexts
 
 
-def leave_all(trace: Trace, grad_enabled: bool) -> None:
+def leave_all(trace: Trace) -> None:
     """Put torch's state back to what it was before the capture."""
     for _, entered in reversed(list(trace.entered.values())):
         _exit_of(entered)(entered)
     trace.entered.clear()
-    torch._C._set_grad_enabled(grad_enabled)
+    for setter, value in trace.switched.items():
+        setter(value)

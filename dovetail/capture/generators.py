@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.trace import Raised
-from dovetail.errors import Break, UnsupportedGenerator
+from dovetail.errors import UnfinishedGenerator
 
 
 class Generator:
@@ -59,9 +59,9 @@ class Generator:
         if self.started and not self.finished and not self.running and not trace.is_over:
             try:
                 self.close()
-            except Exception as error:  # cannot leave __del__: the capture ends at its next instruction
-                detail = f"a generator that is given up raises {type(error).__name__}"
-                trace.postponed = error if isinstance(error, Break) else UnsupportedGenerator(detail=detail)
+            except Exception:  # cannot leave __del__: the capture breaks where the generator was made instead
+                name = self.activation.code.code.co_qualname
+                trace.postponed = UnfinishedGenerator(trace.loc(), name=name, step=self.made_at)
 
     def _step(self, run: Any) -> Any:
         if self.running:

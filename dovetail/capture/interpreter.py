@@ -224,9 +224,14 @@ class Activation:
         self.slots[arg] = NULL
 
     def STORE_FAST(self, arg: int) -> None:
+        if type(self.slots[arg]) is Outside:
+            self.give_up(self.slots[arg : arg + 1])
         self.slots[arg] = self.stack.pop()
 
     def DELETE_FAST(self, arg: int) -> None:
+        value = self.slots[arg]
+        if type(value) is Outside and not any(entry is value for entry in self.stack):
+            self.give_up([value])
         self.slots[arg] = NULL
 
     def MAKE_CELL(self, arg: int) -> None:

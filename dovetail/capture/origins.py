@@ -17,7 +17,7 @@ import gc
 import re
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -161,7 +161,7 @@ def wrap_list(trace: Trace, value: Any, source: Source) -> Any:
         trace.is_appending = False
         trace.guard(source, TypeIs(list))
         return leave_unread(trace, value, source)
-    if is_unsteady(trace, source, len(value)):
+    if is_unsteady(trace, source, (len(value), *arguments_in(trace, value))):
         return leave_outside(trace, value, source)
     shadow = type(value)() if type(value) is not deque else deque(maxlen=value.maxlen)
     origin = _shadow(trace, value, shadow, source)
@@ -180,6 +180,15 @@ def is_unsteady(trace: Trace, source: Source, form: Any) -> bool:
     forms = trace.dynamic.seen.forms.setdefault(source.text, set())
     forms.add(form)
     return len(forms) > (MOST_RESUMED if is_resumed(trace.frame.code) else MOST_FORMS)
+
+
+def arguments_in(trace: Trace, items: Iterable[Any]) -> list[int]:
+    """Where a collection holds tensors that a resumed frame also has in a variable: in a loop over the
+    collection that breaks in its body, each time somewhere else."""
+    if not is_resumed(trace.frame.code):
+        return []
+    own = {id(value) for value in trace.frame.args if isinstance(value, torch.Tensor)}
+    return [i for i, item in enumerate(items) if id(item) in own]
 
 
 MOST_FORMS: Final = 4
@@ -248,7 +257,8 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
     kind: Any = type(value)
     if id(value) in trace.proxied:
         raise UnsupportedValue(trace.loc(), type=kind.__name__, detail=f"{source} was read through a proxy")
-    if is_unsteady(trace, source, tuple(key if is_constant(key) else id(key) for key in value)):
+    form = [key if is_constant(key) else id(key) for key in value] + arguments_in(trace, value)
+    if is_unsteady(trace, source, tuple(form)):
         return leave_outside(trace, value, source)
     if kind is defaultdict:
         shadow: Any = defaultdict(trace.callback(value.default_factory))

@@ -35,7 +35,6 @@ from dovetail.capture.origins import leave_unread, wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace, is_random
 from dovetail.errors import (
-    AssumedBranch,
     Break,
     FrameRaises,
     ImportUnderWay,
@@ -201,7 +200,6 @@ class Attempt:
     def run(self) -> Capture | Break:
         trace = self.trace
         trace.guards += [state_guard(), level_guard()]
-        grad_enabled = torch.is_grad_enabled()
         root: Root | None = None
         try:
             with FakeMode(), SymbolicCalls() if trace.dynamic is not None else nullcontext():
@@ -209,22 +207,22 @@ class Attempt:
                 root = Root(trace, self.frame, slots, self.stop)
                 try:
                     root.run()
-                    return self.finish(root, None, grad_enabled)
+                    return self.finish(root, None)
                 except Stop:
-                    return self.finish(root, self.why, grad_enabled)
+                    return self.finish(root, self.why)
         except Raised as raised:
             text = show_error(raised.value)
             raise FrameRaises(trace.loc(), detail=f"the program raises {text}") from None
         except SkippedFrame:
             raise
         except Break as stop:
-            self.steps = stop.step if isinstance(stop, AssumedBranch) else root.steps - 1 if root else -1
+            self.steps = getattr(stop, "step", root.steps - 1 if root else -1)
             if root is None:
                 raise SkippedFrame(self.frame.loc, detail=stop.text) from None
             return bare(stop)
         finally:
             trace.is_over = True
-            contexts.leave_all(trace, grad_enabled)
+            contexts.leave_all(trace)
             self.release()
 
     def release(self) -> None:
@@ -246,7 +244,7 @@ class Attempt:
             for i, (name, value) in enumerate(zip(names, self.frame.args))
         ]
 
-    def finish(self, root: Root, why: Break | None, grad_enabled: bool) -> Capture:
+    def finish(self, root: Root, why: Break | None) -> Capture:
         trace, frame = self.trace, self.frame
         hopeless = why is None or is_installed_file(frame.code.co_filename)
         if hopeless and not trace.inputs and not trace.calls:
@@ -259,8 +257,8 @@ class Attempt:
         emit.effects()
         for context in contexts.leave_for_break(trace):
             emit.body.append(f"{emit.value(context)}.__enter__()")
-        if torch.is_grad_enabled() != grad_enabled:
-            emit.body.append(f"{emit.const(torch._C._set_grad_enabled)}({torch.is_grad_enabled()})")
+        for setter, now in contexts.switched_now(trace):
+            emit.body.append(f"{emit.const(setter)}({emit.value(now)})")
         graph: torch.fx.GraphModule | None = None
         inputs: tuple[GraphInput, ...] = ()
         if emit.outputs or has_effects(trace):

@@ -20,7 +20,14 @@ from dovetail.capture.operations import has_fake, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, native
 from dovetail.capture.trace import Raised, Trace, Write
-from dovetail.errors import BackwardCall, Break, FailedFake, UnknownCall, UnsupportedValue
+from dovetail.errors import (
+    BackwardCall,
+    Break,
+    DataDependentValue,
+    FailedFake,
+    UnknownCall,
+    UnsupportedValue,
+)
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks
 from dovetail.ir.source import Attr, DictAttr
@@ -53,8 +60,30 @@ REFUSED_METHODS: Final = frozenset(
      "_typed_storage", "set_", "pin_memory", "retain_grad"}
 )  # fmt: skip
 
-METHOD_RULES: Final[dict[str, Callable[[Trace, Fake], Any]]] = {}
-"""Methods of tensors that give something else than tensors."""
+
+
+def resolve(name: str) -> Callable[[Trace, Fake], Any]:
+    """resolve_conj and resolve_neg: a Fake has no lazy conjugate to undo, what runs later may."""
+
+    def rule(trace: Trace, fake: Fake) -> Any:
+        made = perform(trace, torch.ops.aten.alias, [fake], {})
+        return trace.record("call_method", name, (fake,), {}, made)
+
+    return rule
+
+
+def ask_lazy(trace: Trace, fake: Fake) -> bool:
+    """is_conj and is_neg: no input is, and of what was computed only the real tensor can tell."""
+    if id(fake) not in trace.origins and any("conj" in str(recorded.target) for recorded in trace.calls):
+        raise DataDependentValue(trace.loc(), function="is_conj or is_neg")
+    return False
+
+
+METHOD_RULES: Final[dict[str, Callable[[Trace, Fake], Any]]] = {
+    **{name: resolve(name) for name in ("resolve_conj", "resolve_neg")},
+    **dict.fromkeys(("is_conj", "is_neg"), ask_lazy),
+}
+"""Methods of tensors that give something else than tensors, or that a Fake cannot tell."""
 
 _marked: dict[Any, bool] = {}
 
@@ -84,6 +113,8 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
         raise UnknownCall(trace.loc(), function=f"{fn.__module__}.{name}")
     if name == "run_backward":
         raise BackwardCall(trace.loc(), function="torch.autograd.grad or backward")
+    if name in METHOD_RULES and len(args) == 1 and not kwargs and isinstance(args[0], Fake):
+        return METHOD_RULES[name](trace, args[0])
     check_arguments(trace, fn, (args, kwargs))
     result = perform(trace, fn, args, kwargs)
     if has_fake(result) or (result is None and has_fake(args)):

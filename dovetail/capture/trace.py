@@ -197,6 +197,8 @@ class Trace:
         self.made: dict[int, Any] = {}
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []
         self.entered: dict[int, Any] = {}
+        self.switched: dict[Any, Any] = {}
+        """Switches of torch's that the program set, and what they were before."""
         self.held: dict[int, Any] = {}
         self.rounds = 0
         self.is_over = False

@@ -775,6 +775,46 @@ def text_of_tensors_in_containers() -> Any:
     return f, (x4().detach(),)
 
 
+@case("C3", breaks=ANY, recompiles=8)
+def a_loop_over_parameters_that_breaks_for_each() -> Any:
+    """What a group holds is not compiled once per parameter."""
+    group, state = {"params": [torch.ones(2) * i for i in range(12)], "lr": 0.1}, collections.defaultdict(dict)
+
+    def f(x: torch.Tensor) -> Any:
+        for p in group["params"]:
+            own = state[p]
+            if not own:
+                own["sum"] = torch.zeros_like(p)
+            size = (p * x).norm()
+            if size > 4:
+                size = size + 1
+            own["sum"].add_(size)
+            p.sub_(own["sum"], alpha=group["lr"])
+        return x + 1
+
+    return f, [(torch.ones(2),), (torch.ones(2),)], lambda: (group["params"], [own["sum"] for own in state.values()])
+
+
+@case("C3", breaks=ANY)
+def abandoned_generators_that_break_at_their_end() -> Any:
+    def steps(log: list[Any]) -> Any:
+        try:
+            yield 1
+        finally:
+            log.append(torch.ones(2).tolist())
+
+    def f(x: torch.Tensor, log: list[Any]) -> Any:
+        a, b = steps(log), steps(log)
+        first = next(a) + next(b)
+        (a, b) = (x + first, 5)  # Python 3.13 does two stores in one instruction, or a store and a load
+        c = steps(log)
+        next(c)
+        c = a * x
+        return a + b + c
+
+    return f, [(torch.ones(2), []), (torch.ones(2), [])]
+
+
 test_program = suite.test()
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import dovetail
@@ -61,6 +62,70 @@ def no_grad_block() -> Any:
         return y, z, torch.is_grad_enabled()
 
     return f, (x34(),)
+
+
+@case("C9")
+def switches_of_torch() -> Any:
+    def f(q: torch.Tensor) -> Any:
+        with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
+            y = F.scaled_dot_product_attention(q, q, q)
+        torch.set_default_dtype(torch.float64)
+        ones = torch.ones(2)
+        torch.set_default_dtype(torch.float32)
+        return y * 2, ones, torch.ones(2), torch.backends.cuda.flash_sdp_enabled()
+
+    return f, (torch.randn(1, 2, 4, 8, requires_grad=True),)
+
+
+@case("C9", breaks=1)
+def a_switch_left_on_and_a_break_while_it_is() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        torch.set_default_dtype(torch.float64)
+        y = x + torch.ones(2)
+        print("here")
+        return y, torch.ones(2), torch.get_default_dtype()
+
+    def after() -> Any:
+        left = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        return left
+
+    return f, (torch.ones(2),), after
+
+
+@case("C9")
+def the_largest_of_some_tensors() -> Any:
+    def f(xs: list[torch.Tensor]) -> Any:
+        low = min(xs[0].mean(), xs[1].mean())
+        return max(x.sum() for x in xs) * low, max(xs[0].sum() * float("nan"), xs[1].sum())
+
+    return f, ([torch.randn(3, requires_grad=True) for _ in range(3)],)
+
+
+@case("C9")
+def conjugates_resolved() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return torch.view_as_real(x.conj().resolve_conj()), torch.resolve_neg(x.conj().imag), x.is_conj()
+
+    return f, (torch.randn(3, 3, dtype=torch.complex64),)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "dovetail", lambda module, examples: module])
+@pytest.mark.parametrize("mode", [torch.autocast("cpu", torch.bfloat16), torch.no_grad(), torch.inference_mode()])
+def test_modes_are_as_they_were_where_a_graph_raises(mode: Any, backend: Any) -> None:
+    def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        with mode:
+            y = (x @ x)[i]
+        return y * 2
+
+    compiled = dovetail.compile(f, backend=backend)
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            compiled(torch.randn(3, 3), torch.tensor([7]))
+        assert not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        assert torch.autocast_increment_nesting() == 1
+        torch.autocast_decrement_nesting()
+    torch.testing.assert_close(compiled(torch.ones(3, 3), torch.tensor([0])), f(torch.ones(3, 3), torch.tensor([0])))
 
 
 @case("C9")
