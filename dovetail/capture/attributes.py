@@ -102,7 +102,7 @@ def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     return instance_attr(trace, obj, name)
 
 
-FOREIGN: Final = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
+FOREIGN: Final = (weakref.ProxyType, weakref.CallableProxyType)
 
 
 def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
@@ -117,7 +117,23 @@ def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
         return trace.call(override, [obj, name], {})
     if issubclass(type(obj), FOREIGN):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail="its attributes are elsewhere")
+    if issubclass(type(obj), threading.local):
+        return _thread_attr(trace, obj, name)
     return plain_attr(trace, obj, name)
+
+
+def _thread_attr(trace: Trace, obj: threading.local, name: str) -> Any:
+    """What this thread has under the name: a guard looks there in the thread that calls."""
+    origin, (found, owner) = trace.origins.get(id(obj)), find_in_mro(type(obj), name)
+    if origin is None or hasattr(type(found), "__set__"):
+        raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"its {name}")
+    attributes = Attr(origin.source, "__dict__")
+    if name in obj.__dict__:
+        return trace.remember((id(obj), name), wrap(trace, obj.__dict__[name], Item(attributes, name)))
+    trace.guard(attributes, Lacks(name))
+    if found is MISSING:
+        return _getattr_hook(trace, obj, name)
+    return bind_class_value(trace, found, owner, obj, type(obj), name)
 
 
 def plain_attr(trace: Trace, obj: Any, name: str) -> Any:
@@ -571,6 +587,8 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
     if not existed(trace, obj, name):
         native(delattr, obj, name)
         return
+    if issubclass(type(obj), threading.local):
+        raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"deleting its {name}")
     load_attr(trace, obj, name)
     origin = trace.origins.get(id(obj))
     attributes = instance_dict(_original(obj, origin))

@@ -230,8 +230,9 @@ def stack_depths(code: Code) -> dict[int, int]:
 
 
 def growing_entries(code: Code, target: int) -> frozenset[int]:
-    """Stack positions at an instruction that hold a list to which LIST_APPEND goes on to append."""
-    appends = [i for i, op in enumerate(code.ops) if op == "LIST_APPEND"]
+    """Stack positions at an instruction that hold a list to which a comprehension goes on to append; [a, *b]
+    has LIST_APPEND too, and no loop."""
+    appends = [i for i, pair in enumerate(zip(code.ops, code.ops[1:])) if pair == ("LIST_APPEND", "JUMP")]
     if not appends:
         return frozenset()
     depths = stack_depths(code)

@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import keyword
 import math
+import threading
 import types
 from collections.abc import Callable
 from types import CellType, FunctionType, MethodType
@@ -29,7 +30,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.arrays import Array
-from dovetail.capture.attributes import InstanceDict, find_in_mro, has_setter
+from dovetail.capture.attributes import C_METHODS, InstanceDict, find_in_mro, has_setter
 from dovetail.capture.builtins import Callback, is_plain_owner
 from dovetail.capture.exceptions import rebuild_exception
 from dovetail.capture.generators import Generator
@@ -225,6 +226,10 @@ def _builtin_method(emit: Emitter, value: Any) -> str:
     known = owner is None or isinstance(owner, (types.ModuleType, type))
     if known or not (is_plain_owner(owner) or isinstance(owner, Fake) or id(owner) in emit.trace.origins):
         return emit.const(value, value.__name__)
+    if isinstance(find_in_mro(type(owner), value.__name__)[0], FunctionType):  # super().name
+        named: list[Any] = [parent.__dict__.get(value.__name__) for parent in type(owner).__mro__]
+        method = next(found for found in named if type(found) in C_METHODS and found.__get__(owner) == value)
+        return f"{emit.const(method, value.__name__)}.__get__({emit.value(owner)})"
     return f"{emit.value(owner)}.{value.__name__}"
 
 
@@ -329,7 +334,7 @@ def _instance(emit: Emitter, value: Any) -> str:
 
 def set_field(owner: str, kind: type, name: str, value: str) -> str:
     """An attribute of the instance itself, past any descriptor of the class that would answer instead."""
-    if has_setter(kind, name):
+    if has_setter(kind, name) or issubclass(kind, threading.local):
         return f"{owner}.__dict__[{name!r}] = {value}"
     if kind.__setattr__ is object.__setattr__ and name.isidentifier() and not keyword.iskeyword(name):
         return f"{owner}.{name} = {value}"

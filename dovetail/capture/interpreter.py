@@ -523,6 +523,8 @@ class Activation:
 
     def as_mapping(self, value: Any) -> Any:
         """What ** takes: nothing but a mapping will do."""
+        if type(value) is Outside:
+            value.leave()
         if find_in_mro(type(value), "keys")[0] is MISSING:
             raise Raised(TypeError(f"'{type(value).__name__}' object is not a mapping"))
         return operations.as_mapping(self.trace, value)

@@ -126,7 +126,7 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
         co_kwonlyargcount=0,
         co_nlocals=len(names),
         co_varnames=tuple(_unique(names)),
-        co_cellvars=(),
+        co_cellvars=tuple(name for name in slots if name in code.co_cellvars),  # super() wants to know
         co_flags=code.co_flags & ~ARGS_FLAGS,
         co_stacksize=max(code.co_stacksize, len(layout.stack) + 2),
         co_exceptiontable=_shift_regions(code.co_exceptiontable, len(head) // 2),

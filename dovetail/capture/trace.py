@@ -122,7 +122,7 @@ class Outside:
     def leave(self, *_: Any) -> Any:
         raise UnsupportedValue(type=type(self.original).__name__, detail=f"{self.source} is left to Python")
 
-    add = extend = leave
+    add = append = extend = leave
 
     @property
     def is_generator_at_work(self) -> bool:

@@ -815,6 +815,65 @@ def abandoned_generators_that_break_at_their_end() -> Any:
     return f, [(torch.ones(2), []), (torch.ones(2), [])]
 
 
+@case("C3", breaks=ANY)
+def methods_of_containers_that_call_their_parents() -> Any:
+    class Kept(set):  # type: ignore[type-arg]
+        def add(self, item: Any) -> None:
+            super().add(item * 2)
+
+        def clear(self) -> None:
+            super().clear()
+
+    class Queue(collections.deque):  # type: ignore[type-arg]
+        def append(self, item: Any) -> None:
+            super().append(item + 1)
+
+    kept, queue = Kept([1]), Queue([1])
+
+    def f(x: torch.Tensor) -> Any:
+        kept.add(3)
+        queue.append(3)
+        y = x * sum(queue) + len(kept)
+        kept.clear()
+        return y
+
+    return f, [(x4(),), (x4(),)], lambda: (list(kept), list(queue))
+
+
+@case("C3", breaks=ANY)
+def super_in_a_resumed_method_left_to_eager() -> Any:
+    class Base:
+        def run(self, x: torch.Tensor) -> Any:
+            return x + 1
+
+    class Model(Base):
+        name = ""
+
+        def run(self, x: torch.Tensor) -> Any:
+            read = lambda: self.name  # noqa: E731
+            print("running")
+            self.name += "a"  # another constant each time: compiled again up to the limit
+            return super().run(x * len(read()))
+
+    return Model().run, [(torch.ones(2),)] * 12
+
+
+@case("C3", breaks=ANY)
+def displays_with_stars_that_break() -> Any:
+    def count(**named: Any) -> int:
+        return len(named)
+
+    def f(x: torch.Tensor, items: list[Any], table: dict[str, int]) -> Any:
+        items.append(x)
+        table[f"k{len(items)}"] = 1
+        shown = [x, *(print(len(items)) or items), x * 2, *items]  # type: ignore[func-returns-value]
+        return torch.stack(shown) + max(*items, x, key=id).sum() + count(**table)
+
+    items: list[Any] = []
+    table: dict[str, int] = {}
+    return f, [(torch.ones(2), items, table)] * 12
+
+
 test_program = suite.test()
 
 

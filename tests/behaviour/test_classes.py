@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -456,6 +457,34 @@ def reraise_and_custom_exception() -> Any:
             return s.value, n
 
     return f, (x4(),)
+
+
+@case("C4")
+def attributes_of_a_thread() -> Any:
+    class Settings(threading.local):
+        scale = 2.0
+
+        def __init__(self) -> None:
+            self.stack = [1]
+
+        def push(self, item: int) -> None:
+            self.stack.append(item)
+
+    settings, plain, seen = Settings(), threading.local(), []
+
+    def f(x: torch.Tensor) -> Any:
+        settings.push(len(settings.stack))
+        plain.calls = getattr(plain, "calls", 0) + 1
+        settings.scale = settings.scale * 2
+        return x * settings.scale + plain.calls + sum(settings.stack), hasattr(plain, "other")
+
+    def effects() -> Any:
+        reader = threading.Thread(target=lambda: seen.append((settings.scale, settings.stack, vars(plain))))
+        reader.start()
+        reader.join()
+        return seen, settings.stack, settings.scale, plain.calls
+
+    return f, [(x4(),)] * 3, effects
 
 
 test_program = suite.test()
