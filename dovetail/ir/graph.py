@@ -82,7 +82,10 @@ def swapped(args: Iterable[Arg], env: Mapping[Node, Arg]) -> tuple[Arg, ...]:
 
 def moved_over(node: Node, env: Mapping[Node, Arg]) -> Node:
     """The node over the operands that env has for its own; itself where none of them changes."""
-    if all(env.get(operand, operand) is operand for operand in node.operands):
+    for operand in node.operands:
+        if env.get(operand, operand) is not operand:
+            break
+    else:
         return node
     kwargs = tuple(zip([key for key, _ in node.kwargs], swapped([value for _, value in node.kwargs], env)))
     return Node(node.op, swapped(node.args, env), node.type, node.name, kwargs, node.loc)

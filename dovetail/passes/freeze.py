@@ -185,10 +185,9 @@ def movable(graph: Graph, weights: Collection[Node]) -> set[Node]:
     """Everything that depends on weights and on nothing else, weights included."""
     found = set(weights)
     for node in graph.nodes:
-        operands = node.operands
-        pure = node.op in PACKS or not is_impure(node.op)
-        if operands and pure and _is_static(node) and all(each in found for each in operands):
-            found.add(node)
+        if node.operands and found.issuperset(node.operands) and _is_static(node):
+            if node.op in PACKS or not is_impure(node.op):
+                found.add(node)
     return found
 
 
