@@ -257,16 +257,9 @@ def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return native(sorted, drain(trace, args[0]), key=key, reverse=kwargs.get("reverse", False))
 
 
-def _extreme(function: Any, sign: str, is_better: Any) -> Special:
+def _extreme(function: Any, sign: str) -> Special:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         items = drain(trace, args[0]) if len(args) == 1 else args
-        if are_alike(items) and "key" not in kwargs:
-
-            def better(best: Any, item: Any) -> Any:
-                is_new = operations.binary(trace, is_better, item, best)
-                return trace.call(torch.where, [is_new, item, best], {})
-
-            return functools.reduce(better, items)
         is_number = all(isinstance(item, (int, float, torch.SymInt, torch.SymFloat)) for item in items)
         if "key" in kwargs or not is_number:
             named = {**kwargs, "key": as_callback(trace, kwargs.get("key"))}
@@ -278,14 +271,8 @@ def _extreme(function: Any, sign: str, is_better: Any) -> Special:
     return rule
 
 
-def are_alike(items: Args) -> bool:
-    """Tensors of one number each of which one can be chosen without knowing which."""
-    looks = {(x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Fake) else None for x in items}
-    return len(looks) == 1 and None not in looks and items[0].dim() == 0
-
-
-on(min)(_extreme(min, "sym_min", operator.lt))
-on(max)(_extreme(max, "sym_max", operator.gt))
+on(min)(_extreme(min, "sym_min"))
+on(max)(_extreme(max, "sym_max"))
 
 
 @on(functools.reduce)

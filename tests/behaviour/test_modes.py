@@ -93,10 +93,13 @@ def a_switch_left_on_and_a_break_while_it_is() -> Any:
     return f, (torch.ones(2),), after
 
 
-@case("C9")
+@case("C9", breaks=ANY)
 def the_largest_of_some_tensors() -> Any:
+    """One of them, not a copy: which one is in the data."""
+
     def f(xs: list[torch.Tensor]) -> Any:
         low = min(xs[0].mean(), xs[1].mean())
+        max(xs[0][0], xs[1][0]).detach().add_(1)
         return max(x.sum() for x in xs) * low, max(xs[0].sum() * float("nan"), xs[1].sum())
 
     return f, ([torch.randn(3, requires_grad=True) for _ in range(3)],)
