@@ -34,6 +34,9 @@ from dovetail.ir.types import I64, ScalarType, TensorType, Type
 from dovetail.ops.build import is_dense
 from dovetail.util.loc import Loc
 
+Args: TypeAlias = "tuple[Any, ...]"
+Kwargs: TypeAlias = "dict[str, Any]"
+
 _aten: Final = torch.ops.aten
 _NO_ARGS: Final[dict[str, Any]] = {}
 
@@ -87,7 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         route = _routes.get(func)
         if route is None:
@@ -179,7 +182,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- calls
 
-    def call(self, op: str, args: tuple[Arg, ...], type: Type, kwargs: dict[str, Any] | None = None) -> Node:
+    def call(self, op: str, args: tuple[Arg, ...], type: Type, kwargs: Kwargs | None = None) -> Node:
         shown = [(name, self.arg(value)) for name, value in kwargs.items()] if kwargs else ()
         return self.builder.call(op, args, type, shown, self.name, self.loc)
 
@@ -234,7 +237,7 @@ def result_type(result: Any) -> Type:
 def record_random(route: Route) -> Route:
     """A random op leaves its mark on the real generator, so that replayed states can be told apart."""
 
-    def recorded(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def recorded(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
         with torch._C._DisableTorchDispatch():
             state = torch.get_rng_state().numpy().tobytes()
             torch.rand(1)
@@ -249,7 +252,7 @@ def record_random(route: Route) -> Route:
 # -- how each kind of op is recorded -------------------------------------------------------------------
 
 
-def record_call(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_call(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """An op that only computes."""
     if args and type(args[0]) in NUMBERS and isinstance(func._schema.arguments[0].type, torch.TensorType):
         if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
@@ -266,14 +269,14 @@ def record_call(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
 NUMBERS: Final = (int, float, bool, complex)
 
 
-def of_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def of_number(func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
     """An op of a wrapped number, which the dispatcher hands over as a number: a constant."""
     with torch._C._DisableTorchDispatch():
         made: torch.Tensor = func(torch.tensor(args[0]), *args[1:], **kwargs)
         return made.resolve_conj().resolve_neg()
 
 
-def record_custom(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_custom(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A custom op with a backward of its own, which may turn out not to be traceable."""
     definition = definition_of(func)
     if definition is not None and func not in recorder.watched:
@@ -290,19 +293,19 @@ def record_opaque(recorder: Recorder, call: Opaque) -> list[Any]:
     return made
 
 
-def record_composite(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_composite(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """An op made of others, seen whole in inference mode."""
     with recorder:
         return func.decompose(*args, **kwargs)
 
 
-def record_kernels(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_kernels(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """torch.library.triton_op: what it is made of, down to its kernels."""
     with recorder, set_wrap_triton_enabled(False):
         return OPDEFS[func._schema.name]._abstract_fn(*args, **kwargs)
 
 
-def record_view(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_view(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not isinstance(args[0], torch.Tensor):
         return of_number(func, args, kwargs)
     result = infer(func, args, kwargs)
@@ -313,14 +316,14 @@ def record_view(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
     return result
 
 
-def record_same(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_same(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """detach and alias: the same tensor again."""
     result = infer(func, args, kwargs)
     recorder.view(result, recorder.ref(args[0]), None)
     return result
 
 
-def record_as_strided(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_as_strided(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Geometry within the storage, so a step from the root, counted from its first element."""
     root = recorder.ref(args[0]).root
     result = infer(func, args, kwargs)
@@ -347,7 +350,7 @@ def _check_within(recorder: Recorder, kind: TensorType, offset: Expr, whole: Ten
         raise UnsupportedMutation(recorder.loc, detail=detail)
 
 
-def record_split(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_split(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """One slice for each piece."""
     result = infer(func, args, kwargs)
     dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
@@ -363,7 +366,7 @@ def _plain(value: Any) -> Arg:
     return value.value if value.is_const else value  # type: ignore[no-any-return]
 
 
-def record_unbind(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_unbind(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     result = infer(func, args, kwargs)
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     for i, piece in enumerate(result):
@@ -371,7 +374,7 @@ def record_unbind(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: 
     return result
 
 
-def record_write(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """An op that writes: record its functional twin, then write the results back."""
     if facts_of(func).is_random and not kwargs and not recorder.ref(args[0]).type.is_contiguous:
         return record_draw(recorder, func, args)
@@ -410,7 +413,7 @@ def _parts(recorder: Recorder, node: Node, computed: Any) -> list[Node]:
     return [node]
 
 
-def record_draw(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> Any:
+def record_draw(recorder: Recorder, func: Any, args: Args) -> Any:
     """x.uniform_() and its kind on memory that is not row-major."""
     fake, ref = args[0], recorder.ref(args[0])
     numbers = tuple([recorder.arg(a) for a in args[1:] if a is not None])
@@ -420,7 +423,7 @@ def record_draw(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> Any:
     return fake
 
 
-def _check_lists(recorder: Recorder, targets: list[Any], args: tuple[Any, ...]) -> None:
+def _check_lists(recorder: Recorder, targets: list[Any], args: Args) -> None:
     """A list op runs item by item: item 1 would see what item 0 wrote, which the twin does not express."""
     if not any(isinstance(target, (list, tuple)) for target in targets):
         return
@@ -462,7 +465,7 @@ def _write_all(recorder: Recorder, target: Any, node: Node) -> None:
         raise UnsupportedMutation(recorder.loc, detail="out= of a tensor that has another shape")
 
 
-def record_copy(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_copy(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """self.copy_(source): where nothing changes on the way, the source's value itself."""
     target, source = args[:2]
     ref, value = recorder.ref(target), recorder.memory.read(recorder.ref(source))
@@ -474,7 +477,7 @@ def record_copy(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
     return target
 
 
-def record_reshaped(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_reshaped(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """t_, squeeze_ and so on: from here on the tensor is a view of what it was."""
     fake, before = args[0], recorder.ref(args[0])
     infer(func, args, kwargs)
@@ -489,7 +492,7 @@ def record_reshaped(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs
     return fake
 
 
-def record_resize(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_resize(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """resize_ of an empty tensor is new memory; to fewer elements, a view of the old."""
     fake, before = args[0], recorder.ref(args[0])
     if before.storage.input is not None:
@@ -508,7 +511,7 @@ def record_resize(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: 
     return fake
 
 
-def record_set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_set(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """self.set_(source): self becomes another name of source."""
     fake, source = args[:2]
     if recorder.ref(fake).storage.input is not None:
@@ -518,7 +521,7 @@ def record_set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
     return result
 
 
-def record_lift(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_lift(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """torch.tensor(...) in the program: one number is a fill, more are a constant input."""
     (real,) = args
     if type(real) is Fake:
@@ -535,7 +538,7 @@ def record_lift(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
     return result
 
 
-def record_clone(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_clone(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Silent for an input that is no leaf: autograd must see another tensor, the graph need not."""
     if not recorder.is_silent:
         return record_call(recorder, func, args, kwargs)
@@ -544,7 +547,7 @@ def record_clone(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
     return result
 
 
-def record_batch_norm(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_batch_norm(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """In training it updates the running statistics, whatever its schema says."""
     mean, var, training = args[3], args[4], args[5]
     if not training or mean is None:
@@ -569,33 +572,27 @@ def _factory(fake: torch.Tensor) -> dict[str, Any]:
     return {"dtype": fake.dtype, "device": fake.device}
 
 
-def record_legit_batch_norm(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def record_legit_batch_norm(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Its schema says that it updates the running statistics; in evaluation it only reads them."""
     if args[5]:
         return record_write(recorder, func, args, kwargs)
     return record_call(recorder, _aten.native_batch_norm.default, args, kwargs)
 
 
-def record_batch_norm_backward(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def record_batch_norm_backward(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """With batch statistics the running ones play no part; leaving them out keeps them free to change."""
     if not args[7]:
         return record_call(recorder, func, args, kwargs)
     return record_call(recorder, func, (*args[:3], None, None, *args[5:]), kwargs)
 
 
-def record_cudnn_backward(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def record_cudnn_backward(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     inputs, grad, weight, _, _, mean, invstd, eps = args[:8]
     native = (grad, inputs, weight, None, None, mean, invstd, True, eps, [True, True, True])
     return record_call(recorder, _aten.native_batch_norm_backward.default, native, {})
 
 
-def record_rnn(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_rnn(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Its workspace, for backward, has a size that only the library knows: ask it, with zeros."""
     output, hidden, cell, workspace = infer(func, args, kwargs)
     if any(isinstance(a, Fake) and a.form is not None for a in args):

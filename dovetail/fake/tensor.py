@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch._library.triton import set_wrap_triton_enabled
@@ -29,6 +29,9 @@ from dovetail.fake.suspect import Suspected
 from dovetail.fake.symbolic import bind, derive_forms, find_shapes, hinted
 from dovetail.ir.expr import Expr, const
 from dovetail.sym import Shapes, make_symint
+
+Args: TypeAlias = "tuple[Any, ...]"
+Kwargs: TypeAlias = "dict[str, Any]"
 
 _wrap: Final = torch.Tensor._make_wrapper_subclass
 _META: Final = torch.device("meta")
@@ -85,8 +88,8 @@ class Fake(torch.Tensor):
         cls,
         func: Callable[..., Any],
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         return infer(func, args, kwargs or {})
 
@@ -124,8 +127,8 @@ class FakeMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], types: object, args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:  # fmt: skip
         return infer(func, args, kwargs or {})
 
@@ -239,7 +242,7 @@ def _meta_storage(tensor: torch.Tensor, memo: Memo) -> torch.UntypedStorage:
 # -- inference ---------------------------------------------------------------------------------------
 
 
-def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def infer(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The result of an ATen op, as Fakes."""
     facts = record(func)
     found = _remembered(func, facts, args, kwargs)
@@ -251,7 +254,7 @@ def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _run(func, facts, args, kwargs)
 
 
-def _remembered(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _remembered(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     """The result of a call whose like is remembered; None for one that cannot be. What is symbolic is
     remembered by its Shapes, for as long as no more is assumed."""
     fakes: list[Fake] = []
@@ -269,7 +272,7 @@ def _remembered(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[st
     return _from_template(made, fakes)
 
 
-def _run(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     """By the meta kernel; if something is symbolic, on the hints and then by the op's shape rule."""
     shapes = find_shapes(args) or find_shapes(kwargs.values())
     if shapes is None:
@@ -297,7 +300,7 @@ def _run(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]
     return type(result)(made) if isinstance(result, (list, tuple)) else made[0]
 
 
-def _is_argument(fake: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_argument(fake: Any, args: Args, kwargs: Kwargs) -> bool:
     values = (*args, *kwargs.values())
     return any(fake is v or (isinstance(v, (list, tuple)) and any(fake is x for x in v)) for v in values)
 
@@ -330,7 +333,7 @@ def _key_of(fake: Fake) -> object:
 
 
 def _memo_key(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Fake], met: list[Shapes]
+    func: Any, args: Args, kwargs: Kwargs, fakes: list[Fake], met: list[Shapes]
 ) -> tuple[Any, ...] | None:
     """What decides the result's metadata; None where something else does. Collects the Fakes met and the
     Shapes of what is symbolic."""
@@ -444,7 +447,7 @@ class _Inputs:
         return value
 
 
-def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _by_meta(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     """By what is known of the op, else by running its meta kernel."""
     try:
         found = _by_table(func, facts, args, kwargs) if facts.is_known else None
@@ -478,7 +481,7 @@ def _by_meta(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, 
 _NO_SHAPES: Final = Shapes()
 
 
-def _by_table(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+def _by_table(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> tuple[Any] | None:
     """What fake/known.py says of the op, in a tuple; None where it says nothing."""
     inputs = _Inputs()
     inputs.collect((*args, *kwargs.values()))
@@ -500,9 +503,7 @@ def _by_table(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str,
     return (made[0] if facts.returns_one else tuple(made),)
 
 
-def _run_kernel(
-    func: Any, facts: Record, device: torch.device, args: list[Any], kwargs: dict[str, Any]
-) -> Any:
+def _run_kernel(func: Any, facts: Record, device: torch.device, args: list[Any], kwargs: Kwargs) -> Any:
     with torch._C._DisableTorchDispatch():
         if facts.fate == "probe" and device.type == "cpu":
             return _probe(func, args, kwargs)
@@ -522,7 +523,7 @@ PROBE_LIMIT: Final = 1 << 22
 """Elements that a probe may touch."""
 
 
-def _probe(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _probe(func: Any, args: list[Any], kwargs: Kwargs) -> Any:
     """Run the CPU kernel on zeros, and keep the metadata of its results."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     if sum(x.numel() for x in tensors) > PROBE_LIMIT:
@@ -617,7 +618,7 @@ _ON_HOST: Final = {
 
 
 def _result_device(
-    facts: Record, inputs: _Inputs, args: tuple[Any, ...], new_args: list[Any], new_kwargs: dict[str, Any]
+    facts: Record, inputs: _Inputs, args: Args, new_args: list[Any], new_kwargs: Kwargs
 ) -> torch.device:
     """Where the results live; points the op's own `device` argument at meta."""
     asked = None
@@ -664,7 +665,7 @@ def _mixed_device(facts: Record, inputs: _Inputs) -> torch.device:
 
 
 def _written(
-    func: Any, facts: Record, inputs: _Inputs, args: tuple[Any, ...], kwargs: dict[str, Any],
+    func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwargs,
     result: Any, device: torch.device,
 ) -> Any:  # fmt: skip
     """After an op that writes to arguments: the same Fakes come back, with their new sizes."""
@@ -705,9 +706,7 @@ def _real(value: Any) -> Any:
     return value
 
 
-def _constant(
-    func: Any, facts: Record, inputs: _Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _constant(func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwargs) -> Any:
     """The value of the result where all inputs are known and small; None otherwise."""
     fakes = inputs.fakes
     if not fakes or facts.is_random or type(fakes[0]) is not Fake or fakes[0].constant is None:
@@ -722,9 +721,7 @@ def _constant(
     return value if isinstance(value, (list, tuple)) else None
 
 
-def _update_constants(
-    func: Any, facts: Record, inputs: _Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _update_constants(func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwargs) -> None:
     """Write to known values too, or forget those that are overwritten by unknown ones."""
     if all(map(_is_known, inputs.fakes)) and not facts.is_random:
         with torch._C._DisableTorchDispatch(), torch.no_grad():
@@ -755,7 +752,7 @@ def _value(fake: Any, function: str) -> torch.Tensor:
 # -- ops with a treatment of their own -------------------------------------------------------------------
 
 
-def _lift(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _lift(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     """torch.tensor(...): a real tensor enters; its value is known."""
     (tensor,) = args
     if type(tensor) is Fake:
@@ -766,35 +763,35 @@ def _lift(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any
     return Fake(_meta_like(tensor), tensor.device, constant=constant)
 
 
-def _item(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _item(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         return _value(args[0], "item").item()
 
 
-def _dependent(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dependent(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     raise DataDependentValue(function=facts.name.split(".")[1])
 
 
-def _decompose(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _decompose(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     """A composite op (seen in inference mode only): run it as the ops it is made of. They come back through
     the mode; were they to come to the tensors instead, torch would import its distributed ones."""
     with FakeMode():
         return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
-def _index(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _index(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
         raise DataDependentValue(function="indexing with a mask")
     return _run(func, facts, args, kwargs)
 
 
-def _repeat_interleave(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _repeat_interleave(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     if kwargs.get("output_size") is None:
         raise DataDependentValue(function="repeat_interleave")
     return _run(func, facts, args, kwargs)
 
 
-def _plain_geometry(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _plain_geometry(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     """C++ code that knows no symbolic sizes asks for numbers, so they are assumed."""
     (fake,) = args
     if facts.fate == "numel":
@@ -802,7 +799,7 @@ def _plain_geometry(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dic
     return [int(n) for n in getattr(fake, facts.fate)()]
 
 
-def _set(func: Any, facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _set(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     """self.set_(source): self now is what source is."""
     target, source = args
     target.data = Fake(source.meta, source.device)

@@ -264,12 +264,6 @@ class Build:
     def cat(self, parts: Sequence[Value], dim: int) -> Value:
         return parts[0] if len(parts) == 1 else self.prim("cat", tuple(parts), dim)
 
-    def check(self, holds: Value, text: str) -> None:
-        """The call fails with this text unless it holds everywhere, as eager's kernels for the CPU do."""
-        if holds.type.device.kind == "cpu":
-            args = (self.reduce("all", holds, range(holds.ndim)).node, text)
-            self.graph.call("aten._assert_async.msg", args, (), name=f"{self.stem}_check", loc=self.loc)
-
     def extern(self, op: str, args: Sequence[object], type: TensorType, **kwargs: object) -> Value:
         """A library call that stays in the graph."""
         plain = cast("tuple[Arg, ...]", unwrap(tuple(args)))

@@ -132,14 +132,6 @@ def hardtanh(b: Build, x: Value, min_val: float = -1, max_val: float = 1) -> Val
     return finish(b, clamp_values(b, v, low, high))
 
 
-@decomposes("aten._prelu_kernel_backward")
-def prelu_backward(b: Build, grad: Value, x: Value, weight: Value) -> tuple[Value, Value]:
-    g, v, w = b.operands(grad, x, weight)
-    to_input = b.where(v > 0.0, g, w * g)
-    to_weight = b.where(v > 0.0, 0.0, v * g)
-    return to_input.to(b.out.dtype), to_weight.to(b.out.dtype)
-
-
 @decomposes("aten.log_sigmoid_forward")
 def log_sigmoid_forward(b: Build, x: Value) -> tuple[Value, Value]:
     """Eager also returns a buffer: exp(-|x|) on the CPU, empty elsewhere."""

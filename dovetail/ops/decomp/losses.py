@@ -94,31 +94,6 @@ for _name, (_value, _slope) in LOSSES.items():
     decomposes(f"aten.{_name}_backward")(_loss_backward(_slope))
 
 
-@decomposes("aten.binary_cross_entropy")
-def binary_cross_entropy(
-    b: Build, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
-) -> Value:
-    if b.out.dtype.is_low_precision:
-        raise Declined
-    v, t = b.value(x), b.value(target)
-    for name, each in (("input", v), ("target", t)):
-        b.check((each >= 0.0) & (each <= 1.0), f"all elements of {name} should be between 0 and 1")
-    log_yes = b.call("maximum", b.call("log", v), -100.0)
-    log_no = b.call("maximum", b.call("log1p", -v), -100.0)
-    loss = (t - 1.0) * log_no - t * log_yes
-    return reduced(b, loss if weight is None else loss * b.expand(b.value(weight), loss.shape), reduction)
-
-
-@decomposes("aten.binary_cross_entropy_backward")
-def binary_cross_entropy_backward(
-    b: Build, grad: Value, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
-) -> Value:
-    v, t = b.value(x), b.value(target)
-    bottom = b.call("maximum", (1.0 - v) * v, 1e-12)
-    slope = spread_grad(b, grad, v, reduction) * (v - t) / bottom
-    return finish(b, slope if weight is None else slope * b.expand(b.value(weight), v.shape))
-
-
 @decomposes("aten.binary_cross_entropy_with_logits")
 def bce_with_logits(
     b: Build, x: Value, target: Value, weight: Value | None = None, pos_weight: Value | None = None,
