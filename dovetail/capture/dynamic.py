@@ -27,7 +27,7 @@ from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.expr import INF, Expr, eq, sym, symbols
 from dovetail.ir.guard import Equals, Guard, Holds, TypeIs
 from dovetail.ir.source import Arg, Computed, DictAttr, Item, KeyItem, Size, Source, Stride
-from dovetail.sym import Real, Shapes, make_symfloat, make_symint
+from dovetail.sym import Real, Shapes, iter_leaves, make_symfloat, make_symint
 
 Dims = frozenset[int]
 
@@ -270,13 +270,7 @@ def marks(value: torch.Tensor, *names: str) -> set[int]:
 
 def leaves(value: Any) -> set[str]:
     """Names of the symbols in an Expr or a Real."""
-    if isinstance(value, Expr):
-        return {symbol.name for symbol in symbols(value)}
-    if isinstance(value, Real):
-        if value.op == "sym":
-            return {str(value.args[0])}
-        return set().union(*(leaves(arg) for arg in value.args))
-    return set()
+    return {leaf.name if isinstance(leaf, Expr) else leaf for leaf in iter_leaves(value)}
 
 
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {

@@ -139,13 +139,8 @@ def _read(func: Any) -> Record:
         rule=find_rule(base, is_pointwise, "._foreach_" in name),
         base=base,
         is_known=returns_tensors and not name.endswith("out") and is_listed(base, is_simple),
-        written_fake=None if func.namespace == "aten" else _written_fake(func),
+        written_fake=None if func.namespace == "aten" else registry.find(schema.name).fake_impl.kernel,
         returns_one=len(schema.returns) == 1,
         count=len(schema.returns),
         is_free=fate in ("meta", "probe") and not changes_shape and not name.endswith("out"),
     )
-
-
-def _written_fake(func: Any) -> Callable[..., Any] | None:
-    kernel = registry.find(func._schema.name).fake_impl.kernel
-    return None if kernel is None else kernel.func  # type: ignore[no-any-return]

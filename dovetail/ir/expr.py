@@ -400,7 +400,7 @@ def floordiv(left: IntLike, right: IntLike) -> Expr:
         if quotient is not ZERO:
             return add(quotient, floordiv(rest, b))
     if b.op == "const":
-        common = _content(a, b.value)
+        common = common_divisor(a, b.value)
         if common > 1:
             return floordiv(_divide_exactly(a, const(common)), b.value // common)  # type: ignore[arg-type]
         if a.op == "floordiv" and a.args[1].op == "const":  # type: ignore[attr-defined]
@@ -413,7 +413,7 @@ def floordiv(left: IntLike, right: IntLike) -> Expr:
     return _make("floordiv", (a, b), lo, hi)
 
 
-def _content(value: Expr, limit: int) -> int:
+def common_divisor(value: Expr, limit: int) -> int:
     """The common divisor of all coefficients of value and of limit."""
     constant, terms = _split(value)
     common = gcd(limit, constant)
@@ -434,7 +434,7 @@ def mod(left: IntLike, right: IntLike) -> Expr:
     if quotient is not ZERO:
         return mod(rest, b)
     if b.op == "const":
-        common = _content(a, b.value)
+        common = common_divisor(a, b.value)
         if common > 1:
             inner = mod(_divide_exactly(a, const(common)), b.value // common)  # type: ignore[arg-type]
             return mul(inner, common)

@@ -11,13 +11,24 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from math import gcd
 from typing import Final, TypeAlias
 
-from dovetail.ir.expr import Expr, as_expr, ceildiv, eq, evaluate, floordiv, le, lt, mul, show_expr, symbols
+from dovetail.ir.expr import (
+    Expr,
+    as_expr,
+    ceildiv,
+    common_divisor,
+    eq,
+    floordiv,
+    le,
+    lt,
+    mul,
+    show_expr,
+    symbols,
+)
 
 Number: TypeAlias = "Real | float"
 
@@ -50,22 +61,10 @@ _COMPARED: Final = {"eq": eq, "lt": lt, "le": le}
 
 def ratio(numerator: Expr, denominator: int = 1) -> Real:
     """numerator / denominator, which is positive."""
-    common = denominator
-    if numerator.op == "const":
-        common = gcd(common, numerator.value)
-    elif denominator > 1:
-        common = _content(numerator, denominator)
+    common = common_divisor(numerator, denominator)
     if common > 1:
         numerator, denominator = floordiv(numerator, common), denominator // common
     return Real("ratio", (numerator, denominator))
-
-
-def _content(value: Expr, limit: int) -> int:
-    """The largest divisor of limit that divides value whatever the symbols are, as far as is seen."""
-    for divisor in sorted((d for d in range(2, min(limit, 4096) + 1) if limit % d == 0), reverse=True):
-        if (value % divisor).op == "const" and (value % divisor).value == 0:
-            return divisor
-    return 1
 
 
 def _as_fraction(value: object) -> tuple[Expr, int] | None:
@@ -136,28 +135,15 @@ def compare(op: str, left: Number, right: Number) -> Expr | None:
 # -- walks -----------------------------------------------------------------------------------------
 
 
-def iter_leaves(value: Number) -> Iterator[Expr | str]:
+def iter_leaves(value: object) -> Iterator[Expr | str]:
     """Every integer symbol (an Expr) and every float symbol (its name)."""
-    if isinstance(value, float):
-        return
-    if value.op == "ratio":
-        yield from sorted(symbols(value.args[0]), key=lambda s: s.name)  # type: ignore[arg-type]
-    elif value.op == "sym":
+    if isinstance(value, Expr):
+        yield from sorted(symbols(value), key=lambda s: s.name)
+    elif isinstance(value, Real) and value.op == "sym":
         yield value.args[0]  # type: ignore[misc]
-    else:
+    elif isinstance(value, Real):
         for arg in value.args:
-            yield from iter_leaves(arg)  # type: ignore[arg-type]
-
-
-def evaluate_real(value: Number, ints: Mapping[str, int], floats: Mapping[str, float]) -> float:
-    if isinstance(value, float):
-        return value
-    if value.op == "ratio":
-        return evaluate(value.args[0], ints) / value.args[1]  # type: ignore[arg-type, operator]
-    if value.op == "sym":
-        return floats[value.args[0]]  # type: ignore[index]
-    args = [evaluate_real(arg, ints, floats) for arg in value.args]  # type: ignore[arg-type]
-    return UNARY[value.op](*args) if value.op in UNARY else BINARY[value.op](*args)
+            yield from iter_leaves(arg)
 
 
 _INFIX: Final = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "mod": "%", "pow": "**"}

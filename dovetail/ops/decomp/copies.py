@@ -12,7 +12,7 @@ from dovetail.ir.expr import ZERO, Expr, as_expr, product
 from dovetail.ir.types import BOOL, I64, Device, DType
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.views import Size, bounds
-from dovetail.ops.registry import DECOMPOSITIONS, Declined, decomposes
+from dovetail.ops.registry import Declined, decomposes
 
 
 @decomposes("aten.clone", prim=True)
@@ -203,23 +203,3 @@ def select_backward(b: Build, grad: Value, input_sizes: Sequence[Size], dim: int
     at, size = as_expr(index), as_expr(input_sizes[dim])
     first = at if at.lo >= 0 else at + size
     return b.pad(b.unsqueeze(grad, (dim,)), dim, first, size - first - 1, _zero(grad))
-
-
-# -- views that copy -------------------------------------------------------------------------------
-
-
-def _copied(view: str) -> Callable[..., object]:
-    """The *_copy form of a view op: the same index map."""
-
-    def rule(b: Build, *args: object, **kwargs: object) -> object:
-        return DECOMPOSITIONS[view](b, *args, **kwargs)
-
-    return rule
-
-
-for _view in (
-    "alias.default", "as_strided.default", "detach.default", "expand.default",
-    "permute.default", "select.int", "slice.Tensor", "squeeze.default", "squeeze.dim", "squeeze.dims",
-    "t.default", "transpose.int", "unsqueeze.default", "view.default",
-):  # fmt: skip
-    decomposes(f"aten.{_view.replace('.', '_copy.')}")(_copied(f"aten.{_view}"))

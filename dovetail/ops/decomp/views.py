@@ -2,7 +2,7 @@
 
     aten.select.int(x, 0, 3)      ->  slice, reshape
     aten.expand(x, [8, -1])       ->  broadcast
-    aten.split.Tensor(x, 16, 1)   ->  one slice per part
+    aten.unsafe_split(x, 16, 1)   ->  one slice per part
 """
 from __future__ import annotations
 
@@ -84,13 +84,6 @@ def _wrapped(value: Expr, size: Expr) -> Expr:
     raise Declined
 
 
-@decomposes("aten.narrow_copy")
-def narrow(b: Build, x: Value, dim: int, start: Size, length: Size) -> Value:
-    dim %= x.ndim
-    first = _wrapped(as_expr(start), x.shape[dim])
-    return b.slice(x, dim, first, add(first, length))
-
-
 @decomposes("aten.select.int")
 def select(b: Build, x: Value, dim: int, index: Size) -> Value:
     dim %= x.ndim
@@ -98,15 +91,7 @@ def select(b: Build, x: Value, dim: int, index: Size) -> Value:
     return b.reshape(b.slice(x, dim, first, first + 1), [s for d, s in enumerate(x.shape) if d != dim])
 
 
-@decomposes("aten.unbind_copy.int")
-def unbind(b: Build, x: Value, dim: int = 0) -> list[Value]:
-    dim %= x.ndim
-    rest = [s for d, s in enumerate(x.shape) if d != dim]
-    return [b.reshape(b.slice(x, dim, i, i + 1), rest) for i in range(len(b.outs))]
-
-
-@decomposes("aten.split_copy.Tensor", "aten.split_with_sizes_copy", "aten.unsafe_split.Tensor",
-            "aten.unsafe_split_with_sizes")  # fmt: skip
+@decomposes("aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes")
 def split(b: Build, x: Value, sections: object, dim: int = 0) -> list[Value]:
     """The parts' types say where to cut."""
     dim %= x.ndim
