@@ -100,7 +100,7 @@ def _kinds(plan: Plan) -> dict[str, str]:
 def _for_others(made: Launchable, names: list[str], others: list[str]) -> Launchable:
     """The kernel of an equal group, called with other buffers."""
     renamed = dict(zip(names, others, strict=True))
-    return replace(made, params=tuple(renamed[name] for name in made.params))  # type: ignore[type-var]
+    return replace(made, params=tuple(renamed[name] for name in made.params))
 
 
 def _kernel(group: Group, made: Launchable, target: Target, buffers: dict[str, Buffer]) -> Kernel:

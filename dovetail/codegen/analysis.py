@@ -8,9 +8,9 @@ m and s are row values, e is kept for a later pass
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, iter_scalars, loads_of, roots_of
@@ -36,7 +36,9 @@ class Pass:
 class Shape:
     args: tuple[Argument, ...]
     symbols: tuple[Expr, ...]
-    """Size symbols and run-time numbers, in order of name."""
+    """Of sizes, in order of name."""
+    numbers: tuple[str, ...]
+    """Of the program's inputs that are numbers."""
     passes: tuple[Pass, ...]
     contiguous: Range | None
     """The loop whose variable moves through memory one element at a time, for vectors or lanes."""
@@ -59,6 +61,7 @@ def analyse(group: Group, buffers: dict[str, Buffer]) -> Shape:
     return Shape(
         tuple(_arguments(group, buffers)),
         tuple(sorted(used, key=lambda s: s.name)),
+        tuple(dict.fromkeys(str(node.args[0]) for node in scalars_of(group) if node.op == "input")),
         passes,
         choose_contiguous(group),
         row_values,
@@ -76,7 +79,7 @@ def form_of(group: Group, buffers: dict[str, Buffer]) -> tuple[Form, list[str]]:
     parts: list[object] = [group.outer, group.ranges, group.levels]
     for nest in group.nests:
         seen: dict[Scalar, int] = {}
-        for node in iter_scalars(*(root for write in nest.writes for root in roots_of(write))):
+        for node in iter_scalars(*roots_in((nest,))):
             seen[node] = len(seen)
             parts.append(node.op)
             parts.append(node.dtype)
@@ -124,6 +127,31 @@ def _kept_rows(group: Group, row_values: frozenset[str]) -> Iterator[str]:
     yield from (b for b in made if b in later and b in group.internal and b not in row_values)
 
 
+def roots_in(nests: Iterable[Nest]) -> list[Scalar]:
+    return [root for nest in nests for write in nest.writes for root in roots_of(write)]
+
+
+def scalars_of(group: Group) -> Iterable[Scalar]:
+    return iter_scalars(*roots_in(group.nests))
+
+
+def certain(roots: Iterable[Scalar], holding: Collection[Scalar] = ()) -> set[Scalar]:
+    """What is computed whatever the data; the rest is reached only through the value of a `masked`, and is
+    computed under its condition, unless that is among those `holding`."""
+    seen: set[Scalar] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "masked":
+            stack += node.operands[1:2] if node.operands[0] in holding else node.operands[::2]
+        else:
+            stack += node.operands
+    return seen
+
+
 def scalar_exprs(node: Scalar) -> Iterator[Expr]:
     return (arg for arg in node.args if isinstance(arg, Expr))
 
@@ -132,10 +160,9 @@ def group_exprs(group: Group) -> Iterator[Expr]:
     for item in group.ranges:
         yield item.size
     for nest in group.nests:
-        for write in nest.writes:
-            yield write.index
-            for node in iter_scalars(*roots_of(write)):
-                yield from scalar_exprs(node)
+        yield from (write.index for write in nest.writes)
+    for node in scalars_of(group):
+        yield from scalar_exprs(node)
 
 
 # -- the contiguous loop ---------------------------------------------------------------------------
@@ -222,41 +249,24 @@ def _number(node: Scalar) -> int | None:
 def crossing_loads(group: Group, var: Expr, other: Expr) -> list[tuple[str, Expr]]:
     """Loads that are far apart along `var` and one apart along `other`: what a transpose reads."""
     found: dict[tuple[str, Expr], None] = {}
-    for nest in group.nests:
-        for buffer, index in _certain_loads(nest):
-            if buffer in group.internal:
-                continue
-            along, across = linear_in(index, other), linear_in(index, var)
-            if along is None or across is None or along[0] is not ONE:
-                continue
-            if not across[0].is_const or across[0].value > 1:
-                found[buffer, index] = None
+    sure = certain(roots_in(group.nests))  # a load under a condition may be outside of its buffer
+    for node in scalars_of(group):
+        if node.op != "load" or node not in sure or node.args[0] in group.internal:
+            continue
+        buffer, index = cast("tuple[str, Expr]", node.args)
+        along, across = linear_in(index, other), linear_in(index, var)
+        if along is None or across is None or along[0] is not ONE:
+            continue
+        if not across[0].is_const or across[0].value > 1:
+            found[buffer, index] = None
     return list(found)
 
 
 def _gathers(group: Group) -> Iterator[Scalar]:
     """The positions that are computed from data and read outside the kernel."""
-    roots = [root for nest in group.nests for write in nest.writes for root in roots_of(write)]
-    for node in iter_scalars(*roots):
+    for node in scalars_of(group):
         if node.op == "load_at" and node.args[0] not in group.internal:
             yield node.operands[0]
-
-
-def _certain_loads(nest: Nest) -> Iterator[tuple[str, Expr]]:
-    """Loads that happen whatever the data: those under a condition may be outside of their buffer."""
-    seen: set[Scalar] = set()
-    stack = [root for write in nest.writes for root in roots_of(write)]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op == "load":
-            yield node.args[0], node.args[1]  # type: ignore[misc]
-        elif node.op == "masked":
-            stack += [node.operands[0], node.operands[2]]
-        else:
-            stack += node.operands
 
 
 def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:

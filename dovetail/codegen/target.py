@@ -1,11 +1,12 @@
 """What a target must offer.
 
-    TARGETS["cpu"].emit(group, buffers)  ->  Launchable: the kernel's text and how to call it
+    CppTarget(64).emit(group, buffers)  ->  Launchable: the kernel's text and how to call it
 
 C++ is one; Triton is another. What does not depend on the target is in codegen/analysis.py.
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from dovetail.ir.expr import Expr
@@ -13,25 +14,19 @@ from dovetail.ir.loop import Buffer
 from dovetail.ir.schedule import Group
 
 
-class Launchable(Protocol):
-    """A kernel's text and its parameters: buffers, size symbols, run-time numbers, in that order."""
+@dataclass(frozen=True, slots=True)
+class Launchable:
+    """`text` has the user's names; `key` is the same for kernels that differ in names only. Parameters are
+    the buffers `params`, then the size symbols, then run-time numbers."""
 
-    @property
-    def text(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def symbol(self) -> str: ...
-    @property
-    def params(self) -> tuple[str, ...]: ...
-    @property
-    def sizes(self) -> tuple[Expr, ...]: ...
-    @property
-    def numbers(self) -> tuple[str, ...]: ...
-    @property
-    def may_fail(self) -> bool: ...
-    @property
-    def prelude(self) -> tuple[str, ...]: ...
+    text: str
+    key: str
+    symbol: str
+    params: tuple[str, ...]
+    sizes: tuple[Expr, ...]
+    numbers: tuple[str, ...]
+    may_fail: bool
+    prelude: tuple[str, ...]
 
 
 class Target(Protocol):

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.codegen.cpp.kernel import CppKernel, emit_kernel
+from dovetail.codegen.cpp.kernel import emit_kernel
+from dovetail.codegen.target import Launchable
 from dovetail.ir.loop import Buffer
 from dovetail.ir.schedule import Group
 
@@ -17,5 +18,5 @@ class CppTarget:
     cache_bytes: int
     language: str = "c++"
 
-    def emit(self, group: Group, buffers: dict[str, Buffer]) -> CppKernel:
+    def emit(self, group: Group, buffers: dict[str, Buffer]) -> Launchable:
         return emit_kernel(group, buffers, self.vector_bytes, self.cache_bytes)

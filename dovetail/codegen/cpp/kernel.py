@@ -1,6 +1,6 @@
 """One Group as one C++ function.
 
-    Group -> Kernel
+    Group -> Launchable
 
     // softmax: for i < 8 | r0 < 64
     extern "C" void kernel(const float* x, float* o) {
@@ -14,44 +14,25 @@ Values come from values.py, loops from loops.py, accumulators from reduce.py.
 """
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
-from dovetail.codegen.analysis import Shape, analyse, step_of, varies
+from dovetail.codegen.analysis import Shape, analyse, scalars_of, step_of, varies
 from dovetail.codegen.cpp.exprs import fits_int32
 from dovetail.codegen.cpp.loops import Body
 from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.reduce import place_dtype
 from dovetail.codegen.cpp.values import KernelWriter
-from dovetail.ir.expr import Expr
-from dovetail.ir.loop import Buffer, Scalar, iter_scalars, loads_of, roots_of
+from dovetail.codegen.names import key_of, symbol_of, token, with_names
+from dovetail.codegen.target import Launchable
+from dovetail.ir.loop import Buffer, Scalar, loads_of, roots_of
 from dovetail.ir.schedule import Group
-
-
-@dataclass(frozen=True, slots=True)
-class CppKernel:
-    """`text` has the user's names; `key` is the same text with positions for names. `params` are the
-    buffers, then the size symbols, then run-time numbers, in the order of the C++ parameters."""
-
-    text: str
-    key: str
-    symbol: str
-    params: tuple[str, ...]
-    sizes: tuple[Expr, ...]
-    numbers: tuple[str, ...]
-    may_fail: bool
-    prelude: tuple[str, ...]
 
 
 def emit_kernel(
     group: Group, buffers: dict[str, Buffer], vector_bytes: int, cache_bytes: int
-) -> CppKernel:
+) -> Launchable:
     shape = analyse(group, buffers)
-    numbers = tuple(dict.fromkeys(str(n.args[0]) for n in _all_scalars(group) if n.op == "input"))
     is_serial = any(w.index_scalar is not None for n in group.nests for w in n.writes if not w.reduce)
     widest = _widest(group, shape) if vector_bytes else 8
     lanes = max(vector_bytes // widest, 1)
@@ -64,9 +45,9 @@ def emit_kernel(
         for a in shape.args
     ]
     params += [f"int64_t {s.name}" for s in shape.symbols]
-    params += [f"double {name}" for name in numbers]
+    params += [f"double {name}" for name in shape.numbers]
     params += ["int32_t* bad"] if writer.may_fail else []
-    head = f'extern "C" void \x01\x02({", ".join(params)}) {{'
+    head = f'extern "C" void {token("")}({", ".join(params)}) {{'
     lines = [
         f"namespace v{lanes} {{",
         head,
@@ -74,16 +55,16 @@ def emit_kernel(
         "}",
         "}",
     ]
-    tokens = "\n".join(lines) + "\n"
-    key, names = _canonical(tokens)
-    symbol = f"{re.sub(r'[^A-Za-z0-9_]', '_', group.name)[:60]}_{key}"
-    return CppKernel(
-        _comment(group, shape) + _named(tokens, names, symbol),
+    text = "\n".join(lines) + "\n"
+    key = key_of(text)
+    symbol = symbol_of(group.name, key)
+    return Launchable(
+        _comment(group, shape) + with_names(text, symbol, _KEYWORDS),
         key,
         symbol,
         tuple(a.buffer.name for a in shape.args),
         shape.symbols,
-        numbers,
+        shape.numbers,
         writer.may_fail,
         emit_prelude(lanes, widest, writer.functions),
     )
@@ -100,10 +81,6 @@ def _streamed(group: Group, shape: Shape, cache_bytes: int) -> frozenset[str]:
     return frozenset(b.name for b in large if b.name not in read and b.type.dtype.bytes >= 4)
 
 
-def _all_scalars(group: Group) -> Iterable[Scalar]:
-    return iter_scalars(*(root for n in group.nests for w in n.writes for root in roots_of(w)))
-
-
 def _widest(group: Group, shape: Shape) -> int:
     """Bytes of the widest element computed in vectors. Addresses of whole vectors are not; but the functions
     of a float type, which an address may use too, come with its vectors."""
@@ -112,7 +89,7 @@ def _widest(group: Group, shape: Shape) -> int:
     searches = [w for w in writes if w.reduce in ("argmax", "argmin")]
     roots = [root for w in writes for root in ((w.value,) if w in searches else roots_of(w))]
     changing = varies(roots, {var} if var is not None else set(), set())
-    floats = [node.dtype.bytes for node in _all_scalars(group) if node.dtype.is_float]
+    floats = [node.dtype.bytes for node in scalars_of(group) if node.dtype.is_float]
     widest = max([4, *floats, *(place_dtype(w).bytes for w in searches)])
     seen: set[Scalar] = set()
     while roots:
@@ -128,34 +105,6 @@ def _widest(group: Group, shape: Shape) -> int:
             roots += node.operands
     values = [w.value for w in writes if w.reduce]
     return max([widest, *(value.dtype.bytes for value in values)])
-
-
-# -- names -----------------------------------------------------------------------------------------
-
-_TOKEN: Final = re.compile("\x01([^\x02]*)\x02")
-
-
-def _canonical(tokens: str) -> tuple[str, list[str]]:
-    """The key, and the buffer names in order of appearance."""
-    seen: dict[str, int] = {}
-    plain = _TOKEN.sub(lambda m: f"b{seen.setdefault(m[1], len(seen))}", tokens)
-    return hashlib.sha256(plain.encode()).hexdigest()[:16], list(seen)
-
-
-def _named(tokens: str, names: list[str], kernel: str) -> str:
-    """The user's names, changed where they are words of C++ or of the kernel's own text."""
-    chosen: dict[str, str] = {}
-    taken = set(_KEYWORDS).union(re.findall(r"[A-Za-z_]\w*", _TOKEN.sub(" ", tokens)))
-    for name in names:
-        if name == "":
-            chosen[name] = kernel
-            continue
-        stem = re.sub(r"\W", "_", name)
-        if stem[0].isdigit() or stem in taken:
-            stem = f"{stem}_v" if f"{stem}_v" not in taken else f"{stem}_v{len(taken)}"
-        taken.add(stem)
-        chosen[name] = stem
-    return _TOKEN.sub(lambda m: chosen[m[1]], tokens)
 
 
 _KEYWORDS: Final = frozenset(

@@ -27,6 +27,7 @@ from dovetail.codegen.cpp.ops import (
     literal,
     template,
 )
+from dovetail.codegen.names import token
 from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, mul, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write
 from dovetail.ir.schedule import Group
@@ -107,7 +108,7 @@ class KernelWriter:
         return f"{stem}{self.temps}"
 
     def name(self, buffer: str) -> str:
-        return f"\x01{buffer}\x02"
+        return token(buffer)
 
     @property
     def vector_var(self) -> Expr | None:

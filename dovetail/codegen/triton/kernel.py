@@ -16,17 +16,27 @@ recomputing what earlier passes made.
 """
 from __future__ import annotations
 
-import hashlib
-import re
+import keyword
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from dovetail.codegen.analysis import Pass, Shape, analyse, group_exprs, step_score
+from dovetail.codegen.analysis import (
+    Pass,
+    Shape,
+    analyse,
+    certain,
+    group_exprs,
+    roots_in,
+    scalars_of,
+    step_score,
+)
+from dovetail.codegen.names import key_of, symbol_of, token, with_names
+from dovetail.codegen.target import Launchable
 from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, TL_TYPE, TRITON
 from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, spell, substitute, sym, symbols
-from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of, scalar
+from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, I64, DType
@@ -51,30 +61,17 @@ INT32_LIMIT: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class TritonKernel:
-    """`params`: buffers, then size symbols, then run-time numbers. `signature`: Triton's type of each."""
-
-    name: str
-    text: str
-    key: str
-    params: tuple[str, ...]
-    sizes: tuple[Expr, ...]
-    numbers: tuple[str, ...]
+class TritonKernel(Launchable):
     signature: tuple[str, ...]
+    """Triton's type of each parameter."""
     grid: tuple[tuple[Expr, int], ...]
     """For each grid axis, how many points it has and how many of them a program takes."""
     blocks: tuple[Blocks, ...]
     constants: tuple[str, ...]
-    unaligned: tuple[int, ...] = ()
+    unaligned: tuple[int, ...]
     """Positions of the inputs that are written in place: they cannot be copied to a better address."""
-    fuses: bool = False
+    fuses: bool
     """Results are rounded to 16 bits anyway: a product and a sum inside one operation may be rounded once."""
-    may_fail: bool = False
-    prelude: tuple[str, ...] = ()
-
-    @property
-    def symbol(self) -> str:
-        return f"{_name(self.name)}_{self.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,7 @@ def _crossing(group: Group, shape: Shape) -> tuple[Range, Range] | None:
         if fast.size.is_const and fast.size.value < 16:
             return None
         for nest in group.nests:
-            for node in iter_scalars(*(root for w in nest.writes for root in roots_of(w))):
+            for node in iter_scalars(*roots_in((nest,))):
                 if node.op == "load" and step_score(node.args[1], other.var) == 1.0:  # type: ignore[arg-type]
                     if step_score(node.args[1], fast.var) < 0:  # type: ignore[arg-type]
                         return fast, other
@@ -197,7 +194,7 @@ class Emitter:
         streams = find_streams(self.group)
         self.blocks = tuple(dict.fromkeys(choose_blocks(self.axes, self.shape, self.is_looped, streams)))
         self.written = frozenset(self.group.written_buffers)
-        self.shortened = find_shortened(self._scalars()) if self.is_rounded else frozenset()
+        self.shortened = find_shortened(scalars_of(self.group)) if self.is_rounded else frozenset()
         self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
 
     @property
@@ -225,7 +222,6 @@ class Emitter:
     # -- the whole
 
     def emit(self) -> TritonKernel:
-        numbers = tuple(dict.fromkeys(str(n.args[0]) for n in self._scalars() if n.op == "input"))
         self._indices()
         self._load_constants()
         self.w(FOLLOW)
@@ -239,36 +235,33 @@ class Emitter:
             self.w(line)
         wide = "i64" if self._is_wide() else "i32"
         constants = tuple(axis.block for axis in self.axes)
-        params = [_token(a.buffer.name) for a in self.shape.args]
-        params += [s.name for s in self.shape.symbols] + [_token(n) for n in numbers]
-        head = f"def KERNEL({', '.join([*params, *(f'{c}: tl.constexpr' for c in constants)])}):"
+        params = [token(a.buffer.name) for a in self.shape.args]
+        params += [*(s.name for s in self.shape.symbols), *map(token, self.shape.numbers)]
+        head = f"def {token('')}({', '.join([*params, *(f'{c}: tl.constexpr' for c in constants)])}):"
         body = "\n".join("    " + line if line else "" for line in self.w.lines)
-        plain = f"@triton.jit\n{head}\n{body}\n"
+        text = f"@triton.jit\n{head}\n{body}\n"
         comment = "".join(f"# {line}\n" for line in str(self.group).splitlines())
         signature = [POINTER[a.buffer.type.dtype] for a in self.shape.args]
-        signature += [wide] * len(self.shape.symbols) + ["fp64"] * len(numbers)
-        key = hashlib.sha256(f"{_by_position(plain)}{signature}{self._unaligned()}".encode()).hexdigest()[:16]
+        signature += [wide] * len(self.shape.symbols) + ["fp64"] * len(self.shape.numbers)
+        unaligned = [k for k, a in enumerate(self.shape.args) if a.is_written and a.buffer.kind == "input"]
+        key = key_of(f"{text}{signature}{unaligned}")
+        symbol = symbol_of(self.group.name, key)
         return TritonKernel(
-            self.group.name,
-            comment + _by_name(plain.replace("KERNEL", f"{_name(self.group.name)}_{key}", 1)),
+            comment + with_names(text, symbol, keyword.kwlist),
             key,
+            symbol,
             tuple(a.buffer.name for a in self.shape.args),
             self.shape.symbols,
-            numbers,
+            self.shape.numbers,
+            False,
+            (PRELUDE,),
             tuple(signature),
             tuple((axis.size, k) for k, axis in enumerate(self.axes) if axis.name != "r"),
             self.blocks,
             constants,
-            self._unaligned(),
+            tuple(unaligned),
             self.is_rounded,
-            prelude=(PRELUDE,),
         )
-
-    def _unaligned(self) -> tuple[int, ...]:
-        return tuple(k for k, a in enumerate(self.shape.args) if a.is_written and a.buffer.kind == "input")
-
-    def _scalars(self) -> Iterable[Scalar]:
-        return iter_scalars(*(root for n in self.group.nests for w in n.writes for root in roots_of(w)))
 
     def _is_wide(self) -> bool:
         """Some index may not fit in 32 bits."""
@@ -308,12 +301,11 @@ class Emitter:
         """Weights that a row is multiplied by are on their way before the kernel before this one is done."""
         if not self.has_rows or self.is_looped:
             return
-        roots = [root for nest in self.group.nests for w in nest.writes for root in roots_of(w)]
-        certain = set().union(*map(self._unmasked, roots))
+        sure = certain(roots_in(self.group.nests), self.certain)
         found = [
             node
-            for node in dict.fromkeys(iter_scalars(*roots))
-            if node.op == "load" and node in certain and self.buffers[str(node.args[0])].kind == "constant"
+            for node in scalars_of(self.group)
+            if node.op == "load" and node in sure and self.buffers[str(node.args[0])].kind == "constant"
         ]
         if len(found) <= MOST_EARLY:
             self.tiles.update((node, self._load(node)) for node in found)
@@ -404,7 +396,7 @@ class Emitter:
                         for total in sums:
                             more = self._kept(f"dv.below({self._full(tile)}, {name})", "0")
                             self.w(f"{total} = {total} * dv.below({name}_before, {name}) + {more}")
-        self._walk([root for w in writes for root in roots_of(w)], take_block)
+        self._walk(roots_in(step.points), take_block)
         self._end_of_walk(step)
         for write in reductions:
             self._finish(write, accumulators[write])
@@ -459,7 +451,7 @@ class Emitter:
     def _load_before(self, roots: list[Scalar]) -> None:
         """Loads that are the same for every block of a row."""
         for root in map(self._with_formulas, roots):
-            unmasked = self._unmasked(root)
+            unmasked = certain((root,), self.certain)
             for node in iter_scalars(root):
                 if node.op != "load" or node not in unmasked or str(node.args[0]) in self.values:
                     continue
@@ -515,28 +507,12 @@ class Emitter:
 
     def _value(self, root: Scalar) -> Tile:
         root = self._with_formulas(root)
-        unmasked = self._unmasked(root)
+        unmasked = certain((root,), self.certain)
         for node in iter_scalars(root):
             if node in unmasked and node not in self.tiles:
                 make = self._masked if node.op == "masked" else self._compute
                 self.tiles[node] = make(node)
         return self.tiles[root]
-
-    def _unmasked(self, root: Scalar) -> set[Scalar]:
-        """What is computed everywhere; the rest is reached only through the value of a `masked`, and is
-        computed under its condition."""
-        seen: set[Scalar] = set()
-        stack = [root]
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node.op == "masked":
-                stack.extend(node.args[1:2] if node.args[0] in self.certain else node.args[::2])  # type: ignore[arg-type]
-            else:
-                stack.extend(node.operands)
-        return seen
 
     def _masked(self, node: Scalar) -> Tile:
         condition, value, other = node.args
@@ -579,7 +555,7 @@ class Emitter:
             )
             return self._define(text, node.dtype, self._axes_of(expr))
         if node.op == "input":
-            return Tile(_token(str(node.args[0])), node.dtype, frozenset())
+            return Tile(token(str(node.args[0])), node.dtype, frozenset())
         if node.op == "load":
             return self._load(node)
         if node.op == "load_at":
@@ -615,7 +591,7 @@ class Emitter:
         after = ".to(tl.int1)" if dtype is BOOL else ""
         every = axes | self._mask_axes()  # a mask needs a pointer of its own shape
         index += "".join(f" + 0 * {name}index" for name in sorted(every - axes) if not axes)
-        return self._define(f"tl.load({_token(buffer)} + ({index}){mask}){after}", dtype, every)
+        return self._define(f"tl.load({token(buffer)} + ({index}){mask}){after}", dtype, every)
 
     def _mask_axes(self) -> frozenset[str]:
         return frozenset(a.name for a in self.axes) if self.masks else frozenset()
@@ -666,7 +642,7 @@ class Emitter:
         dtype = self.buffers[buffer].type.dtype
         value = f"{self._as_tensor(tile)}.to(tl.int1)" if dtype is BOOL else tile.text
         store = self.late.append if len(self.axes) == 1 and self.axes[0].size is ONE else self.w
-        store(f"tl.store({_token(buffer)} + ({index}), {value}{mask})")
+        store(f"tl.store({token(buffer)} + ({index}), {value}{mask})")
 
 
 def find_shifted(step: Pass, after: Pass) -> dict[Write, Write]:
@@ -713,43 +689,6 @@ def _spread(axis: Axis, axes: tuple[Axis, ...]) -> str:
     if len(axes) == 1:
         return ""
     return "[:, None]" if axis.place == 0 else "[None, :]"
-
-
-_TOKEN: Final = re.compile("\x01([^\x02]*)\x02")
-
-
-def _token(name: str) -> str:
-    """A buffer's name in the text, until it is known how it is to be spelled."""
-    return f"\x01{name}\x02"
-
-
-def _by_position(text: str) -> str:
-    """Names replaced by their order: kernels that differ in names only are one kernel."""
-    seen: dict[str, int] = {}
-    return _TOKEN.sub(lambda m: f"b{seen.setdefault(m[1], len(seen))}", text)
-
-
-def _by_name(text: str) -> str:
-    """The user's names, each spelled so that it is Python and unique."""
-    chosen: dict[str, str] = {}
-    for name in dict.fromkeys(_TOKEN.findall(text)):
-        spelled = _name(name)
-        while spelled in chosen.values():
-            spelled += "_"
-        chosen[name] = spelled
-    return _TOKEN.sub(lambda m: chosen[m[1]], text)
-
-
-def _name(name: str) -> str:
-    stem = re.sub(r"\W", "_", name)
-    is_taken = stem in _RESERVED or re.fullmatch(r"[tisrd]\d*|acc\d+|at\d+|[xyr]index|[xyr]mask", stem)
-    return f"{stem}_" if is_taken or stem[0].isdigit() else stem
-
-
-_RESERVED: Final = frozenset(
-    "tl dv libdevice triton apart roffset and or not if else for in is def return lambda "
-    "None True False from import".split()
-)
 
 
 def _constant(value: object, dtype: DType) -> str:
