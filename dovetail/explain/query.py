@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from dovetail.events import Event
 from dovetail.explain.html import show_page
-from dovetail.explain.stats import seconds_in_all
+from dovetail.explain.stats import by_stage, seconds_in_all
 from dovetail.explain.text import show_explanation
 from dovetail.explain.views import FusionView, GraphView, Place, place_of, view_fusion, view_graphs
 
@@ -151,10 +151,7 @@ class Explanation:
     @property
     def seconds(self) -> dict[str, float]:
         """Compile seconds by stage."""
-        totals: dict[str, float] = {}
-        for stage in self.stages:
-            totals[stage.stage] = totals.get(stage.stage, 0.0) + stage.seconds
-        return dict(sorted(totals.items()))
+        return by_stage((stage.stage, stage.seconds) for stage in self.stages)
 
     @property
     def compile_seconds(self) -> float:

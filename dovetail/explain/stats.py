@@ -4,6 +4,8 @@ stats() -> {"graphs": 2, "graph_breaks": 1, "recompiles": 0, "kernels": 5, "fall
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dovetail.events import EVENTS, EventStream
 
 COUNTED = {
@@ -28,13 +30,13 @@ def stats(stream: EventStream = EVENTS) -> dict[str, int | float | dict[str, flo
         found[f"cache_{what}{'es' if what == 'miss' else 's'}"] = sum(
             1 for event in stream.of("cache") if event.get("what") == what
         )
-    stages = stage_seconds(stream)
     times = {
         kind: [(float(str(event.get("seconds", 0.0))), event.at) for event in stream.of(kind)]
         for kind in ("compile", "stage")
     }
     found["compile_seconds"] = seconds_in_all(times["compile"], times["stage"])
-    found["stage_seconds"] = dict(stages)
+    names = [str(event.get("stage", "?")) for event in stream.of("stage")]
+    found["stage_seconds"] = by_stage(zip(names, (seconds for seconds, _ in times["stage"])))
     return found
 
 
@@ -46,10 +48,9 @@ def seconds_in_all(frames: list[tuple[float, float]], stages: list[tuple[float, 
     return sum(seconds for seconds, _ in frames) + sum(later)
 
 
-def stage_seconds(stream: EventStream) -> dict[str, float]:
+def by_stage(stages: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Seconds by stage, in the order of the walk."""
     totals: dict[str, float] = {}
-    for event in stream.of("stage"):
-        name = str(event.get("stage", "?"))
-        totals[name] = totals.get(name, 0.0) + float(str(event.get("seconds", 0.0)))
+    for name, seconds in stages:
+        totals[name] = totals.get(name, 0.0) + seconds
     return dict(sorted(totals.items()))

@@ -85,14 +85,6 @@ class FusionView:
     unit: str
     groups: tuple[GroupView, ...]
 
-    @property
-    def bytes_before(self) -> int:
-        return sum(group.bytes_before for group in self.groups)
-
-    @property
-    def bytes_after(self) -> int:
-        return sum(group.bytes_after for group in self.groups)
-
 
 # -- graphs ----------------------------------------------------------------------------------------
 

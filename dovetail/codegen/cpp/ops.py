@@ -18,10 +18,7 @@ C_TYPE: Final = {
     BOOL: "bool", U8: "uint8_t", U16: "uint16_t", U32: "uint32_t", U64: "uint64_t", I8: "int8_t",
     I16: "int16_t", I32: "int32_t", I64: "int64_t", F16: "f16", BF16: "bf16", F32: "float", F64: "double",
 }  # fmt: skip
-VECTOR_TYPE: Final = {
-    BOOL: "mask", U8: "u8v", U16: "u16v", U32: "u32v", U64: "u64v", I8: "i8v", I16: "i16v", I32: "i32v",
-    I64: "i64v", F16: "f16v", BF16: "bf16v", F32: "f32v", F64: "f64v",
-}  # fmt: skip
+VECTOR_TYPE: Final = {dtype: "mask" if dtype is BOOL else f"{dtype.name}v" for dtype in C_TYPE}
 
 Entry: TypeAlias = "str | Callable[[DType, tuple[DType, ...]], str]"
 
@@ -61,6 +58,10 @@ _SHARED: Final[dict[str, Entry]] = {
     "sub": "({0} - {1})",
     "div": "({0} / {1})",
     "neg": "(-{0})",
+    "abs": _float_or("abs", 1, "({0} < 0 ? -{0} : {0})"),
+    "bit_and": "({0} & {1})",
+    "bit_or": "({0} | {1})",
+    "bit_xor": "({0} ^ {1})",
     "maximum": _by_kind(_call("maximum", 2), "({0} | {1})"),
     "minimum": _by_kind(_call("minimum", 2), "({0} & {1})"),
     "fmax": lambda result, args: _call("fmax" if args[0].is_float else "maximum", 2),
@@ -80,31 +81,23 @@ def _truth(k: int, dtype: DType, is_vector: bool) -> str:
     return f"to_mask({{{k}}} != 0)" if is_vector else f"({{{k}}} != 0)"
 
 
-def _logical(sign: str, vector_sign: str, is_vector: bool) -> Entry:
-    def entry(result: DType, args: tuple[DType, ...]) -> str:
-        a, b = _truth(0, args[0], is_vector), _truth(1, args[1], is_vector)
-        return f"({a} {vector_sign if is_vector else sign} {b})"
-
-    return entry
+def _logical(sign: str, is_vector: bool) -> Entry:
+    return lambda r, a: f"({_truth(0, a[0], is_vector)} {sign} {_truth(1, a[1], is_vector)})"
 
 
 CPP: Final[dict[str, Entry]] = {
     **_SHARED,
     "add": _by_kind("({0} + {1})", "({0} || {1})"),
     "mul": _by_kind("({0} * {1})", "({0} && {1})"),
-    "abs": lambda r, a: "abs_({0})" if a[0].is_float else "({0} < 0 ? -{0} : {0})",
     "sign": "(({0} > 0) - ({0} < 0))",
-    "bit_and": "({0} & {1})",
-    "bit_or": "({0} | {1})",
-    "bit_xor": "({0} ^ {1})",
     "bit_not": _by_kind("(~{0})", "(!{0})"),
     "where": "({0} ? {1} : {2})",
     **{name: f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
     "isnan": lambda r, a: "({0} != {0})" if a[0].is_float else "false",
     "isinf": lambda r, a: "(__builtin_fabs({0}) == __builtin_inf())" if a[0].is_float else "false",
     "logical_not": lambda r, a: f"(!{_truth(0, a[0], False)})",
-    "logical_and": _logical("&&", "&", False),
-    "logical_or": _logical("||", "|", False),
+    "logical_and": _logical("&&", False),
+    "logical_or": _logical("||", False),
     "check_index": "::check_index({0}, {1}, bad)",
 }
 
@@ -112,13 +105,9 @@ CPP_VEC: Final[dict[str, Entry]] = {
     **_SHARED,
     "add": _by_kind("({0} + {1})", "({0} | {1})"),
     "mul": _by_kind("({0} * {1})", "({0} & {1})"),
-    "abs": lambda r, a: "abs_({0})" if a[0].is_float else "({0} < 0 ? -{0} : {0})",
     "sign": lambda r, a: (
         f"({{0}} > 0 ? {_splat(a[0], 1)} : ({{0}} < 0 ? {_splat(a[0], -1)} : {_splat(a[0], 0)}))"
     ),
-    "bit_and": "({0} & {1})",
-    "bit_or": "({0} | {1})",
-    "bit_xor": "({0} ^ {1})",
     "bit_not": "(~{0})",
     "where": "select({0}, {1}, {2})",
     **{
@@ -129,8 +118,8 @@ CPP_VEC: Final[dict[str, Entry]] = {
         f"to_mask(abs_({{0}}) == {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "mask{{}}"
     ),
     "logical_not": lambda r, a: f"(~{_truth(0, a[0], True)})",
-    "logical_and": _logical("&&", "&", True),
-    "logical_or": _logical("||", "|", True),
+    "logical_and": _logical("&", True),
+    "logical_or": _logical("|", True),
     "check_index": "check_index({0}, {1}, {lanes}, bad)",
 }
 

@@ -21,14 +21,14 @@ INTEGERS: Final = Path(__file__).with_name("integers.h").read_text()
 # One entry per function that needs text of its own: overloads for a vector V and a scalar T.
 # {v} and {s} are replaced by float and double variants.
 _SLEEF: Final = {
-    "exp": "exp{p}_u10", "exp2": "exp2{p}_u10", "expm1": "expm1{p}_u10", "log": "log{p}_u10",
-    "log2": "log2{p}_u10", "log10": "log10{p}_u10", "log1p": "log1p{p}_u10", "sin": "sin{p}_u35",
-    "cos": "cos{p}_u35", "tan": "tan{p}_u10", "asin": "asin{p}_u10", "acos": "acos{p}_u10",
-    "atan": "atan{p}_u10", "sinh": "sinh{p}_u10", "cosh": "cosh{p}_u10",
-    "tanh": "tanh{p}_u10", "atanh": "atanh{p}_u10",
-    "erf": "erf{p}_u10", "erfc": "erfc{p}_u15", "lgamma": "lgamma{p}_u10",
+    **dict.fromkeys((
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
+        "sinh", "cosh", "tanh", "atanh", "erf", "erfc", "lgamma",
+    ), ("x",)),
+    **dict.fromkeys(("pow", "atan2"), ("x", "y")),
 }  # fmt: skip
-_SLEEF2: Final = {"pow": "pow{p}_u10", "atan2": "atan2{p}_u10"}
+_ACCURACY: Final = {"sin": "u35", "cos": "u35", "erfc": "u15"}
+"""Tenths of a unit in the last place; of the others u10."""
 
 _UNARY: Final = {
     # body for any type T with arithmetic; `x` is the argument
@@ -191,39 +191,33 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
         return _STREAM
     out: list[str] = []
     for vector, c_type, suffix, c in _vector_types(lanes, widest):
-        if lanes == 1 and (name in _SLEEF or name in _SLEEF2):
-            out += _emit_libm(name, c_type, c)
-        elif name == "exp_within" and c_type == "double":
-            continue
-        elif name in _SINGLE and c_type == "float":
+        is_single = name in _SINGLE and c_type == "float"
+        if name in _SLEEF and (lanes == 1 or not is_single):
+            out += _emit_library(name, vector, c_type, suffix if lanes > 1 else "", c)
+        elif is_single:
             out.append(_SINGLE[name])
             out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
-        elif name in _SLEEF:
-            call = "Sleef_" + _SLEEF[name].format(p=suffix)
-            out.append(f'extern "C" {vector} {call}({vector});')
-            out.append(f"INLINE {vector} {name}_({vector} x) {{ return {call}(x); }}")
-            out.append(f"INLINE {c_type} {name}_({c_type} x) {{ return {call}(splat<{vector}>(x))[0]; }}")
-        elif name in _SLEEF2:
-            call = "Sleef_" + _SLEEF2[name].format(p=suffix)
-            out.append(f'extern "C" {vector} {call}({vector}, {vector});')
-            out.append(f"INLINE {vector} {name}_({vector} x, {vector} y) {{ return {call}(x, y); }}")
-            out.append(
-                f"INLINE {c_type} {name}_({c_type} x, {c_type} y) "
-                f"{{ return {call}(splat<{vector}>(x), splat<{vector}>(y))[0]; }}"
-            )
+        elif name == "exp_within":
+            continue
         else:
             out += _emit_plain(name, vector, c_type, c, lanes)
     return "\n".join(out) + "\n"
 
 
-def _emit_libm(name: str, c_type: str, c: str) -> list[str]:
-    """Without vectors, the C library's function."""
-    kinds, names = (c_type, "x") if name in _SLEEF else (f"{c_type}, {c_type}", "x, y")
-    params = ", ".join(f"{c_type} {x}" for x in names.split(", "))
-    return [
-        f'extern "C" {c_type} {name}{c}({kinds});',
-        f"INLINE {c_type} {name}_({params}) {{ return {name}{c}({names}); }}",
+def _emit_library(name: str, vector: str, c_type: str, suffix: str, c: str) -> list[str]:
+    """SLEEF's function, and it on one lane; without a suffix for vectors, the C library's."""
+    names = _SLEEF[name]
+    call = f"Sleef_{name}{suffix}_{_ACCURACY.get(name, 'u10')}" if suffix else f"{name}{c}"
+    kind = vector if suffix else c_type
+    own = {t: ", ".join(f"{t} {x}" for x in names) for t in (kind, c_type)}
+    out = [
+        f'extern "C" {kind} {call}({", ".join([kind] * len(names))});',
+        f"INLINE {kind} {name}_({own[kind]}) {{ return {call}({', '.join(names)}); }}",
     ]
+    if suffix:
+        lanes = ", ".join(f"splat<{vector}>({x})" for x in names)
+        out.append(f"INLINE {c_type} {name}_({own[c_type]}) {{ return {call}({lanes})[0]; }}")
+    return out
 
 
 def _emit_plain(name: str, vector: str, c_type: str, c: str, lanes: int) -> list[str]:

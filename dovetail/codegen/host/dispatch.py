@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,36 +70,31 @@ def find_schema(op: str) -> Any:
     return getattr(getattr(packet, overload, None), "_schema", None)
 
 
-@dataclass(slots=True)
-class Encoder:
-    """Texts of 64-bit values; statements that must come first go to the writer."""
-
-    writer: HostWriter
-
-    def encode(self, arg: ExternArg, kind: str) -> str:
-        if kind.startswith("Optional["):
-            return "0" if arg is None else f"some({self.encode(arg, kind[9:-1])})"
-        if kind.startswith("List[") and isinstance(arg, tuple):
-            items = [self.encode(item, kind[5:-1]) for item in arg]
-            name = self.writer.fresh("items")
-            self.writer(f"const uint64_t {name}[] = {{{', '.join(items) or '0'}}};")
-            return f"list({len(items)}, {name})"
-        if kind == "Tensor" and isinstance(arg, BufferRef):
-            return f"own({self.writer.view(arg)})"
-        if kind == "int" and isinstance(arg, Expr):
-            return f"(uint64_t)({c_expr(arg)})"
-        if kind == "int" and type(arg) is int:
-            return f"(uint64_t){arg}l"
-        if kind == "float" and isinstance(arg, Scalar):
-            return f"(uint64_t)bits_of({arg.args[0]})"
-        if kind == "float" and type(arg) in (int, float):
-            bits = struct.unpack("Q", struct.pack("d", float(arg)))[0]  # type: ignore[arg-type]
-            return f"{bits}ul /* {arg} */"
-        if kind == "bool" and type(arg) is bool:
-            return str(int(arg))
-        if kind == "str" and isinstance(arg, str) and not arg.startswith("torch."):
-            return f"text({json.dumps(arg)}, {len(arg.encode())})"
-        raise NotCarried(kind)
+def encode(writer: HostWriter, arg: ExternArg, kind: str) -> str:
+    """The text of a 64-bit value; statements that must come first go to the writer."""
+    if kind.startswith("Optional["):
+        return "0" if arg is None else f"some({encode(writer, arg, kind[9:-1])})"
+    if kind.startswith("List[") and isinstance(arg, tuple):
+        items = [encode(writer, item, kind[5:-1]) for item in arg]
+        name = writer.fresh("items")
+        writer(f"const uint64_t {name}[] = {{{', '.join(items) or '0'}}};")
+        return f"list({len(items)}, {name})"
+    if kind == "Tensor" and isinstance(arg, BufferRef):
+        return f"own({writer.view(arg)})"
+    if kind == "int" and isinstance(arg, Expr):
+        return f"(uint64_t)({c_expr(arg)})"
+    if kind == "int" and type(arg) is int:
+        return f"(uint64_t){arg}l"
+    if kind == "float" and isinstance(arg, Scalar):
+        return f"(uint64_t)bits_of({arg.args[0]})"
+    if kind == "float" and type(arg) in (int, float):
+        bits = struct.unpack("Q", struct.pack("d", float(arg)))[0]  # type: ignore[arg-type]
+        return f"{bits}ul /* {arg} */"
+    if kind == "bool" and type(arg) is bool:
+        return str(int(arg))
+    if kind == "str" and isinstance(arg, str) and not arg.startswith("torch."):
+        return f"text({json.dumps(arg)}, {len(arg.encode())})"
+    raise NotCarried(kind)
 
 
 def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
@@ -114,12 +108,11 @@ def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
         return False
     given = dict(extern.kwargs)
     back = writer.mark()
-    encoder = Encoder(writer)
     try:
         values = []
         for k, argument in enumerate(schema.arguments):
             arg = extern.args[k] if k < len(extern.args) else given.get(argument.name, _default(argument))
-            values.append(encoder.encode(arg, str(argument.type)))
+            values.append(encode(writer, arg, str(argument.type)))
     except NotCarried:
         back()
         return False

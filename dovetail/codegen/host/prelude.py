@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from dovetail.codegen.cpp.prelude import HEAD as KERNEL_HEAD
 from dovetail.ir import types
 from dovetail.ir.types import DType
 
@@ -20,12 +21,8 @@ TORCH_CODE: Final[dict[DType, int]] = {
 DEVICE_CODE: Final = {"cpu": 0, "cuda": 1}
 """c10::DeviceType, likewise."""
 
-HEAD: Final = """\
-typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;
-typedef unsigned char uint8_t; typedef unsigned short uint16_t;
-typedef unsigned int uint32_t; typedef unsigned long uint64_t;
+HEAD: Final = KERNEL_HEAD + """\
 typedef void* Handle;
-struct f16 { uint16_t bits; }; struct bf16 { uint16_t bits; };
 extern "C" {
 int32_t aoti_torch_delete_tensor_object(Handle);
 int32_t aoti_torch_get_data_ptr(Handle, void**);
@@ -56,16 +53,6 @@ struct Python {
 struct Arena { void* (*take)(int64_t); void (*give)(void*); };
 extern "C" { void* dv_kernels[%(kernels)s]; Arena dv_arena; }
 
-static inline int64_t min_i(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max_i(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t floordiv_i(int64_t a, int64_t b) {
-    int64_t q = a / b;
-    return q - ((a % b != 0) & ((a < 0) != (b < 0)));
-}
-static inline int64_t mod_i(int64_t a, int64_t b) {
-    int64_t r = a % b;
-    return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0);
-}
 static inline int64_t bits_of(double x) { return __builtin_bit_cast(int64_t, x); }
 
 // A tensor this program owns.

@@ -34,7 +34,7 @@ from dovetail.codegen.analysis import (
 )
 from dovetail.codegen.names import key_of, symbol_of, token, with_names
 from dovetail.codegen.target import Launchable
-from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, TL_TYPE, TRITON
+from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON
 from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, spell, substitute, sym, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
 from dovetail.ir.program import FOLLOW, Blocks
@@ -207,6 +207,11 @@ class Emitter:
     def has_rows(self) -> bool:
         return bool(self.group.inner)
 
+    @property
+    def rows(self) -> frozenset[str]:
+        """The axes that a reduction leaves."""
+        return frozenset(a.name for a in self.axes if a.name != "r")
+
     def _is_exact(self, axis: Axis) -> bool:
         """Whatever the choice of blocks, they cover the axis without a rest."""
         sizes = [blocks.constants((axis.block,))[axis.block] for blocks in self.blocks]
@@ -335,7 +340,7 @@ class Emitter:
 
     def _reduced(self, write: Write, tile: Tile) -> list[Tile]:
         """The row's result(s), with the whole row in the tile."""
-        rows = frozenset(a.name for a in self.axes if a.name != "r")
+        rows = self.rows
         if write.reduce == "welford":
             count = _text(self.axes[-1].size)
             full = self._full(tile)
@@ -345,7 +350,7 @@ class Emitter:
             square = self._define(f"tl.sum({apart.text} * {apart.text}, 1)[:, None]", tile.dtype, rows)
             return [mean, square]
         if write.reduce in ("argmax", "argmin"):
-            return [self._position(write, tile, rows)]
+            return [self._position(write, *self._candidates(write, tile))]
         return [
             self._folded(
                 write, self._kept(self._full(tile), IDENTITY[str(write.reduce)](tile.dtype)), tile.dtype
@@ -353,20 +358,21 @@ class Emitter:
         ]
 
     def _folded(self, write: Write, text: str, dtype: DType) -> Tile:
-        rows = frozenset(a.name for a in self.axes if a.name != "r")
         folded = REDUCE[str(write.reduce)].format(text, 1)
         after = " != 0" if dtype is BOOL else ""
-        return self._define(f"{folded}[:, None]{after}", dtype, rows)
+        return self._define(f"{folded}[:, None]{after}", dtype, self.rows)
 
-    def _position(self, write: Write, tile: Tile, rows: frozenset[str]) -> Tile:
-        best = "dv.greater_first" if write.reduce == "argmax" else "dv.less_first"
+    def _candidates(self, write: Write, tile: Tile) -> tuple[str, str]:
+        """Values and their positions for a search; past the end the worst."""
         assert write.index_scalar is not None
         at = self._full(self._value(write.index_scalar))
-        worst = IDENTITY["max" if write.reduce == "argmax" else "min"](tile.dtype)
-        value, where = self._kept(self._full(tile), worst), self._kept(at, str(1 << 62))
+        worst = IDENTITY[str(write.reduce).removeprefix("arg")](tile.dtype)
+        return self._kept(self._full(tile), worst), self._kept(at, str(1 << 62))
+
+    def _position(self, write: Write, value: str, where: str) -> Tile:
         name = self.fresh("at")
-        self.w(f"_, {name} = tl.reduce(({value}, {where}), 1, {best})")
-        return self._define(f"{name}[:, None]", I64, rows)
+        self.w(f"_, {name} = tl.reduce(({value}, {where}), 1, {SEARCH[str(write.reduce)]})")
+        return self._define(f"{name}[:, None]", I64, self.rows)
 
     def _looped(self, step: Pass, shifted: dict[Write, Write]) -> None:
         """One walk over the row in blocks; a second one for deviations from the mean. Sums of exponentials
@@ -383,7 +389,9 @@ class Emitter:
                         self._store(write, tile)
                         self.formulas[write.buffers[0]] = write.value
                     elif write.reduce in ("argmax", "argmin"):
-                        self._advance_position(write, tile, accumulators[write])
+                        name, (value, where) = accumulators[write], self._candidates(write, tile)
+                        pair, best = f"{name}, {name}_at", SEARCH[write.reduce]
+                        self.w(f"{pair} = {best}({pair}, {value}, {where})")
                     else:
                         kind = "sum" if write.reduce == "welford" else str(write.reduce)
                         nothing = IDENTITY[kind](tile.dtype)
@@ -469,28 +477,16 @@ class Emitter:
             self.w(f"{name}_at = tl.full({shape}, {1 << 62}, tl.int64)")
         return name
 
-    def _advance_position(self, write: Write, tile: Tile, name: str) -> None:
-        best = "dv.greater_first" if write.reduce == "argmax" else "dv.less_first"
-        assert write.index_scalar is not None
-        at = self._full(self._value(write.index_scalar))
-        worst = IDENTITY["max" if write.reduce == "argmax" else "min"](tile.dtype)
-        value, where = self._kept(self._full(tile), worst), self._kept(at, str(1 << 62))
-        self.w(f"{name}, {name}_at = {best}({name}, {name}_at, {value}, {where})")
-
     def _finish(self, write: Write, name: str) -> None:
-        rows = frozenset(a.name for a in self.axes if a.name != "r")
         if write.reduce in ("argmax", "argmin"):
-            best = "dv.greater_first" if write.reduce == "argmax" else "dv.less_first"
-            found = self.fresh("at")
-            self.w(f"_, {found} = tl.reduce(({name}, {name}_at), 1, {best})")
-            self._keep(write.buffers[0], write, self._define(f"{found}[:, None]", I64, rows))
+            self._keep(write.buffers[0], write, self._position(write, name, f"{name}_at"))
         elif write.reduce == "welford":
-            self._deviations(write, name, rows)
+            self._deviations(write, name)
         else:
             self._keep(write.buffers[0], write, self._folded(write, name, write.value.dtype))
 
-    def _deviations(self, write: Write, name: str, rows: frozenset[str]) -> None:
-        dtype, count = write.value.dtype, _text(self.axes[-1].size)
+    def _deviations(self, write: Write, name: str) -> None:
+        rows, dtype, count = self.rows, write.value.dtype, _text(self.axes[-1].size)
         mean = self._define(f"tl.sum({name}, 1)[:, None] / {count}", dtype, rows)
         self._keep(write.buffers[0], write, mean)
         squares = self._start(write)

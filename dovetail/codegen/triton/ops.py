@@ -145,6 +145,9 @@ REDUCE: Final = {
 }  # fmt: skip
 """A tile reduced along an axis."""
 
+SEARCH: Final = {"argmax": "dv.greater_first", "argmin": "dv.less_first"}
+"""Of two (value, position) pairs the better one."""
+
 
 def _least(dtype: DType) -> int:
     return 0 if dtype.kind in ("uint", "bool") else -(1 << (dtype.bits - 1))
