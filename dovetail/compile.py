@@ -263,30 +263,32 @@ def keeping_modes(module: GraphModule, run: Callable[..., Any]) -> Callable[...,
     are as they were afterwards."""
     targets = {node.target for node in module.graph.nodes}
     switches = [(setter, getter) for setter, getter in capture.SWITCHES.items() if setter in targets]
-    if not switches and _enter_autocast not in targets:
+    for device in {node.args[0] for node in module.graph.nodes if node.target is _enter_autocast}:
+        for setter, getter in AUTOCAST_SWITCHES:
+            switches.append((functools.partial(setter, device), functools.partial(getter, device)))
+    if not switches:
         return run
-    devices = {node.args[0] for node in module.graph.nodes if node.target is _enter_autocast}
 
     def run_inside(*inputs: Any) -> Any:
-        depth = torch.autocast_increment_nesting()
-        has_cache = torch.is_autocast_cache_enabled()
-        before = [(setter, getter()) for setter, getter in switches]
-        casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+        depth, before = torch.autocast_increment_nesting(), [getter() for _, getter in switches]
         try:
             return run(*inputs)
         finally:
-            for setter, value in before:
+            for (setter, _), value in zip(switches, before):
                 setter(value)
-            torch.set_autocast_cache_enabled(has_cache)
-            for device, is_enabled, dtype in casts:
-                torch.set_autocast_enabled(device, is_enabled)
-                torch.set_autocast_dtype(device, dtype)
             while (now := torch.autocast_decrement_nesting()) >= depth:
                 continue  # what was entered and not left
             if not now:
                 torch.clear_autocast_cache()
 
     return run_inside
+
+
+AUTOCAST_SWITCHES: Final[tuple[tuple[Any, Any], ...]] = (
+    (torch.set_autocast_enabled, torch.is_autocast_enabled),
+    (torch.set_autocast_dtype, torch.get_autocast_dtype),
+    (lambda _, value: torch.set_autocast_cache_enabled(value), lambda _: torch.is_autocast_cache_enabled()),
+)
 
 
 def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

@@ -110,6 +110,11 @@ class Break(DovetailError):
 
     code = "B00"
 
+    @property
+    def step(self) -> int:
+        """The instruction, counted from the frame's start, to break at instead; for most breaks none."""
+        return int(str(self.fields.get("step", -1)))
+
 
 class UnsupportedOpcode(Break):
     code = "B01"
@@ -130,10 +135,6 @@ class DataDependentBranch(Break):
 
 class AssumedBranch(DataDependentBranch):
     """It was assumed not to raise, which turned out not to do. `step` is its instruction, as below."""
-
-    @property
-    def step(self) -> int:
-        return int(str(self.fields["step"]))
 
 
 class DataDependentValue(Break):
@@ -179,10 +180,6 @@ class UnfinishedGenerator(UnsupportedGenerator):
 
     code = "B14"
     message = "a generator in the middle of its work ({name})"
-
-    @property
-    def step(self) -> int:
-        return int(str(self.fields["step"]))
 
 
 class FailedFake(Break):

@@ -37,15 +37,8 @@ def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 on(copy.deepcopy)(lambda trace, args, kwargs: deep_copy(trace, args[0], {}))
 
 
-COPYABLE: Final = (
-    list,
-    dict,
-    set,
-    tuple,
-    collections.OrderedDict,
-    collections.deque,
-    collections.defaultdict,
-)
+MAPPINGS: Final = (dict, collections.OrderedDict)
+COPYABLE: Final = (list, set, tuple, *MAPPINGS, collections.deque, collections.defaultdict)
 
 
 def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
@@ -63,10 +56,8 @@ def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
         made = kind(deep_copy(trace, item, memo) for item in value)
     elif kind is InstanceDict:
         made = {key: deep_copy(trace, item, memo) for key, item in value.items()}
-    elif kind in (dict, collections.OrderedDict):
-        made = kind(
-            (deep_copy(trace, key, memo), deep_copy(trace, item, memo)) for key, item in value.items()
-        )
+    elif kind in MAPPINGS:
+        made = kind([[deep_copy(trace, part, memo) for part in pair] for pair in value.items()])
     else:
         made = copy_instance(trace, value, lambda item: deep_copy(trace, item, memo))
     memo[id(value)] = made
@@ -77,10 +68,9 @@ def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
 def copy_instance(trace: Trace, value: Any, each: Callable[[Any], Any]) -> Any:
     """A new instance with the same attributes, each passed through `each`."""
     kind = type(value)
-    plain = find_in_mro(kind, "__reduce_ex__")[0] is object.__reduce_ex__ and not isinstance(
-        value, torch.nn.Module
-    )
-    if not plain or find_in_mro(kind, "__new__")[0] is not object.__new__ or "__slots__" in vars(kind):
+    is_plain = find_in_mro(kind, "__reduce_ex__")[0] is object.__reduce_ex__
+    is_plain = is_plain and not isinstance(value, torch.nn.Module)
+    if not is_plain or find_in_mro(kind, "__new__")[0] is not object.__new__ or "__slots__" in vars(kind):
         raise UnknownCall(trace.loc(), function=f"a copy of {kind.__qualname__}")
     made = object.__new__(kind)
     for name, item in InstanceDict(trace, value).items():

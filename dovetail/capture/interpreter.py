@@ -50,13 +50,42 @@ def push(value: Any) -> Callable[[Activation, Any], None]:
     return lambda self, arg: self.stack.append(value)
 
 
-def unary(function: Callable[[Any], Any]) -> Callable[[Activation, Any], None]:
-    """(value -- result)"""
+def result_of(count: int, function: Callable[..., Any]) -> Callable[[Activation, Any], None]:
+    """(operands -- result)"""
+    return lambda self, arg: self.stack.append(function(self.trace, *self.pop(count)))
+
+
+def effect_of(count: int, function: Callable[..., Any]) -> Callable[[Activation, Any], None]:
+    """(operands --)"""
 
     def run(self: Activation, arg: Any) -> None:
-        self.stack[-1] = operations.unary(self.trace, function, self.stack[-1])
+        function(self.trace, *self.pop(count))
 
     return run
+
+
+def built(make: Callable[[list[Any]], Any]) -> Callable[[Activation, int], None]:
+    """(items -- container)"""
+    return lambda self, arg: self.stack.append(make(self.pop(arg)))
+
+
+def added(method: str, convert: Callable[[Trace, Any], Any]) -> Callable[[Activation, int], None]:
+    """(value --): into a container deeper in the stack."""
+
+    def run(self: Activation, arg: int) -> None:
+        value = convert(self.trace, self.stack.pop())
+        native(getattr(self.stack[-arg], method), value)
+
+    return run
+
+
+def unpacked_mapping(trace: Trace, value: Any) -> Any:
+    """What ** takes: nothing but a mapping will do."""
+    if type(value) is Outside:
+        value.leave()
+    if find_in_mro(type(value), "keys")[0] is MISSING:
+        raise Raised(TypeError(f"'{type(value).__name__}' object is not a mapping"))
+    return operations.as_mapping(trace, value)
 
 
 def jump_if(
@@ -370,25 +399,14 @@ class Activation:
     def DELETE_ATTR(self, arg: str) -> None:
         delete_attr(self.trace, self.stack.pop(), arg)
 
-    def BINARY_SUBSCR(self, arg: Any) -> None:
-        key = self.stack.pop()
-        self.stack[-1] = operations.get_item(self.trace, self.stack[-1], key)
-
-    def BINARY_SLICE(self, arg: Any) -> None:
-        container, start, stop = self.pop(3)
-        self.stack.append(operations.get_item(self.trace, container, slice(start, stop)))
-
-    def STORE_SLICE(self, arg: Any) -> None:
-        value, container, start, stop = self.pop(4)
-        operations.set_item(self.trace, container, slice(start, stop), value)
-
-    def STORE_SUBSCR(self, arg: Any) -> None:
-        value, container, key = self.pop(3)
-        operations.set_item(self.trace, container, key, value)
-
-    def DELETE_SUBSCR(self, arg: Any) -> None:
-        container, key = self.pop(2)
-        operations.delete_item(self.trace, container, key)
+    BINARY_SUBSCR, DELETE_SUBSCR = result_of(2, operations.get_item), effect_of(2, operations.delete_item)
+    BINARY_SLICE = result_of(3, lambda trace, owner, *ends: operations.get_item(trace, owner, slice(*ends)))
+    STORE_SUBSCR = effect_of(
+        3, lambda trace, value, owner, key: operations.set_item(trace, owner, key, value)
+    )
+    STORE_SLICE = effect_of(
+        4, lambda trace, value, owner, *ends: operations.set_item(trace, owner, slice(*ends), value)
+    )
 
     # -- operators
 
@@ -405,11 +423,10 @@ class Activation:
         result = operations.compare(self.trace, arg, self.stack[-1], right)
         self.stack[-1] = self.truth(result, self.at + 1)
 
-    UNARY_NEGATIVE, UNARY_POSITIVE = unary(operator.neg), unary(operator.pos)
-    UNARY_INVERT = unary(operator.invert)
-
-    def UNARY_NOT(self, arg: Any) -> None:
-        self.stack[-1] = not operations.truth(self.trace, self.stack[-1])
+    UNARY_NEGATIVE = result_of(1, lambda trace, value: operations.unary(trace, operator.neg, value))
+    UNARY_POSITIVE = result_of(1, lambda trace, value: operations.unary(trace, operator.pos, value))
+    UNARY_INVERT = result_of(1, lambda trace, value: operations.unary(trace, operator.invert, value))
+    UNARY_NOT = result_of(1, lambda trace, value: not operations.truth(trace, value))
 
     def TO_BOOL(self, arg: Any) -> None:
         self.stack[-1] = self.truth(self.stack[-1], self.at + 1)
@@ -449,8 +466,7 @@ class Activation:
     JUMP_IF_TRUE_OR_POP = jump_if(lambda self, value: operations.truth(self.trace, value), keeps=True)
     JUMP_IF_FALSE_OR_POP = jump_if(lambda self, value: not operations.truth(self.trace, value), keeps=True)
 
-    def GET_ITER(self, arg: Any) -> None:
-        self.stack[-1] = operations.iterate(self.trace, self.stack[-1])
+    GET_ITER = result_of(1, operations.iterate)
 
     def FOR_ITER(self, arg: int) -> None:
         """(iter -- iter, next) or, exhausted, (iter --) and jump."""
@@ -475,14 +491,8 @@ class Activation:
 
     # -- building
 
-    def BUILD_TUPLE(self, arg: int) -> None:
-        self.stack.append(tuple(self.pop(arg)))
-
-    def BUILD_LIST(self, arg: int) -> None:
-        self.stack.append(self.pop(arg))
-
-    def BUILD_SET(self, arg: int) -> None:
-        self.stack.append(native(set, [operations.as_hashable(item) for item in self.pop(arg)]))
+    BUILD_TUPLE, BUILD_LIST, BUILD_SLICE = built(tuple), built(list), built(lambda items: slice(*items))
+    BUILD_SET = built(lambda items: native(set, [operations.as_hashable(item) for item in items]))
 
     def BUILD_MAP(self, arg: int) -> None:
         items = self.pop(2 * arg)
@@ -498,51 +508,27 @@ class Activation:
         made = late(self.trace, concatenate, [parts]) if is_late(parts) else "".join(parts)
         self.stack.append(made)
 
-    def BUILD_SLICE(self, arg: int) -> None:
-        self.stack.append(slice(*self.pop(arg)))
-
     def LIST_APPEND(self, arg: int) -> None:
         value = self.stack.pop()
         self.stack[-arg].append(value)
-
-    def SET_ADD(self, arg: int) -> None:
-        value = self.stack.pop()
-        native(self.stack[-arg].add, operations.as_hashable(value))
 
     def MAP_ADD(self, arg: int) -> None:
         key, value = self.pop(2)
         native(self.stack[-arg].__setitem__, operations.as_hashable(key), value)
 
-    def LIST_EXTEND(self, arg: int) -> None:
-        value = operations.iterate(self.trace, self.stack.pop())
-        native(self.stack[-arg].extend, value)
-
-    def SET_UPDATE(self, arg: int) -> None:
-        value = operations.iterate(self.trace, self.stack.pop())
-        native(self.stack[-arg].update, value)
-
-    def as_mapping(self, value: Any) -> Any:
-        """What ** takes: nothing but a mapping will do."""
-        if type(value) is Outside:
-            value.leave()
-        if find_in_mro(type(value), "keys")[0] is MISSING:
-            raise Raised(TypeError(f"'{type(value).__name__}' object is not a mapping"))
-        return operations.as_mapping(self.trace, value)
-
-    def DICT_UPDATE(self, arg: int) -> None:
-        value = self.as_mapping(self.stack.pop())
-        native(self.stack[-arg].update, value)
+    SET_ADD = added("add", lambda trace, value: operations.as_hashable(value))
+    LIST_EXTEND, SET_UPDATE = added("extend", operations.iterate), added("update", operations.iterate)
+    DICT_UPDATE = added("update", unpacked_mapping)
 
     def DICT_MERGE(self, arg: int) -> None:
-        value = self.as_mapping(self.stack.pop())
+        value = unpacked_mapping(self.trace, self.stack.pop())
         into = self.stack[-arg]
         for key in value:
             if key in into:
                 raise Raised(TypeError(f"got multiple values for keyword argument '{key}'"))
         native(into.update, value)
 
-    def LIST_TO_TUPLE(self, arg: Any) -> None:
-        self.stack[-1] = tuple(self.stack[-1])
+    LIST_TO_TUPLE = result_of(1, lambda trace, items: tuple(items))
 
     def UNPACK_SEQUENCE(self, arg: int) -> None:
         items = native(list, operations.iterate(self.trace, self.stack.pop()))
@@ -633,7 +619,7 @@ class Activation:
         self.call(arg, names)
 
     def CALL_FUNCTION_EX(self, arg: int) -> None:
-        kwargs = self.as_mapping(self.stack.pop()) if arg & 1 else {}
+        kwargs = unpacked_mapping(self.trace, self.stack.pop()) if arg & 1 else {}
         args = native(list, operations.iterate(self.trace, self.stack.pop()))
         second, first = self.stack.pop(), self.stack.pop()
         self.stack.append(self.trace.call(second if first is NULL else first, args, dict(kwargs)))

@@ -34,15 +34,7 @@ from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import leave_unread, wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import Raised, Trace, is_random
-from dovetail.errors import (
-    Break,
-    FrameRaises,
-    ImportUnderWay,
-    NoTensors,
-    ResumedLoop,
-    SkippedFrame,
-    UnfinishedGenerator,
-)
+from dovetail.errors import Break, FrameRaises, ImportUnderWay, NoTensors, ResumedLoop, SkippedFrame
 from dovetail.fake import Fake, FakeMode, SymbolicCalls
 from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
@@ -165,7 +157,7 @@ def _attempts(frame: Frame, options: Options, dynamic: Policy | None, is_whole: 
             result = bare(skip)
         if isinstance(result, Capture):
             return result
-        if not isinstance(result, UnfinishedGenerator) or result.step >= steps:
+        if not 0 <= result.step < steps:
             break
         steps = result.step  # break where the generator is made instead: then it is a real one
     raise SkippedFrame(
@@ -216,7 +208,7 @@ class Attempt:
         except SkippedFrame:
             raise
         except Break as stop:
-            self.steps = getattr(stop, "step", root.steps - 1 if root else -1)
+            self.steps = stop.step if stop.step >= 0 else root.steps - 1 if root else -1
             if root is None:
                 raise SkippedFrame(self.frame.loc, detail=stop.text) from None
             return bare(stop)

@@ -20,14 +20,7 @@ from dovetail.capture.operations import has_fake, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, native
 from dovetail.capture.trace import Raised, Trace, Write
-from dovetail.errors import (
-    BackwardCall,
-    Break,
-    DataDependentValue,
-    FailedFake,
-    UnknownCall,
-    UnsupportedValue,
-)
+from dovetail.errors import BackwardCall, Break, DataDependentValue, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks
 from dovetail.ir.source import Attr, DictAttr
