@@ -118,22 +118,14 @@ def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
     if issubclass(type(obj), FOREIGN):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail="its attributes are elsewhere")
     if issubclass(type(obj), threading.local):
-        return _thread_attr(trace, obj, name)
+        origin = trace.origins.get(id(obj))
+        if origin is None or name == "__dict__":
+            raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"its {name}")
+        fields = Attr(origin.source, "__dict__")  # a guard looks there in the thread that calls
+        if name in obj.__dict__:
+            return trace.remember((id(obj), name), wrap(trace, obj.__dict__[name], Item(fields, name)))
+        trace.guard(fields, Lacks(name))
     return plain_attr(trace, obj, name)
-
-
-def _thread_attr(trace: Trace, obj: threading.local, name: str) -> Any:
-    """What this thread has under the name: a guard looks there in the thread that calls."""
-    origin, (found, owner) = trace.origins.get(id(obj)), find_in_mro(type(obj), name)
-    if origin is None or hasattr(type(found), "__set__"):
-        raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"its {name}")
-    attributes = Attr(origin.source, "__dict__")
-    if name in obj.__dict__:
-        return trace.remember((id(obj), name), wrap(trace, obj.__dict__[name], Item(attributes, name)))
-    trace.guard(attributes, Lacks(name))
-    if found is MISSING:
-        return _getattr_hook(trace, obj, name)
-    return bind_class_value(trace, found, owner, obj, type(obj), name)
 
 
 def plain_attr(trace: Trace, obj: Any, name: str) -> Any:

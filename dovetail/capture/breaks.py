@@ -278,12 +278,6 @@ def _load_method(site: Site) -> None:
     site.go_on(*((NULL_TEXT, "_r") if NULL_FIRST else ("_r", NULL_TEXT)), drop=1)
 
 
-def _contains(site: Site) -> None:
-    negation = "not in" if site.arg else "in"
-    site.do(f"_r = {site.stack[-2]} {negation} {site.stack[-1]}")
-    site.go_on("_r", drop=2)
-
-
 def _branch(jumps_if: bool, keeps: bool) -> Callable[[Site], None]:
     """A jump that depends on a truth value: one resume function for each way."""
 
@@ -385,7 +379,7 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "COMPARE_OP_BOOL": _truth("bool({operation}({0}, {1}))", 2),
     "GET_ITER": _with(1, iter),
     "LIST_TO_TUPLE": _with(1, tuple),
-    "CONTAINS_OP": _contains,
+    "CONTAINS_OP": lambda site: _expression("{0} not in {1}" if site.arg else "{0} in {1}", 2)(site),
     "LOAD_ATTR": _expression("{0}.{name}", 1),
     "LOAD_METHOD": _load_method,
     "LOAD_GLOBAL": _expression("user_globals[{name!r}]", 0),
