@@ -280,7 +280,8 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
         step: Source = Item(source, key, own_base(kind))
         if not is_constant(key):
             step = KeyItem(source, trace.const(key, "key").name, key)
-        dict_set(shadow, inner, wrap(trace, item, step))
+        base = OrderedDict if issubclass(kind, OrderedDict) else dict
+        base.__setitem__(shadow, inner, wrap(trace, item, step))
     origin.before = dict(raw_items(shadow))
     return shadow
 
@@ -299,11 +300,6 @@ def is_held(key: Any) -> bool:
     kind = type(key)
     is_constant = kind in PLAIN or isinstance(key, IDENTITY)
     return is_constant or kind.__eq__ is object.__eq__ or kind.__module__ == "typing"
-
-
-def dict_set(shadow: Any, key: Any, value: Any) -> None:
-    base = OrderedDict if isinstance(shadow, OrderedDict) else dict
-    base.__setitem__(shadow, key, value)
 
 
 def own_base(kind: type) -> str:

@@ -109,11 +109,6 @@ class Root(Activation):
                 self.trace.go_round()
 
 
-def is_new_list(trace: Trace, value: Any) -> bool:
-    """A list met for the first time is not looked at before the program does."""
-    return type(value) is list and id(value) not in trace.known
-
-
 def make_entry(captured: Capture, frame: Frame) -> FunctionType:
     """The entry as a function: its text, run with its namespace."""
     file = f"<dovetail entry of {captured.name}>"
@@ -229,8 +224,9 @@ class Attempt:
     def wrap_arguments(self) -> list[Any]:
         code = self.frame.code
         names = code.co_varnames[: slot_count(code)]
-        return [
-            (leave_unread if is_new_list(self.trace, value) else wrap)(
+        known = self.trace.known
+        return [  # a list met for the first time is not looked at before the program does
+            (leave_unread if type(value) is list and id(value) not in known else wrap)(
                 self.trace, value, Arg(i, safe_name(name, i))
             )
             for i, (name, value) in enumerate(zip(names, self.frame.args))
