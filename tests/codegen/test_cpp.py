@@ -276,3 +276,13 @@ def test_equal_numbers_have_no_variance(count: int) -> None:
     x = torch.randn(2, count)
     x[0, 3], x[1, 2] = NAN, INF
     check(program, (x,))
+
+
+def test_erf_is_within_one_unit_in_the_last_place() -> None:
+    x = torch.cat([torch.linspace(-4.3, 4.3, 100_003), 10.0 ** torch.linspace(-44, 0, 2001)])
+    exact = torch.erf(x.double())
+    size = exact.float().abs()
+    unit = (torch.nextafter(size, torch.tensor(INF)) - size).double()
+    got = make(lambda x: torch.erf(x) * 1, (x,), Options())(x)[0]
+    assert ((got.double() - exact).abs() / unit).max() < 1.05
+    assert torch.equal(make(torch.erf, (x,), Options())(torch.full_like(x, INF))[0], torch.ones_like(x))
