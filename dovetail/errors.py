@@ -134,7 +134,7 @@ class DataDependentBranch(Break):
 
 
 class AssumedBranch(DataDependentBranch):
-    """It was assumed not to raise, which turned out not to do. `step` is its instruction, as below."""
+    """It was assumed not to raise, which turned out not to do."""
 
 
 class DataDependentValue(Break):
@@ -175,8 +175,7 @@ class UnsupportedGenerator(Break):
 
 
 class UnfinishedGenerator(UnsupportedGenerator):
-    """A generator that the frame made is needed outside of the graph while it is still at work. `step` is
-    the instruction, counted from the frame's start, that made it."""
+    """A generator that the frame made is needed outside of the graph while it is still at work."""
 
     code = "B14"
     message = "a generator in the middle of its work ({name})"

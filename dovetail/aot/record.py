@@ -376,7 +376,8 @@ def record_unbind(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> 
 
 def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """An op that writes: record its functional twin, then write the results back."""
-    if facts_of(func).is_random and not kwargs and not recorder.ref(args[0]).type.is_contiguous:
+    fills = not kwargs and not any(isinstance(arg, torch.Tensor) for arg in args[1:])
+    if facts_of(func).is_random and fills and not recorder.ref(args[0]).type.is_contiguous:
         return record_draw(recorder, func, args)
     twin = twin_of(func)
     taken = {name: value for name, value in kwargs.items() if name not in twin.outs}

@@ -81,9 +81,7 @@ def added(method: str, convert: Callable[[Trace, Any], Any]) -> Callable[[Activa
 
 def unpacked_mapping(trace: Trace, value: Any) -> Any:
     """What ** takes: nothing but a mapping will do."""
-    if type(value) is Outside:
-        value.leave()
-    if find_in_mro(type(value), "keys")[0] is MISSING:
+    if not isinstance(value, dict) and find_in_mro(type(value), "keys")[0] is MISSING:
         raise Raised(TypeError(f"'{type(value).__name__}' object is not a mapping"))
     return operations.as_mapping(trace, value)
 

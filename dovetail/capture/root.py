@@ -154,7 +154,7 @@ def _attempts(frame: Frame, options: Options, dynamic: Policy | None, is_whole: 
             return result
         if not 0 <= result.step < steps:
             break
-        steps = result.step  # break where the generator is made instead: then it is a real one
+        steps = result.step  # where a generator is made, for example: then it is a real one
     raise SkippedFrame(
         frame.loc, detail=f"{found.text}; and the frame cannot be resumed there: {result.text}"
     )
@@ -204,7 +204,7 @@ class Attempt:
             raise
         except Break as stop:
             self.steps = stop.step if stop.step >= 0 else root.steps - 1 if root else -1
-            if root is None:
+            if root is None and stop.step < 0:
                 raise SkippedFrame(self.frame.loc, detail=stop.text) from None
             return bare(stop)
         finally:

@@ -146,6 +146,8 @@ class Call:
     result: Any
     loc: Loc | None
     stack: tuple[Loc, ...] = ()
+    step: int = -1
+    """The frame's instruction, counted from its start."""
     is_checkpointed: bool = False
 
 
@@ -258,7 +260,8 @@ class Trace:
         """Keep a call that was just performed on Fakes; returns its result."""
         frozen = tuple([freeze(self, arg) for arg in args])
         named = {key: freeze(self, value) for key, value in kwargs.items()} if kwargs else {}
-        self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs()))
+        step = self.places[0].steps - 1 if self.places else -1
+        self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs(), step))
         self.rounds = 0
         own(self, result)
         return result

@@ -2,6 +2,7 @@
 
     optimizer.zero_grad()                           p.grad = None for every parameter, after the graph
     torch._foreach_addcdiv_(ps, ms, vs, sizes)      p.add_(m / v * size) for each: sizes stays a tensor
+    torch.autograd.grad(y, x)                       a break, before x is made if the graph makes it
 """
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dovetail.capture.attributes import load_attr, store_attr
 from dovetail.capture.builtins import Args, Kwargs, Special, on
@@ -17,7 +19,7 @@ from dovetail.capture.origins import wrap
 from dovetail.capture.text import native
 from dovetail.capture.torch_calls import call_tensor_method, call_torch
 from dovetail.capture.trace import Trace
-from dovetail.errors import DisabledCall
+from dovetail.errors import BackwardCall, DisabledCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Length
 from dovetail.ir.source import DictAttr, Item
@@ -47,6 +49,15 @@ def parameters_of(trace: Trace, optimizer: Any) -> Iterator[Any]:
         trace.guard(inside, Length(len(group["params"])))
         for j, parameter in enumerate(group["params"]):
             yield wrap(trace, parameter, Item(inside, j))
+
+
+@on(torch.autograd.grad)
+def _grad(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """By a tensor that the same graph makes there is nothing to derive: its results are not made of it."""
+    inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+    wanted = {id(inputs)} if isinstance(inputs, Fake) else {id(item) for item in iterate(trace, inputs)}
+    made = [call.step for call in trace.calls if not wanted.isdisjoint(map(id, tree_leaves(call.result)))]
+    raise BackwardCall(trace.loc(), function="torch.autograd.grad", **{"step": made[-1]} if made else {})
 
 
 def _scaled(function: Any, name: str) -> Special:

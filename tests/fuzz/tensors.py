@@ -31,7 +31,7 @@ UNARY: Final = (
     "{a}.deg2rad()", "torch.exp2({a}.clamp(-3, 3))", "{a}.float().asinh()", "{a}.sgn()", "torch.sinc({a}.float())", "{a}.clamp_max(1)",
     "torch.lgamma({a}.float().abs() + 1)", "torch.special.erfcx({a}.float().clamp(-1, 3))", "{a}.int().bitwise_left_shift(2)", "{a}.int() ^ -1", "torch.bitwise_not({a}.bool())",
     "{a}.to(torch.uint8) + 200", "{a}.to(torch.int8) * 3", "{a}.short() // 3", "{a}.long() % -3", "{a}.half() * 3 + 0.1", "{a}.bfloat16().exp().clamp(0, 9)", "{a}.long().float() / 7",
-    "F.hardshrink({a}.float())", "F.softshrink({a}.float())", "F.tanhshrink({a})", "F.selu({a}.float())", "F.gelu({a}.float(), approximate='tanh')", "F.rrelu({a}.float(), training=False)",
+    "F.hardshrink({a}.float())", "F.softshrink({a}.float())", "F.tanhshrink({a})", "F.selu({a}.float())", "F.gelu({a}.float(), approximate='tanh')", "F.rrelu({a}.float().contiguous(), training=False)",
     "torch.logit({a}.float().sigmoid() * 0.8 + 0.1)", "torch.erfinv({a}.float().tanh() * 0.9)", "{a}.float().acos().nan_to_num(1)", "{a}.float().cosh().clamp(max=5)", "torch.ldexp({a}.float(), torch.tensor(2))",
 )
 BINARY: Final = (

@@ -324,3 +324,17 @@ def test_many_numbers_beside_half_precision() -> None:
         x = torch.arange(20.0) / (step + 4)
         assert torch.equal(compiled(x), f(x))
     dovetail.reset()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_noise_for_a_tensor_that_is_not_row_major(training: bool) -> None:
+    def f(x: torch.Tensor, p: torch.Tensor) -> Any:
+        return torch.nn.functional.rrelu(x.t(), training=training), p.t().clone().t().bernoulli_(p)
+
+    seen = []
+    for run in (f, dovetail.compile(f)):
+        torch.manual_seed(0)
+        seen.append(run(torch.linspace(-2, 2, 12).reshape(4, 3), torch.linspace(0, 1, 12).reshape(3, 4)))
+    dovetail.reset()
+    for got, want in zip(seen[1], seen[0], strict=True):
+        torch.testing.assert_close(got, want)
