@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from dovetail.codegen.analysis import Pass, analyse
+from dovetail.codegen.analysis import Pass, analyse, scalars_of
 from dovetail.codegen.triton.kernel import Axis, Emitter, Tile, TritonKernel, find_shortened
 from dovetail.ir.expr import as_expr, product
 from dovetail.ir.loop import Scalar, Write
@@ -71,7 +71,7 @@ class ProductEmitter(Emitter):
         self.is_looped = True
         self.blocks = tuple(choose_tiles(self.matrix.size.value, *(axis.size.value for axis in self.axes)))
         self.written = frozenset(self.group.written_buffers)
-        self.shortened = find_shortened(self._scalars()) if self.is_rounded else frozenset()
+        self.shortened = find_shortened(scalars_of(self.group)) if self.is_rounded else frozenset()
         self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
 
     def emit(self) -> TritonKernel:
