@@ -566,29 +566,19 @@ def _layer_norm_on_cpu(device: torch.device, args: list[Any], result: Any) -> An
     return (result[0], *(x.to(dtype) for x in result[1:]))
 
 
-def _in_mode(training: bool) -> Callable[..., Any]:
-    """Batch norms whose name, not an argument, says which statistics they use."""
-    return lambda device, args, result: _batch_norm_on_cpu(device, [*args[:5], training, *args[5:]], result)
-
-
-def _with_updates(correct: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch norm that returns the new running statistics, in the type of the old ones."""
-
-    def corrected(device: torch.device, args: list[Any], result: Any) -> Any:
-        *rest, mean, var = correct(device, args, result)
-        return (*rest, mean.to(args[3].dtype), var.to(args[4].dtype))
-
-    return corrected
+def _batch_norm_with_updates(device: torch.device, args: list[Any], result: Any) -> Any:
+    """It returns the new running statistics as well, in the type of the old ones."""
+    *rest, mean, var = _batch_norm_on_cpu(device, args, result)
+    return (*rest, mean.to(args[3].dtype), var.to(args[4].dtype))
 
 
 CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
     "aten.native_batch_norm.default": _batch_norm_on_cpu,
     "aten._native_batch_norm_legit.default": _batch_norm_on_cpu,
-    "aten._native_batch_norm_legit_functional.default": _with_updates(_batch_norm_on_cpu),
-    "aten._native_batch_norm_legit_no_training.default": _in_mode(False),
-    "aten._batch_norm_no_update.default": _in_mode(False),
-    "aten._batch_norm_with_update.default": _in_mode(True),
-    "aten._batch_norm_with_update_functional.default": _with_updates(_in_mode(True)),
+    "aten._native_batch_norm_legit_functional.default": _batch_norm_with_updates,
+    "aten._native_batch_norm_legit_no_training.default": lambda device, args, result: _batch_norm_on_cpu(
+        device, [*args[:5], False], result
+    ),
     "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.native_layer_norm.default": _layer_norm_on_cpu,
     "aten.pow.Scalar": lambda device, args, result: result.contiguous(),

@@ -4,7 +4,7 @@
     aten.avg_pool2d(x, 2)         ->  the sum of the 4 slices x[i::2, j::2], / 4
 
 Slices are index maps, so the whole is one pointwise loop that reads its neighbours. Larger windows, and
-gradients of windows that overlap, stay library calls.
+gradients but those of averages over equal parts, stay library calls.
 """
 from __future__ import annotations
 
@@ -212,31 +212,6 @@ def adaptive_avg_pool(b: Build, x: Value, output_size: Sequence[Expr]) -> Value:
     return _average(b, x, windows, count, float(len(windows.places)))
 
 
-def avg_pool_backward(
-    rank: int, b: Build, grad: Value, x: Value, kernel_size: Sequence[int], stride: Sequence[int],
-    padding: Sequence[int] | int, ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
-) -> Value:  # fmt: skip
-    """Windows side by side hand their gradient to each place; windows one step apart are windows again."""
-    windows = make_windows(rank, kernel_size, stride, padding)
-    _check(x, rank)
-    count = grad.shape[-rank:]
-    divisor = _divisor(b, x, windows, count, count_include_pad, divisor_override)
-    share = accumulate(grad, grad.dtype) / divisor
-    if set(windows.step) == {1}:
-        back = tuple(size - 1 - margin for size, margin in zip(windows.size, windows.margin))
-        if min(back) < 0:
-            raise Declined
-        mirrored = make_windows(rank, windows.size, windows.step, back)
-        found = taps(b, share, mirrored, x.shape[-rank:], 0.0)
-        total = found[-1]
-        for tap in reversed(found[:-1]):
-            total = total + tap
-        return total.to(b.out.dtype)
-    if any(windows.margin) or windows.step != windows.size:
-        raise Declined
-    return _spread(b, share, x, windows)
-
-
 def _spread(b: Build, share: Value, x: Value, windows: Windows) -> Value:
     """Each window's value at each of its places; 0 where no window is."""
     lead = x.ndim - windows.rank
@@ -265,7 +240,6 @@ def adaptive_avg_pool_backward(rank: int, b: Build, grad: Value, x: Value) -> Va
 for _rank in (2, 3):
     for _name, _rule in (
         ("max_pool{}d_with_indices", max_pool), ("avg_pool{}d", avg_pool),
-        ("avg_pool{}d_backward", avg_pool_backward),
         ("_adaptive_avg_pool{}d_backward", adaptive_avg_pool_backward),
     ):  # fmt: skip
         decomposes(f"aten.{_name.format(_rank)}")(partial(_rule, _rank))
