@@ -42,17 +42,6 @@ def _elu(b: Build, x: Value, alpha: float = 1, scale: float = 1, input_scale: fl
     return b.where(x <= 0.0, below, x * plain(scale))
 
 
-def _elu_backward(
-    b: Build, grad: Value, alpha: float, scale: float, input_scale: float, is_result: float, x: Value
-) -> Value:
-    inner, outer = plain(input_scale), plain(scale)
-    if is_result:
-        below = grad * inner * (x + plain(alpha) * outer)
-    else:
-        below = grad * (inner * plain(alpha) * outer) * b.call("exp", x * inner)
-    return b.where(x <= 0.0, below, grad * outer)
-
-
 def _softplus(b: Build, x: Value, beta: float = 1, threshold: float = 20) -> Value:
     scaled = x * plain(beta)
     return b.where(scaled > plain(threshold), x, b.call("log1p", b.call("exp", scaled)) / plain(beta))
@@ -78,7 +67,6 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "mish_backward": _mish_backward,
     "hardtanh_backward": lambda b, grad, x, low, high: b.where((x <= low) | (x >= high), 0.0, grad),
     "elu": _elu,
-    "elu_backward": _elu_backward,
     "celu": lambda b, x, alpha=1.0: b.where(x > 0.0, x, b.call("expm1", x / plain(alpha)) * plain(alpha)),
     "leaky_relu": lambda b, x, slope=0.01: b.where(x > 0.0, x, x * slope),
     "leaky_relu_backward": lambda b, grad, x, slope, is_result: b.where(x > 0.0, grad, grad * slope),
@@ -130,29 +118,6 @@ def gelu_backward(b: Build, grad: Value, x: Value, *, approximate: str = "none")
 def hardtanh(b: Build, x: Value, min_val: float = -1, max_val: float = 1) -> Value:
     v, low, high = b.operands(x, min_val, max_val)
     return finish(b, clamp_values(b, v, low, high))
-
-
-@decomposes("aten.log_sigmoid_forward")
-def log_sigmoid_forward(b: Build, x: Value) -> tuple[Value, Value]:
-    """Eager also returns a buffer: exp(-|x|) on the CPU, empty elsewhere."""
-    v = b.value(x)
-    z = b.call("exp", -b.call("abs", v))
-    out = b.call("minimum", v, 0.0) - b.call("log1p", z)
-    first, second = b.outs
-    assert first is not None and second is not None
-    if second.shape == v.shape:
-        return out.to(first.dtype), z.to(second.dtype)
-    return out.to(first.dtype), b.full(second.shape, 0, second.dtype, second.device)
-
-
-@decomposes("aten.log_sigmoid_backward")
-def log_sigmoid_backward(b: Build, grad: Value, x: Value, buffer: Value) -> Value:
-    g, v = b.value(grad), b.value(x)
-    z = b.call("exp", -b.call("abs", v))
-    negative = v < 0.0
-    slope = b.where(negative, 1.0, 0.0, dtype=v.dtype)
-    sign = b.where(negative, 1.0, -1.0, dtype=v.dtype)
-    return finish(b, (slope - sign * (z / (1.0 + z))) * g)
 
 
 @decomposes("aten.glu")
