@@ -54,6 +54,9 @@ training: $(VENV)/models
 fuzz: $(VENV)/test
 	$(BIN) -m tests.fuzz
 
+soak: $(VENV)/test
+	$(BIN) -m tests.soak
+
 # -- the environment, in three steps, each with a stamp
 
 $(VENV)/made:
