@@ -6,16 +6,18 @@ What eager would have done around the arithmetic is one generated function: upda
 back, views of inputs are made as real views, gradients pass through one autograd.Function:
 
     def call(x, weight, mean):
-        y, = apply(x, weight, mean)
+        mean_new, y, mm = run_forward(x, weight, mean)
+        write_back((mean,), (mean_new,))
+        y, = apply((None, x, weight, mean, mean_new, y, mm), x, weight)
         return [y, aten_t_default(y)]
 
-    def forward(ctx, x, weight, mean):                     def backward(ctx, tangent_1):
-        mean_new, y, mm = run_forward(x, weight, mean)         if is_grad_enabled(): return differentiate(…)
-        write_back((mean,), (mean_new,))                       x, weight, mm = ctx.saved_tensors
-        ctx.save_for_backward(x, weight, mm)                   g0, g1 = backward_for(…)([x, weight, mm, …])
-        return y,                                              return g0, g1, None
+    def forward(ctx, everything, *own):                    def backward(ctx, tangent_1):
+        random, x, … = everything                              if is_grad_enabled(): return differentiate(…)
+        ctx.save_for_backward(x, weight, mm)                   x, weight, mm = ctx.saved_tensors
+        return y,                                              g0, g1 = backward_for(…)([x, weight, mm, …])
+                                                               return None, g0, g1
 
-Outputs that autograd does not tie get a Function each, after one run of forward.
+Outputs that autograd does not tie get a Function each.
 """
 from __future__ import annotations
 
@@ -75,14 +77,11 @@ def bind(
     emitter = _Emitter(partition, joint)
     emitter.scope["run_forward"] = forward
     is_tied = bool(partition.signature.tangents)
-    found = by_group(partition) if is_tied else []
-    parts = [_Part(part, f"_{i}" if i else "", len(found) == 1) for i, part in enumerate(found)]
-    if not parts:
-        emitter.emit_inference()
-    else:
-        emitter.emit_applied() if len(parts) == 1 else emitter.emit_grouped(parts)
-        for part in parts:
-            emitter.emit_function(part, build)
+    groups = by_group(partition) if is_tied else []
+    parts = [_Part(group, f"_{i}" if i else "", joint.has_grad) for i, group in enumerate(groups)]
+    emitter.emit_call(parts)
+    for part in parts:
+        emitter.emit_function(part, build)
     text = emitter.w.text
     filename = f"<dovetail bind {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
@@ -142,7 +141,13 @@ class _Part:
 
     partition: Partition
     suffix: str
-    is_whole: bool
+    has_grad: tuple[bool, ...]
+
+    @property
+    def places(self) -> list[int | None]:
+        """The input that each argument is; the first is none of them, but all that there is."""
+        tied = [i for i, has_grad in enumerate(self.has_grad) if has_grad]
+        return [None, *reversed(self.partition.signature.grad_inputs or tied)]
 
     @property
     def tangents(self) -> tuple[Node, ...]:
@@ -187,11 +192,6 @@ class _Emitter:
 
     # -- pieces
 
-    @property
-    def passed(self) -> list[str]:
-        """The values that go through autograd."""
-        return [self.results[i] for i in range(self.signature.values) if i not in self.unseen]
-
     def given(self) -> str:
         return ", ".join([*self.inputs, *self.constants()])
 
@@ -219,21 +219,17 @@ class _Emitter:
         """Read the symbols of exprs from the inputs."""
         wanted = {s.name for expr in exprs for s in symbols(expr)}
         for name, node in zip(self.inputs, self.input_nodes):
-            if isinstance(node.type, ScalarType):
-                if (
-                    node.type.expr is not None
-                    and node.type.expr.op == "sym"
-                    and node.type.expr.name in wanted
-                ):
-                    wanted.discard(node.type.expr.name)
-                    self.w(f"{node.type.expr.name} = {name}")
-                continue
-            assert isinstance(node.type, TensorType)
-            for kind, exprs_here in (("size", node.type.shape), ("stride", node.type.stride)):
-                for dim, expr in enumerate(exprs_here):
-                    if expr.op == "sym" and expr.name in wanted:
-                        wanted.discard(expr.name)
-                        self.w(f"{expr.name} = {name}.{kind}({dim})")
+            kind = node.type
+            if isinstance(kind, ScalarType):
+                found = [(kind.expr, name)] if kind.expr is not None else []
+            else:
+                assert isinstance(kind, TensorType)
+                found = [(expr, f"{name}.size({dim})") for dim, expr in enumerate(kind.shape)]
+                found += [(expr, f"{name}.stride({dim})") for dim, expr in enumerate(kind.stride)]
+            for expr, text in found:
+                if expr.op == "sym" and expr.name in wanted:
+                    wanted.discard(expr.name)
+                    self.w(f"{expr.name} = {text}")
 
     def emit_write_back(self, mutations: list[Mutation]) -> None:
         whole = [m for m in mutations if not m.steps and m.output >= 0 and m.under_no_grad]
@@ -259,9 +255,7 @@ class _Emitter:
         """Inputs that alias otherwise than while tracing: this call runs the captured program in eager."""
         conditions = [f"{self.inputs[i]} is not {self.inputs[j]}" for i, j in self.joint.same]
         written = sorted({m.input for m in self.signature.mutations})
-        others = [
-            i for i in self.joint.loose if i not in written and (i not in {j for _, j in self.joint.same})
-        ]
+        others = [i for i in self.joint.loose if i not in {*written, *(j for _, j in self.joint.same)}]
         if written and len(written) + len(others) > 1:
             groups = [_tuple(self.inputs[i] for i in group) for group in (written, others)]
             conditions.append(f"shares_memory({', '.join(groups)})")
@@ -270,8 +264,14 @@ class _Emitter:
                 self.w(f"return eager_results(run_eager({', '.join(self.inputs)}))")
 
     def emit_return(self) -> None:
-        outputs = self.signature.outputs
-        self.w(f"return [{', '.join(self.output(i, out) for i, out in enumerate(outputs))}]")
+        shown: list[str] = []
+        for i, out in enumerate(self.signature.outputs):
+            shown.append(self.output(i, out))
+            if out.under_no_grad:
+                with self.without_grad():
+                    self.w(f"hidden_{i} = {shown.pop()}")
+                shown.append(f"hidden_{i}")
+        self.w(f"return [{', '.join(shown)}]")
 
     def output(self, position: int, output: OutputIs) -> str:
         if output.kind == "const":
@@ -314,105 +314,60 @@ class _Emitter:
         return str(arg) if isinstance(arg, Expr) else repr(arg)
 
     def output_exprs(self) -> list[Expr]:
-        found = [o.value for o in self.signature.outputs if isinstance(o.value, Expr)]
-        for mutation in self.signature.mutations:
-            found += exprs_in((*(a for s in mutation.steps for a in s.args), *mutation.args))
-        for output in self.signature.outputs:
-            for step in output.steps:
-                found += exprs_in(step.args)
-        return found
+        outputs, mutations = self.signature.outputs, self.signature.mutations
+        found = [o.value for o in outputs if isinstance(o.value, Expr)]
+        steps = [s for o in outputs for s in o.steps] + [s for m in mutations for s in m.steps]
+        return found + list(exprs_in((*(s.args for s in steps), *(m.args for m in mutations))))
 
-    # -- without gradients
+    # -- the call
 
-    def emit_inference(self) -> None:
-        with self.w.block(f"def call({', '.join(self.inputs)}):"):
-            self.emit_checks()
-            self.emit_sizes(self.output_exprs())
-            target = f"{_targets(self.results)} = " if self.results else ""
-            if target or self.partition.forward.nodes:
-                # gradients that no output has
-                with self.without_grad() if any(self.joint.has_grad) else nullcontext():
-                    self.emit_run(target, "run_forward", self.given())
-            self.emit_write_back(list(self.signature.mutations))
-            self.emit_return()
-
-    # -- with gradients
-
-    def emit_applied(self) -> None:
-        with self.w.block(f"def call({', '.join(self.inputs)}):"):
-            self.emit_checks()
-            self.emit_sizes(self.output_exprs())
-            self.w(f"{_targets(self.passed)} = apply({', '.join(self.inputs)})")
-            self.emit_write_back([m for m in self.signature.mutations if m.output not in self.unseen])
-            self.emit_return()
-        self.w()
-
-    def emit_grouped(self, parts: list[_Part]) -> None:
+    def emit_call(self, parts: list[_Part]) -> None:
         """Forward runs once, and each Function takes its own of what it made."""
         with self.w.block(f"def call({', '.join(self.inputs)}):"):
             self.emit_checks()
             self.emit_sizes(self.output_exprs())
-            self.w(f"random = {self.random_state}")
-            with self.without_grad():
-                self.emit_forward_run()
-            self.w(f"everything = {_tuple(self.everything)}")
+            if parts:
+                is_random = any(class_of(node.op) == "random" for node in self.partition.forward.nodes)
+                self.w(f"random = {'eager.random_state()' if is_random else None}")
+            if self.results or self.partition.forward.nodes:
+                with self.without_grad() if any(self.joint.has_grad) else nullcontext():
+                    target = f"{_targets(self.results)} = " if self.results else ""
+                    self.emit_run(target, "run_forward", self.given())
+                    self.emit_write_back([m for m in self.signature.mutations if m.output in self.unseen])
             for part in parts:
                 passed = [self.results[i] for i in part.partition.signature.tangents]
-                given = [self.inputs[i] for i in self.places(part) if i is not None]
-                self.w(f"{_targets(passed)} = apply{part.suffix}({', '.join(['everything', *given])})")
+                given = [self.everything, *(self.inputs[i] for i in part.places if i is not None)]
+                self.w(f"{_targets(passed)} = apply{part.suffix}({', '.join(given)})")
             self.emit_write_back([m for m in self.signature.mutations if m.output not in self.unseen])
             self.emit_return()
         self.w()
 
     @property
-    def everything(self) -> list[str]:
-        return ["random", *self.inputs, *self.results]
+    def everything(self) -> str:
+        return _tuple(["random", *self.inputs, *self.results])
 
-    def places(self, part: _Part) -> list[int | None]:
-        """What the arguments of a Function are: the inputs, or all that there is and its own inputs."""
-        if part.is_whole:
-            return list(range(self.signature.inputs))
-        own = part.partition.signature.grad_inputs or [i for i, has in enumerate(self.joint.has_grad) if has]
-        return [None, *own]
-
-    @property
-    def random_state(self) -> str:
-        is_random = any(class_of(node.op) == "random" for node in self.partition.forward.nodes)
-        return "eager.random_state()" if is_random else "None"
-
-    def emit_forward_run(self) -> None:
-        self.emit_run(f"{_targets(self.results)} = ", "run_forward", self.given())
-        self.emit_write_back([m for m in self.signature.mutations if m.output in self.unseen])
+    # -- the functions
 
     def emit_function(self, part: _Part, build: Callable[[Graph], Executable] | None) -> None:
-        given = self.inputs if part.is_whole else ["everything", "*own"]
-        with self.w.block(f"def forward{part.suffix}(ctx, {', '.join(given)}):"):
+        with self.w.block(f"def forward{part.suffix}(ctx, everything, *own):"):
+            self.w(f"{self.everything} = everything")
+            self.w("ctx.set_materialize_grads(False)")
             if part.partition.signature.grad_inputs:
                 self.emit_forward(part)
-            else:
-                self.emit_start(part)
-            self.emit_marks(part)
+            self.w(f"return {_tuple(self.results[i] for i in part.partition.signature.tangents)}")
         self.w()
+        self.scope[f"eager{part.suffix}"] = Eager(self.joint, part.partition, part.places)
         if part.partition.signature.grad_inputs:
             backward = part.partition.backward
             assert backward is not None and build is not None
             self.scope[f"backward_for{part.suffix}"] = _Backwards(backward, part.tangents, build)
-            self.scope[f"eager{part.suffix}"] = Eager(self.joint, part.partition, self.places(part))
             self.emit_backward(part, backward)
         else:  # outputs that require a gradient, and no input that gets one: a norm that counts, say
             with self.w.block(f"def backward{part.suffix}(ctx, *tangents):"):
-                self.w(f"return {_tuple(['None'] * len(self.places(part)))}")
-
-    def emit_start(self, part: _Part) -> None:
-        if part.is_whole:
-            self.w(f"random = {self.random_state}")
-            self.emit_forward_run()
-        else:
-            self.w(f"{_targets(self.everything)} = everything")
+                self.w(f"return {_tuple(['None'] * len(part.places))}")
 
     def emit_forward(self, part: _Part) -> None:
         partition = part.partition
-        self.emit_start(part)
         self.w("ctx.random = random")
         kept = [self.saved_name(part, s) for _, s in partition.kept(TensorType)]
         self.w(f"ctx.save_for_backward({', '.join(kept)})")
@@ -427,14 +382,6 @@ class _Emitter:
         versions = [f"{x}._version" if isinstance(n.type, TensorType) else "0" for x, n in given]
         self.w(f"ctx.versions = {_tuple(versions)}")
 
-    def emit_marks(self, part: _Part) -> None:
-        tied = part.partition.signature.tangents
-        passed = [i for i in range(self.signature.values) if i not in self.unseen] if part.is_whole else tied
-        if flat := [self.results[i] for i in passed if i not in tied]:
-            self.w(f"ctx.mark_non_differentiable({', '.join(flat)})")
-        self.w("ctx.set_materialize_grads(False)")
-        self.w(f"return {_tuple(self.results[i] for i in passed)}")
-
     def saved_name(self, part: _Part, saved: Saved) -> str:
         index, own = saved.index, part.partition.signature.tangents
         if saved.source == "output":  # less the history that it has for another Function
@@ -445,12 +392,10 @@ class _Emitter:
     def emit_backward(self, part: _Part, backward: Graph) -> None:
         partition, suffix = part.partition, part.suffix
         tangents = {position: f"tangent_{position}" for position in partition.signature.tangents}
-        passed = [i for i in range(self.signature.values) if i not in self.unseen]
-        params = [tangents.get(i, f"unused_{i}") for i in passed if part.is_whole or i in tangents]
         self.scope.update(differentiate=differentiate, lack_memory=lack_memory)
-        with self.w.block(f"def backward{suffix}(ctx, {', '.join(params)}):"):
+        with self.w.block(f"def backward{suffix}(ctx, {', '.join(tangents.values())}):"):
             with self.w.block(f"if {' and '.join(f'{name} is None' for name in tangents.values())}:"):
-                self.w(f"return {_tuple(['None'] * len(self.places(part)))}")
+                self.w(f"return {_tuple(['None'] * len(part.places))}")
             with self.w.block(f"if is_grad_enabled() or lack_memory({', '.join(tangents.values())}):"):
                 self.w(f"return differentiate(eager{suffix}, ctx, {_tuple(tangents.values())})")
             if kept := [f"saved_{i}" for i, _ in partition.kept(TensorType)]:
@@ -493,7 +438,7 @@ class _Emitter:
         at: dict[int | None, str] = dict.fromkeys([None], "None")
         for i, output in zip(part.partition.signature.grad_inputs, backward.outputs):
             at[i] = targets[output]
-        self.w(f"return {_tuple(at.get(i, 'None') for i in self.places(part))}")
+        self.w(f"return {_tuple(at.get(i, 'None') for i in part.places)}")
 
 
 def _consumer(executable: Executable, missing: bool) -> Callable[[list[Any]], Sequence[Any]]:

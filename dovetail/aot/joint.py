@@ -355,13 +355,13 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
         return OutputIs("const", value=result)
     ref = trace.recorder.ref(result)
     storage, wants_grad = ref.storage, result.requires_grad
+    is_hidden = wants_grad and result.grad_fn is None and torch.is_grad_enabled()
     owner = None if storage.input is None else trace.passed[storage.input]
     if storage.input is not None and _has_history_of(owner, result) and _is_replayable(ref.steps):
         if result is owner:
             return OutputIs("input", storage.input, ref.type, requires_grad=wants_grad)
-        return OutputIs(
-            "view", storage.input, ref.type, _replayed(owner, result, ref.steps), requires_grad=wants_grad
-        )
+        steps = _replayed(owner, result, ref.steps)
+        return OutputIs("view", storage.input, ref.type, steps, None, wants_grad, is_hidden)
     base: Any = storage.owner
     root = ref.root if base is None else trace.recorder.ref(base)  # perhaps a view of itself before t_
     own = len(root.steps)
@@ -375,7 +375,7 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
         if result is base:
             return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
         steps = _replayed(base, result, ref.steps[own:])
-        return OutputIs("alias", index, ref.type, steps, requires_grad=wants_grad)
+        return OutputIs("alias", index, ref.type, steps, None, wants_grad, is_hidden)
     value = trace.recorder.memory.read(ref)
     index = _add_value(trace, value, result if wants_grad else None, ref.type)
     return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)

@@ -45,14 +45,15 @@ def without(backward: Graph, tangents: Collection[Node], missing: Collection[Nod
     new: dict[Node, Node] = {}
     for node in backward.nodes:
         given = [operand for operand in node.operands if operand in tied]
+        rest = [operand for operand in node.operands if operand not in nothing]
+        if node.op == "prims.add" and len(node.operands) == 2 and [x.type for x in rest] == [node.type]:
+            new[node] = new.get(rest[0], rest[0])  # also a gradient that is zero whatever comes
+            tied.update((node,) if rest[0] in tied else ())
+            continue
         if given:
             tied.add(node)
-        rest = [operand for operand in given if operand not in nothing]
-        if given and not rest:
+        if given and nothing.issuperset(given):
             nothing.add(node)
-            continue
-        if node.op == "prims.add" and len(given) == 2 and len(rest) == 1 and rest[0].type == node.type:
-            new[node] = new.get(rest[0], rest[0])
             continue
         for operand in given:
             if operand in nothing and operand not in new:

@@ -162,6 +162,8 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         if bool(wanted) == args[0].requires_grad:
             return args[0]
         raise UnknownCall(trace.loc(), function="Tensor.requires_grad_, which starts a new autograd graph")
+    if name == "detach_" and args[0].requires_grad and id(args[0]) in trace.origins:
+        raise UnknownCall(trace.loc(), function="Tensor.detach_ of an input, which the caller sees")
     if kwargs and name in SCALED and isinstance(kwargs.get(SCALED[name]), Fake):
         return scale_by_tensor(trace, name, args, kwargs)
     check_arguments(trace, name, (args, kwargs))

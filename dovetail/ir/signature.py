@@ -76,6 +76,8 @@ class OutputIs:
     steps: tuple[ViewStep, ...] = ()
     value: object = None
     requires_grad: bool = False
+    under_no_grad: bool = False
+    """The view was made where autograd does not look, of a tensor that it knows."""
 
     def __str__(self) -> str:
         if self.kind in ("const", "size"):
@@ -84,6 +86,7 @@ class OutputIs:
             f"{self.kind} {self.index}"
             + "".join(map(str, self.steps))
             + (" grad" if self.requires_grad else "")
+            + (" (made under no_grad)" if self.under_no_grad else "")
         )
 
 

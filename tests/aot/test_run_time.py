@@ -512,3 +512,43 @@ def test_outputs_apart_keep_only_their_own() -> None:
         first.sum().backward()
     second.sum().backward()
     torch.testing.assert_close(y.grad, 2 * (1 - second**2))
+
+
+def _writes(a: torch.Tensor) -> torch.Tensor:
+    a.mul_(2)
+    a[0] = 1.0
+    return a.sin()
+
+
+def _forgets(a: torch.Tensor) -> torch.Tensor:
+    a.detach_()
+    return a * 2
+
+
+def _shows(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    b = a * 2
+    with torch.no_grad():
+        return b, b[0], a.view(-1)
+
+
+def _is_flat(a: torch.Tensor) -> torch.Tensor:
+    """Its gradient is zero whatever comes; not None, though another output has none."""
+    larger, flat = a.square(), a.div(-1.0, rounding_mode="trunc")
+    larger.tolist()
+    return flat
+
+
+@pytest.mark.parametrize("program", [_writes, _forgets, _shows, _is_flat])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_computed_inputs_and_their_histories(program: Any, dynamic: bool) -> None:
+    def train(call: Any) -> list[Any]:
+        torch.manual_seed(0)
+        leaf = torch.randn(2, 3, requires_grad=True)
+        a = leaf * 1
+        outputs = call(a)
+        outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        seen = [(x.detach().clone(), x.requires_grad, x.is_leaf) for x in (a, *outputs)]
+        sum((x * x.detach().sin()).sum() for x in (a, *outputs)).backward() if seen[0][1] else None
+        return [seen, leaf.grad]
+
+    torch.testing.assert_close(train(dovetail.compile(program, dynamic=dynamic)), train(program))
