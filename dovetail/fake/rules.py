@@ -635,6 +635,7 @@ RULES: Final[dict[str, Rule]] = _table(
         _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward
         _scaled_dot_product_fused_attention_overrideable_backward"""),
     (nll_loss, "nll_loss_forward nll_loss2d_forward"),
+    (lambda c: (as_expr(c["bins"]),), "histc"),
     (lambda c: (*c["indices"].shape, *c["weight"].shape[1:]), "embedding"),
     (lambda c: (as_expr(c["num_weights"]), c["grad_output"].shape[-1]), "embedding_dense_backward"),
     (like("index"), "gather take"),

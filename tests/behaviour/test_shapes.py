@@ -45,6 +45,11 @@ def two_dimensions_change_together() -> Any:
 
 
 @case("C8", recompiles=1)
+def tokens_counted_by_expert() -> Any:
+    return lambda x: torch.histc(x[:, 0], bins=4, min=0, max=3).cumsum(0) + x.sum(), batches(4)
+
+
+@case("C8", recompiles=1)
 def size_arithmetic_in_python() -> Any:
     def f(x: torch.Tensor) -> Any:
         n = x.shape[0]
