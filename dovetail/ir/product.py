@@ -11,6 +11,7 @@ from typing import Final
 
 from dovetail.ir.expr import Expr, product, symbols
 from dovetail.ir.loop import Nest, Range, Scalar, iter_scalars
+from dovetail.ir.types import F32
 
 STEP: Final = 16
 """Matrix units take this many elements of a row at once."""
@@ -35,7 +36,7 @@ def product_of(nest: Nest) -> Product | None:
     if not nest.reduce or len(nest.writes) != 1:
         return None
     (write,) = nest.writes
-    if write.reduce != "sum" or write.value.op != "mul":
+    if write.reduce != "sum" or write.value.op != "mul" or write.value.dtype is not F32:
         return None
     left, right = (x.operands[0] if x.op == "cast" else x for x in write.value.operands)
     if left.dtype is not right.dtype or not left.dtype.is_low_precision:

@@ -151,7 +151,7 @@ def shifted_count(node: Node) -> Node | None:
     if not isinstance(counted, Node) or counted.op != "prims.iota" or type(shift) is not int:
         return None
     length, start, *rest = counted.args
-    if type(start) is not int or counted.type != node.type:
+    if type(start) is not int or counted.type != node.type or not node.tensor.dtype.is_integer:
         return None
     return replace(node, op=counted.op, args=(length, start + shift, *rest))
 
@@ -170,8 +170,8 @@ def counts_from(node: Node) -> Node | None:
 
 def choose_known(node: Node) -> Node | None:
     condition, *choices = node.args
-    if not isinstance(condition, Node) or condition.op != "prims.full":
-        return None
+    if not isinstance(condition, Node) or condition.op != "prims.full" or type(condition.args[1]) is not bool:
+        return None  # a number given at run time is not known
     chosen = choices[0] if condition.args[1] else choices[1]
     if isinstance(chosen, Node):
         return chosen if chosen.type == node.type else None

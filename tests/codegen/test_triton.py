@@ -41,6 +41,7 @@ PROGRAMS = {
     "product_gated": "lambda x, y: torch.maximum(x.half() @ y.half().t(), x.half() @ (y + 1).half().t())",
     "product_gated_few": "lambda x, y: torch.maximum(x[:5].half() @ y.half().t(), x[:5].half() @ (y + 1).half().t())",
     "product_of_wide": "lambda x, y: (lambda a, w: torch.relu(torch.addmm(y[0, :80], a, w.t())) + a[:, :80])(x.repeat(1, 2)[:5, :160].contiguous(), y.repeat(2, 2)[:, :160].contiguous())",
+    "product_in_double": "lambda x, y: (x[:, None, :].half().double() * y[None].half().double()).sum(-1)",
     "product_batch": "lambda x, y: torch.bmm(x[:32].half().view(2, 16, 96), y[:32].half().view(2, 16, 96).transpose(1, 2)) * 3",
     "product_odd_batch": "lambda x, y: torch.bmm(x.half().view(2, 20, 96), y.half().view(2, 20, 96).transpose(1, 2)) * 3",
     "product_transposed": "lambda x, y: (x.half().t()[:, :32] @ y.half()[:32]) * 2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dovetail.ir.graph import Graph, GraphBuilder
-from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I64, Device, TensorType, tensor_type
+from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I64, Device, ScalarType, TensorType, tensor_type
 from dovetail.passes import optimize
 
 X = tensor_type((8, 4), F32)
@@ -65,6 +65,13 @@ def test_a_copy_in_the_same_layout_goes():
     other = TensorType(X.shape, (X.shape[1] // 4, X.shape[0]), F32)
     turned = b.call("prims.copy", (x,), other)
     assert ops(b.finish((turned,))) == ["copy"]
+
+
+def test_a_choice_by_a_number_given_at_run_time_stays():
+    b = GraphBuilder()
+    x, k = b.input("x", X), b.input("k", ScalarType(BOOL))
+    mask = b.call("prims.full", (X.shape, k, BOOL, X.device), replace(X, dtype=BOOL))
+    assert ops(b.finish((b.call("prims.where", (mask, x, 0.0), X),))) == ["full", "where"]
 
 
 def test_a_mask_that_lets_everything_pass_goes():
