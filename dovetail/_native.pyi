@@ -1,7 +1,7 @@
 """The native module: frame hook, guards, launches. Plain C, built without torch (see csrc/native.h).
 
     context = Context(payload, compile_callback)
-    context(f, x)                     # f's frame and its callees' run compiled code where entries fit
+    context.run(f, (x,))              # f's frame and its callees' run compiled code where entries fit
 """
 from collections.abc import Callable
 from types import CellType, CodeType, FunctionType
@@ -29,17 +29,10 @@ class Guards:
     def stats(self) -> dict[str, int]:
         """How much is remembered: instructions, groups, memos, words compared, steps run every time."""
 
-class Entry:
-    """Compiled code for one code object, and when it may be used.
-
-    function is called with the frame's argument slots, the function's closure cells, and the values that
-    the guards were built to fetch."""
-
-    def __new__(cls, guards: Guards, function: Callable[..., Any], globals: dict[str, Any]) -> Entry: ...
-    guards: Guards
-    function: Callable[..., Any]
-    globals: dict[str, Any]
-    hits: int
+Entry = tuple[Guards, Callable[..., Any], dict[str, Any]]
+"""Compiled code for one code object: when it may be used, the function that replaces the frame, and the globals
+that the frame must have. The function is called with the frame's argument slots, the function's closure cells,
+and the values that the guards were built to fetch."""
 
 Answer = Entry | bool | None | Literal["skip_callees"]
 Callback = Callable[
@@ -63,10 +56,9 @@ class Context:
     """One per compiled function: a table from code objects to entries. Calls nest, on any thread."""
 
     def __new__(cls, payload: Any, callback: Callback) -> Context: ...
-    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] = ...) -> Any:
         """fn(*args, **kwargs) with this context's hook on this thread; plainly after set_enabled(False)."""
 
-    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] = ...) -> Any: ...
     def entries(self, code: CodeType) -> list[Entry]:
         """The last used first."""
 
@@ -74,15 +66,12 @@ class Context:
     def codes(self) -> dict[CodeType, str]:
         """Every code met so far: fresh, active, full, skip or skip_callees."""
 
-    def stats(self) -> dict[str, int]: ...
-
 def set_enabled(on: bool) -> bool:
     """Turn compiled calls on this thread on or off; returns what it was."""
 
 def without(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """fn(*args, **kwargs) with no hook on this thread (a compiled call inside it has its own)."""
 
-def current_context() -> Context | None: ...
 def is_installed() -> bool:
     """Whether the interpreter's evaluator is ours at this moment: only inside compiled calls."""
 

@@ -462,7 +462,7 @@ class Compiler:
         self.compiled[key_of(frame)] += 1
         function = capture.make_entry(captured, frame)
         guards = make_guards(capture.all_guards(captured), captured.fetched)
-        return _native.Entry(guards, function, frame.globals)
+        return guards, function, frame.globals
 
     def _bind(self, captured: Capture) -> None:
         """Compile the graph and put it under its name."""

@@ -1,8 +1,8 @@
 /* The frame hook: frame -> guards of the code's entries -> the entry that fits, called with the frame's
  * own argument slots and closure cells.
  *
- *     context(f, x)      f's frame, and those of what f calls, are looked up in the context's table;
- *                        a code met for the first time goes to the compile callback
+ *     context.run(f, (x,))    f's frame, and those of what f calls, are looked up in the context's table;
+ *                             a code met for the first time goes to the compile callback
  *
  * The evaluator is replaced only while some thread is inside such a call, so other code pays nothing.
  * The GIL protects the tables. Whatever runs Python (a guard's predicate, the callback) may change
@@ -10,12 +10,17 @@
 #include "native.h"
 
 #include <pthread.h>
-#include <structmember.h>
 
-typedef struct {
-    PyObject_HEAD PyObject *guards, *function, *globals;
-    uint64_t hits;
-} Entry;
+/* An entry is a tuple: the guards under which it may run, the function that replaces the frame, the globals
+ * that the frame must have. */
+#define GUARDS(entry) PyTuple_GET_ITEM(entry, 0)
+#define FUNCTION(entry) PyTuple_GET_ITEM(entry, 1)
+#define GLOBALS(entry) PyTuple_GET_ITEM(entry, 2)
+
+static int is_entry(PyObject *object) {
+    return PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 3 && Py_TYPE(GUARDS(object)) == &GuardsType &&
+           PyDict_Check(GLOBALS(object));
+}
 
 /* FULL: its entries are used, and a miss runs the frame as it is. */
 enum { FRESH, ACTIVE, FULL, SKIP, SKIP_CALLEES };
@@ -26,16 +31,14 @@ typedef struct {
     PyCodeObject *code;
     PyObject *returner;
     int state;
-    Entry **entries;
+    PyObject **entries;
     Py_ssize_t count;
 } Record;
 
 typedef struct {
-    PyObject_HEAD vectorcallfunc vectorcall;
-    PyObject *payload, *callback;
+    PyObject_HEAD PyObject *payload, *callback;
     Record **table; /* open addressing by the code's address; a power of two */
     Py_ssize_t capacity, used;
-    uint64_t frames, hits, misses;
 } Context;
 
 static _Thread_local Context *current; /* the context of the compiled call under way on this thread */
@@ -105,17 +108,17 @@ static Record *record_to_run(Context *self, PyCodeObject *code) {
 }
 
 /* Puts an entry in front; one that is already there moves. */
-static int put_first(Record *record, Entry *entry) {
+static int put_first(Record *record, PyObject *entry) {
     Py_ssize_t at = 0;
     while (at < record->count && record->entries[at] != entry) at++;
     if (at == record->count) {
-        Entry **entries = PyMem_Realloc(record->entries, (at + 1) * sizeof(Entry *));
+        PyObject **entries = PyMem_Realloc(record->entries, (at + 1) * sizeof *entries);
         if (!entries) return PyErr_NoMemory(), -1;
         record->entries = entries;
         record->count++;
         Py_INCREF(entry);
     }
-    memmove(record->entries + 1, record->entries, at * sizeof(Entry *));
+    memmove(record->entries + 1, record->entries, at * sizeof *record->entries);
     record->entries[0] = entry;
     return 0;
 }
@@ -169,15 +172,15 @@ static Py_ssize_t count_args(PyCodeObject *code) {
 enum { FEW_SLOTS = 24 };
 
 typedef struct {
-    Entry *entry; /* a reference */
+    PyObject *entry; /* a reference */
     PyObject **slots, *few[FEW_SLOTS];
     Py_ssize_t fixed, fetched; /* only what was fetched is held */
 } Call;
 
-static int open_call(Call *call, Entry *entry, const Inputs *inputs) {
+static int open_call(Call *call, PyObject *entry, const Inputs *inputs) {
     Py_ssize_t cells = inputs->closure ? PyTuple_GET_SIZE(inputs->closure) : 0;
-    Py_ssize_t room = guards_fetch_count(entry->guards);
-    call->entry = (Entry *)Py_NewRef(entry);
+    Py_ssize_t room = guards_fetch_count(GUARDS(entry));
+    call->entry = Py_NewRef(entry);
     call->fixed = inputs->n_args + cells, call->fetched = 0;
     call->slots = inputs->args;
     if (!cells && !room) return 0;
@@ -202,9 +205,8 @@ static void close_call(Call *call, const Inputs *inputs) {
 }
 
 static PyObject *make_call(Call *call, const Inputs *inputs) {
-    call->entry->hits++;
     PyObject *result =
-        PyObject_Vectorcall(call->entry->function, call->slots, call->fixed + call->fetched, NULL);
+        PyObject_Vectorcall(FUNCTION(call->entry), call->slots, call->fixed + call->fetched, NULL);
     close_call(call, inputs);
     return result;
 }
@@ -212,11 +214,11 @@ static PyObject *make_call(Call *call, const Inputs *inputs) {
 /* 1: *call is ready; 0: no entry fits; -1: an exception. */
 static int find_entry(Record *record, const Inputs *inputs, Call *call) {
     for (Py_ssize_t i = 0; i < record->count; i++) {
-        Entry *entry = record->entries[i];
-        if (entry->globals != inputs->globals) continue;
+        PyObject *entry = record->entries[i];
+        if (GLOBALS(entry) != inputs->globals) continue;
         if (open_call(call, entry, inputs) < 0) return -1;
-        int fits = guards_check(entry->guards, inputs, call->slots + call->fixed);
-        if (fits > 0) call->fetched = guards_fetch_count(entry->guards);
+        int fits = guards_check(GUARDS(entry), inputs, call->slots + call->fixed);
+        if (fits > 0) call->fetched = guards_fetch_count(GUARDS(entry));
         if (fits > 0 && i > 0 && put_first(record, entry) < 0) fits = -1;
         if (fits > 0) return 1;
         close_call(call, inputs);
@@ -226,11 +228,11 @@ static int find_entry(Record *record, const Inputs *inputs, Call *call) {
 }
 
 /* A new entry is run without asking its guards. */
-static int prepare_new(Record *record, Entry *entry, const Inputs *inputs, Call *call) {
+static int prepare_new(Record *record, PyObject *entry, const Inputs *inputs, Call *call) {
     if (open_call(call, entry, inputs) < 0) return -1;
-    Py_ssize_t count = guards_fetch_count(entry->guards);
+    Py_ssize_t count = guards_fetch_count(GUARDS(entry));
     if (put_first(record, entry) < 0 ||
-        (count && guards_fetch(entry->guards, inputs, call->slots + call->fixed) < 0)) {
+        (count && guards_fetch(GUARDS(entry), inputs, call->slots + call->fixed) < 0)) {
         close_call(call, inputs);
         return -1;
     }
@@ -241,11 +243,11 @@ static int prepare_new(Record *record, Entry *entry, const Inputs *inputs, Call 
 /* Why the entry used last does not fit: a string, or None where there is no entry. */
 static PyObject *why_miss(Record *record, const Inputs *inputs) {
     if (!record->count) return Py_NewRef(Py_None);
-    Entry *entry = record->entries[0];
-    if (entry->globals != inputs->globals)
+    PyObject *entry = record->entries[0];
+    if (GLOBALS(entry) != inputs->globals)
         return PyUnicode_FromString("the function's globals are another module's");
     Py_INCREF(entry);
-    PyObject *pair = guards_why(entry->guards, inputs);
+    PyObject *pair = guards_why(GUARDS(entry), inputs);
     Py_DECREF(entry);
     if (!pair || pair == Py_None) return pair;
     PyObject *text = Py_NewRef(PyTuple_GET_ITEM(pair, 1));
@@ -272,8 +274,8 @@ static PyObject *ask_compiler(Context *self, Record *record, PyObject *function,
 }
 
 /* The entry's own frame is not intercepted; what it calls is. */
-static int skip_own_code(Context *self, Record *record, Entry *entry) {
-    PyObject *code = PyFunction_Check(entry->function) ? PyFunction_GET_CODE(entry->function) : NULL;
+static int skip_own_code(Context *self, Record *record, PyObject *entry) {
+    PyObject *code = PyFunction_Check(FUNCTION(entry)) ? PyFunction_GET_CODE(FUNCTION(entry)) : NULL;
     if (!code || code == (PyObject *)record->code) return 0;
     Record *own = record_for(self, (PyCodeObject *)code);
     if (own && own->state == FRESH) own->state = SKIP;
@@ -283,15 +285,13 @@ static int skip_own_code(Context *self, Record *record, Entry *entry) {
 /* What the compiler says about a miss: 1 *call is ready, 0 run the frame as it is, 2 look again,
  * -1 an exception. */
 static int on_miss(Context *self, Record *record, PyObject *function, const Inputs *inputs, Call *call) {
-    self->misses++;
     PyObject *answer = ask_compiler(self, record, function, inputs);
     if (!answer) return -1;
-    if (Py_TYPE(answer) == &EntryType) {
+    if (is_entry(answer)) {
         record->state = ACTIVE;
-        Entry *entry = (Entry *)answer;
-        int done = skip_own_code(self, record, entry);
-        if (done == 0) QUIETLY(done = prepare_new(record, entry, inputs, call));
-        Py_DECREF(entry);
+        int done = skip_own_code(self, record, answer);
+        if (done == 0) QUIETLY(done = prepare_new(record, answer, inputs, call));
+        Py_DECREF(answer);
         return done;
     }
     int next = answer == Py_True ? 2 : 0;
@@ -329,7 +329,6 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
     Py_INCREF(self);
     while (found == 2) {
         QUIETLY(found = find_entry(record, &inputs, &call));
-        if (found > 0) self->hits++;
         if (found == 0 && record->state != FULL) found = on_miss(self, record, function, &inputs, &call);
         if (found != 2) break;
         Record *now = record_to_run(self, record->code); /* another one where the context was cleared */
@@ -358,7 +357,6 @@ static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing) {
     if (thread->tracing || thread->c_tracefunc || code->co_flags & NEVER ||
         !(code->co_flags & CO_OPTIMIZED) || !PyFunction_Check(frame_function(frame)))
         return _PyEval_EvalFrameDefault(thread, frame, 0);
-    self->frames++;
     if ((!record || !record->returner) && !(record = record_to_run(self, code))) {
         PyErr_Clear(); /* no memory, or no stack: the frame still runs, and meets that itself */
         return _PyEval_EvalFrameDefault(thread, frame, 0);
@@ -367,82 +365,7 @@ static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing) {
     return intercept(thread, frame, self, record);
 }
 
-/* -- Entry */
-
-static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"guards", "function", "globals", NULL};
-    PyObject *guards, *function, *globals;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!:Entry", names, &GuardsType, &guards, &function,
-                                     &PyDict_Type, &globals))
-        return NULL;
-    Entry *self = (Entry *)type->tp_alloc(type, 0);
-    if (!self) return NULL;
-    self->guards = Py_NewRef(guards);
-    self->function = Py_NewRef(function);
-    self->globals = Py_NewRef(globals);
-    return (PyObject *)self;
-}
-
-static int entry_traverse(Entry *self, visitproc visit, void *arg) {
-    Py_VISIT(self->guards);
-    Py_VISIT(self->function);
-    Py_VISIT(self->globals);
-    return 0;
-}
-
-static int entry_clear(Entry *self) {
-    Py_CLEAR(self->guards);
-    Py_CLEAR(self->function);
-    Py_CLEAR(self->globals);
-    return 0;
-}
-
-void release_object(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    Py_TYPE(self)->tp_clear(self);
-    Py_TYPE(self)->tp_free(self);
-}
-
-#define READ_ONLY_OBJECT(type, name, doc) {#name, T_OBJECT_EX, offsetof(type, name), READONLY, doc}
-
-static PyMemberDef entry_members[] = {
-    READ_ONLY_OBJECT(Entry, guards, "when this entry may be used"),
-    READ_ONLY_OBJECT(Entry, function, "what replaces the frame"),
-    READ_ONLY_OBJECT(Entry, globals, "the globals that the frame must have"),
-    {"hits", T_ULONGLONG, offsetof(Entry, hits), READONLY, "times it ran"},
-    {NULL},
-};
-
-PyTypeObject EntryType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native.Entry",
-    .tp_basicsize = sizeof(Entry),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "Compiled code for one function and the guards under which it may run.",
-    .tp_new = entry_new,
-    .tp_dealloc = release_object,
-    .tp_traverse = (traverseproc)entry_traverse,
-    .tp_clear = (inquiry)entry_clear,
-    .tp_members = entry_members,
-};
-
 /* -- Context */
-
-static PyObject *call_in(Context *self, PyObject *function, PyObject *const *args, size_t flags,
-                         PyObject *names) {
-    PyObject *result;
-    if (off) return PyObject_Vectorcall(function, args, flags, names);
-    Py_INCREF(self);
-    WITH_CONTEXT(self, enter(), result = PyObject_Vectorcall(function, args, flags, names), leave());
-    Py_DECREF(self);
-    return result;
-}
-
-static PyObject *context_call(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
-    Py_ssize_t count = PyVectorcall_NARGS(flags);
-    if (!count)
-        return PyErr_Format(PyExc_TypeError, "a Context is called with a function and its arguments");
-    return call_in((Context *)self, args[0], args + 1, count - 1, names);
-}
 
 static PyObject *context_run(Context *self, PyObject *args) {
     PyObject *function, *positional, *keywords = NULL, *result;
@@ -463,7 +386,6 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (!PyCallable_Check(callback)) return PyErr_Format(PyExc_TypeError, "callback must be callable");
     Context *self = (Context *)type->tp_alloc(type, 0);
     if (!self) return NULL;
-    self->vectorcall = context_call;
     self->payload = Py_NewRef(payload);
     self->callback = Py_NewRef(callback);
     return (PyObject *)self;
@@ -496,6 +418,12 @@ static int context_clear(Context *self) {
     return 0;
 }
 
+static void context_dealloc(Context *self) {
+    PyObject_GC_UnTrack(self);
+    context_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
 static PyObject *context_entries(Context *self, PyObject *code) {
     Record *record = find_record(self, (PyCodeObject *)code);
     PyObject *list = PyList_New(record ? record->count : 0);
@@ -521,29 +449,21 @@ static PyObject *context_codes(Context *self, PyObject *Py_UNUSED(ignored)) {
     return states;
 }
 
-static PyObject *context_stats(Context *self, PyObject *Py_UNUSED(ignored)) {
-    return Py_BuildValue("{s:K,s:K,s:K}", "frames", self->frames, "hits", self->hits, "misses",
-                         self->misses);
-}
-
 static PyMethodDef context_methods[] = {
     {"run", (PyCFunction)context_run, METH_VARARGS, "run(fn, args, kwargs={}): fn under this context"},
     {"entries", (PyCFunction)context_entries, METH_O, "the entries of a code object, the last used first"},
     {"clear", (PyCFunction)context_drop, METH_NOARGS, "drop everything"},
     {"codes", (PyCFunction)context_codes, METH_NOARGS, "every code met so far and its state"},
-    {"stats", (PyCFunction)context_stats, METH_NOARGS, "frames looked at, guard hits, misses"},
     {NULL},
 };
 
 PyTypeObject ContextType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native.Context",
     .tp_basicsize = sizeof(Context),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_doc = "One per compiled function: the entries of every code object met under it.",
     .tp_new = context_new,
-    .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Context, vectorcall),
-    .tp_dealloc = release_object,
+    .tp_dealloc = (destructor)context_dealloc,
     .tp_traverse = (traverseproc)context_traverse,
     .tp_clear = (inquiry)context_clear,
     .tp_methods = context_methods,
@@ -567,10 +487,6 @@ static PyObject *without(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
     return result;
 }
 
-static PyObject *current_context(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
-    return Py_NewRef(current && !off ? (PyObject *)current : Py_None);
-}
-
 static PyObject *is_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
     return PyBool_FromLong(_PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) == evaluate);
 }
@@ -580,8 +496,6 @@ PyMethodDef hook_methods[] = {
      "turn compiled calls on this thread on or off; returns what it was"},
     {"without", (PyCFunction)(void (*)(void))without, METH_FASTCALL | METH_KEYWORDS,
      "call fn with no hook"},
-    {"current_context", current_context, METH_NOARGS,
-     "the context of the compiled call under way, or None"},
     {"is_installed", is_installed, METH_NOARGS, "whether the evaluator is ours at this moment"},
     {NULL},
 };

@@ -23,7 +23,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
-    PyTypeObject *const types[] = {&ContextType, &EntryType, &GuardsType, &LaunchType};
+    PyTypeObject *const types[] = {&ContextType, &GuardsType, &LaunchType};
     int failed = 0;
     for (size_t i = 0; i < sizeof types / sizeof *types && !failed; i++)
         failed = PyModule_AddType(module, types[i]) < 0;

@@ -1,6 +1,6 @@
 /* The nouns of dovetail._native and who owns them.
  *
- *     hook.c     Context, Entry: the frame hook and its table, code -> entries
+ *     hook.c     Context: the frame hook and its table, code -> entries
  *     guards.c   Guards: a program of loads and checks, run when a frame may be replaced
  *     steps.c    one load or check
  *     memo.c     what a successful run leaves behind, so that the next one only compares words
@@ -112,9 +112,8 @@ PyObject *arena_functions(PyObject *module, PyObject *none);
 extern PyTypeObject LaunchType;
 
 /* -- hook.c */
-extern PyTypeObject ContextType, EntryType;
+extern PyTypeObject ContextType;
 extern PyMethodDef hook_methods[];
 int init_hook(PyObject *module);
-void release_object(PyObject *self); /* tp_dealloc of a type whose tp_clear lets go of everything */
 
 #endif

@@ -183,12 +183,6 @@ static int load_dict_key(Run *run, const Instruction *at) {
     return put(run, at, key);
 }
 
-static int load_type_of(Run *run, const Instruction *at) {
-    PyObject *object = run->slots[at->source];
-    note_type(run, at->source, object);
-    return put(run, at, (PyObject *)Py_TYPE(object));
-}
-
 static int load_applied(Run *run, const Instruction *at) {
     return put_new(run, at, PyObject_CallOneArg(at->object, run->slots[at->source]));
 }
@@ -381,7 +375,6 @@ static int (*const STEPS[])(Run *, const Instruction *) = {
     [DICT_ATTR] = load_dict_attr,
     [ITEM] = load_item,
     [DICT_KEY] = load_dict_key,
-    [TYPE_OF] = load_type_of,
     [APPLIED] = load_applied,
     [CLOSURE_OF] = load_closure_of,
     [SIZE] = load_extent,

@@ -168,11 +168,6 @@ class Applied(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class TypeOf(Step):
-    form = "type({0.of.text})"
-
-
-@dataclass(frozen=True, slots=True)
 class ClosureOf(Step):
     """The contents of a function's closure cell."""
 

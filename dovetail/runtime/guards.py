@@ -28,7 +28,7 @@ from dovetail.util.torch_state import READERS, TRACER
 
 OPERATIONS: Final = (
     paths.Arg, paths.Cell, paths.Global, paths.Const, paths.Attr, paths.DictAttr, paths.Item, paths.DictKey,
-    paths.TypeOf, paths.ClosureOf, paths.Size, paths.Stride, paths.Applied,
+    paths.ClosureOf, paths.Size, paths.Stride, paths.Applied,
     checks.Is, checks.Equals, checks.TypeIs, checks.Length, checks.DictKeys, checks.Lacks, checks.SameAs,
     checks.TensorIs, checks.ClassIs, checks.State, checks.Holds, checks.Predicate,
 )  # fmt: skip
@@ -58,7 +58,6 @@ LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
     paths.Item: lambda s: (s.key if type(s.key) is int and abs(s.key) < 1 << 62 else 0, s.key),
     paths.KeyItem: lambda s: (0, s.key),
     paths.DictKey: lambda s: (s.position, None),
-    paths.TypeOf: lambda s: (0, None),
     paths.Applied: lambda s: (0, s.function),
     paths.ClosureOf: lambda s: (s.position, None),
     paths.Size: lambda s: (s.dim, None),

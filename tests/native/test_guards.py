@@ -48,7 +48,6 @@ from dovetail.ir.source import (
     Size,
     Source,
     Stride,
-    TypeOf,
 )
 from dovetail.runtime.guards import LOADS, NUMBER_OF, emit_postfix, make_guards
 from dovetail.util.torch_state import read_state
@@ -195,7 +194,7 @@ def test_type_and_closure() -> None:
 
     f = make(1)
     box = Box(f=f)
-    frame = Frame(Guard(ClosureOf(DictAttr(X, "f"), 0), Equals(1)), Guard(TypeOf(X), Is(Box)))
+    frame = Frame(Guard(ClosureOf(DictAttr(X, "f"), 0), Equals(1)), Guard(X, TypeIs(Box)))
     assert frame(box)
     f.change(2)
     assert not frame(box)
@@ -326,7 +325,7 @@ def test_class_changes() -> None:
     class Model(Base):
         scale = 2
 
-    frame = Frame(Guard(TypeOf(X), ClassIs(Model)))
+    frame = Frame(Guard(X, TypeIs(Model)), Guard(Const("Model", Model), ClassIs(Model)))
     model = Model()
     assert frame(model)
     original = Base.method
@@ -556,7 +555,7 @@ def module_guards(module: torch.nn.Module) -> list[Guard]:
 
     def walk(m: torch.nn.Module, path: Any) -> None:
         guards.append(Guard(path, TypeIs(type(m))))
-        guards.append(Guard(TypeOf(path), ClassIs(type(m))))
+        guards.append(Guard(Const(type(m).__name__, type(m)), ClassIs(type(m))))
         guards.append(Guard(DictAttr(path, "training"), Is(m.training)))
         guards.append(Guard(path, Lacks("forward", attribute=True)))
         for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
