@@ -18,10 +18,10 @@ from typing import Final, cast
 
 import torch
 
-from dovetail.ir.expr import ONE, Expr
-from dovetail.ir.graph import GET, INPUT, Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
-from dovetail.ir.types import F32, F64, DType, TensorType, Type, contiguous_stride
-from dovetail.ops.build import Build, replace_nodes
+from dovetail.ir.expr import Expr
+from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, moved_over, nodes_in, swapped
+from dovetail.ir.types import F32, F64, TensorType, Type
+from dovetail.ops.build import Build, Value, replace_nodes
 from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
 from dovetail.passes.clean import drop_dead
@@ -70,7 +70,7 @@ def fold_norms(graph: Graph, weights: Collection[Node]) -> Graph:
     if not folds:
         return graph
     return drop_dead(
-        replace_nodes(graph, lambda b, node: _fold(b.graph, node) if node.name in folds else None)
+        replace_nodes(graph, lambda b, node: _fold(b, node) if node.name in folds else None)
     )
 
 
@@ -106,52 +106,24 @@ def _is_foldable(norm: Node, fixed: set[Node]) -> bool:
     return all(x is None or (x in fixed and cast(Node, x).tensor.dtype is dtype) for x in given)
 
 
-def _fold(builder: GraphBuilder, result: Node) -> Node:
+def _fold(b: Build, result: Node) -> Node:
     """The convolution with its new weight and bias, under the name of the batch norm's result."""
     norm = cast(Node, result.args[0])
     conv = cast(Node, norm.args[0])
-    f = _Arithmetic(builder, norm)
-    gamma, beta, mean, var = map(f.wide, norm.args[1:5])
-    weight, bias = map(f.wide, conv.args[1:3])
+    b.begin(norm)
+    args = (*norm.args[1:5], *conv.args[1:3])
+    wide = [None if arg is None else Value(cast(Node, arg), b).to(F64) for arg in args]
+    gamma, beta, mean, var, weight, bias = wide
     assert weight is not None and mean is not None and var is not None
-    scale = f.call("aten.rsqrt.default", f.call("aten.add.Scalar", var, norm.args[-1]))
-    if gamma is not None:
-        scale = f.call("aten.mul.Tensor", scale, gamma)
-    per_filter = (scale.tensor.shape[0], *(ONE for _ in weight.tensor.shape[1:]))
-    spread = f.call("aten.view.default", scale, per_filter, shape=per_filter)
-    folded = f.narrow(f.call("aten.mul.Tensor", weight, spread), conv.tensor.dtype, "weight")
-    centre = f.call("aten.neg.default", mean) if bias is None else f.call("aten.sub.Tensor", bias, mean)
-    shift = f.call("aten.mul.Tensor", centre, scale)
-    if beta is not None:
-        shift = f.call("aten.add.Tensor", shift, beta)
-    new_bias = f.narrow(shift, conv.tensor.dtype, "bias")
-    args = (conv.args[0], folded, new_bias, *conv.args[3:])
-    made = Node(CONV, args, result.type, result.name, (), conv.loc)
-    builder.nodes.append(made)
+    scale = b.call("rsqrt", var + cast(float, norm.args[-1]))
+    scale = scale if gamma is None else scale * gamma
+    shift = (-mean if bias is None else bias - mean) * scale
+    shift = shift if beta is None else shift + beta
+    folded = weight * b.broadcast(scale, weight.shape, (0,))
+    given = (x.to(conv.tensor.dtype).node for x in (folded, shift))
+    made = Node(CONV, (conv.args[0], *given, *conv.args[3:]), result.type, result.name, (), conv.loc)
+    b.graph.nodes.append(made)
     return made
-
-
-class _Arithmetic:
-    """Nodes in double precision, row-major."""
-
-    def __init__(self, builder: GraphBuilder, norm: Node) -> None:
-        self.builder, self.norm = builder, norm
-
-    def call(self, op: str, *args: Arg, shape: tuple[Expr, ...] | None = None, dtype: DType = F64) -> Node:
-        first = cast(Node, args[0]).tensor
-        dims = shape or first.shape
-        type = TensorType(dims, contiguous_stride(dims), dtype, first.device)
-        name = f"{self.norm.name}_{op.split('.')[1].strip('_')}"
-        return self.builder.call(op, args, type, name=name, loc=self.norm.loc)
-
-    def wide(self, arg: Arg) -> Node | None:
-        return None if arg is None else self.narrow(cast(Node, arg), F64, "wide")
-
-    def narrow(self, node: Node, dtype: DType, stem: str) -> Node:
-        type = TensorType(node.tensor.shape, contiguous_stride(node.tensor.shape), dtype, node.tensor.device)
-        kwargs: list[tuple[str, Arg]] = [("dtype", dtype), ("memory_format", "torch.contiguous_format")]
-        name = f"{self.norm.name}_{stem}"
-        return self.builder.call("aten._to_copy.default", (node,), type, kwargs, name, self.norm.loc)
 
 
 # -- weights in the library's own layout --------------------------------------------------------------
