@@ -18,6 +18,8 @@ from typing import Any, Final
 import torch
 
 from dovetail.errors import UnsupportedMutation
+from dovetail.fake.kernels import IN_PLACE
+from dovetail.util.library import define_op
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,6 @@ def _is_twin(schema: Any, wanted: list[Any], writes: int) -> bool:
 
 # -- random numbers in an uncommon layout --------------------------------------------------------------
 
-_library: Final = torch.library.Library("dovetail", "FRAGMENT")  # type: ignore[no-untyped-call]
-
 
 def _draw(like: torch.Tensor, op: str, stride: list[int], args: list[Any]) -> torch.Tensor:
     """Fill new memory of these strides: kernels draw in memory order, so the layout decides who gets what."""
@@ -84,11 +84,8 @@ def _draw(like: torch.Tensor, op: str, stride: list[int], args: list[Any]) -> to
     return getattr(made, op)(*args)  # type: ignore[no-any-return]
 
 
-_library.define(  # type: ignore[no-untyped-call]
-    "draw(Tensor like, str op, SymInt[] stride, Scalar[] args) -> Tensor",
-    tags=(torch.Tag.nondeterministic_seeded,),
-)
-_library.impl("draw", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_SEEDED: Final = (torch.Tag.nondeterministic_seeded,)
+define_op("draw(Tensor like, str op, SymInt[] stride, Scalar[] args) -> Tensor", _draw, tags=_SEEDED)
 
 
 # -- twins of custom ops -----------------------------------------------------------------------------
@@ -122,10 +119,11 @@ def _make(func: Any) -> Any:
         results = (*made, *copies)
         return results[0] if len(results) == 1 else results
 
-    _library.define(text)  # type: ignore[no-untyped-call]
-    _library.impl(name, copied, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    return getattr(torch.ops.dovetail, name).default
+    made = define_op(text, copied, copied)
+    if func.namespace == "dovetail":  # a kernel of the user's: it may write to memory of its own
+        IN_PLACE[str(made)] = str(func), tuple(indices)
+    return made
 
 
-_ALIAS: Final = re.compile(r"\([a-z]+!?( -> [a-z*|]+)?\)(?=[ \[?])")
+_ALIAS: Final = re.compile(r"\(\w+!?( -> [a-z*|]+)?\)(?=[ \[?])")
 """The alias annotation of a type: Tensor(a!) x"""

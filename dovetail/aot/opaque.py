@@ -15,14 +15,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch._library.custom_ops import OPDEFS
 
 from dovetail.errors import DataDependentValue, UnsupportedMutation
-
-_library: Final = torch.library.Library("dovetail", "FRAGMENT")  # type: ignore[no-untyped-call]
+from dovetail.util.library import define_op
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,11 +95,9 @@ def _describe(backward: Callable[..., Any], ctx: Any, grads: Sequence[Any]) -> O
         made = made if isinstance(made, (list, tuple)) else (made,)
         return [_laid_out(made[i], *form) for i, form in zip(positions, forms)]
 
-    name = f"backward_{uuid.uuid4().hex}"
-    _library.define(f"{name}(Tensor[] given) -> Tensor[]")  # type: ignore[no-untyped-call]
-    _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    op = define_op(f"backward_{uuid.uuid4().hex}(Tensor[] given) -> Tensor[]", run)
     tensors = [*saved, *(kept[n] for n in named), *(grads[i] for i in present)]
-    return Opaque(f"dovetail.{name}.default", tensors, like, positions, len(inputs))
+    return Opaque(str(op), tensors, like, positions, len(inputs))
 
 
 def _laid_out(grad: Any, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -6,9 +6,8 @@
 
 The op is defined when a kernel is first seen with such arguments. Constants and the grid (for every
 configuration of an autotuned kernel) are part of it; tensors and symbolic numbers are its arguments.
-Beside it stands its functional form, which writes to copies and returns them. What a kernel writes to is
-read off its source (stores.py). A written view is passed as its base: a kernel has the address, and may
-reach all of it.
+What a kernel writes to is read off its source (stores.py). A written view is passed as its base: a kernel
+has the address, and may reach all of it.
 
 Triton's `run` methods are replaced by one that looks for Fakes; other launches go on as they were.
 """
@@ -27,6 +26,7 @@ import torch
 
 from dovetail.fake.stores import find_written
 from dovetail.fake.tensor import Fake
+from dovetail.util.library import define_op
 
 KERNELS: Final = (
     ("triton.runtime.jit", "JITFunction"),
@@ -250,16 +250,10 @@ def laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 # -- ops -----------------------------------------------------------------------------------------------
 
-_library: Final = torch.library.Library("dovetail", "FRAGMENT")  # type: ignore[no-untyped-call]
-_in_place: dict[str, tuple[str, tuple[int, ...]]] = {}
-"""functional op -> the op that writes, and the positions of what it writes to"""
+IN_PLACE: Final[dict[str, tuple[str, tuple[int, ...]]]] = {}
+"""The functional form of a launch, which aot makes -> the op that writes, and what it writes to."""
 _launches: dict[str, list[tuple[Launch, Any]]] = {}
 """text that describes a launch -> the launches that read so, and their ops"""
-
-
-def in_place_form(op: str) -> tuple[str, tuple[int, ...]] | None:
-    """For the functional form of a launch: the op that launches in place, and what it writes to."""
-    return _in_place.get(op)
 
 
 def _find_op(launch: Launch, operands: _Operands, name: str) -> Any:
@@ -275,39 +269,11 @@ def _find_op(launch: Launch, operands: _Operands, name: str) -> Any:
             return op
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     stem = f"{re.sub(r'[^A-Za-z0-9]', '_', name)}_{digest}" + (f"_{len(known)}" if known else "")
-    op = _define(stem, takes, launch, sorted(operands.written), len(operands.tensors))
-    known.append((launch, op))
-    return op
-
-
-def _define(stem: str, takes: list[str], launch: Launch, written: list[int], tensors: int) -> Any:
-    functional = f"{stem}_functional"
-    pure = [re.sub(r"\(w\d+!\)", "", each) for each in takes]
-    _library.define(f"{stem}({', '.join(takes)}) -> ()")  # type: ignore[no-untyped-call]
-    results = ", ".join(["Tensor"] * len(written))
-    _library.define(f"{functional}({', '.join(pure)}) -> ({results})")  # type: ignore[no-untyped-call]
+    tensors, written = len(operands.tensors), sorted(operands.written)
 
     def run(*given: Any) -> None:
         launch(given[:tensors], given[tensors], given[tensors + 1 :], written)
 
-    def run_on_copies(*given: Any) -> Any:
-        operands = list(given)
-        for k in written:
-            operands[k] = laid_out(given[k], given[k].stride())
-        run(*operands)
-        copies = tuple(operands[k] for k in written)
-        return copies[0] if len(copies) == 1 else copies
-
-    def fake_copies(*given: Any) -> Any:
-        copies = tuple(
-            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
-            for t in (given[k] for k in written)
-        )
-        return copies[0] if len(copies) == 1 else copies
-
-    _in_place[f"dovetail.{functional}.default"] = f"dovetail.{stem}.default", tuple(written)
-    _library.impl(stem, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    _library.impl(functional, run_on_copies, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"dovetail::{stem}", lambda *given: None, lib=_library)
-    torch.library.register_fake(f"dovetail::{functional}", fake_copies, lib=_library)
-    return getattr(torch.ops.dovetail, stem).default
+    op = define_op(f"{stem}({', '.join(takes)}) -> ()", run, lambda *given: None)
+    known.append((launch, op))
+    return op

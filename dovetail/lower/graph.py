@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, cast
 
-from dovetail.fake.kernels import in_place_form
+from dovetail.fake.kernels import IN_PLACE
 from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.graph import GET, Arg, Graph, Node
 from dovetail.ir.loop import (
@@ -233,7 +233,7 @@ class _Lowering:
     # -- library calls -----------------------------------------------------------------------------
 
     def extern(self, node: Node) -> None:
-        form = in_place_form(node.op)
+        form = IN_PLACE.get(node.op)
         if form is not None:
             self.in_place(node, *form)
             return
@@ -281,7 +281,7 @@ class _Lowering:
         users = self.graph.users()
         while len(users[result]) == 1:
             (after,) = users[result]
-            form = in_place_form(after.op)
+            form = IN_PLACE.get(after.op)
             if form is None or after.args.count(result) != 1 or after.args.index(result) not in form[1]:
                 break
             if isinstance(after.type, tuple):
