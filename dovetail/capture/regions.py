@@ -1,4 +1,4 @@
-"""Torch constructs that take functions: checkpointing, scans, Triton kernels.
+"""Torch constructs that take functions: checkpointing, Triton kernels.
 
     checkpoint(block, x)           block(x), interpreted; what it records is marked for recomputation
     kernel[grid](x, n, BLOCK=64)   a Triton kernel of the user's: one node, the op that launches it
@@ -14,7 +14,7 @@ from dovetail.capture.builtins import Args, Kwargs, Special, on
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.torch_calls import call_torch
 from dovetail.capture.trace import Trace
-from dovetail.errors import Break, UnknownCall
+from dovetail.errors import Break
 from dovetail.fake.kernels import describe_launch, run_kernel, unwrapped
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
@@ -45,35 +45,7 @@ def _run_kernel(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 on(torch.library.wrap_triton)(lambda trace, args, kwargs: args[0])  # only torch's own tracing needs a wrapper
 
 
-def _associative_scan(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    """associative_scan(combine, xs, dim): log2(n) rounds, each combining everything with what lies 2**k
-    before."""
-    names = ("combine_fn", "xs", "dim", "reverse", "combine_mode")
-    given = {**dict(zip(names, args)), **kwargs}
-    xs, dim = given["xs"], given["dim"]
-    parts = list(xs) if isinstance(xs, (tuple, list)) else [xs]
-    if given.get("reverse") or not all(isinstance(part, Fake) for part in parts):
-        raise UnknownCall(trace.loc(), function="associative_scan")
-    step, length = 1, parts[0].shape[dim]
-    while step < length:
-        early = [_narrow(trace, part, dim, 0, length - step) for part in parts]
-        late = [_narrow(trace, part, dim, step, length - step) for part in parts]
-        pair = (tuple(early), tuple(late)) if isinstance(xs, (tuple, list)) else (early[0], late[0])
-        combined = trace.call(given["combine_fn"], list(pair), {})
-        made = list(combined) if isinstance(xs, (tuple, list)) else [combined]
-        heads = [_narrow(trace, part, dim, 0, step) for part in parts]
-        parts = [trace.call(torch.cat, [[head, tail]], {"dim": dim}) for head, tail in zip(heads, made)]
-        step *= 2
-    return type(xs)(parts) if isinstance(xs, (tuple, list)) else parts[0]
-
-
-def _narrow(trace: Trace, part: Any, dim: int, start: int, length: Any) -> Any:
-    return trace.call(torch.narrow, [part, dim, start, length], {})
-
-
-BY_NAME: Final[dict[tuple[str, str], Special]] = {
-    ("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan,
-}
+BY_NAME: Final[dict[tuple[str, str], Special]] = {}
 """Functions of modules that must not be imported here; known by name when somebody else has."""
 
 CHECKPOINT_OPTIONS: Final = (

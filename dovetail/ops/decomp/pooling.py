@@ -213,22 +213,13 @@ def adaptive_avg_pool(b: Build, x: Value, output_size: Sequence[Expr]) -> Value:
 
 
 def _spread(b: Build, share: Value, x: Value, windows: Windows) -> Value:
-    """Each window's value at each of its places; 0 where no window is."""
+    """Each window's value at each of its places."""
     lead = x.ndim - windows.rank
     shape, dims = list(share.shape[:lead]), list(range(lead))
-    flat = list(share.shape[:lead])
     for d in range(windows.rank):
         dims.append(len(shape))
         shape += [share.shape[lead + d], as_expr(windows.size[d])]
-        flat.append(share.shape[lead + d] * windows.size[d])
-    spread = b.reshape(b.broadcast(share, shape, dims), flat)
-    for d in range(lead, x.ndim):
-        if flat[d] is not x.shape[d]:
-            missing = x.shape[d] - flat[d]
-            if missing.lo < 0:
-                raise Declined
-            spread = b.pad(spread, d, 0, missing, 0.0)
-    return b.prim("copy", spread).to(b.out.dtype)
+    return b.prim("copy", b.reshape(b.broadcast(share, shape, dims), x.shape)).to(b.out.dtype)
 
 
 def adaptive_avg_pool_backward(rank: int, b: Build, grad: Value, x: Value) -> Value:
