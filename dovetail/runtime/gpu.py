@@ -15,9 +15,8 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -145,7 +144,7 @@ def _request(kernel: Kernel, blocks: Blocks, capability: int, prelude: str) -> d
     return {
         "text": kernel.text if overlaps(capability) else kernel.text.replace(f"    {FOLLOW}\n", ""),
         "prelude": prelude,
-        "symbol": kernel.symbol,
+        "symbol": kernel.name,
         "signature": kernel.signature,
         "unaligned": kernel.unaligned,
         "constants": blocks.constants(kernel.constants),
@@ -212,16 +211,14 @@ def _choices(kernel: Kernel, device: torch.device, options: Options) -> Iterable
     return [known] if known is not None else kernel.blocks
 
 
-def _record(kernel: Kernel, device: torch.device) -> Path:
-    gpu = hashlib.sha256(torch.cuda.get_device_name(device).encode()).hexdigest()[:16]
-    return default_folder() / "tuned" / f"{kernel.key}_{gpu}.json"
+def _tuned_key(kernel: Kernel, device: torch.device) -> str:
+    described = f"{kernel.key} {torch.cuda.get_device_name(device)}"
+    return "tuned-" + hashlib.sha256(described.encode()).hexdigest()[:24]
 
 
 def _remembered(kernel: Kernel, device: torch.device) -> Blocks | None:
-    try:
-        return Blocks(**json.loads(_record(kernel, device).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+    kept = store_in(default_folder()).get(_tuned_key(kernel, device))
+    return None if kept is None else Blocks(**json.loads(kept))
 
 
 def _fastest(kernel: Kernel, functions: list[GpuFunction], device: torch.device) -> GpuFunction:
@@ -233,13 +230,8 @@ def _fastest(kernel: Kernel, functions: list[GpuFunction], device: torch.device)
     EVENTS.emit(
         "tuning", kernel=kernel.name, blocks=str(best.blocks), tried=len(times), milliseconds=min(times)
     )
-    path = _record(kernel, device)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fields = {name: getattr(best.blocks, name) for name in ("x", "y", "r", "warps", "stages")}
-        path.write_text(json.dumps(fields))
-    except OSError as error:
-        EVENTS.emit("cache", what="unwritable", key=kernel.key, language="triton", error=str(error))
+    parts, fields = {"kind": "tuned", "kernel": kernel.name}, json.dumps(asdict(best.blocks)).encode()
+    store_in(default_folder()).put(_tuned_key(kernel, device), fields, parts)
     return best
 
 
