@@ -3,17 +3,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from glob import glob
 from pathlib import Path
 
+from dovetail.codegen import cpp, triton
 from dovetail.codegen.analysis import Form, form_of
-from dovetail.codegen.cpp import CppTarget
 from dovetail.codegen.host.program import emit_host
 from dovetail.codegen.target import Launchable, Target
-from dovetail.codegen.triton import TritonTarget
-from dovetail.codegen.triton.kernel import TritonKernel
-from dovetail.ir.loop import Buffer
 from dovetail.ir.program import Kernel, Program
 from dovetail.ir.schedule import Group, Plan
 from dovetail.options import Options
@@ -45,8 +42,10 @@ def emit(
     """`begin` gets the kernels as soon as they are there: the host program takes its time, too."""
     loops = plan.schedule.loops
     targets: dict[str, Target] = {
-        "cpu": CppTarget(vector_bytes() if options.simd else 0, cache_bytes()),
-        "cuda": TritonTarget(),
+        "cpu": partial(
+            cpp.emit_kernel, vector_bytes=vector_bytes() if options.simd else 0, cache_bytes=cache_bytes()
+        ),
+        "cuda": triton.emit_kernel,
     }
     buffers = {b.name: b for b in loops.buffers}
     for name, kind in _kinds(plan).items():
@@ -62,10 +61,9 @@ def emit(
             if form in known:
                 launches[step] = _for_others(*known[form], names)
                 continue
-            made = launches[step] = target.emit(step, buffers)
+            made = launches[step] = target(step, buffers)
             known[form] = made, names
-            if made.key not in kernels:
-                kernels[made.key] = _kernel(step, made, target, buffers)
+            kernels.setdefault(made.kernel.key, made.kernel)
     if begin is not None:
         begin(tuple(kernels.values()), options)
     index = {key: k for k, key in enumerate(kernels)}
@@ -101,25 +99,3 @@ def _for_others(made: Launchable, names: list[str], others: list[str]) -> Launch
     """The kernel of an equal group, called with other buffers."""
     renamed = dict(zip(names, others, strict=True))
     return replace(made, params=tuple(renamed[name] for name in made.params))
-
-
-def _kernel(group: Group, made: Launchable, target: Target, buffers: dict[str, Buffer]) -> Kernel:
-    kinds = [buffers[name].type for name in made.params]
-    moved = sum(kind.bytes.value for kind in kinds if kind.bytes.is_const)
-    sizes = [kind.storage_bytes for kind in kinds]
-    origins = tuple(dict.fromkeys(o for nest in group.nests for o in nest.origins))
-    kernel = Kernel(
-        made.symbol, target.language, made.text, made.key, moved, origins, made.symbol, made.prelude
-    )
-    if not isinstance(made, TritonKernel):
-        return kernel
-    return replace(
-        kernel,
-        signature=made.signature,
-        unaligned=made.unaligned,
-        fuses=made.fuses,
-        constants=made.constants,
-        blocks=made.blocks,
-        sizes=tuple(size.value if size.is_const else 0 for size in sizes),
-        points=tuple(size.value if size.is_const else 0 for size, _ in made.grid),
-    )

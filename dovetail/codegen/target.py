@@ -1,38 +1,52 @@
-"""What a target must offer.
+"""What a target must offer: a function from a Group to a kernel and how to call it.
 
-    CppTarget(64).emit(group, buffers)  ->  Launchable: the kernel's text and how to call it
+    cpp.emit_kernel(group, buffers, 64, 32 << 20)  ->  Launchable(Kernel(text, ...), its buffers, ...)
 
-C++ is one; Triton is another. What does not depend on the target is in codegen/analysis.py.
+C++ is one; Triton is another. What does not depend on the target is here and in codegen/analysis.py.
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, TypeAlias
 
+from dovetail.codegen.analysis import Shape
+from dovetail.codegen.names import key_of, symbol_of, with_names
 from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Buffer
+from dovetail.ir.program import Kernel
 from dovetail.ir.schedule import Group
 
 
 @dataclass(frozen=True, slots=True)
 class Launchable:
-    """`text` has the user's names; `key` is the same for kernels that differ in names only. Parameters are
-    the buffers `params`, then the size symbols, then run-time numbers."""
+    """Parameters are the buffers `params`, then the size symbols, then run-time numbers."""
 
-    text: str
-    key: str
-    symbol: str
+    kernel: Kernel
     params: tuple[str, ...]
     sizes: tuple[Expr, ...]
     numbers: tuple[str, ...]
-    may_fail: bool
-    prelude: tuple[str, ...]
+    may_fail: bool = False
+    grid: tuple[tuple[Expr, int], ...] = ()
+    """On a GPU, for each grid axis: how many points it has, and which of the block sizes a program takes."""
 
 
-class Target(Protocol):
-    """One kind of device."""
+Target: TypeAlias = "Callable[[Group, dict[str, Buffer]], Launchable]"
+"""One kind of device."""
 
-    @property
-    def language(self) -> str: ...
 
-    def emit(self, group: Group, buffers: dict[str, Buffer]) -> Launchable: ...
+def launchable(
+    group: Group, shape: Shape, language: str, text: str, comment: str, reserved: Iterable[str],
+    prelude: tuple[str, ...], *, salt: str = "", may_fail: bool = False,
+    grid: tuple[tuple[Expr, int], ...] = (), **more: Any,
+) -> Launchable:  # fmt: skip
+    """`text` has tokens for names (names.py); with the `salt` it says what the kernel is. `more` are fields
+    of a Kernel that only this language has."""
+    key = key_of(text + salt)
+    name = symbol_of(group.name, key)
+    moved = sum(a.buffer.type.bytes.value for a in shape.args if a.buffer.type.bytes.is_const)
+    origins = tuple(dict.fromkeys(origin for nest in group.nests for origin in nest.origins))
+    spelled = comment + with_names(text, name, reserved)
+    kernel = Kernel(name, language, spelled, key, moved, origins, prelude, **more)
+    params = tuple(a.buffer.name for a in shape.args)
+    return Launchable(kernel, params, shape.symbols, shape.numbers, may_fail, grid)

@@ -717,16 +717,14 @@ def _wrap(value: Expr) -> str:
     return text if value.op in ("const", "sym", "min", "max") and not text.startswith("-") else f"({text})"
 
 
-def spell(value: Expr, words: Mapping[str, str], names: Mapping[Expr, str] | None = None) -> str:
-    """The text in another language: `words` has a format over the operands' texts for each op. Divisions of
-    what may be negative are words of their own, `floordiv_any` and `mod_any`; `large` is a number of more
-    than 32 bits. `names` replaces symbols."""
+def spell(value: Expr, words: Mapping[str, str], leaf: Callable[[Expr], str] = show_expr) -> str:
+    """The text in another language: `words` has a format over the operands' texts for each op, `leaf` makes
+    that of a number or symbol. Divisions of what may be negative are words of their own, `floordiv_any`
+    and `mod_any`."""
     op = value.op
-    if op == "const":
-        return words["large"].format(value.value) if abs(value.value) >= 1 << 31 else str(value.value)
-    if op == "sym":
-        return names[value] if names and value in names else value.name
-    texts = [spell(x, words, names) for x in value.operands]
+    if op in ("const", "sym"):
+        return leaf(value)
+    texts = [spell(x, words, leaf) for x in value.operands]
     if op == "add":
         constant, terms = value.args
         factors = [n for _, n in terms]  # type: ignore[attr-defined]

@@ -113,7 +113,8 @@ SCALAR_OPS: Final[dict[str, str]] = {
         # any number
         neg=1, abs=1, sign=1, add=2, sub=2, mul=2, maximum=2, minimum=2, fmax=2, fmin=2,
         remainder=2,      # Python's modulo
-        floordiv=2, truncdiv=2,   # integers and floats
+        floordiv=2,       # integers and floats
+        truncdiv=2,       # integers
         check_index=2,    # check_index(i, size): i wrapped if negative; fails the call if out of range
         # bits
         bit_and=2, bit_or=2, bit_xor=2, bit_not=1,

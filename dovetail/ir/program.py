@@ -32,7 +32,8 @@ FOLLOW: Final = "dv.follow()"
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`key` identifies the text apart from its name, so that equal kernels are compiled once."""
+    """`name` is that of its function; `key` identifies the text apart from it, so that equal kernels are
+    compiled once."""
 
     name: str
     language: str
@@ -40,8 +41,6 @@ class Kernel:
     key: str
     bytes_moved: int = 0
     origins: tuple[str, ...] = ()
-    symbol: str = ""
-    """The C++ function's name in the compiled object."""
     prelude: tuple[str, ...] = ()
     """Pieces of text that must come before, in order; kernels compiled together share equal ones."""
     signature: tuple[str, ...] = ()

@@ -132,7 +132,7 @@ def _build_kernels(kernels: list[Kernel], options: Options) -> None:
         library = open_library(path)
         _keep.append(library)
         for kernel in unit:
-            _loaded[kernel.key] = _address(library, kernel.symbol)
+            _loaded[kernel.key] = _address(library, kernel.name)
 
 
 def _deal(kernels: list[Kernel], options: Options) -> list[list[Kernel]]:

@@ -53,7 +53,7 @@ import sys, types, math
 import torch, torch.nn.functional as F
 from torch.fx import symbolic_trace
 from dovetail import aot, lower, ops, passes, schedule
-from dovetail.codegen.triton import TritonTarget
+from dovetail.codegen.triton import emit_kernel
 from dovetail.passes import products
 from dovetail.ir.loop import BufferRef
 from dovetail.ir.schedule import Group
@@ -84,7 +84,8 @@ prelude.libdevice = libdevice
 prelude.follow = lambda: None
 
 def run_group(group, buffers, memory, folder):
-    kernel = TritonTarget().emit(group, buffers)
+    made = emit_kernel(group, buffers)
+    kernel = made.kernel
     path = f"{folder}/k_{kernel.key}.py"
     with open(path, "w") as file:
         file.write("import triton\\nimport triton.language as tl\\n" + kernel.text)
@@ -97,10 +98,10 @@ def run_group(group, buffers, memory, folder):
     for choice in kernel.blocks[:2]:
         blocks = choice.constants(kernel.constants)
         sizes = []
-        for size, k in kernel.grid:
+        for size, k in made.grid:
             axis = kernel.constants[k]
             sizes.append(-(-size.value // blocks[axis]))
-        fn[tuple(sizes)](*(memory[p] for p in kernel.params), **blocks)
+        fn[tuple(sizes)](*(memory[p] for p in made.params), **blocks)
 
 def execute(fn, inputs, folder, parts):
     gm = symbolic_trace(fn)

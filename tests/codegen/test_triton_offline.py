@@ -16,7 +16,7 @@ from dovetail import aot, codegen, lower, ops, passes, schedule
 from dovetail.ir.loop import Loops
 from dovetail.ir.program import Program
 from dovetail.ir.schedule import Group
-from dovetail.codegen.triton import TritonTarget
+from dovetail.codegen.triton import emit_kernel
 from dovetail.options import Options
 from dovetail.runtime import gpu
 from dataclasses import replace
@@ -32,9 +32,7 @@ for name, text in PROGRAMS.items():
     buffers = {b.name: b for b in loops.buffers}
     for step in made.steps:
         if isinstance(step, Group):
-            kernel = TritonTarget().emit(step, buffers)
-            from dovetail.codegen import _kernel
-            program_kernel = _kernel(step, kernel, TritonTarget(), buffers)
+            program_kernel = emit_kernel(step, buffers).kernel
             for capability in (80, 90):
                 work = program_kernel, program_kernel.blocks[0], capability, Options()
                 waiting.append(pool.submit(gpu.compile_kernel, *work, 2))

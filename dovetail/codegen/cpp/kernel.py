@@ -23,8 +23,8 @@ from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.reduce import place_dtype
 from dovetail.codegen.cpp.values import KernelWriter
-from dovetail.codegen.names import key_of, symbol_of, token, with_names
-from dovetail.codegen.target import Launchable
+from dovetail.codegen.names import token
+from dovetail.codegen.target import Launchable, launchable
 from dovetail.ir.loop import Buffer, Scalar, loads_of, roots_of
 from dovetail.ir.schedule import Group
 
@@ -32,6 +32,7 @@ from dovetail.ir.schedule import Group
 def emit_kernel(
     group: Group, buffers: dict[str, Buffer], vector_bytes: int, cache_bytes: int
 ) -> Launchable:
+    """Bytes of a vector register, 0 for plain loops; bytes of the largest cache."""
     shape = analyse(group, buffers)
     is_serial = any(w.index_scalar is not None for n in group.nests for w in n.writes if not w.reduce)
     widest = _widest(group, shape) if vector_bytes else 8
@@ -55,19 +56,11 @@ def emit_kernel(
         "}",
         "}",
     ]
-    text = "\n".join(lines) + "\n"
-    key = key_of(text)
-    symbol = symbol_of(group.name, key)
-    return Launchable(
-        _comment(group, shape) + with_names(text, symbol, _KEYWORDS),
-        key,
-        symbol,
-        tuple(a.buffer.name for a in shape.args),
-        shape.symbols,
-        shape.numbers,
-        writer.may_fail,
-        emit_prelude(lanes, widest, writer.functions),
-    )
+    text, prelude = "\n".join(lines) + "\n", emit_prelude(lanes, widest, writer.functions)
+    comment = "".join(f"// {line}\n" for line in str(group).splitlines())
+    comment += "".join(f"//   {a.buffer}\n" for a in shape.args)
+    may_fail = writer.may_fail
+    return launchable(group, shape, "c++", text, comment, _KEYWORDS, prelude, may_fail=may_fail)
 
 
 def _streamed(group: Group, shape: Shape, cache_bytes: int) -> frozenset[str]:
@@ -116,9 +109,3 @@ _KEYWORDS: Final = frozenset(
     virtual void volatile while xor INLINE MASKED
     """.split()
 )
-
-
-def _comment(group: Group, shape: Shape) -> str:
-    lines = [f"// {line}" for line in str(group).splitlines()]
-    lines += [f"//   {a.buffer}" for a in shape.args]
-    return "\n".join(lines) + "\n"

@@ -54,7 +54,6 @@ _SHARED: Final[dict[str, Entry]] = {
     **{name: _float_or(name, 1, "{0}") for name in ("floor", "ceil", "round", "trunc")},
     **_FLOAT_BINARY,
     **_ANY_BINARY,
-    "fma": "fma_({0}, {1}, {2})",
     "sub": "({0} - {1})",
     "div": "({0} / {1})",
     "neg": "(-{0})",
@@ -203,7 +202,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 def identity(kind: str, dtype: DType) -> str:
     """What a reduction starts from."""
-    if kind in ("sum", "xor_sum", "any"):
+    if kind in ("sum", "any"):
         return literal(0, dtype)
     if kind in ("prod", "all"):
         return literal(1, dtype)
@@ -222,7 +221,6 @@ def combine(kind: str, dtype: DType, is_vector: bool) -> str:
     table = CPP_VEC if is_vector else CPP
     name = {
         "sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bit_or", "all": "bit_and",
-        "xor_sum": "bit_xor",
     }[kind]  # fmt: skip
     if kind in ("max", "min") and dtype.is_float:
         sign = ">" if kind == "max" else "<"

@@ -39,7 +39,7 @@ _UNARY: Final = {
 }
 NEEDS: Final = {
     "rsqrt": ("sqrt",), "sigmoid": ("exp",), "frac": ("trunc",), "floordiv": ("fmod", "floor", "copysign"),
-    "remainder": ("fmod",), "truncdiv": ("trunc",),
+    "remainder": ("fmod",),
 }  # fmt: skip
 
 _BY_LANE: Final = {
@@ -259,10 +259,6 @@ _TWO: Final[dict[str, tuple[str, ...]]] = {
         "    {T} m = fmod_(x, y); return m != 0 && (m < 0) != (y < 0) ? m + y : m;\n}}",
         "INLINE {V} remainder_({V} x, {V} y) {{\n"
         "    {V} m = fmod_(x, y); return ((m != 0) & ((m < 0) ^ (y < 0))) ? m + y : m;\n}}",
-    ),
-    "truncdiv": (
-        "INLINE {T} truncdiv_({T} x, {T} y) {{ return trunc_(x / y); }}",
-        "INLINE {V} truncdiv_({V} x, {V} y) {{ return trunc_(x / y); }}",
     ),
     "floordiv": (
         "INLINE {T} floordiv_({T} x, {T} y) {{\n"

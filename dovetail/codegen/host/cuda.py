@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.host.prelude import TORCH_CODE
-from dovetail.codegen.triton.kernel import TritonKernel
+from dovetail.codegen.target import Launchable
 from dovetail.ir.schedule import Group
 
 if TYPE_CHECKING:
@@ -82,9 +82,7 @@ static inline int32_t launch(void* kernel, const Launch& how, int64_t x, int64_t
 """
 
 
-def launch_cuda(
-    writer: HostWriter, group: Group, kernel: TritonKernel, index: int, follows: bool
-) -> None:
+def launch_cuda(writer: HostWriter, group: Group, made: Launchable, index: int, follows: bool) -> None:
     """`follows`: the step before was a kernel, too."""
     device = writer.plan.schedule.loops.device
     if "stream" not in writer.pointers:
@@ -92,13 +90,13 @@ def launch_cuda(
         writer("void* stream = nullptr;")
         writer(f'TRY("stream", aoti_torch_get_current_cuda_stream({device.index or 0}, &stream))')
     args: list[str] = []
-    for name in kernel.params:
+    for name in made.params:
         args.append(f"&{_device_pointer(writer, name)}")
-    for expr, kind in zip(kernel.sizes, kernel.signature[len(kernel.params) :]):
+    for expr, kind in zip(made.sizes, made.kernel.signature[len(made.params) :]):
         local = writer.fresh("size")
         writer(f"{'int64_t' if kind == 'i64' else 'int32_t'} {local} = {c_expr(expr)};")
         args.append(f"&{local}")
-    for name in kernel.numbers:
+    for name in made.numbers:
         local = writer.fresh("number")
         writer(f"double {local} = {name};")
         args.append(f"&{local}")
@@ -107,11 +105,11 @@ def launch_cuda(
         writer.pointers["scratch"] = "scratch"
         writer("void* scratch = nullptr;")
     writer(f"void* {packed}[] = {{{', '.join([*args, '&scratch', '&scratch'])}}};")
-    first, second = [*(c_expr(size) for size, _ in kernel.grid), "1"][:2]
+    first, second = [*(c_expr(size) for size, _ in made.grid), "1"][:2]
     where = f"    // {group.nests[-1].loc}" if group.nests[-1].loc else ""
     where_to = f"{first}, {second}, {str(follows).lower()}, stream, {packed}"
     call = f"launch(dv_kernels[{index}], dv_launches[{index}], {where_to})"
-    writer(f'TRY("launch of {kernel.symbol}", {call}){where}')
+    writer(f'TRY("launch of {made.kernel.name}", {call}){where}')
 
 
 def _device_pointer(writer: HostWriter, name: str) -> str:

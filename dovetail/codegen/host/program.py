@@ -25,7 +25,6 @@ from dovetail.codegen.host.externs import emit_extern
 from dovetail.codegen.host.outline import outline
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
 from dovetail.codegen.target import Launchable
-from dovetail.codegen.triton.kernel import TritonKernel
 from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.loop import Buffer, BufferRef
 from dovetail.ir.program import PythonCall, Result
@@ -207,7 +206,7 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     for k, step in enumerate(plan.schedule.steps):
         if isinstance(step, Group):
             follows = k > 0 and isinstance(steps[k - 1], Group)
-            _launch(writer, step, launches[step], kernel_index[launches[step].key], follows)
+            _launch(writer, step, launches[step], kernel_index[launches[step].kernel.key], follows)
         else:
             emit_extern(writer, step)
         _free(writer, k, last)
@@ -268,7 +267,7 @@ def _bind_symbols(writer: HostWriter) -> None:
 
 
 def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int, follows: bool) -> None:
-    if isinstance(launch, TritonKernel):
+    if launch.kernel.language == "triton":
         launch_cuda(writer, group, launch, index, follows)
         return
     args = [writer.pointer(name) for name in launch.params]
@@ -284,7 +283,7 @@ def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int, fo
         kinds.append("int32_t*")
     where = f"    // {group.nests[-1].loc}" if group.nests[-1].loc else ""
     kernel = f"((void (*)({', '.join(kinds)}))dv_kernels[{index}])"
-    writer(f"{kernel}({', '.join(args)});    // {launch.symbol}{where}")
+    writer(f"{kernel}({', '.join(args)});    // {launch.kernel.name}{where}")
     if launch.may_fail:
         writer(f'TRY("index out of range in {group.name}", {bad})')
 

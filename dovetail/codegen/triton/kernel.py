@@ -1,6 +1,6 @@
 """One Group as one Triton kernel.
 
-    Group -> TritonKernel(text, launch grid, arguments)
+    Group -> Launchable(Kernel(text, block sizes), arguments, launch grid)
 
     @triton.jit
     def softmax(x, o, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):      # for i < 4096 | r0 < 1024
@@ -32,8 +32,8 @@ from dovetail.codegen.analysis import (
     scalars_of,
     step_score,
 )
-from dovetail.codegen.names import key_of, symbol_of, token, with_names
-from dovetail.codegen.target import Launchable
+from dovetail.codegen.names import token
+from dovetail.codegen.target import Launchable, launchable
 from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON
 from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, spell, substitute, sym, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
@@ -58,20 +58,6 @@ SHORTEST_ROW: Final = 64
 MOST_EARLY: Final = 3
 """Loads of constants that are made first: each takes registers."""
 INT32_LIMIT: Final = (1 << 31) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class TritonKernel(Launchable):
-    signature: tuple[str, ...]
-    """Triton's type of each parameter."""
-    grid: tuple[tuple[Expr, int], ...]
-    """For each grid axis, how many points it has and how many of them a program takes."""
-    blocks: tuple[Blocks, ...]
-    constants: tuple[str, ...]
-    unaligned: tuple[int, ...]
-    """Positions of the inputs that are written in place: they cannot be copied to a better address."""
-    fuses: bool
-    """Results are rounded to 16 bits anyway: a product and a sum inside one operation may be rounded once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +212,7 @@ class Emitter:
 
     # -- the whole
 
-    def emit(self) -> TritonKernel:
+    def emit(self) -> Launchable:
         self._indices()
         self._load_constants()
         self.w(FOLLOW)
@@ -249,24 +235,18 @@ class Emitter:
         signature = [POINTER[a.buffer.type.dtype] for a in self.shape.args]
         signature += [wide] * len(self.shape.symbols) + ["fp64"] * len(self.shape.numbers)
         unaligned = [k for k, a in enumerate(self.shape.args) if a.is_written and a.buffer.kind == "input"]
-        key = key_of(f"{text}{signature}{unaligned}")
-        symbol = symbol_of(self.group.name, key)
-        return TritonKernel(
-            comment + with_names(text, symbol, keyword.kwlist),
-            key,
-            symbol,
-            tuple(a.buffer.name for a in self.shape.args),
-            self.shape.symbols,
-            self.shape.numbers,
-            False,
-            (PRELUDE,),
-            tuple(signature),
-            tuple((axis.size, k) for k, axis in enumerate(self.axes) if axis.name != "r"),
-            self.blocks,
-            constants,
-            tuple(unaligned),
-            self.is_rounded,
-        )
+        sizes = [a.buffer.type.storage_bytes for a in self.shape.args]
+        return launchable(
+            self.group, self.shape, "triton", text, comment, keyword.kwlist, (PRELUDE,),
+            salt=f"{signature}{unaligned}", grid=self.grid, signature=tuple(signature),
+            unaligned=tuple(unaligned), fuses=self.is_rounded, constants=constants, blocks=self.blocks,
+            sizes=tuple(size.value if size.is_const else 0 for size in sizes),
+            points=tuple(size.value if size.is_const else 0 for size, _ in self.grid),
+        )  # fmt: skip
+
+    @property
+    def grid(self) -> tuple[tuple[Expr, int], ...]:
+        return tuple((axis.size, k) for k, axis in enumerate(self.axes) if axis.name != "r")
 
     def _is_wide(self) -> bool:
         """Some index may not fit in 32 bits."""
@@ -699,7 +679,7 @@ def _constant(value: object, dtype: DType) -> str:
 
 
 _WORDS: Final = {
-    "large": "{0}", "true": "(0 == 0)", "false": "(0 == 1)", "not": "({0} == 0)", "and": "({0} & {1})",
+    "true": "(0 == 0)", "false": "(0 == 1)", "not": "({0} == 0)", "and": "({0} & {1})",
     "min": "tl.minimum({0}, {1})", "max": "tl.maximum({0}, {1})", "eq": "({0} == {1})", "lt": "({0} < {1})",
     "le": "({0} <= {1})", **dict.fromkeys(("floordiv", "floordiv_any"), "({0} // {1})"),
     **dict.fromkeys(("mod", "mod_any"), "({0} % {1})"),

@@ -77,10 +77,7 @@ TRITON: Final[dict[str, Entry]] = {
     "fmin": "tl.minimum({0}, {1})",
     "remainder": lambda r, a: "dv.remainder({0}, {1})" if a[0].is_float else "dv.int_remainder({0}, {1})",
     "floordiv": lambda r, a: "dv.floordiv({0}, {1})" if a[0].is_float else "dv.int_floordiv({0}, {1})",
-    "truncdiv": lambda r, a: (
-        f"libdevice.trunc({_div('{0}', '{1}', a[0])})" if a[0].is_float else "({0} // {1})"
-    ),
-    "fma": "libdevice.fma({0}, {1}, {2})",
+    "truncdiv": "({0} // {1})",
     "check_index": "dv.wrap({0}, {1})",
     "bit_and": "({0} & {1})",
     "bit_or": "({0} | {1})",
@@ -124,7 +121,6 @@ def _cast(result: DType, source: DType) -> str:
 
 IDENTITY: Final = {
     "sum": lambda dtype: "0", "prod": lambda dtype: "1", "any": lambda dtype: "0", "all": lambda dtype: "1",
-    "xor_sum": lambda dtype: "0",
     "max": lambda dtype: "float('-inf')" if dtype.is_float else str(_least(dtype)),
     "min": lambda dtype: "float('inf')" if dtype.is_float else str(_greatest(dtype)),
 }  # fmt: skip
@@ -132,7 +128,6 @@ IDENTITY: Final = {
 
 COMBINE: Final = {
     "sum": "({0} + {1})", "prod": "({0} * {1})", "any": "({0} | {1})", "all": "({0} & {1})",
-    "xor_sum": "({0} ^ {1})",
     "max": "dv.maximum({0}, {1})", "min": "dv.minimum({0}, {1})",
 }  # fmt: skip
 """Two partial results as one; min and max propagate NaN."""
@@ -140,7 +135,7 @@ COMBINE: Final = {
 REDUCE: Final = {
     "sum": "tl.sum({0}, {1})", "prod": "tl.reduce({0}, {1}, dv.product)",
     "any": "tl.max({0}.to(tl.int32), {1})",
-    "all": "tl.min({0}.to(tl.int32), {1})", "xor_sum": "tl.xor_sum({0}, {1})",
+    "all": "tl.min({0}.to(tl.int32), {1})",
     "max": "tl.reduce({0}, {1}, dv.maximum)", "min": "tl.reduce({0}, {1}, dv.minimum)",
 }  # fmt: skip
 """A tile reduced along an axis."""

@@ -21,8 +21,8 @@ from dataclasses import replace
 from typing import Final
 
 from dovetail.codegen.analysis import Pass, analyse, scalars_of
-from dovetail.codegen.triton.kernel import Axis, Emitter, Tile, TritonKernel, find_shortened
-from dovetail.ir.expr import as_expr, product
+from dovetail.codegen.triton.kernel import Axis, Emitter, Tile, find_shortened
+from dovetail.ir.expr import Expr, as_expr, product
 from dovetail.ir.loop import Scalar, Write
 from dovetail.ir.product import STEP, Product, product_of
 from dovetail.ir.program import Blocks
@@ -74,9 +74,9 @@ class ProductEmitter(Emitter):
         self.shortened = find_shortened(scalars_of(self.group)) if self.is_rounded else frozenset()
         self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
 
-    def emit(self) -> TritonKernel:
-        height = as_expr(self.matrix.size.value * self._height())
-        return replace(super().emit(), grid=((height, 0), (self.axes[1].size, 1)))
+    @property
+    def grid(self) -> tuple[tuple[Expr, int], ...]:
+        return (as_expr(self.matrix.size.value * self._height()), 0), (self.axes[1].size, 1)
 
     def _height(self) -> int:
         """Rows of a matrix with those that fill up the last tile, whatever its size."""
