@@ -316,12 +316,6 @@ def choose_backend(backend: str | Backend, options: Options) -> Backend:
 # -- from a frame to an entry ------------------------------------------------------------------------
 
 
-def key_of(frame: capture.Frame) -> tuple[CodeType, int]:
-    """What a limit on recompiling counts: a code, run with one module."""
-    owner = frame.args[0] if frame.args else None
-    return frame.code, id(owner) if isinstance(owner, torch.nn.Module) else 0
-
-
 def is_library_code(code: CodeType) -> bool:
     """Code that is captured only where captured code calls it: torch's and Python's own."""
     why = capture.why_not_capture(code)
@@ -411,7 +405,7 @@ class Compiler:
         if stance() == "fail_on_recompile":
             raise RecompileError(frame.loc, function=name, reason=why)
         limit = self.options.recompile_limit
-        if self.compiled[key_of(frame)] >= limit or entries >= limit * MODULES_OF_A_CLASS:
+        if self.compiled[frame.key] >= limit or entries >= limit * MODULES_OF_A_CLASS:
             self._leave(frame, f"was compiled {entries} times", f"what changed last: {why}", entries)
             return False
         EVENTS.emit("recompile", function=name, reason=why, entries=entries, loc=frame.loc)
@@ -459,7 +453,7 @@ class Compiler:
             else:
                 self._bind(captured)
         captured.namespace["run_in_eager"] = _native.without
-        self.compiled[key_of(frame)] += 1
+        self.compiled[frame.key] += 1
         function = capture.make_entry(captured, frame)
         guards = make_guards(capture.all_guards(captured), captured.fetched)
         return guards, function, frame.globals

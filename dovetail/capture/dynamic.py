@@ -61,13 +61,7 @@ class History:
     def policy(self, frame: Frame) -> Policy | None:
         if self.dynamic is False:
             return None
-        return Policy(self.dynamic is True, self.seen.setdefault((frame.code, self.instance(frame)), Seen()))
-
-    @staticmethod
-    def instance(frame: Frame) -> int:
-        """Layers of one class have sizes of their own: a method's history is one per module."""
-        owner = frame.args[0] if frame.args else None
-        return id(owner) if isinstance(owner, torch.nn.Module) else 0
+        return Policy(self.dynamic is True, self.seen.setdefault(frame.key, Seen()))
 
 
 class Policy:

@@ -1,15 +1,17 @@
 """The call that is being captured.
 
-    Frame.of(f, x, flag=True) -> Frame(code of f, f, globals, (x, True), closure)
+    f(x, flag=True)  ->  Frame(code of f, f, globals, (x, True), closure)
 
 `args` are the frame's argument slots as bound: positional, keyword-only, *args tuple, **kwargs dict.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType
 from typing import Any, Final
+
+import torch
 
 from dovetail.ir.graph import Loc
 
@@ -25,14 +27,11 @@ class Frame:
     args: tuple[Any, ...]
     closure: tuple[CellType, ...] = ()
 
-    @staticmethod
-    def of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Frame:
-        """The frame of fn(*args, **kwargs), for a plain function or a bound method."""
-        if isinstance(fn, MethodType):
-            return Frame.of(fn.__func__, fn.__self__, *args, **kwargs)
-        assert isinstance(fn, FunctionType)
-        bound = bind(fn, args, kwargs, fn.__defaults__ or (), fn.__kwdefaults__ or {})
-        return Frame(fn.__code__, fn, fn.__globals__, tuple(bound), fn.__closure__ or ())
+    @property
+    def key(self) -> tuple[CodeType, int]:
+        """The code, and which module runs it: layers of one class have sizes and a history of their own."""
+        owner = self.args[0] if self.args else None
+        return self.code, id(owner) if isinstance(owner, torch.nn.Module) else 0
 
     @property
     def loc(self) -> Loc:

@@ -21,7 +21,7 @@ from dovetail.capture.checks import assume, expected
 from dovetail.capture.decode import Code, decode
 from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.resume import growing_slots
-from dovetail.capture.text import concatenate, format_value, is_late, late, native
+from dovetail.capture.text import format_value, is_late, late, native
 from dovetail.capture.trace import (
     NULL,
     THROWN,
@@ -503,7 +503,7 @@ class Activation:
 
     def BUILD_STRING(self, arg: int) -> None:
         parts = self.pop(arg)
-        made = late(self.trace, concatenate, [parts]) if is_late(parts) else "".join(parts)
+        made = late(self.trace, str.join, ["", parts]) if is_late(parts) else "".join(parts)
         self.stack.append(made)
 
     def LIST_APPEND(self, arg: int) -> None:

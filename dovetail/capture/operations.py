@@ -17,7 +17,7 @@ import torch
 
 from dovetail.capture.attributes import MISSING, find_in_mro, load_attr, python_method
 from dovetail.capture.origins import PLAIN
-from dovetail.capture.text import NUMBERS, Identity, LateText, fill_percent, is_late, known, late, native
+from dovetail.capture.text import NUMBERS, Identity, LateText, is_late, known, late, native
 from dovetail.capture.trace import Raised, Trace
 from dovetail.errors import DataDependentBranch, DataDependentNumber, DataDependentValue, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -79,7 +79,7 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
         return native(op, left, right)
     if kind is str and op is operator.mod:
         if is_late(right):
-            return late(trace, fill_percent, [left, right])
+            return late(trace, operator.mod, [left, right])
         right = as_known(right)
     plain = INPLACE.get(op)
     if plain is not None:

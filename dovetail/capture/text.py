@@ -55,10 +55,10 @@ class LateText:
         return any(fake._version != version for fake, version in self.seen)
 
     def __add__(self, other: Any) -> Any:
-        return late(self.trace, concatenate, [[self, other]])
+        return late(self.trace, str.join, ["", [self, other]])
 
     def __radd__(self, other: Any) -> Any:
-        return late(self.trace, concatenate, [[other, self]])
+        return late(self.trace, str.join, ["", [other, self]])
 
     def __eq__(self, other: object) -> bool:
         return self.now() == (other.now() if isinstance(other, LateText) else other)
@@ -193,18 +193,9 @@ def is_late(value: Any) -> bool:
     return isinstance(value, dict) and any(is_late(item) for item in value.values())
 
 
-def concatenate(parts: list[str]) -> str:
-    return "".join(parts)
-
-
 def fill(text: str, args: tuple[Any, ...], named: dict[str, Any]) -> str:
     """str.format"""
     return text.format(*args, **named)
-
-
-def fill_percent(text: str, values: Any) -> str:
-    """The operator % of str."""
-    return text % values
 
 
 def format_value(value: Any, convert: int, spec: str) -> str:

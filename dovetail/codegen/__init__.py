@@ -76,7 +76,7 @@ def emit(
         len(loops.inputs),
         host.outputs,
         host.python_calls,
-        host.kinds,
+        loops.kinds,
         loops.inputs,
         host.results,
         len(plan.schedule.steps),

@@ -42,8 +42,6 @@ class Shape:
     passes: tuple[Pass, ...]
     contiguous: Range | None
     """The loop whose variable moves through memory one element at a time, for vectors or lanes."""
-    row_values: frozenset[str]
-    """Buffers written once per outer point."""
     kept_rows: tuple[str, ...]
     """Internal buffers with a value per inner point that a later pass reads."""
 
@@ -64,7 +62,6 @@ def analyse(group: Group, buffers: dict[str, Buffer]) -> Shape:
         tuple(dict.fromkeys(str(node.args[0]) for node in scalars_of(group) if node.op == "input")),
         passes,
         choose_contiguous(group),
-        row_values,
         tuple(_kept_rows(group, row_values)),
     )
 

@@ -268,8 +268,8 @@ class Loops:
     outputs: tuple[BufferRef | Expr | int | float | bool | None, ...]
     inputs: tuple[str, ...]
     """Buffer names of the tensor inputs, and names of the scalar symbols, in the graph's order."""
-    kinds: str = ""
-    """One letter per input: t a tensor, i an int, f a float. Empty: all tensors."""
+    kinds: str
+    """One letter per input: t a tensor, i an int, f a float."""
     updates: tuple[tuple[str, str], ...] = ()
     """(buffer, input) where the buffer is returned as the new value of the input and nothing else."""
     device: Device = field(init=False)
@@ -279,8 +279,10 @@ class Loops:
         found = next((b.type.device for b in self.buffers if b.type.device.kind != "cpu"), CPU)
         object.__setattr__(self, "device", found)
 
-    def buffer(self, name: str) -> Buffer:
-        return next(b for b in self.buffers if b.name == name)
+    @property
+    def returned(self) -> set[str]:
+        """Buffers that outputs are in."""
+        return {out.buffer for out in self.outputs if isinstance(out, BufferRef)}
 
     def __str__(self) -> str:
         lines = [f"loops {self.name}({', '.join(self.inputs)}):"]

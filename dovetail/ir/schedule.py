@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dovetail.errors import Reason
 from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Extern, Loops, Nest, Range
 
@@ -59,24 +60,24 @@ class Group:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class WhyNot:
-    """A decision against something, kept for the report: what, the reason's code and its text."""
-
-    subject: str
-    code: str
-    text: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
     loops: Loops
     steps: tuple[Group | Extern, ...]
-    declined: tuple[WhyNot, ...] = ()
+    declined: tuple[tuple[str, Reason], ...] = ()
+    """What was not fused, and why."""
+
+    def last_uses(self) -> dict[str, int]:
+        """Buffer -> the last step that reads or writes it; in an order that is the same in every process."""
+        return {
+            name: k
+            for k, step in enumerate(self.steps)
+            for name in sorted({**step.read_buffers, **step.written_buffers})
+        }
 
     def __str__(self) -> str:
         lines = [str(step) for step in self.steps]
-        lines += [f"not fused: {why.subject}: {why.code} {why.text}" for why in self.declined]
+        lines += [f"not fused: {subject}: {reason}" for subject, reason in self.declined]
         return "\n".join(lines)
 
 

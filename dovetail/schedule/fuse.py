@@ -17,8 +17,8 @@ from typing import Final
 from dovetail.errors import Reason
 from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, product, substitute
-from dovetail.ir.loop import BufferRef, Extern, Loops, Nest, Range
-from dovetail.ir.schedule import Group, Schedule, WhyNot
+from dovetail.ir.loop import Extern, Loops, Nest, Range
+from dovetail.ir.schedule import Group, Schedule
 from dovetail.ir.types import Device
 from dovetail.options import Options
 from dovetail.schedule.cluster import Cluster, buffer_sizes, derive_levels, join, make_cluster, rewritten
@@ -46,7 +46,7 @@ class Fuser:
     producers: dict[str, set[int]] = field(default_factory=dict)
     """Buffer -> positions of what writes it; the parts of a concatenation have one each."""
     readers: dict[str, set[int]] = field(default_factory=dict)
-    declined: list[WhyNot] = field(default_factory=list)
+    declined: list[tuple[str, Reason]] = field(default_factory=list)
     devices: dict[str, Device] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,8 +88,7 @@ class Fuser:
         result = self.why_not_fuse(first, second, is_sibling)
         if isinstance(result, Reason):
             if not is_sibling:
-                subject = f"{first.members[-1].nest.name} + {nest.name}"
-                self.declined.append(WhyNot(subject, result.code, result.text))
+                self.declined.append((f"{first.members[-1].nest.name} + {nest.name}", result))
             return here
         for old in (first, second):
             del self.clusters[old.position]
@@ -179,10 +178,10 @@ def schedule(loops: Loops, options: Options) -> Schedule:
             fuser.add_extern(item, step)
         else:
             fuser.add(item, step)
-    for why in fuser.declined:
-        EVENTS.emit("fusion", unit=loops.name, subject=why.subject, code=why.code, text=why.text)
+    for subject, why in fuser.declined:
+        EVENTS.emit("fusion", unit=loops.name, subject=subject, code=why.code, text=why.text)
     _join_updates(loops, fuser)
-    kept = kept_buffers(loops)
+    kept = loops.returned
     at: dict[int, Group | Extern] = dict(externs)
     for position, cluster in fuser.clusters.items():
         at[position] = make_group(cluster, kept, fuser)
@@ -216,10 +215,6 @@ def _bases(cluster: Cluster, bases: dict[str, str], fuser: Fuser) -> list[str]:
     if any(name not in bases or fuser.readers.get(name) for name in cluster.writes):
         return []
     return [bases[name] for name in cluster.writes]
-
-
-def kept_buffers(loops: Loops) -> set[str]:
-    return {out.buffer for out in loops.outputs if isinstance(out, BufferRef)}
 
 
 def make_group(cluster: Cluster, kept: set[str], fuser: Fuser) -> Group:

@@ -16,7 +16,6 @@ from typing import Final
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
 from dovetail.ir.loop import Buffer, Extern, loads_of
 from dovetail.ir.schedule import Group, Place, Plan, Schedule
-from dovetail.schedule.fuse import kept_buffers
 
 ALIGN: Final = 64
 
@@ -68,9 +67,9 @@ def pack(slots: list[Slot]) -> Expr:
 def plan(schedule: Schedule) -> Plan:
     loops = schedule.loops
     buffers = {b.name: b for b in loops.buffers}
-    kept = kept_buffers(loops)
+    kept = loops.returned
     places: dict[str, Place] = {}
-    last = _last_uses(schedule)
+    last = schedule.last_uses()
     for buffer in loops.buffers:
         if buffer.kind == "input":
             places[buffer.name] = Place("input")
@@ -104,14 +103,6 @@ def storage_bytes(buffer: Buffer) -> Expr:
     return const(_aligned(max(size.value, 1))) if size.is_const else mul(ceildiv(size, ALIGN), ALIGN)
 
 
-def _last_uses(schedule: Schedule) -> dict[str, int]:
-    last: dict[str, int] = {}
-    for k, step in enumerate(schedule.steps):
-        for buffer in (*step.read_buffers, *step.written_buffers):
-            last[buffer] = k
-    return last
-
-
 def find_slots(
     schedule: Schedule, buffers: dict[str, Buffer], places: dict[str, Place], last: dict[str, int]
 ) -> list[Slot]:
@@ -143,7 +134,7 @@ def _in_place_updates(
     for k, step in enumerate(schedule.steps):
         for name in step.written_buffers:
             writers.setdefault(name, []).append(k)
-    shown = kept_buffers(schedule.loops)
+    shown = schedule.loops.returned
     for name, base in schedule.loops.updates:
         if base not in given or base in shown or name in found or buffers[name].type != buffers[base].type:
             continue

@@ -62,7 +62,7 @@ def test_capture_holds_nothing() -> None:
     seen = weakref.ref(holder)
     gc.disable()
     try:
-        frame = Frame.of(f, x, holder)
+        frame = Frame(f.__code__, f, f.__globals__, (x, holder))
         captured = capture_frame(frame, Options())
         del frame, holder
         assert seen() is None, gc.get_referrers(seen())

@@ -53,7 +53,7 @@ def make_schedule() -> Schedule:
     ref = BufferRef("w", T, ZERO)
     mm = Extern("z", "aten.mm.default", (ref, ref), (), ("z",), loc=Loc(HERE, 13))
     buffers = (Buffer("x", T, "input"), Buffer("y", T), Buffer("w", T), Buffer("z", T, "output"))
-    loops = Loops("forward", buffers, (*nests, mm), (BufferRef("z", T, ZERO),), ("x",))
+    loops = Loops("forward", buffers, (*nests, mm), (BufferRef("z", T, ZERO),), ("x",), "t")
     return Schedule(loops, (Group("kernel_exp_add", nests, 1, ("y",)), mm))
 
 

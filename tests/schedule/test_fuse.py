@@ -77,7 +77,7 @@ def test_without_fusion_every_nest_is_a_kernel() -> None:
 
 def test_reasons_are_recorded() -> None:
     made = scheduled(lambda x: torch.cumsum(x * 2, 0).sum(0) + (x * 2).flip(0).sum(1)[:1], (64, 64))
-    assert all(why.code.startswith("S") and why.text for why in made.declined)
+    assert all(why.code.startswith("S") and why.text for _, why in made.declined)
 
 
 def chain(length: int) -> Loops:
@@ -92,7 +92,7 @@ def chain(length: int) -> Loops:
         value = scalar("add", (load(f"b{k - 1}", item.var, F32), other), F32)
         steps.append(Nest(f"n{k}", (item,), (), (Write((f"b{k}",), item.var, value),)))
         buffers.append(Buffer(f"b{k}", type, "temp" if k < length - 1 else "output"))
-    return Loops("chain", tuple(buffers), tuple(steps), (BufferRef(f"b{length - 1}", type, ZERO),), ("b0",))
+    return Loops("chain", tuple(buffers), tuple(steps), (BufferRef(f"b{length - 1}", type, ZERO),), ("b0",), "t")
 
 
 def test_ten_thousand_nests_take_seconds() -> None:

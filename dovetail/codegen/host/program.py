@@ -183,7 +183,6 @@ class HostText:
     python_calls: tuple[PythonCall, ...]
     results: tuple[Result, ...]
     outputs: int
-    kinds: str
 
 
 def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[str, int]) -> HostText:
@@ -193,9 +192,8 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     steps = plan.schedule.steps
     written = {name for step in steps for name in step.written_buffers}
     writer.written = frozenset(name for name in written if writer.buffers[name].kind == "input")
-    returned = [out.buffer for out in loops.outputs if isinstance(out, BufferRef)]
-    writer.read = frozenset((*returned, *(name for step in steps for name in step.read_buffers)))
-    kinds = _bind_inputs(writer)
+    writer.read = frozenset((*loops.returned, *(name for step in steps for name in step.read_buffers)))
+    _bind_inputs(writer)
     _bind_symbols(writer)
     if plan.arena_bytes is not ZERO:
         kind = "Temporaries" if loops.device.kind == "cpu" else "DeviceTemporaries"
@@ -230,24 +228,21 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     start = f'extern "C" int32_t run({takes}) {{'
     run = [start, "    NoGrad no_grad;", *body, "    return 0;", "}", ""]
     text = "\n".join([head, *constants, *functions, *run])
-    return HostText(text, tuple(writer.python_calls), results, count, kinds)
+    return HostText(text, tuple(writer.python_calls), results, count)
 
 
-def _bind_inputs(writer: HostWriter) -> str:
-    kinds: list[str] = []
+def _bind_inputs(writer: HostWriter) -> None:
     counts = {"t": 0, "i": 0, "f": 0}
     loops = writer.plan.schedule.loops
-    for name, kind in zip(loops.inputs, loops.kinds or "t" * len(loops.inputs)):
+    for name, kind in zip(loops.inputs, loops.kinds):
         position = counts[kind]
         counts[kind] += 1
-        kinds.append(kind)
         if kind == "t":
             writer.handles[name] = f"inputs[{position}]"
         elif kind == "i":
             writer(f"const int64_t {name} = ints[{position}];")
         else:
             writer(f"const double {name} = floats[{position}];")
-    return "".join(kinds)
 
 
 def _bind_symbols(writer: HostWriter) -> None:
@@ -290,14 +285,9 @@ def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int, fo
 
 def _last_reads(plan: Plan) -> dict[int, list[str]]:
     """Step -> buffers made by library calls that are used there for the last time."""
-    last: dict[str, int] = {}
-    for k, step in enumerate(plan.schedule.steps):
-        for name in sorted({**step.read_buffers, **step.written_buffers}):  # the same text in every process
-            last[name] = k
-    kept = {out.buffer for out in plan.schedule.loops.outputs if isinstance(out, BufferRef)}
-    kept |= {place.of for _, place in plan.places if place.of is not None}
+    kept = plan.schedule.loops.returned | {place.of for _, place in plan.places if place.of is not None}
     found: dict[int, list[str]] = {}
-    for name, k in last.items():
+    for name, k in plan.schedule.last_uses().items():
         if name not in kept:
             found.setdefault(k, []).append(name)
     return found
