@@ -192,8 +192,10 @@ def _write_positions(group: Group) -> dict[str, tuple[int, Expr, int]]:
 
 
 def _read_positions(group: Group) -> dict[str, list[tuple[int, int, Expr | None]]]:
+    """When and where each buffer is read; a variance walks twice, again after all else of its level."""
     found: dict[str, list[tuple[int, int, Expr | None]]] = {}
     for order, (nest, level) in enumerate(zip(group.nests, group.levels)):
+        walks_twice = any(write.reduce == "welford" for write in nest.writes)
         for buffer, index in loads_of(nest):
-            found.setdefault(buffer, []).append((level, order, index))
+            found.setdefault(buffer, []).append((level + walks_twice, order, index))
     return found

@@ -45,13 +45,20 @@ def normalised(a):
     a.copy_(torch.softmax(a, -1))
 
 
+def spread(a):
+    """A variance reads its rows twice."""
+    found = a.var(1), a.std()
+    a.mul_(2)
+    return found
+
+
 def same_value_twice(a, b):
     c = a + b
     a.copy_(c)
     b.copy_(c)
 
 
-PROGRAMS = [momentum, swap, transpose, returned, turned, old_and_new, normalised, same_value_twice]
+PROGRAMS = [momentum, swap, transpose, returned, turned, old_and_new, normalised, spread, same_value_twice]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
