@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from dovetail.fake.form import Form, Unruled
-from dovetail.fake.layout import dense_strides, iterator_strides
+from dovetail.fake.layout import channels_last, dense_strides, is_dense, is_laid_out, iterator_strides
 from dovetail.fake.rules import Call, view
 from dovetail.fake.suspect import Suspected, is_suspect
 from dovetail.ir.expr import Expr
@@ -130,52 +130,43 @@ def preserved(c: Call, shape: tuple[int, ...]) -> Sequence[int] | None:
     if wanted == torch.contiguous_format:
         return contiguous(c, shape)
     if wanted not in (None, torch.preserve_format):
-        return _channels_last(shape)
-    return iterator_strides(shape, [_numbers(c.first)])
-
-
-def _channels_last(shape: tuple[int, ...]) -> list[int] | None:
-    if len(shape) not in (4, 5):
-        return None
-    return dense_strides(shape, (1, *range(len(shape) - 1, 1, -1), 0))
+        return channels_last(shape)
+    size, stride = _numbers(c.first)
+    return stride if is_dense(size, stride) else iterator_strides(shape, [(size, stride)])
 
 
 def _is_contiguous(form: Form) -> bool:
     size, stride = _numbers(form)
-    return _is_laid_out(size, stride, dense_strides(size, range(len(size))[::-1]))
-
-
-def _is_laid_out(size: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -> bool:
-    return all(a == b or n == 1 for n, a, b in zip(size, stride, wanted))
+    return is_laid_out(size, stride, dense_strides(size, range(len(size))[::-1]))
 
 
 def from_contiguous(c: Call, shape: tuple[int, ...]) -> list[int] | None:
-    """Row-major where all operands are; other cases are left to the kernel."""
-    return contiguous(c, shape) if all(map(_is_contiguous, c.tensors)) else None
+    """Row-major where all operands are, and not channels-last too; other cases are left to the kernel."""
+    is_plain = all(_is_contiguous(t) and not _suggests_channels_last(t) for t in c.tensors)
+    return contiguous(c, shape) if is_plain else None
 
 
 def as_image(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """Channels-last in, channels-last out."""
-    if all(_is_contiguous(t) for t in c.tensors):
-        return contiguous(c, shape)
+    if not _suggests_channels_last(c.first):
+        return contiguous(c, shape) if all(map(_is_contiguous, c.tensors)) else None
     size, stride = _numbers(c.first)
-    wanted = _channels_last(tuple(size))
-    is_last = wanted is not None and _is_laid_out(size, stride, wanted) and not _is_contiguous(c.first)
-    return _channels_last(shape) if is_last and len(size) == len(shape) else None
+    is_last = is_laid_out(size, stride, channels_last(size)) and len(size) == len(shape)
+    return channels_last(shape) if is_last else None
 
 
 def convolved(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """Channels-last where the input or the weight suggests it."""
     images = (c["input"], c["weight"])
     if any(map(_suggests_channels_last, images)):
-        return _channels_last(shape) or contiguous(c, shape)
+        return channels_last(shape) or contiguous(c, shape)
     return contiguous(c, shape) if all(map(_is_contiguous, images)) else None
 
 
 def concatenated(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """Channels-last where all parts suggest it."""
     is_last = all(map(_suggests_channels_last, c.tensors))
-    return _channels_last(shape) if is_last else contiguous(c, shape)
+    return channels_last(shape) if is_last else contiguous(c, shape)
 
 
 def rolled(c: Call, shape: tuple[int, ...]) -> list[int] | None:
@@ -205,7 +196,8 @@ def viewed(c: Call, shape: tuple[int, ...]) -> list[int] | None:
 
 def normalised(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """The CPU's batch norm keeps channels-last images, and makes everything else row-major."""
-    return as_image(c, shape) if len(shape) == c.first.ndim else contiguous(c, shape)
+    is_image = len(shape) == c.first.ndim and not _is_contiguous(c.first)
+    return as_image(c, shape) if is_image else contiguous(c, shape)
 
 
 def attended(c: Call, shape: tuple[int, ...]) -> list[int]:
@@ -229,7 +221,7 @@ def _table(*rows: tuple[DTypes, Layout, str]) -> dict[str, tuple[DTypes, Layout]
 
 KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (lambda c: c["weight"].dtype, contiguous, "embedding"),
-    (first, contiguous, "mm bmm addmm baddbmm repeat"),
+    (first, contiguous, "mm bmm addmm baddbmm repeat tril triu"),
     (first, viewed, "_unsafe_view"),
     (first, convolved, "convolution"),
     (masked(first), convolved, "convolution_backward"),
@@ -237,12 +229,12 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (masked(first), contiguous, "native_layer_norm_backward _fused_rms_norm_backward"),
     (statistics, normalised, "native_batch_norm"),
     (statistics, from_contiguous, "native_group_norm"),
-    (row_statistics, from_contiguous, "native_layer_norm"),
+    (row_statistics, contiguous, "native_layer_norm"),
     (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
     (first, from_contiguous, """
         gather index_select index scatter scatter_add index_put index_add index_copy flip
-        tril triu glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd"""),
+        glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd"""),
     (first, contiguous, "embedding_dense_backward slice_backward select_backward"),
     (first, contiguous, "masked_fill mse_loss_backward smooth_l1_loss_backward huber_loss_backward"),
     (on_cpu(lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
@@ -343,8 +335,10 @@ def _elementwise(func: Any, facts: Any, call: Call) -> tuple[Any, ...]:
     size = tuple(x.value for x in facts.rule(call))
     if facts.mutates and size != tuple(x.value for x in call.first.shape):
         raise Unruled
-    stride = iterator_strides(size, [_numbers(t) for t in call.tensors])
-    return size, tuple(stride), _promoted(func, facts, call)
+    operands = [_numbers(t) for t in call.tensors]
+    if any(isinstance(call.values.get(name), (int, float, complex, Expr)) for name in ("self", "other")):
+        operands.append(([], []))  # a number in a tensor's place
+    return size, tuple(iterator_strides(size, operands)), _promoted(func, facts, call)
 
 
 def _promoted(func: Any, facts: Any, call: Call) -> torch.dtype:

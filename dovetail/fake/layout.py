@@ -22,8 +22,10 @@ def is_ambiguous(operands: Sequence[torch.Tensor]) -> bool:
 
 def iterator_strides(shape: Sequence[int], operands: Sequence[Geometry]) -> list[int]:
     """Dense strides of the result of an elementwise op on operands of these sizes and strides."""
+    if 1 in shape and (agreed := _agreed_strides(shape, operands)) is not None:
+        return agreed
     rank = len(shape)
-    aligned = [_align(*x, rank) for x in operands]
+    aligned = [_align(*x, shape) for x in operands]
     order = list(range(rank - 1, -1, -1))
     for i in range(1, rank):
         at = i
@@ -46,10 +48,39 @@ def dense_strides(shape: Sequence[int], order: Sequence[int]) -> list[int]:
     return strides
 
 
-def _align(sizes: Sequence[int], strides: Sequence[int], rank: int) -> list[int]:
+def channels_last(shape: Sequence[int]) -> list[int] | None:
+    if len(shape) not in (4, 5):
+        return None
+    return dense_strides(shape, (1, *range(len(shape) - 1, 1, -1), 0))
+
+
+def is_laid_out(size: Sequence[int], stride: Sequence[int], wanted: Sequence[int] | None) -> bool:
+    return wanted is not None and all(a == b or n == 1 for n, a, b in zip(size, stride, wanted))
+
+
+def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    order = sorted(range(len(size)), key=lambda d: (stride[d], size[d]))
+    return is_laid_out(size, stride, dense_strides(size, order))
+
+
+def _agreed_strides(shape: Sequence[int], operands: Sequence[Geometry]) -> list[int] | None:
+    """The one layout of operands of the result's shape, with the strides of single elements."""
+    if any(tuple(size) != tuple(shape) for size, _ in operands):
+        return None
+    plain = dense_strides(shape, range(len(shape))[::-1])
+    for wanted in (plain, channels_last(shape) if len(shape) == 4 else None):
+        if all(is_laid_out(shape, stride, wanted) for _, stride in operands):
+            return wanted
+    first = operands[0][1]
+    is_shared = is_dense(shape, first) and all(tuple(stride) == tuple(first) for _, stride in operands)
+    return list(first) if is_shared else None
+
+
+def _align(sizes: Sequence[int], strides: Sequence[int], shape: Sequence[int]) -> list[int]:
     """Strides over the result's dimensions; 0 where the operand is broadcast."""
-    own = [0 if size == 1 else stride for size, stride in zip(sizes, strides)]
-    return [0] * (rank - len(own)) + own
+    missing = len(shape) - len(sizes)
+    own = zip(sizes, strides, shape[missing:])
+    return [0] * missing + [0 if size == 1 != whole else stride for size, stride, whole in own]
 
 
 def _compare(a: int, b: int, shape: Sequence[int], operands: Sequence[Sequence[int]]) -> int:

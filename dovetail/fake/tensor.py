@@ -549,8 +549,8 @@ def _batch_norm_on_cpu(device: torch.device, args: list[Any], result: Any) -> An
     stats = [x.to(dtype) if args[5] else x.new_empty(0, dtype=dtype) for x in result[1:3]]
     output = result[0]
     kept = torch.channels_last if output.dim() == 4 else torch.contiguous_format
-    if not output.is_contiguous(memory_format=kept):
-        output = output.contiguous()
+    if output.is_contiguous() or not output.is_contiguous(memory_format=kept):
+        output = output.new_empty(output.shape)
     return (output, *stats, *result[3:])
 
 
@@ -582,6 +582,7 @@ CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
     "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.native_layer_norm.default": _layer_norm_on_cpu,
     "aten.pow.Scalar": lambda device, args, result: result.contiguous(),
+    "aten.im2col.default": lambda device, args, result: result.contiguous(),
 }
 """Where the meta kernel describes another device than the one that is faked, or is wrong."""
 

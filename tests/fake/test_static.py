@@ -1,9 +1,11 @@
 """Static inference against real execution, and how a Fake looks to user code."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import subprocess
 import sys
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import dovetail
 from dovetail.errors import DataDependentValue, FailedFake
 from dovetail.fake import Fake, FakeMode, fake_like, type_of
+from dovetail.fake.layout import iterator_strides
 from tests.fake.crossref import Crossref, describe
 from tests.sweeps.torch_testing import OPS
 
@@ -215,3 +218,38 @@ def test_rolled_images_keep_their_layout(arguments: tuple[Any, ...]) -> None:
     x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     rolled = dovetail.compile(lambda x: torch.roll(x, *arguments))(x)
     assert rolled.stride() == torch.roll(x, *arguments).stride() and torch.equal(rolled, torch.roll(x, *arguments))
+
+
+def _laid_out(random: Random) -> torch.Tensor:
+    """A small tensor with its dimensions in any order, gaps, and many of them of one element."""
+    size = [random.choice((1, 1, 2, 3, 4)) for _ in range(random.randint(1, 5))]
+    order = random.sample(range(len(size)), len(size))
+    tensor = torch.zeros([size[d] for d in order]).permute([order.index(d) for d in range(len(size))])
+    if len(size) == 4 and random.random() < 0.4:
+        tensor = tensor.to(memory_format=torch.channels_last)
+    return tensor[tuple(slice(None, None, random.choice((1, 1, 1, 2))) for _ in size)]
+
+
+def test_results_are_laid_out_as_eagers_iterator_does() -> None:
+    random = Random(7)
+    for _ in range(600):
+        x = _laid_out(random)
+        others = (torch.empty_like(x), x.contiguous(), _laid_out(random))
+        geometry = (x.size(), x.stride())
+        assert iterator_strides(x.shape, [geometry]) == list((-x).stride()), geometry
+        assert iterator_strides(x.shape, [geometry, ((), ())]) == list((x * 2).stride()), geometry
+        for y in others:
+            with contextlib.suppress(RuntimeError):  # shapes that do not go together
+                want, pair = x + y, [geometry, (y.size(), y.stride())]
+                assert iterator_strides(want.shape, pair) == list(want.stride()), pair
+
+
+@pytest.mark.parametrize("size", [(2, 4, 1, 1), (1, 4, 1, 3), (2, 4, 3, 1), (2, 1, 3, 3)])
+def test_images_of_one_pixel_or_channel_stay_channels_last(size: tuple[int, ...]) -> None:
+    def f(x: torch.Tensor) -> Any:
+        y = x.double()
+        return (y, F.interpolate(y, size=(3, 2)), F.avg_pool2d(y, 1), F.adaptive_avg_pool2d(y, 2), F.pad(y, (1, 1, 1, 1)),
+                torch.cat([part * 2 for part in y.chunk(3, -1)], -1), y.flip(1), y[torch.tensor([0, 0])], y.tril())  # fmt: skip
+
+    x = torch.randn(size).to(memory_format=torch.channels_last)
+    assert [t.stride() for t in dovetail.compile(f)(x)] == [t.stride() for t in f(x)]
