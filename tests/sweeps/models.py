@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import platform
 import re
@@ -32,6 +33,8 @@ from tests.sweeps.peers import Peer, find_peer
 from tests.sweeps.workers import ROOT, run_tasks, short_error
 
 MODES: Final = ("inference", "training")
+NEIGHBOURS: Final = 4
+"""Sets of weights beside the model's own, on which eager is judged by the rule that compiled models are judged by."""
 
 
 def tensors_of(out: Any) -> list[torch.Tensor]:
@@ -70,7 +73,7 @@ def check_mode(specimen: Specimen, mode: str, peer: Peer, rounds: int) -> dict[s
     """One model in one mode: captured whole? right? what fell back? how fast?"""
     step = infer_once if mode == "inference" else train_once
     model = specimen.model.train(mode == "training")
-    reference, exact_model = copy.deepcopy(model), copy.deepcopy(model)
+    reference, exact_model, untouched = (copy.deepcopy(model) for _ in range(3))
     eager = step(reference, reference, specimen.inputs)
     try:
         whole, run, seen = True, peer.compile(model, fullgraph=True), None
@@ -82,8 +85,10 @@ def check_mode(specimen: Specimen, mode: str, peer: Peer, rounds: int) -> dict[s
         model.load_state_dict(exact_model.state_dict())
         run = peer.compile(model)
         seen = peer.observe(lambda: step(run, model, specimen.inputs))
-    why = why_not_close(seen.result, eager, lambda: run_exact(step, exact_model, specimen.inputs))
-    ratio = error_ratio(seen.result, eager, lambda: run_exact(step, exact_model, specimen.inputs)) if why else None
+    exact = functools.cache(lambda: run_exact(step, exact_model, specimen.inputs))
+    why = why_not_close(seen.result, eager, exact)
+    ratio = error_ratio(seen.result, eager, exact) if why else None
+    strays = why is not None and eager_strays(step, untouched, specimen.inputs, eager, exact)
     if why is None and mode == "inference":
         why = why_not_close(step(run, model, specimen.inputs), seen.result, None)
         why = why and f"second call: {why}"
@@ -92,6 +97,8 @@ def check_mode(specimen: Specimen, mode: str, peer: Peer, rounds: int) -> dict[s
               "compile_seconds": round(seen.seconds, 2), "ran_in_eager": bool(seen.eager)}
     if ratio is not None:
         record["error_ratio"] = ratio
+    if why is not None:
+        record["eager_strays"] = strays
     if rounds:
         record["speedup"] = measure_speedup(lambda: step(reference, reference, specimen.inputs),
                                             lambda: step(run, model, specimen.inputs), rounds)
@@ -105,6 +112,21 @@ def run_exact(step: Callable[..., Any], model: torch.nn.Module, inputs: dict[str
         return step(in_double(model), model, to_exact(inputs))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def eager_strays(
+    step: Callable[..., Any], model: torch.nn.Module, inputs: dict[str, Any], eager: Any, exact: Callable[[], Any]
+) -> bool:
+    """Whether eager itself would be called wrong on weights one unit in the last place away: then rounding decides."""
+    for seed in range(NEIGHBOURS):
+        near = copy.deepcopy(model)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for weight in near.parameters():
+                weight.copy_(torch.nextafter(weight, weight + torch.randn_like(weight)))
+        if why_not_close(step(near, near, inputs), eager, exact):
+            return True
+    return False
 
 
 def in_double(model: torch.nn.Module) -> torch.nn.Module:
@@ -184,15 +206,18 @@ def summarise(records: dict[str, dict[str, Any]], settings: dict[str, Any]) -> s
              f"Machine: {platform.machine()}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}; "
              f"{time.strftime('%Y-%m-%d')}.", "",
              "`right`: each output and gradient is off the fp64 result by at most four times eager's own worst error in that tensor. "
-             "Where a tensor is not, the row is `wrong` and also says how large our errors are beside eager's over all tensors (median).", "",
-             "| library | models | mode | captured whole | right | whole and right |", "|---|---|---|---|---|---|"]
+             "Where a tensor is not, the row is `wrong` and also says how large our errors are beside eager's over all tensors (median), "
+             f"and whether eager itself is wrong by that rule on one of {NEIGHBOURS} sets of weights one unit in the last place away "
+             "(`eager too`: rounding decides such a tensor).", "",
+             "| library | models | mode | captured whole | right | whole and right | wrong | of these eager too |", "|---|---|---|---|---|---|---|---|"]
     for library in ("hf", "timm"):
         mine = [record for name, record in records.items() if name.startswith(library + ":")]
         for mode in MODES:
             seen = [record.get(mode, {}) for record in mine]
             counts = Counter(key for one in seen for key in ("whole", "right") if one.get(key))
             both = sum(bool(one.get("whole") and one.get("right")) for one in seen)
-            lines.append(f"| {library} | {len(mine)} | {mode} | {counts['whole']} | {counts['right']} | {both} |")
+            strays = sum(bool(one.get("eager_strays")) for one in seen)
+            lines.append(f"| {library} | {len(mine)} | {mode} | {counts['whole']} | {counts['right']} | {both} | {len(mine) - counts['right']} | {strays} |")
     lines += ["", "| model | inference | training | fallbacks | reason |", "|---|---|---|---|---|"]
     for name, record in sorted(records.items()):
         cells = [describe(record.get(mode)) for mode in MODES]
@@ -212,6 +237,7 @@ def describe(seen: dict[str, Any] | None) -> str:
     if not seen:
         return "–"
     words = ["whole" if seen["whole"] else f"{seen.get('graphs', 0)} graphs", "right" if seen["right"] else "**wrong**"]
+    words += ["eager too"] if seen.get("eager_strays") else []
     words += [f"error {seen['error_ratio']} of eager's"] if "error_ratio" in seen else []
     return ", ".join(words) + (f", {seen['speedup']}x" if "speedup" in seen else "")
 
