@@ -97,7 +97,7 @@ class CompiledFunction:
         self._dovetail_target = fn if _has_frame(fn) else _give_frame(fn)
         self._dovetail_run = run_of(self._dovetail_compiler, getattr(fn, "__qualname__", repr(fn)))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if control._stance == "force_eager":
             return self._dovetail_original(*args, **kwargs)
         return self._dovetail_run(self._dovetail_target, args, kwargs)
@@ -213,7 +213,7 @@ class _DropIn:
         """`type(compiled)(...)` makes a plain module, as `type(original)(...)` does."""
         return _original_class(cls)(*args, **kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         original, run, *_ = _state(self)
         if control._stance == "force_eager":
             return original(*args, **kwargs)

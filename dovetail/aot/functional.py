@@ -96,6 +96,8 @@ def _make(func: Any) -> Any:
     schema = func._schema
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     name = str(func).replace(".", "_").replace("::", "_")
+    while hasattr(torch.ops.dovetail, name):  # an op defined anew, as when a notebook's cell runs again
+        name += "_"
     takes, _, gives = str(schema).partition("(")[2].rpartition(" -> ")
     gives = gives.strip()
     results = [part.strip() for part in gives.strip("()").split(",") if part.strip()]

@@ -138,8 +138,8 @@ def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         return native(issubclass, known, kinds) or native(isinstance, value, kinds)
     if isinstance(value, InstanceDict):
         return native(issubclass, dict, kinds)
-    if isinstance(value, Fake) and kinds is Fake:
-        return False
+    if isinstance(value, Fake) and kinds in (Fake, torch.nn.Buffer):  # of which a Buffer is one by attribute
+        return kinds is not Fake and truth(trace, trace.call(getattr, [value, "_is_buffer", False], {}))
     check = operations.dunder(type(kinds), "__instancecheck__")
     if check is not None and not isinstance(value, Fake) and check.__module__.split(".")[0] not in LIBRARIES:
         return truth(trace, trace.call(check, [kinds, value], {}))
@@ -174,6 +174,8 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if args:
         return native(super, *args)
     place = trace.places[-1]
+    if not place.code.code.co_argcount:
+        raise Raised(RuntimeError("super(): no arguments"))
     names = place.code.slot_names
     klass = place.read_cell(place.slots[names.index("__class__")], names.index("__class__"))
     owner = place.slots[0]

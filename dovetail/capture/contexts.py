@@ -20,9 +20,9 @@ from torch.autograd.profiler import record_function
 from dovetail.capture.attributes import store_plain
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.text import native
+from dovetail.capture.torch_calls import guard_answer
 from dovetail.capture.trace import Trace
 from dovetail.errors import GradientsSwitchedOn, UnknownCall
-from dovetail.ir.guard import Predicate
 
 SWITCHES: Final[dict[Any, Callable[[], Any]]] = {
     torch._C._set_grad_enabled: torch.is_grad_enabled,
@@ -47,8 +47,7 @@ def add_switch(setter: Any, getter: Callable[[], Any]) -> None:
     def read_switch(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         value = getter()
         if setter not in trace.switched:
-            is_same = Predicate(lambda read: read() == value, f"() == {value}")
-            trace.guard(trace.const(getter, getter.__name__), is_same)
+            guard_answer(trace, getter, value)
         return value
 
     on(setter)(set_switch)

@@ -190,7 +190,11 @@ def truth(trace: Trace, value: Any) -> bool:
     for name in ("__bool__", "__len__"):
         found, _ = find_in_mro(kind, name)
         if isinstance(found, FunctionType):
-            return bool(trace.call(found, [value], {}))
+            answer = trace.call(found, [value], {})
+            if name == "__bool__" and type(answer) is not bool and type(answer) not in SYMBOLIC:
+                kind = torch.Tensor if isinstance(answer, Fake) else type(answer)
+                raise Raised(TypeError(f"__bool__ should return bool, returned {kind.__name__}"))
+            return bool(answer)
         if callable(found):
             check_native_use(trace, value, "bool")
             break

@@ -33,7 +33,7 @@ from dovetail.capture.guards import alias_guards, level_guard, state_guard
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import leave_unread, wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
-from dovetail.capture.trace import Raised, Trace, is_random
+from dovetail.capture.trace import NULL, Raised, Trace, is_random
 from dovetail.errors import Break, FrameRaises, ImportUnderWay, NoTensors, ResumedLoop, SkippedFrame
 from dovetail.fake import Fake, FakeMode, SymbolicCalls
 from dovetail.fake.kernels import watch_kernels
@@ -97,11 +97,13 @@ class Root(Activation):
             at = self.at
             if self.steps == self.stop:
                 raise Stop
-            if self.trace.postponed is not None:
-                raise self.trace.postponed
             self.steps += 1
             self.next = at + 1
             done = methods[at](self, args[at])  # type: ignore[operator]
+            if done is not None:
+                self.slots = [NULL] * len(self.slots)  # generators that a frame lets go of end with it
+            if self.trace.postponed is not None:
+                raise self.trace.postponed
             if done is not None:
                 return done  # type: ignore[no-any-return]
             self.at = self.next

@@ -22,8 +22,9 @@ from dovetail.capture.text import NUMBERS, LateText, native
 from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import BackwardCall, Break, DataDependentValue, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Lacks
+from dovetail.ir.guard import Lacks, Predicate
 from dovetail.ir.source import Attr, DictAttr
+from dovetail.util.torch_state import READERS
 
 MARKS: Final = frozenset({"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"})
 
@@ -54,7 +55,6 @@ REFUSED_METHODS: Final = frozenset(
 )  # fmt: skip
 
 
-
 def resolve(name: str) -> Callable[[Trace, Fake], Any]:
     """resolve_conj and resolve_neg: a Fake has no lazy conjugate to undo, what runs later may."""
 
@@ -72,7 +72,23 @@ def ask_lazy(trace: Trace, fake: Fake) -> bool:
     return False
 
 
+def ask_input(name: str) -> Callable[[Trace, Fake], Any]:
+    """is_shared, storage_offset ...: of an input, and so of its views, the real tensor tells at each call."""
+
+    def rule(trace: Trace, fake: Fake) -> Any:
+        origin = trace.origins.get(id(fake)) or trace.origins.get(id(fake._base))
+        if origin is None:
+            return native(getattr(fake, name))
+        answer = getattr(origin.original, name)()
+        is_same = Predicate(lambda tensor: getattr(tensor, name)() == answer, f".{name}() == {answer}")
+        trace.guard(origin.source, is_same)
+        return answer if origin.stand_in is fake else native(getattr(fake, name))
+
+    return rule
+
+
 METHOD_RULES: Final[dict[str, Callable[[Trace, Fake], Any]]] = {
+    **{name: ask_input(name) for name in ("is_inference", "is_shared", "storage_offset", "_is_view")},
     **{name: resolve(name) for name in ("resolve_conj", "resolve_neg")},
     **dict.fromkeys(("is_conj", "is_neg"), ask_lazy),
 }
@@ -112,7 +128,15 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
     result = perform(trace, fn, args, kwargs)
     if has_fake(result) or (result is None and has_fake(args)):
         trace.record("call_function", fn, tuple(args), kwargs, result)
+    elif not args and not kwargs and fn not in READERS.values() and "autocast" not in name:
+        guard_answer(trace, fn, result)
     return result
+
+
+def guard_answer(trace: Trace, read: Callable[[], Any], value: Any) -> None:
+    """The program asked for a part of torch's state, such as get_num_threads."""
+    is_same = Predicate(lambda read: read() == value, f"() == {value}")
+    trace.guard(trace.const(read, read.__name__), is_same)
 
 
 def perform(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -164,6 +188,8 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         raise UnknownCall(trace.loc(), function="Tensor.requires_grad_, which starts a new autograd graph")
     if name == "detach_" and args[0].requires_grad and id(args[0]) in trace.origins:
         raise UnknownCall(trace.loc(), function="Tensor.detach_ of an input, which the caller sees")
+    if "from" in kwargs:  # a word of Python: the text of a graph cannot say it
+        args, kwargs = [args[0], kwargs["from"]], {key: kwargs[key] for key in kwargs if key != "from"}
     if kwargs and name in SCALED and isinstance(kwargs.get(SCALED[name]), Fake):
         return scale_by_tensor(trace, name, args, kwargs)
     check_arguments(trace, name, (args, kwargs))
@@ -200,8 +226,10 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
     if origin is not None:
         if name == "grad":
             return wrap(trace, origin.original.grad, Attr(origin.source, "grad"))
-        if name in ("is_leaf", "grad_fn", "_backward_hooks"):
-            return getattr(origin.original, name)
+        if name == "_version":
+            return wrap(trace, origin.original._version, Attr(origin.source, name)) + fake._version
+        if name in INPUT_FIELDS and (fake.is_inference() or not fake._version):
+            return wrap(trace, getattr(origin.original, name), Attr(origin.source, name))
         kind = type(origin.original)
         if kind not in TENSOR_TYPES and (found := find_in_mro(kind, name))[1] not in torch.Tensor.__mro__:
             if found[1] is not None and not found[1].__module__.startswith("torch"):
@@ -227,6 +255,9 @@ def bind_own(trace: Trace, found: tuple[Any, Any], fake: Fake, kind: type, name:
         return trace.call(found[0].fget, [fake], {})
     return bind_class_value(trace, found[0], found[1], fake, kind, name)
 
+
+INPUT_FIELDS: Final = ("is_leaf", "grad_fn", "_backward_hooks", "_base", "output_nr", "retains_grad")
+"""What only the real tensor of an input can tell, until it is written."""
 
 OWN_FIELDS: Final = frozenset({"meta", "constant", "_meta", "_constant"})
 

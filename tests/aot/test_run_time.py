@@ -324,6 +324,25 @@ def test_custom_ops() -> None:
     )
 
 
+def test_custom_op_defined_anew() -> None:
+    for factor in (1.0, 5.0):
+        with torch.library._scoped_library("dovetail_aot_anew", "DEF") as library:
+            library.define("put(Tensor(a!) to, Tensor x) -> ()")
+            library.impl("put", lambda to, x: None, "Meta")
+
+            def put(to: torch.Tensor, x: torch.Tensor, factor: float = factor) -> None:
+                to.copy_(x * factor)
+
+            library.impl("put", put, "CPU")
+
+            def program(x: torch.Tensor) -> torch.Tensor:
+                to = torch.zeros(3)
+                torch.ops.dovetail_aot_anew.put(to, x)
+                return to * 2
+
+            check(program, lambda: [torch.randn(3)])
+
+
 @pytest.mark.parametrize("train", [False, True])
 def test_function_transforms(train: bool) -> None:
     programs = [

@@ -185,6 +185,25 @@ def ordered_dict_subclass_made_inside() -> Any:
     return f, (x4(),)
 
 
+class NoBool:
+    def __bool__(self) -> Any:
+        return 1.5
+
+    @staticmethod
+    def lost() -> Any:
+        return super().__init__()  # type: ignore[misc]
+
+
+@case("C4")
+def truth_that_is_no_bool() -> Any:
+    return lambda x, s: x + 1 if s else x, (x4(), NoBool())
+
+
+@case("C4")
+def super_without_an_object() -> Any:
+    return lambda x, s: (x + 1, s.lost()), (x4(), NoBool())
+
+
 @case("C4")
 def frozen_dataclass() -> Any:
     return lambda x, s: x * s.scale * len(s.names), (x4(), Settings())

@@ -33,6 +33,7 @@ UNUSED: dict[str, Any] = {
     "a copy": lambda x: torch.ops.aten.copy_.default(x, x * 2),
     "a renormalised table": lambda x: torch.nn.functional.embedding(torch.tensor([0, 1]), x, max_norm=0.1),
     "a draw": lambda x: torch.nn.functional.dropout(x, 0.5),
+    "a draw from": lambda x: x.random_(**{"from": -5, "to": 5}),
 }
 
 

@@ -67,6 +67,26 @@ def comprehensions() -> Any:
 
 
 @case("C4")
+def generator_left_in_the_middle() -> Any:
+    log: list[int] = []
+
+    def parts(t: torch.Tensor) -> Any:
+        try:
+            yield t + 1
+            yield t + 2
+        finally:
+            log.append(1)
+
+    def f(x: torch.Tensor) -> Any:
+        first = parts(x)
+        pairs = zip(parts(x), [1])
+        log.append(2)
+        return next(first), next(pairs)[0]
+
+    return f, [(x4(),), (x4(),)], lambda: log
+
+
+@case("C4")
 def generator_local() -> Any:
     def f(x: torch.Tensor) -> Any:
         def halves(t: torch.Tensor) -> Any:

@@ -68,6 +68,11 @@ def test_integer_division_rounds_as_eager():
     check_call(torch.fmod, a, b)
 
 
+def test_norm_of_one_number_takes_no_power():
+    for order in (-41.0, 60.0):
+        check_call(lambda x, order=order: torch.linalg.vector_norm(x, order, dim=0), torch.tensor([[0.11, -0.2]]))
+
+
 def test_unknown_op_stays_and_is_reported():
     graph, _, _ = traced(torch.kthvalue, torch.randn(8), 2)
     before = len(EVENTS.of("fallback"))

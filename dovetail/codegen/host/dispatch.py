@@ -26,7 +26,6 @@ extern "C" {
 int32_t torch_new_list_reserve_size(uint64_t, void**);
 int32_t torch_list_push_back(void*, uint64_t);
 int32_t torch_new_string_handle(const char*, uint64_t, void**);
-__attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 }
 static inline uint64_t own(Handle h) {
     Handle copy = nullptr;
@@ -50,10 +49,8 @@ static inline uint64_t text(const char* s, uint64_t n) {
     return (uint64_t)made;
 }
 static int32_t dispatch(Python* python, const char* op, const char* overload, uint64_t* stack) {
-    if (!aoti_torch_call_dispatcher(op, overload, stack)) return 0;
-    const bool says = torch_exception_get_what_without_backtrace;
-    python->fail(python, says ? torch_exception_get_what_without_backtrace() : op);
-    return 1;
+    TRY_OP(op, aoti_torch_call_dispatcher(op, overload, stack))
+    return 0;
 }
 """
 

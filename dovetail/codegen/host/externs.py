@@ -47,7 +47,7 @@ def _into(function: str) -> Callable[[HostWriter, Extern], bool]:
             return False
         out = writer.handle(extern.outputs[0])
         writer(
-            f'TRY("{extern.op}", '
+            f'TRY_OP("{extern.op}", '
             f"aoti_torch_{shim(writer)}_{function}_out({', '.join([out, *args, *numbers])}))"
         )
         return True
@@ -78,7 +78,7 @@ def _convolution(writer: HostWriter, extern: Extern) -> bool:
     writer(f"Tensor {out};")
     flags = f"{lists[0]}, {lists[1]}, {lists[2]}, {int(bool(transposed))}, {lists[3]}, {groups}"
     writer(
-        f'TRY("{extern.op}", '
+        f'TRY_OP("{extern.op}", '
         f"aoti_torch_{shim(writer)}_convolution({a}, {b}, {bias_text}, {flags}, &{out}.handle))"
     )
     writer.settle(extern.outputs[0], out)

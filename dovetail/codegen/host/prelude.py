@@ -41,6 +41,7 @@ int32_t aoti_torch_cpu_baddbmm_out(Handle, Handle, Handle, Handle, double, doubl
 int32_t aoti_torch_cpu_convolution(Handle, Handle, Handle*, const int64_t*, int64_t, const int64_t*, int64_t,
     const int64_t*, int64_t, int32_t, const int64_t*, int64_t, int64_t, Handle*);
 int32_t aoti_torch_call_dispatcher(const char*, const char*, uint64_t*);
+__attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 bool aoti_torch_grad_mode_is_enabled();
 void aoti_torch_grad_mode_set_enabled(bool);
 void* malloc(unsigned long);
@@ -96,4 +97,7 @@ static int32_t settle(Tensor& t, int64_t n, const int64_t* sizes, const int64_t*
     return 0;
 }
 #define TRY(what, call) if (call) { python->fail(python, what); return 1; }
+// An op that fails says why, in a libtorch that hands on what it says.
+#define TRY_OP(op, call) TRY(torch_exception_get_what_without_backtrace \\
+    ? torch_exception_get_what_without_backtrace() : op, call)
 """

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from dovetail.ir.expr import ZERO, Expr, product
+from dovetail.ir.expr import ONE, ZERO, Expr, product
 from dovetail.ir.graph import Node
 from dovetail.ir.types import BOOL, I64, U8, DType
 from dovetail.ops.build import Build, Number, Value, plain
@@ -174,7 +174,7 @@ def linalg_vector_norm(
         return b.reduce("max" if ord > 0 else "min", v, dims, keepdim).to(out)
     if ord == 0:
         return b.reduce("sum", v.ne(0.0).to(v.dtype), dims, keepdim).to(out)
-    if ord == 1:
+    if ord == 1 or all(x.shape[d] is ONE for d in dims):  # of one number no power has to be taken
         return b.reduce("sum", v, dims, keepdim).to(out)
     if ord == 2:
         return b.call("sqrt", b.reduce("sum", v * v, dims, keepdim)).to(out)
