@@ -101,6 +101,9 @@ class Memory:
 
     def write(self, ref: Ref, value: Node, loc: Loc | None = None) -> None:
         """Make value what ref holds, and every tensor of the storage see it."""
+        sizes = zip(ref.type.shape, ref.type.stride)
+        if any(step.is_const and step.value == 0 and size.hi > 1 for size, step in sizes):
+            raise UnsupportedMutation(loc, detail="writing to an expanded tensor: its elements share memory")
         written = Write(ref, value)
         chain: list[tuple[Ref, Node]] = [(ref, value)]
         at = ref
@@ -158,9 +161,7 @@ def _reshape(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
 def _unexpand(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
     assert view.parent is not None
     if view.type.numel is not view.parent.type.numel:
-        raise UnsupportedMutation(
-            view.loc, detail="writing to an expanded tensor, whose elements share memory"
-        )
+        raise UnsupportedMutation(view.loc, detail="writing to a part of an expanded tensor")
     return _reshape(view, base, value)
 
 

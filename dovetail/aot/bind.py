@@ -48,13 +48,8 @@ Executable: TypeAlias = "Callable[..., Sequence[Any]]"
 
 _numbers: Final = itertools.count()
 
-_keeps_graph: Final[Callable[[], bool]] = (
-    torch._C._autograd._get_current_graph_task_keep_graph
-    if hasattr(torch._C._FunctionBase, "maybe_clear_saved_tensors")
-    and hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
-    else lambda: True
-)
-"""Whether backward was called with retain_graph; a torch that cannot say keeps saved tensors to the end."""
+_keeps_graph: Final[Callable[[], bool]] = torch._C._autograd._get_current_graph_task_keep_graph
+"""Whether backward was called with retain_graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,12 +120,15 @@ def span_of(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + storage.nbytes()
 
 
-def write_back(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+def write_back(
+    targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor], is_counted: bool = True
+) -> None:
     """The targets get new values. An executable may have written in place: then their versions say so."""
     places = [i for i, (target, value) in enumerate(zip(targets, values)) if value is not target]
     if places:
-        torch._foreach_copy_([targets[i] for i in places], [values[i] for i in places])
-    if len(places) < len(targets):
+        written = [targets[i] if is_counted else targets[i].data for i in places]
+        torch._foreach_copy_(written, [values[i] for i in places])
+    if is_counted and len(places) < len(targets):
         written = [t for t, value in zip(targets, values) if value is t and not t.is_inference()]
         torch._C._increment_version(written)  # type: ignore[arg-type]
 
@@ -215,6 +213,17 @@ class _Emitter:
         with self.w.block("finally:"):
             self.w("set_grad_enabled(True)")
 
+    @contextmanager
+    def raising_as_eager(self) -> Iterator[None]:
+        """Where forward raises after the program has written to inputs, they have the new values."""
+        if self.joint.updates or not self.signature.mutations:
+            yield
+            return
+        with self.w.block("try:"):
+            yield
+        with self.w.block("except Exception:"):
+            self.w(f"return eager_results(run_eager({', '.join(self.inputs)}))")
+
     def emit_sizes(self, exprs: Iterable[Expr]) -> None:
         """Read the symbols of exprs from the inputs."""
         wanted = {s.name for expr in exprs for s in symbols(expr)}
@@ -233,15 +242,16 @@ class _Emitter:
 
     def emit_write_back(self, mutations: list[Mutation]) -> None:
         whole = [m for m in mutations if not m.steps and m.output >= 0 and m.under_no_grad]
-        if whole:
-            targets, values = [self.inputs[m.input] for m in whole], [self.results[m.output] for m in whole]
-            self.emit_write(whole, f"write_back({_tuple(targets)}, {_tuple(values)})")
+        for rest in ("", ", False"):
+            group = [m for m in whole if m.is_uncounted is bool(rest)]
+            targets, values = [self.inputs[m.input] for m in group], [self.results[m.output] for m in group]
+            if group:
+                self.emit_write(group, f"write_back({_tuple(targets)}, {_tuple(values)}{rest})")
         for mutation in mutations:
             if mutation in whole:
                 continue
-            target = self.inputs[mutation.input]
-            for step in mutation.steps:
-                target = self.view(target, step)
+            target = f"{self.inputs[mutation.input]}{'.data' if mutation.is_uncounted else ''}"
+            target = self.viewed(target, mutation.steps)
             given = [self.literal(arg) for arg in mutation.args or (ValueRef("output", mutation.output),)]
             self.emit_write([mutation], f"{self.operator(mutation.op)}({', '.join([target, *given])})")
 
@@ -279,10 +289,13 @@ class _Emitter:
             return f"const_{position}"
         if output.kind == "size":
             return str(output.value)
-        if output.kind == "fresh":
+        if output.kind in ("fresh", "through"):
             return self.results[output.index]
-        text = self.results[output.index] if output.kind == "alias" else self.inputs[output.index]
-        for step in output.steps:
+        base = self.results[output.index] if output.kind == "alias" else self.inputs[output.index]
+        return self.viewed(base, output.steps)
+
+    def viewed(self, text: str, steps: Iterable[ViewStep]) -> str:
+        for step in steps:
             text = self.view(text, step)
         return text
 
@@ -330,10 +343,15 @@ class _Emitter:
                 is_random = any(class_of(node.op) == "random" for node in self.partition.forward.nodes)
                 self.w(f"random = {'eager.random_state()' if is_random else None}")
             if self.results or self.partition.forward.nodes:
-                with self.without_grad() if any(self.joint.has_grad) else nullcontext():
-                    target = f"{_targets(self.results)} = " if self.results else ""
-                    self.emit_run(target, "run_forward", self.given())
-                    self.emit_write_back([m for m in self.signature.mutations if m.output in self.unseen])
+                with self.raising_as_eager():
+                    with self.without_grad() if any(self.joint.has_grad) else nullcontext():
+                        target = f"{_targets(self.results)} = " if self.results else ""
+                        self.emit_run(target, "run_forward", self.given())
+                        self.emit_write_back([m for m in self.signature.mutations if m.output in self.unseen])
+                        for out in self.signature.outputs:
+                            if out.kind == "through":
+                                base = self.literal(ValueRef("input", out.input))
+                                self.w(f"{self.results[out.index]} = {self.viewed(base, out.steps)}")
             for part in parts:
                 passed = [self.results[i] for i in part.partition.signature.tangents]
                 given = [self.everything, *(self.inputs[i] for i in part.places if i is not None)]

@@ -179,7 +179,7 @@ class Eager:
         for mutation in self.signature.mutations:
             found[mutation.output] = inputs[mutation.input]
         for output, result in zip(self.signature.outputs, results):
-            if output.kind == "fresh":
+            if output.kind in ("fresh", "through"):
                 found[output.index] = result
             elif output.kind == "alias" and found[output.index] is None:
                 found[output.index] = result._base if result._base is not None else result

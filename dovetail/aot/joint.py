@@ -39,6 +39,9 @@ from dovetail.sym import Shapes
 
 _DETACH = ViewStep("aten.detach.default")
 
+_RAISING = ("aten.linalg_", "aten._linalg_", "aten.cholesky", "aten.multinomial", "aten._assert_async")
+"""Ops that refuse some values. (Indices out of range are refused too; not to copy caches is worth more.)"""
+
 MOST_GROUPS = 16
 """Separate autograd.Functions of one graph: each takes microseconds a call, and its backward is compiled."""
 
@@ -67,7 +70,10 @@ class Joint:
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:
-        """The signature's, less those of inputs that take part in gradients."""
+        """The signature's, less those of inputs that take part in gradients, and none where a later op may
+        raise: by then the input has to have the value that it had at that point."""
+        if any(node.op.startswith(_RAISING) for node in self.graph.nodes):
+            return ()
         is_free = not self.signature.tangents
         return tuple(u for u in self.signature.updates if is_free or not self.has_grad[u[1]])
 
@@ -86,7 +92,8 @@ class _Trace:
     passed: list[Any] = field(default_factory=list)
     """Per input: what the program is given."""
     histories: list[Any] = field(default_factory=list)
-    """Per input: its grad_fn before the program ran."""
+    """Per input: its grad_fn, and its version, before the program ran."""
+    versions: list[int | None] = field(default_factory=list)
     same: list[tuple[int, int]] = field(default_factory=list)
     values: list[Node] = field(default_factory=list)
     """Forward outputs so far, and for each the Fake autograd knows it by."""
@@ -111,7 +118,11 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         outputs = _derive_outputs(trace, results)
         boundary = len(builder.nodes)
         groups = derive_groups(trace)
+        shown = [recorder.ref(x).storage for x in (*trace.passed, *results) if isinstance(x, torch.Tensor)]
+        generations = [storage.generation for storage in shown]
         tangents, grad_inputs, grads = _trace_backward(trace, autocast)
+        if generations != [storage.generation for storage in shown]:
+            raise UnsupportedMutation(detail="backward writes to an input or an output of the graph")
     finally:
         recorder.close()
         torch._C._set_grad_enabled(grad_mode)
@@ -177,6 +188,8 @@ def _append(trace: _Trace, leaf: Any, given: Any) -> None:
     trace.leaves.append(leaf)
     trace.passed.append(given)
     trace.histories.append(given.grad_fn if isinstance(given, torch.Tensor) else None)
+    is_counted = isinstance(given, torch.Tensor) and not given.is_inference()
+    trace.versions.append(given._version if is_counted else None)
 
 
 def _is_leaf(example: torch.Tensor) -> bool:
@@ -255,20 +268,17 @@ def _derive_mutations(trace: _Trace) -> list[Mutation]:
         if value is trace.recorder.builder.inputs[i]:
             continue
         _check_overlap(trace, i)
-        if any(
-            step.is_const and step.value == 0 and size.lo > 1
-            for size, step in zip(ref.type.shape, ref.type.stride)
-        ):
-            raise UnsupportedMutation(detail="an input whose elements share memory (expanded) is written")
         silent = not fake.requires_grad or fake.grad_fn is trace.histories[i]
         log = ref.storage.log
         is_scatter = len(log) == 1 and bool(log[0].op) and not log[0].ref.steps
         in_place = is_scatter and _reads(trace, i) == 1  # see lower: no copy is made
         if silent and not in_place and _is_small(log, ref.type):
-            found += [_partial(trace, i, write) for write in ref.storage.log]
+            made = [_partial(trace, i, write) for write in ref.storage.log]
         else:
-            found.append(Mutation(i, len(trace.values), under_no_grad=silent))
+            made = [Mutation(i, len(trace.values), under_no_grad=silent)]
             _add_value(trace, value, None if silent else fake)
+        is_uncounted = trace.versions[i] is not None and fake._version == trace.versions[i]
+        found += [replace(mutation, is_uncounted=is_uncounted) for mutation in made]
     return found
 
 
@@ -313,10 +323,9 @@ def _check_overlap(trace: _Trace, written: int) -> None:
     if type(target) is Fake:
         return
     memory = target.untyped_storage()._cdata
-    for other in trace.examples:
-        if isinstance(other, torch.Tensor) and other is not target and type(other) is not Fake:
-            if other.untyped_storage()._cdata == memory:
-                raise UnsupportedMutation(detail="an input is written while another input shares its memory")
+    others = [x for x in trace.examples if isinstance(x, torch.Tensor) and type(x) is not Fake]
+    if any(x is not target and x.untyped_storage()._cdata == memory for x in others):
+        raise UnsupportedMutation(detail="an input is written while another input shares its memory")
 
 
 def _add_value(trace: _Trace, node: Node, tensor: Any, kind: TensorType | None = None) -> int:
@@ -376,6 +385,12 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
             return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
         steps = _replayed(base, result, ref.steps[own:])
         return OutputIs("alias", index, ref.type, steps, None, wants_grad, is_hidden)
+    is_custom = wants_grad and result._base is owner and not storage.log and _is_replayable(ref.steps)
+    if storage.input is not None and is_custom:
+        trace.values.append(trace.recorder.builder.inputs[storage.input])  # nobody takes it from there
+        trace.tensors.append(result)
+        index = len(trace.values) - 1
+        return OutputIs("through", index, ref.type, ref.steps, None, True, input=storage.input)
     value = trace.recorder.memory.read(ref)
     index = _add_value(trace, value, result if wants_grad else None, ref.type)
     return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)

@@ -609,6 +609,13 @@ def record_rnn(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any
     return result
 
 
+def record_eig(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Its backward refuses losses that depend on the phase of a vector, which takes numbers to see."""
+    if torch.is_grad_enabled() and args[0].requires_grad:
+        raise UnsupportedMutation(recorder.loc, detail="linalg.eig checks its gradient's values")
+    return record_call(recorder, func, args, kwargs)
+
+
 _routes: Final[dict[Any, Route]] = {}
 
 ROUTES: Final[dict[str, Route]] = {
@@ -620,6 +627,8 @@ ROUTES: Final[dict[str, Route]] = {
     "aten.real.default": record_as_strided,
     "aten.split.Tensor": record_split,
     "aten.split_with_sizes.default": record_split,
+    "aten.unsafe_split.Tensor": record_split,
+    "aten.unsafe_split_with_sizes.default": record_split,
     "aten.unbind.int": record_unbind,
     "aten.copy_.default": record_copy,
     "aten.clone.default": record_clone,
@@ -631,6 +640,7 @@ ROUTES: Final[dict[str, Route]] = {
         recorder, _aten.resize_.default, (args[0], list(args[1].shape)), kwargs
     ),
     "aten.set_.source_Tensor": record_set,
+    "aten.linalg_eig.default": record_eig,
     "aten.mkldnn_rnn_layer.default": record_rnn,
     "aten.native_batch_norm.default": record_batch_norm,
     "aten.cudnn_batch_norm.default": record_batch_norm,

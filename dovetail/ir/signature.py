@@ -52,11 +52,14 @@ class Mutation:
     steps: tuple[ViewStep, ...] = ()
     op: str = "aten.copy_.default"
     args: tuple[object, ...] = ()
+    is_uncounted: bool = False
+    """The program wrote to `input.data`, which leaves the version as it was."""
 
     def __str__(self) -> str:
         target = f"input {self.input}" + "".join(map(str, self.steps))
         value = f" <- {self.output}" if self.output >= 0 else f".{self.op}({', '.join(map(str, self.args))})"
-        return target + value + (" (no grad)" if self.under_no_grad else "")
+        seen = (" (no grad)" if self.under_no_grad else "") + (" (.data)" if self.is_uncounted else "")
+        return target + value + seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class OutputIs:
           'input'   the input tensor `index` itself
           'view'    `steps` applied to input `index`: shares its storage
           'alias'   `steps` applied to forward output `index`
+          'through' `steps` applied to input `input` by an autograd.Function of the program; a gradient
+                    enters backward as that of forward output `index`
           'size'    the number `value`, an Expr over the graph's symbols
           'const'   the Python constant `value`"""
 
@@ -78,6 +83,7 @@ class OutputIs:
     requires_grad: bool = False
     under_no_grad: bool = False
     """The view was made where autograd does not look, of a tensor that it knows."""
+    input: int = -1
 
     def __str__(self) -> str:
         if self.kind in ("const", "size"):
@@ -114,7 +120,7 @@ class Signature:
     def updates(self) -> tuple[tuple[int, int], ...]:
         """(forward output, input) where the output is the whole new value of the input and nothing else,
         so that writing it in place shows nowhere."""
-        seen = {out.index for out in self.outputs if out.kind in ("fresh", "alias")}
+        seen = {out.index for out in self.outputs if out.kind in ("fresh", "alias", "through")}
         seen |= {arg.index for m in self.mutations for arg in m.args if isinstance(arg, ValueRef)}
         whole = [m for m in self.mutations if m.under_no_grad and not m.steps and m.output >= 0]
         return tuple((m.output, m.input) for m in whole if m.output not in seen)

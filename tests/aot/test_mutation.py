@@ -250,3 +250,83 @@ def test_an_old_value_that_backward_needs_survives_the_update() -> None:
         torch.testing.assert_close(got, theirs)
         theirs.mul_(2)
         torch.testing.assert_close(ours, theirs)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1)[2:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return F.pad(-grad, (2, 0)).view(-1, 3)
+
+
+class WritesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        ctx.saved_tensors[0].mul_(2)
+        return grad.clone()
+
+
+def _through(x: torch.Tensor) -> Any:
+    return Reversed.apply(x), x.sin(), x.view(-1)
+
+
+def _written_data(x: torch.Tensor) -> Any:
+    x.data.mul_(2)
+    x.data[0] = 1
+    return x * 2
+
+
+def _written_in_backward(x: torch.Tensor) -> Any:
+    return WritesInBackward.apply(x) * 3
+
+
+def _eig(x: torch.Tensor) -> Any:
+    return torch.linalg.eig(x[:, :2].t() @ x[:, :2])[1].real.sum()
+
+
+def _raises(x: torch.Tensor) -> Any:
+    x.detach().add_(1)
+    torch.linalg.cholesky(x.detach().t() @ x.detach() - 9)
+    return x.detach().mul_(2)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("program", [_through, _written_data, _written_in_backward, _eig, _raises])
+def test_what_a_caller_sees(program: Any, train: bool, dynamic: bool) -> None:
+    """Memory, versions, values after a failure, errors of backward."""
+
+    def outcome(call: Any) -> list[Any]:
+        torch.manual_seed(0)
+        x = torch.randn(4, 3, requires_grad=train)
+        found: list[Any] = []
+        try:
+            results = call(x)
+            results = results if isinstance(results, tuple) else (results,)
+            found += [t.detach().clone() for t in results]
+            found += [t.untyped_storage()._cdata == x.untyped_storage()._cdata for t in results]
+            if train:
+                sum((t * t.detach().cos()).sum() for t in results).backward()
+        except RuntimeError as error:
+            found.append(hash(str(error)[:60]))
+        return [*found, x.detach(), x._version, x.grad if train else None]
+
+    dovetail.reset()
+    torch.testing.assert_close(outcome(dovetail.compile(program, dynamic=dynamic)), outcome(program))
+
+
+def test_elements_that_share_memory_are_not_written() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(x * 2, (2,), (0,)).mul_(2)
+
+    for call in (program, dovetail.compile(program)):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            call(torch.ones(3))

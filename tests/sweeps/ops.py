@@ -44,6 +44,8 @@ class Case:
     gradient: bool
     dynamic: bool | None
     compare_values: bool = True
+    order: int = 1
+    """2: the gradients of the gradients too"""
 
 
 def copy_leaves(tree: Any, requires_grad: bool) -> Any:
@@ -76,9 +78,16 @@ def call_and_differentiate(case: Case, run: Callable[..., Any], model: Callable[
         return out, state
     leaves = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     leaves += [*model.parameters()] if isinstance(model, torch.nn.Module) else []
+    found: list[Any] = []
     scores = [score(y) for y in pytree.tree_leaves(out) if isinstance(y, torch.Tensor) and y.grad_fn is not None]
-    grads = torch.autograd.grad(sum(scores), leaves, allow_unused=True) if scores and leaves else ()  # type: ignore[arg-type]
-    return pytree.tree_map(lambda y: y.detach() if isinstance(y, torch.Tensor) else y, out), state, list(grads)
+    for order in range(1, case.order + 1):
+        is_last = order == case.order
+        if not scores or not leaves:
+            break
+        grads = torch.autograd.grad(sum(scores), leaves, allow_unused=True, create_graph=not is_last)  # type: ignore[arg-type]
+        found += [g if g is None else g.detach() for g in grads]
+        scores = [score(g) for g in grads if g is not None and g.grad_fn is not None]
+    return pytree.tree_map(lambda y: y.detach() if isinstance(y, torch.Tensor) else y, out), state, found
 
 
 def score(out: torch.Tensor) -> torch.Tensor:
@@ -136,6 +145,8 @@ def cases_of_op(name: str, settings: dict[str, Any]) -> Iterator[Case]:
             continue
         if gradient and not (op.supports_autograd and dtype in op.supported_backward_dtypes(device)):
             continue
+        if settings["order"] == 2 and not op.supports_gradgrad:
+            continue
         samples = op.sample_inputs(device, dtype, requires_grad=gradient)
         for index, sample in enumerate(itertools.islice(samples, settings["samples"])):
             args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
@@ -143,7 +154,7 @@ def cases_of_op(name: str, settings: dict[str, Any]) -> Iterator[Case]:
                 args, kwargs = pytree.tree_map(transpose_layout, (args, kwargs))
             words = [dtype_name, f"sample {index}", "dynamic" if dynamic else "static", "grad" if gradient else "forward"]
             yield Case(" ".join([*words, layout]), lambda exact: calling(op.op), args, kwargs, gradient, dynamic or None,
-                       not name.startswith(UNINITIALISED + UNORDERED))
+                       not name.startswith(UNINITIALISED + UNORDERED), settings["order"])
 
 
 def calling(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,7 +177,7 @@ def cases_of_module(name: str, settings: dict[str, Any]) -> Iterator[Case]:
     info = MODULES[name]
     for dtype_name, dynamic, gradient in itertools.product(settings["dtypes"], settings["dynamic"], settings["gradient"]):
         dtype = getattr(torch, dtype_name)
-        if not dtype.is_floating_point:
+        if not dtype.is_floating_point or (settings["order"] == 2 and not info.supports_gradgrad):
             continue
         torch.manual_seed(0)
         device = settings["device"]
@@ -176,7 +187,7 @@ def cases_of_module(name: str, settings: dict[str, Any]) -> Iterator[Case]:
             if sample.forward_input is None:
                 continue
             yield Case(" ".join(words), building(info, sample, device, dtype, gradient), sample.forward_input.args,
-                       dict(sample.forward_input.kwargs), gradient, dynamic or None)
+                       dict(sample.forward_input.kwargs), gradient, dynamic or None, order=settings["order"])
 
 
 def building(
@@ -267,6 +278,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--dynamic", default="static", choices=("static", "dynamic", "both"))
     parser.add_argument("--gradient", default="both", choices=("forward", "grad", "both"))
+    parser.add_argument("--order", type=int, default=1, choices=(1, 2), help="2: gradients of gradients too")
     parser.add_argument("--layouts", default="contiguous", choices=("contiguous", "transposed", "both"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--every", type=int, default=1, help="take one op in this many (a quick look)")
@@ -286,6 +298,7 @@ def settings_of(chosen: argparse.Namespace) -> dict[str, Any]:
         "dynamic": {"static": [False], "dynamic": [True], "both": [False, True]}[chosen.dynamic],
         "gradient": {"forward": [False], "grad": [True], "both": [False, True]}[chosen.gradient],
         "layouts": ["contiguous", "transposed"] if chosen.layouts == "both" else [chosen.layouts],
+        "order": chosen.order,
         "stop_after": 2,
     }
 

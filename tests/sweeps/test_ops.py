@@ -10,6 +10,7 @@ from tests.sweeps.torch_testing import MODULES, OPS
 
 SETTINGS: Final[dict[str, Any]] = {
     "peer": "dovetail", "device": "cpu", "dtypes": ["float32"], "samples": 1, "dynamic": [False], "gradient": [False, True], "layouts": ["contiguous"],
+    "order": 1,
     "stop_after": 1,
 }
 NAMED: Final = ("add", "mul", "softmax", "nn.functional.gelu", "nn.functional.layer_norm", "matmul", "sum", "var", "cat", "index_select",
