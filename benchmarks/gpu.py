@@ -4,8 +4,9 @@
     python -m benchmarks.gpu --only decode --peers dovetail:reduce-overhead
 
 A process builds the workload, times the first call (cold: empty caches), then reports the median of
-several loops of calls; of many single calls on cold data for the bandwidth rows, which count each input
-and output once.
+several loops of calls; for the bandwidth rows, of calls on one set of inputs after the other, none of them
+in the cache, with all launches made before the first of them starts. These count each input and output
+once; `copy` is what a copy reaches, which no peer compiles.
 """
 from __future__ import annotations
 
@@ -32,6 +33,9 @@ MODES: dict[str, tuple[str, ...]] = {
 }
 """Peers measured on top of eager and the default modes where the list is not given."""
 ROWS, COLUMNS = 16384, 4096
+SETS = 8
+LAUNCHED = 4_000_000
+"""Cycles of the GPU in which the host makes the launches of one round."""
 
 
 def bf16(*shape: int) -> torch.Tensor:
@@ -136,8 +140,10 @@ def _no_grad(fn: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def micro(fn: Callable[..., Any], moved: int, *args: torch.Tensor) -> Callable[[], Any]:
-    """`moved`: how many tensors of the full size are read or written."""
-    return lambda: (fn, lambda compiled: _no_grad(compiled, *args), moved * ROWS * COLUMNS * 2)
+    """`moved`: how many tensors of the full size are read or written. There are several sets of inputs,
+    together much larger than the cache."""
+    sets = [args, *([arg.clone() for arg in args] for _ in range(SETS - 1))]
+    return lambda: (fn, lambda compiled, turn=0: _no_grad(compiled, *sets[turn]), moved * ROWS * COLUMNS * 2)
 
 
 def rms_residual(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> Any:
@@ -152,6 +158,7 @@ WORKLOADS: dict[str, Callable[[], Any]] = {
     "resnet_infer": resnet_infer,
     "resnet_train": resnet_train,
     "mlp60": mlp60,
+    "copy": lambda: micro(torch.clone, 2, bf16(ROWS, COLUMNS))(),
     "rmsnorm_residual": lambda: micro(
         rms_residual, 4, bf16(ROWS, COLUMNS), bf16(ROWS, COLUMNS), bf16(COLUMNS)
     )(),
@@ -213,14 +220,17 @@ def loop_times(use: Callable[[Any], Any], compiled: Any, calls: int = 10) -> lis
     return [between_events(work) / calls for _ in range(5)]
 
 
-def micro_times(use: Callable[[Any], Any], compiled: Any) -> list[float]:
-    """Milliseconds on the GPU of one call, with nothing of its inputs in the cache; filling a large buffer
-    before it keeps the GPU busy until the launch has arrived."""
-    flush = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+def micro_times(use: Callable[..., Any], compiled: Any) -> list[float]:
+    """Milliseconds on the GPU of a call among others, each on data that is not in the cache; a kernel that
+    only waits goes before them until all have been launched."""
+
+    def work() -> list[Any]:
+        return [use(compiled, turn) for turn in range(SETS)]
+
     times = []
-    for _ in range(30):
-        flush.zero_()
-        times.append(between_events(lambda: use(compiled)))
+    for _ in range(10):
+        torch.cuda._sleep(LAUNCHED)
+        times.append(between_events(work) / SETS)
     return times
 
 

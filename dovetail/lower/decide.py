@@ -33,6 +33,8 @@ DEEPEST_BODY: Final = 96
 """Operations in a row; reading a value recurses through them."""
 LARGEST_PICK: Final = 24
 """Operations that a gather repeats for each element it reads rather than have the source stored."""
+MUCH_WORK: Final = 2048
+"""Elements that one program takes long to compute."""
 GATHERS: Final = ("prims.take", "prims.gather")
 MANY: Final = 8
 """Past this many readers the exact set no longer matters."""
@@ -110,6 +112,7 @@ def find_stored(graph: Graph) -> set[Node]:
     _recompute_cheap(graph, stored, shared)
     _store_joins(graph, readers, stored)
     _store_repeated(graph, users, stored)
+    _store_summed(graph, stored)
     _store_large(graph, users, stored)
     return stored
 
@@ -259,6 +262,17 @@ def _store_repeated(graph: Graph, users: dict[Node, list[Node]], stored: set[Nod
             source = _computed_below(node, OVERLAPPED, stored)
         if source is not None and is_inlinable(source) and not _is_cheap(source, 1, stored):
             stored.add(source)
+
+
+def _store_summed(graph: Graph, stored: set[Node]) -> None:
+    """On a GPU a single result is one program's work: what is summed, unless cheap, many programs compute
+    before, if they can in the kernel that makes what it is computed from."""
+    for node in graph.nodes:
+        if kind_of(node.op) == "reduction" and (source := cast(Node, node.args[0])) not in stored:
+            type, dims = source.tensor, cast("tuple[int, ...]", node.args[1])
+            if type.device.kind != "cpu" and len(dims) == type.ndim and type.numel.lo >= MUCH_WORK:
+                if kind_of(source.op) == "pointwise" and not _is_cheap(source, CHEAP_OPS, stored):
+                    stored.add(source)
 
 
 def _computed_below(node: Node, views: Set[str], stored: Set[Node]) -> Node:

@@ -29,7 +29,7 @@ SPLITTABLE: Final = (
 ENOUGH_COLUMNS: Final = 65536
 ENOUGH_ROWS: Final = 1024
 """Partial results that keep every multiprocessor busy with several programs."""
-LONGEST_ROW: Final = 8192
+LONGEST_ROW: Final = 16384
 """Elements that one program reduces at once; fewer take it less time than a second kernel would."""
 SHORTEST: Final = 256
 SHORTEST_COLUMN: Final = 64

@@ -119,6 +119,7 @@ class Workers:
 def _spawn() -> Worker | None:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env["TRITON_STORE_BINARY_ONLY"] = "1"  # its intermediate texts cost a third of a small kernel's time
+    env["TRITON_BACKENDS_IN_TREE"] = "1"  # no search through all installed packages
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-P", str(PROGRAM)]
     try:

@@ -32,6 +32,8 @@ PROGRAMS = {
     "long_argmax": "lambda x, y: (x.reshape(2, -1).repeat(1, 6)[:, :11111] + y[0, 0]).argmax(-1)",
     "long_half_empty": "lambda x, y: (lambda r: torch.log_softmax(torch.where(r > 0, r, float('-inf')), -1))(x.reshape(2, -1).repeat(1, 6))",
     "long_padded": "lambda x, y: torch.log_softmax(F.pad(x.reshape(2, -1).repeat(1, 6)[:, :11111] * y[:2, :1], (0, 9)), -1)",
+    "long_rows_and_masked_weights": "lambda x, y: (lambda r, w: (torch.logsumexp(r, 1) * w, w))(x.reshape(2, -1).repeat(1, 6), F.pad(y[:2, 0], (0, 1))[1:])",
+    "picked_of_rows": "lambda x, y: (lambda at: (torch.logsumexp(x, 1) - x.gather(1, at[:, None]).squeeze(1)) * (at != 3))((y[:, 0] * 10).long().abs())",
     "cross_entropy": "lambda x, y: F.cross_entropy(x, (y[:, 0] * 10).long().abs())",
     "cross_entropy_half": "lambda x, y: F.log_softmax((x.half() * 4).float(), -1).half()",
     "casts": "lambda x, y: (torch.where(x > 0, x.half(), float('-inf')).float(), (x > 0).float() * 2)",

@@ -19,6 +19,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -152,7 +153,8 @@ class Emitter:
     """What a buffer written by this kernel holds, where it is in registers."""
     formulas: dict[str, Scalar] = field(default_factory=dict)
     """How a per-point buffer is computed, for passes that must recompute it."""
-    masks: list[str] = field(default_factory=list)
+    masks: list[Tile] = field(default_factory=list)
+    """Conditions under which the current scalar is computed."""
     env: dict[Expr, Expr] = field(default_factory=dict)
     """Loop variables in terms of the axes' positions."""
     count: int = 0
@@ -175,10 +177,15 @@ class Emitter:
         self.shape = analyse(self.group, self.buffers)
         self.axes = make_axes(self.group, self.shape)
         row = self.axes[-1].size if self.has_rows else ONE
-        longest = LONG_COLUMN if self.shape.contiguous in self.axes[0].loops else PERSISTENT
+        longest = PERSISTENT if self.axes[0].size is not ONE else 2 * PERSISTENT
+        if self.shape.contiguous in self.axes[0].loops:
+            longest = LONG_COLUMN
         self.is_looped = not (row.is_const and row.value <= longest)
         streams = find_streams(self.group)
         self.blocks = tuple(dict.fromkeys(choose_blocks(self.axes, self.shape, self.is_looped, streams)))
+        grows = any(find_shifted(one, next) for one, next in pairwise(self.shape.passes))
+        if grows and self.is_looped and self.axes[0].size.lo >= MANY_ROWS and self.neighbours > 1:
+            self.blocks = (Blocks(1, r=2048, warps=4), *self.blocks)
         self.written = frozenset(self.group.written_buffers)
         self.shortened = find_shortened(scalars_of(self.group)) if self.is_rounded else frozenset()
         self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
@@ -192,6 +199,11 @@ class Emitter:
     @property
     def has_rows(self) -> bool:
         return bool(self.group.inner)
+
+    @property
+    def neighbours(self) -> int:
+        """How many elements of a row share a running maximum: those that one thread loads at once."""
+        return 1 if self.shape.contiguous in self.axes[0].loops else 8
 
     @property
     def rows(self) -> frozenset[str]:
@@ -216,6 +228,7 @@ class Emitter:
         self._indices()
         self._load_constants()
         self.w(FOLLOW)
+        self._load_picked()
         passes = list(self.shape.passes)
         while passes:
             step, shifted = passes.pop(0), {}
@@ -257,7 +270,10 @@ class Emitter:
     def _indices(self) -> None:
         """Positions along each axis, and the loop variables they stand for."""
         wide = ".to(tl.int64)" if self._is_wide() else ""
-        grid = 0
+        tiles = {"x": "tl.program_id(0)"}
+        if "y" in self.rows:  # neighbours in time read and write along the same lines
+            self.w("tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)")
+            tiles = {"y": "(tile // tl.num_programs(1))", "x": "(tile % tl.num_programs(1))"}
         for axis in self.axes:
             reach = f"tl.arange(0, {axis.block}){_spread(axis, self.axes)}"
             if axis.name == "r":
@@ -265,9 +281,8 @@ class Emitter:
                     self.w(f"rindex = {reach}{wide}")
                     self._loops_of(axis)
                 continue
-            self.w(f"{axis.name}index = tl.program_id({grid}){wide} * {axis.block} + {reach}")
+            self.w(f"{axis.name}index = {tiles[axis.name]}{wide} * {axis.block} + {reach}")
             self._loops_of(axis)
-            grid += 1
 
     def _loops_of(self, axis: Axis) -> None:
         if axis.name in self.masked:
@@ -294,6 +309,18 @@ class Emitter:
         ]
         if len(found) <= MOST_EARLY:
             self.tiles.update((node, self._load(node)) for node in found)
+
+    def _load_picked(self) -> None:
+        """What a row picks by an index is two loads one after the other: on their way before the row."""
+        if not self.has_rows or self.is_looped:
+            return
+        roots = roots_in(nest for step in self.shape.passes for nest in step.rows)
+        sure = certain(roots, self.certain)
+        for node in iter_scalars(*roots):
+            if node.op == "load_at" and node in sure:
+                read = {str(n.args[0]) for n in iter_scalars(node) if n.op in ("load", "load_at")}
+                if self.written.isdisjoint(read):
+                    self._value(node)
 
     # -- passes
 
@@ -359,7 +386,8 @@ class Emitter:
         under the maximum come with it: what was summed is scaled down whenever the maximum grows."""
         writes = [w for n in step.points for w in n.writes]
         reductions = [w for w in writes if w.reduce]
-        accumulators = {w: self._start(w) for w in (*reductions, *shifted)}
+        grown = {*shifted, *shifted.values()}
+        accumulators = {w: self._start(w, self.neighbours if w in grown else 1) for w in (*reductions, *shifted)}
 
         def take_block() -> None:
             for nest in step.points:
@@ -377,13 +405,10 @@ class Emitter:
                         nothing = IDENTITY[kind](tile.dtype)
                         value = self._kept(self._full(tile), nothing)
                         name = accumulators[write]
-                        sums = [accumulators[s] for s, top in shifted.items() if top is write]
-                        if sums:
-                            self.w(f"{name}_before = {name}")
-                        self.w(f"{name} = {COMBINE[kind].format(name, value)}")
-                        for total in sums:
-                            more = self._kept(f"dv.below({self._full(tile)}, {name})", "0")
-                            self.w(f"{total} = {total} * dv.below({name}_before, {name}) + {more}")
+                        if total := next((accumulators[s] for s, top in shifted.items() if top is write), ""):
+                            self.w(f"{name}, {total} = dv.grow({name}, {total}, {value})")
+                        else:
+                            self.w(f"{name} = {COMBINE[kind].format(name, value)}")
         self._walk(roots_in(step.points), take_block)
         self._end_of_walk(step)
         for write in reductions:
@@ -447,11 +472,12 @@ class Emitter:
                 if "r" not in at and name not in self.written:
                     self.tiles[node] = self._load(node)
 
-    def _start(self, write: Write) -> str:
+    def _start(self, write: Write, neighbours: int = 1) -> str:
+        """Accumulators for each place in a block, or for some neighbours together."""
         name = self.fresh("acc")
         dtype = write.value.dtype
         kind = {"welford": "sum", "argmax": "max", "argmin": "min"}.get(str(write.reduce), str(write.reduce))
-        shape = f"({', '.join(a.block for a in self.axes)})"
+        shape = f"({', '.join(a.block for a in self.axes)}{f' // {neighbours}' if neighbours > 1 else ''})"
         self.w(f"{name} = tl.full({shape}, {IDENTITY[kind](dtype)}, {TL_TYPE[dtype]})")
         if write.reduce in ("argmax", "argmin"):
             self.w(f"{name}_at = tl.full({shape}, {1 << 62}, tl.int64)")
@@ -495,7 +521,7 @@ class Emitter:
         if condition in self.certain:
             return self.tiles[value]  # type: ignore[index]
         test = self.tiles[condition]  # type: ignore[index]
-        self.masks.append(test.text)
+        self.masks.append(test)
         saved, self.tiles = self.tiles, {**self.tiles}
         inside = self._value(value)  # type: ignore[arg-type]
         self.tiles = saved
@@ -562,15 +588,12 @@ class Emitter:
         return self._read(buffer, self._index(index), self._axes_of(index), node.dtype)  # type: ignore[arg-type]
 
     def _read(self, buffer: str, index: str, axes: frozenset[str], dtype: DType) -> Tile:
-        masks = self._mask(axes) + self.masks
+        masks = self._mask(axes) + [test.text for test in self.masks]
         mask = f", {' & '.join(masks)}, other=0" if masks else ""
         after = ".to(tl.int1)" if dtype is BOOL else ""
-        every = axes | self._mask_axes()  # a mask needs a pointer of its own shape
+        every = axes.union(*(test.axes for test in self.masks))  # a mask needs a pointer of its own shape
         index += "".join(f" + 0 * {name}index" for name in sorted(every - axes) if not axes)
         return self._define(f"tl.load({token(buffer)} + ({index}){mask}){after}", dtype, every)
-
-    def _mask_axes(self) -> frozenset[str]:
-        return frozenset(a.name for a in self.axes) if self.masks else frozenset()
 
     def _axes_of(self, expr: Expr) -> frozenset[str]:
         used = symbols(expr)
@@ -723,7 +746,7 @@ def choose_blocks(
             return _column_blocks(axes, is_looped)
         return _row_blocks(axes, is_looped, streams)
     if len(axes) == 2:
-        return [Blocks(128, y=32, warps=16), Blocks(64, y=64, warps=8), Blocks(128, y=32, warps=4)]
+        return [Blocks(64, y=64, warps=8), Blocks(128, y=128, warps=16), Blocks(128, y=32, warps=16)]
     size = axes[0].size.value if axes[0].size.is_const else 1 << 24
     small = max(64, min(1024, _power(size)))
     large = 2048 if size > 4096 else small
@@ -745,10 +768,11 @@ def _row_blocks(axes: tuple[Axis, ...], is_looped: bool, streams: dict[str, bool
     row = _power(axes[-1].size.value)
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
     each = _elements_a_thread(row, len(streams)) if rows >= MANY_ROWS else 4  # few: all threads at work
-    warps = max(1, min(16, row * per // (32 * each)))
+    most = 16 if row <= PERSISTENT else 32
+    warps = max(1, min(most, row * per // (32 * each)))
     other = Blocks(per * 2, r=row, warps=warps) if row <= 1024 else Blocks(per, r=row, warps=warps * 4)
     found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=warps * 2)]
-    return [b for b in (*found, Blocks(per, r=row, warps=max(warps // 2, 1)), other) if b.warps <= 16]
+    return [b for b in (*found, Blocks(per, r=row, warps=max(warps // 2, 1)), other) if b.warps <= most]
 
 
 def _elements_a_thread(row: int, streams: int) -> int:

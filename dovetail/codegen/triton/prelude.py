@@ -28,8 +28,21 @@ def minimum(a, b):
 
 @triton.jit
 def below(a, top):
-    """exp(a - top); all of it at the top, be that infinite."""
-    return tl.where(a == top, 1.0, libdevice.exp(a - top))
+    """exp(a - top), for sums of it, in which the far ones, less accurate, count little; 1 at the top, be
+    that infinite."""
+    apart = a - top
+    return tl.where(a == top, 1.0, tl.exp2(apart * 1.4426950408889634))
+
+
+@triton.jit
+def grow(top, total, block):
+    """Running maxima and the sums of exponentials under them, each of some neighbours, with a block more:
+    what was summed is scaled down where the maximum grows."""
+    neighbours: tl.constexpr = block.shape[1] // top.shape[1]
+    parts = tl.reshape(block, (top.shape[0], top.shape[1], neighbours))
+    higher = maximum(top, tl.reduce(parts, 2, maximum))
+    more = tl.sum(below(parts, higher[:, :, None]), 2)
+    return higher, total * below(top, higher) + more
 
 
 @triton.jit
