@@ -67,10 +67,13 @@ def decode() -> tuple[Any, Callable[[Any], Any]]:
     def step(token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         return model(token, position_ids=position, past_key_values=cache).logits
 
+    counters = [layer.cumulative_length for layer in cache.layers if hasattr(layer, "cumulative_length")]
+    counters = [counter for counter in counters if isinstance(counter, torch.Tensor)]
+    start = [counter.clone() for counter in counters]
+
     def use(fn: Any) -> Any:
-        for layer in cache.layers:
-            if hasattr(layer, "cumulative_length") and isinstance(layer.cumulative_length, torch.Tensor):
-                layer.cumulative_length.fill_(64)
+        if counters:  # the same token again
+            torch._foreach_copy_(counters, start)
         with torch.no_grad():
             return fn(token, position)
 

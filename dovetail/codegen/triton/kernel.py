@@ -387,7 +387,9 @@ class Emitter:
         writes = [w for n in step.points for w in n.writes]
         reductions = [w for w in writes if w.reduce]
         grown = {*shifted, *shifted.values()}
-        accumulators = {w: self._start(w, self.neighbours if w in grown else 1) for w in (*reductions, *shifted)}
+        accumulators = {
+            w: self._start(w, self.neighbours if w in grown else 1) for w in (*reductions, *shifted)
+        }
 
         def take_block() -> None:
             for nest in step.points:
