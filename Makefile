@@ -45,8 +45,8 @@ sweep-models: $(VENV)/models
 
 # On the machine with the GPU, with whatever torch it has: the op matrix, then the models.
 sweep-gpu:
-	$(PYTHON) -m tests.sweeps.ops --device cuda --results build/sweeps/ops-cuda.jsonl
-	$(PYTHON) -m tests.sweeps.models --device cuda
+	$(PYTHON) -m tests.sweeps.ops --device cuda --jobs 6 --results build/sweeps/ops-cuda.jsonl
+	$(PYTHON) -m tests.sweeps.models --device cuda --jobs 3
 
 training: $(VENV)/models
 	$(BIN) -m tests.aot.training --write

@@ -251,6 +251,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="with cuda, models share a process")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--memory", type=float, default=12.0, help="GiB a model may use")
     parser.add_argument("--share", action="store_true", help="many models in one process: quicker, less isolated")
@@ -273,7 +274,7 @@ def main() -> None:
     on_gpu = chosen.device != "cpu"  # whose driver survives no fork and wants no limit on addresses
     settings = {"peer": chosen.peer, "device": chosen.device, "modes": chosen.modes.split(","), "rounds": chosen.rounds, "threads": chosen.threads,
                 "survey": chosen.survey, "memory_gib": 0.0 if on_gpu else chosen.memory}
-    records = run_tasks("tests.sweeps.models", picked, settings=settings, results=results, timeout=chosen.timeout,
+    records = run_tasks("tests.sweeps.models", picked, settings=settings, results=results, timeout=chosen.timeout, jobs=chosen.jobs,
                         each_fresh=not (chosen.survey or chosen.share or on_gpu), show=show_record)
     if chosen.survey:
         good = [name for name, record in records.items() if record["status"] == "pass"]

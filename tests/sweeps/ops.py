@@ -282,6 +282,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layouts", default="contiguous", choices=("contiguous", "transposed", "both"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--every", type=int, default=1, help="take one op in this many (a quick look)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--timeout", type=float, default=120.0)
     parser.add_argument("--results", type=Path, default=ROOT / "build/sweeps/ops.jsonl")
     parser.add_argument("--write", nargs="?", const="ops", help="write docs/results/<name>.md; without a name ops.md, and ops.json")
@@ -315,7 +316,7 @@ def main() -> None:
     if chosen.fresh:
         chosen.results.unlink(missing_ok=True)
     settings = settings_of(chosen)
-    records = run_tasks("tests.sweeps.ops", names, settings=settings, results=chosen.results, timeout=chosen.timeout,
+    records = run_tasks("tests.sweeps.ops", names, settings=settings, results=chosen.results, timeout=chosen.timeout, jobs=chosen.jobs,
                         show=show_record)
     text = summarise(records, settings)
     print(text)

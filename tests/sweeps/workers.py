@@ -18,8 +18,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -81,15 +83,22 @@ def run_tasks(
     results: Path,
     timeout: float = 60.0,
     each_fresh: bool = False,
+    jobs: int = 1,
     show: Callable[[dict[str, Any]], str] = lambda record: str(record.get("status")),
 ) -> dict[str, dict[str, Any]]:
-    """Run what is not in `results` yet, print one progress line a task, return all records by name."""
+    """Run what is not in `results` yet, `jobs` at a time; print one progress line a task, return all records by name."""
     results.parent.mkdir(parents=True, exist_ok=True)
     done = load_records(results)
     todo = [name for name in names if name not in done]
-    worker: Worker | None = None
-    with results.open("a") as sink:
-        for position, name in enumerate(todo):
+    left, lock = iter(enumerate(todo)), threading.Lock()
+
+    def work() -> None:
+        worker: Worker | None = None
+        while True:
+            with lock:
+                position, name = next(left, (-1, ""))
+            if not name:
+                break
             worker = worker or Worker.start(module, {**settings, "each_fresh": each_fresh}, results.with_suffix(".log"))
             started = time.monotonic()
             record, alive = ask_once(worker, name, timeout)
@@ -97,12 +106,17 @@ def run_tasks(
             if not alive:
                 worker.stop()
                 worker = None
-            sink.write(json.dumps(record) + "\n")
-            sink.flush()
-            done[name] = record
-            print(f"[{position + 1}/{len(todo)}] {name:<44} {show(record)[:150]}", flush=True)
-    if worker is not None:
-        worker.stop()
+            with lock:
+                sink.write(json.dumps(record) + "\n")
+                sink.flush()
+                done[name] = record
+                print(f"[{position + 1}/{len(todo)}] {name:<44} {show(record)[:150]}", flush=True)
+        if worker is not None:
+            worker.stop()
+
+    with results.open("a") as sink, ThreadPoolExecutor(jobs) as pool:
+        for finished in [pool.submit(work) for _ in range(jobs)]:
+            finished.result()
     return {name: done[name] for name in names if name in done}
 
 
