@@ -46,8 +46,8 @@ STATEFUL: Final = (
 )  # fmt: skip
 """C functions of torch whose names start so change hidden state."""
 
-LIST_KERNELS: Final = ("_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")
-"""Ops that are one kernel over lists of tensors already, and write in place: left to Python."""
+LIST_KERNELS: Final = ("_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach", "_cuda_jiterator")
+"""One kernel over lists of tensors already, that writes in place or takes their addresses: left to Python."""
 
 REFUSED_METHODS: Final = frozenset(
     {"register_hook", "register_post_accumulate_grad_hook", "share_memory_", "storage", "untyped_storage",

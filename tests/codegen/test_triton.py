@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 PROGRAMS = {
     "repeated_edges": "lambda x, y: F.pad(x[:1, :3] * 2, (1, 2), mode='replicate') + y[0, 0]",
     "row_constants": "lambda x, y: (lambda s: torch.relu(s.repeat(16, 1) * x[:, :1].repeat(16, 1) + y[:, 1:2].repeat(16, 1)))(x - y)",
+    "empty": "lambda x, y: (torch.roll(x[:0], 1, 0) + 1, x[:0].t() * 2, y[:0].sum(0))",
     "pointwise": "lambda x, y: torch.relu(x * 2 + y) - x / (y * y + 1)",
     "softmax": "lambda x, y: torch.softmax(x + y, -1)",
     "layer_norm": "lambda x, y: F.layer_norm(x + y, (96,), y[0], y[1])",

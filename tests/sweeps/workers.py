@@ -103,7 +103,7 @@ def run_tasks(
             started = time.monotonic()
             record, alive = ask_once(worker, name, timeout)
             record |= {"name": name, "wall": round(time.monotonic() - started, 2)}
-            if not alive:
+            if not alive or "CUDA error" in str(record.get("reason")):  # then every later call fails as well
                 worker.stop()
                 worker = None
             with lock:
