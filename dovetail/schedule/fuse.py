@@ -176,7 +176,7 @@ def schedule(loops: Loops, options: Options) -> Schedule:
         if isinstance(item, Extern):
             externs[step] = item
             fuser.add_extern(item, step)
-        elif not any(r.size.is_const and r.size.value == 0 for r in item.ranges):  # else it writes nothing
+        else:
             fuser.add(item, step)
     for subject, why in fuser.declined:
         EVENTS.emit("fusion", unit=loops.name, subject=subject, code=why.code, text=why.text)

@@ -36,7 +36,7 @@ from dovetail.codegen.analysis import (
 from dovetail.codegen.names import token
 from dovetail.codegen.target import Launchable, launchable
 from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON
-from dovetail.ir.expr import ONE, Expr, floordiv, mod, product, spell, substitute, sym, symbols
+from dovetail.ir.expr import ONE, ZERO, Expr, floordiv, mod, product, spell, substitute, sym, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
@@ -165,7 +165,8 @@ class Emitter:
     masked: tuple[str, ...] = field(init=False)
     """Names of the axes along which a tile may reach past the end."""
     late: list[str] = field(default_factory=list)
-    """Stores of a kernel with a single point: a load after a store waits for it."""
+    """Stores, until all of a block's loads are under way: a load is not moved before a store. A row held in
+    registers has been loaded by then, and needs them."""
     certain: frozenset[Scalar] = frozenset()
     """Conditions that hold for every point of the current stretch of a row."""
     written: frozenset[str] = field(init=False)
@@ -213,7 +214,7 @@ class Emitter:
     def _is_exact(self, axis: Axis) -> bool:
         """Whatever the choice of blocks, they cover the axis without a rest."""
         sizes = [blocks.constants((axis.block,))[axis.block] for blocks in self.blocks]
-        return axis.size.is_const and all(axis.size.value % size == 0 for size in sizes)
+        return axis.size.is_const and 0 < axis.size.value and all(axis.size.value % n == 0 for n in sizes)
 
     def _mask(self, axes: Iterable[str]) -> list[str]:
         return [f"{name}mask" for name in self.masked if name in axes]
@@ -235,8 +236,7 @@ class Emitter:
             if self.has_rows and self.is_looped and passes and (shifted := find_shifted(step, passes[0])):
                 passes.pop(0)
             self._pass(step, shifted)
-        for line in self.late:
-            self.w(line)
+        self._store_late()
         wide = "i64" if self._is_wide() else "i32"
         constants = tuple(axis.block for axis in self.axes)
         params = [token(a.buffer.name) for a in self.shape.args]
@@ -290,8 +290,9 @@ class Emitter:
         rest = axis.index
         for k in range(len(axis.loops) - 1, -1, -1):
             loop = axis.loops[k]
-            self.env[loop.var] = rest if k == 0 else mod(rest, loop.size)
-            rest = floordiv(rest, loop.size)
+            size = ONE if axis.size is ZERO else loop.size  # of a kernel that never runs
+            self.env[loop.var] = rest if k == 0 else mod(rest, size)
+            rest = floordiv(rest, size)
 
     def _index(self, expr: Expr) -> str:
         """In terms of the positions along the axes: a walk in memory order becomes the position itself."""
@@ -430,6 +431,7 @@ class Emitter:
     def _walk(self, roots: list[Scalar], take_block: Callable[[], None]) -> None:
         """Take the row block by block: whole blocks without a mask, so that their accesses can be wide,
         then the rest. What does not change along the row is loaded before."""
+        self._store_late()
         axis, masked = self.axes[-1], self.masked
         size, bounds = _text(axis.size), self._bounds(roots)
         stretches = [("0", size, masked, self.certain)]
@@ -448,6 +450,7 @@ class Emitter:
                 self._loops_of(axis)
                 self.tiles = dict(before)
                 take_block()
+                self._store_late()
         self.masked = masked
         self.tiles.clear()
 
@@ -625,6 +628,11 @@ class Emitter:
         if buffer not in self.group.internal:
             self._write(buffer, self._index(write.index), self._axes_of(write.index), tile)
 
+    def _store_late(self) -> None:
+        for line in self.late:
+            self.w(line)
+        self.late.clear()
+
     def _store(self, write: Write, tile: Tile) -> None:
         buffer = write.buffers[0]
         if write.index_scalar is not None:
@@ -642,7 +650,7 @@ class Emitter:
         mask = f", {' & '.join(masks)}" if masks else ""
         dtype = self.buffers[buffer].type.dtype
         value = f"{self._as_tensor(tile)}.to(tl.int1)" if dtype is BOOL else tile.text
-        store = self.late.append if len(self.axes) == 1 and self.axes[0].size is ONE else self.w
+        store = self.w if self.has_rows and not self.is_looped else self.late.append
         store(f"tl.store({token(buffer)} + ({index}), {value}{mask})")
 
 
