@@ -10,6 +10,7 @@ for sdpa_kernel and set_default_dtype.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -67,27 +68,21 @@ def switched_now(trace: Trace) -> list[tuple[Any, Any]]:
 on(autocast.__init__)(lambda trace, args, kwargs: native(autocast.__init__, *args, **kwargs))
 
 
-@on(autocast.__enter__)
-def _autocast_enter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    context = args[0]
-    how = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
-    entered = native(_enter_autocast, *how)
-    trace.record("call_function", _enter_autocast, how, {}, entered)
-    note_entered(trace, context, entered)
-    return context
+def add_context(kind: Any, enter: Any, settings: Callable[[Any], Any], gives_itself: bool) -> None:
+    def enter_context(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+        context, how = args[0], settings(args[0])
+        entered = native(enter, *how)
+        trace.record("call_function", enter, how, {}, entered)
+        trace.entered[id(context)] = (context, entered)
+        trace.held[id(entered)] = entered
+        return context if gives_itself else None
+
+    on(kind.__enter__)(enter_context)
+    on(kind.__exit__)(lambda trace, args, kwargs: leave(trace, args[0]))
 
 
-on(autocast.__exit__)(lambda trace, args, kwargs: leave(trace, args[0]))
-
-
-@on(inference_mode.__enter__)
-def _inference_enter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    entered = native(_enter_inference_mode, args[0].mode)
-    trace.record("call_function", _enter_inference_mode, (args[0].mode,), {}, entered)
-    note_entered(trace, args[0], entered)
-
-
-on(inference_mode.__exit__)(lambda trace, args, kwargs: leave(trace, args[0]))
+add_context(autocast, _enter_autocast, attrgetter("device", "fast_dtype", "_enabled", "_cache_enabled"), True)
+add_context(inference_mode, _enter_inference_mode, lambda context: (context.mode,), False)
 
 
 @on(record_function.__enter__)
@@ -97,11 +92,6 @@ def _name_region(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         raise UnknownCall(trace.loc(), function="record_function.__enter__ of one made elsewhere")
     store_plain(trace, args[0], "run_callbacks_on_exit", False)
     return args[0]
-
-
-def note_entered(trace: Trace, context: Any, entered: Any) -> None:
-    trace.entered[id(context)] = (context, entered)
-    trace.held[id(entered)] = entered
 
 
 def leave(trace: Trace, context: Any) -> None:

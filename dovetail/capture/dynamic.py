@@ -5,9 +5,9 @@
     capture f(x: [16, 4])     x's first size differs: it becomes the symbol s0, read by x.size(0)
 
 dynamic=None is automatic as above; True makes everything symbolic from the start; False nothing, ever.
-Parameters stay static. A symbol that a branch or an op needed to know something about leaves an
-assumption in Shapes; `all_guards` turns what is left of them into guards, after the backend has run,
-because the backend may assume more.
+Parameters stay static, unless they are arguments. A symbol that a branch or an op needed to know something
+about leaves an assumption in Shapes; `all_guards` turns what is left of them into guards, after the backend
+has run, because the backend may assume more.
 """
 from __future__ import annotations
 
@@ -116,16 +116,17 @@ class Policy:
                 trace.late_guards.append(Guard(source, holds, trace.loc()))
 
     def dims_of(self, trace: Trace, value: torch.Tensor, source: Source) -> Dims:
-        if isinstance(value, torch.nn.Parameter) or value.dim() == 0:
+        is_fixed = isinstance(value, torch.nn.Parameter) and (self.everything or not isinstance(source, Arg))
+        if is_fixed or value.dim() == 0:
             return frozenset()
-        text, seen = source.text, self.seen
+        text, seen = f"{source.text} of {value.dim()}", self.seen
         size, owner = tuple(value.shape), owner_of(trace, source)
         known, before = seen.sizes.get(text, (owner, None))
         self.sizes[text] = (owner, size)
         dims = set(seen.dims.get(text, ()))
         if self.everything:
             dims |= set(range(len(size)))
-        elif before is not None and known == owner and len(before) == len(size):
+        elif before is not None and known == owner:
             dims |= {dim for dim, (a, b) in enumerate(zip(before, size)) if a != b}
         dims |= marks(
             value, "_dovetail_dynamic_dims", "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"
@@ -133,7 +134,7 @@ class Policy:
         dims -= marks(value, "_dovetail_static_dims", "_dynamo_static_indices")
         if not self.everything:
             seen.dims[text] = frozenset(dims)
-        return frozenset(dim for dim in dims if dim < len(size) and size[dim] > 1)
+        return frozenset(dim for dim in dims if size[dim] > 1)
 
     def number(self, trace: Trace, value: Any, source: Source) -> Any:
         """A symbol for an int or a float that changes from call to call; else None."""

@@ -192,6 +192,17 @@ def test_a_tensor_of_fewer_dimensions_after_one_with_a_symbol() -> None:
         torch.testing.assert_close(f(x), x.sin() + x.shape[-1])
 
 
+def test_parameters_given_one_by_one_compile_once_per_number_of_dimensions() -> None:
+    f = dovetail.compile(lambda w: w.detach().sin().sum(0), backend="eager")
+    weights = [torch.nn.Parameter(torch.randn(*size)) for n in range(2, 9) for size in ((n, n + 1), (n,))]
+
+    def run() -> None:
+        for w in weights:
+            torch.testing.assert_close(f(w), w.detach().sin().sum(0))
+
+    assert count_recompiles(run) == 3, "one for the bias, one more of each"
+
+
 def test_recompile_limit_runs_eager_and_says_so() -> None:
     f = dovetail.compile(lambda x, s: x * len(s), backend="eager", options={"recompile_limit": 3})
     with pytest.warns(UserWarning):

@@ -70,6 +70,10 @@ def test_a_schedule_does_not_recompile_each_step(name: str) -> None:
     assert seen.recompiles <= 2 and seen.breaks == 3, seen.reasons
 
 
+def test_factors_of_a_list_that_are_tensors() -> None:
+    compare(lambda p: optim.Adamax(p, 0.1, foreach=True), None, "dovetail", 3)
+
+
 def test_kernels_over_whole_lists_are_left_to_python() -> None:
     compare(lambda p: optim.Adam(p, 0.1, fused=True), None, "dovetail", 3)
 
