@@ -100,5 +100,5 @@ def test_compiled_functions_race_and_then_call_the_graph_directly() -> None:
     (code,) = [
         code for code, state in compiled._dovetail_compiler.context.codes().items() if state == "active"
     ]
-    (entry,) = compiled._dovetail_compiler.context.entries(code)
-    assert not any(isinstance(value, Race) for value in entry.function.__globals__.values())
+    ((_, function, *_),) = compiled._dovetail_compiler.context.entries(code)
+    assert not any(isinstance(value, Race) for value in function.__globals__.values())
