@@ -100,7 +100,7 @@ class Launch:
     def consume(self, inputs: list[Any]) -> list[Any]:
         """As a call, and empties the list: the program frees each input after its last use (drop)."""
 
-def attach_torch(base: type, layout: dict[str, int], functions: dict[str, int]) -> None:
+def attach_torch(base: type, *places: int) -> None:
     """How tensors lie in memory; dovetail.runtime.torch_abi.attach() finds out and calls this."""
 
 def tensor_numbers(tensor: Any) -> tuple[int, int, int, int, int]:

@@ -17,17 +17,12 @@ typedef struct {
 
 struct Expression {
     int n_reads, n_operations;
-    Reading *reads;
+    Reading *reads; /* behind the operations */
     struct {
         int code;
         int64_t value;
     } operations[];
 };
-
-void free_expression(Expression *expression) {
-    if (expression) PyMem_Free(expression->reads);
-    PyMem_Free(expression);
-}
 
 static int read_parts(Expression *made, PyObject *reads, PyObject *operations) {
     for (int i = 0; i < made->n_reads; i++) {
@@ -57,16 +52,13 @@ Expression *make_expression(PyObject *program) {
     PyObject *reads, *operations;
     if (!PyArg_ParseTuple(program, "O!O!", &PyTuple_Type, &reads, &PyTuple_Type, &operations)) return NULL;
     Py_ssize_t n_reads = PyTuple_GET_SIZE(reads), n_operations = PyTuple_GET_SIZE(operations);
-    Expression *made = PyMem_Calloc(1, sizeof *made + n_operations * sizeof made->operations[0]);
-    Reading *readings = PyMem_Calloc(n_reads + 1, sizeof *readings);
-    if (!made || !readings) {
-        PyMem_Free(made);
-        PyMem_Free(readings);
-        return (Expression *)PyErr_NoMemory();
-    }
-    made->n_reads = (int)n_reads, made->n_operations = (int)n_operations, made->reads = readings;
+    size_t before_reads = sizeof(Expression) + n_operations * sizeof((Expression *)0)->operations[0];
+    Expression *made = PyMem_Calloc(1, before_reads + n_reads * sizeof(Reading));
+    if (!made) return (Expression *)PyErr_NoMemory();
+    made->n_reads = (int)n_reads, made->n_operations = (int)n_operations;
+    made->reads = (Reading *)((char *)made + before_reads);
     if (read_parts(made, reads, operations) == 0) return made;
-    free_expression(made);
+    PyMem_Free(made);
     return NULL;
 }
 

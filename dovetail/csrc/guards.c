@@ -5,51 +5,13 @@
 
 /* -- building */
 
-static ClassSpec *make_class_spec(PyObject *type) {
-    if (!PyType_Check(type))
-        return (ClassSpec *)PyErr_Format(PyExc_TypeError, "expected a class, got %.100R", type);
-    PyObject *mro = ((PyTypeObject *)type)->tp_mro;
-    ClassSpec *spec = PyMem_Calloc(1, sizeof *spec);
-    PyObject *dicts = PyTuple_New(PyTuple_GET_SIZE(mro));
-    for (Py_ssize_t i = 0; spec && dicts && i < PyTuple_GET_SIZE(mro); i++) {
-        PyObject *copy = PyDict_Copy(class_dict((PyTypeObject *)PyTuple_GET_ITEM(mro, i)));
-        if (copy) PyTuple_SET_ITEM(dicts, i, copy);
-        else Py_CLEAR(dicts);
-    }
-    if (!spec || !dicts) {
-        PyMem_Free(spec);
-        Py_XDECREF(dicts);
-        return PyErr_Occurred() ? NULL : (ClassSpec *)PyErr_NoMemory();
-    }
-    *spec = (ClassSpec){(PyTypeObject *)Py_NewRef(type), class_version((PyTypeObject *)type),
-                        Py_NewRef(mro), dicts};
-    return spec;
-}
-
 static int make_extra(Instruction *at, PyObject *extra) {
     switch (at->operation) {
-    case TENSOR: return (at->tensor = make_tensor_spec(extra)) ? 0 : -1;
-    case CLASS_IS: return (at->class_ = make_class_spec(at->object)) ? 0 : -1;
-    case STATE: return (at->state = make_state(extra)) ? 0 : -1;
+    case TENSOR: return (at->tensor = make_tensor_spec(at->object, extra)) ? 0 : -1;
+    case STATE: return (at->state = make_state(at->object)) ? 0 : -1;
     case HOLDS: return (at->expression = make_expression(extra)) ? 0 : -1;
     default: return 0;
     }
-}
-
-static void free_extra(Instruction *at) {
-    if (at->operation == STATE) free_state(at->state);
-    if (at->operation == HOLDS) free_expression(at->expression);
-    if (at->operation == TENSOR && at->tensor) {
-        Py_DECREF(at->tensor->type);
-        PyMem_Free(at->tensor);
-    }
-    if (at->operation == CLASS_IS && at->class_) {
-        Py_DECREF(at->class_->type);
-        Py_DECREF(at->class_->mro);
-        Py_DECREF(at->class_->dicts);
-        PyMem_Free(at->class_);
-    }
-    at->tensor = NULL;
 }
 
 static int is_slot(const Guards *self, int slot) { return slot >= 0 && slot < self->n_slots; }
@@ -63,7 +25,8 @@ static int read_instruction(Guards *self, Instruction *at, PyObject *tuple) {
     int needs_source = operation == SAME_AS || (IS_LOAD(operation) && !IS_ROOT(operation));
     int needs_slot = operation != STATE && operation != HOLDS;
     if (operation < 0 || operation > PREDICATE || (needs_source && !is_slot(self, at->source)) ||
-        (needs_slot && !is_slot(self, at->slot)))
+        (needs_slot && !is_slot(self, at->slot)) || (operation == CLASS_IS && !PyTuple_Check(object)) ||
+        (operation == TENSOR && !PyType_Check(object)))
         return PyErr_Format(PyExc_ValueError, "malformed guard instruction %.200R", tuple), -1;
     if (!needs_source) at->source = -1;
     if (!needs_slot) at->slot = -1;
@@ -268,17 +231,7 @@ PyObject *guards_why(PyObject *guards, const Inputs *inputs) {
 /* -- the type */
 
 static int guards_traverse(Guards *self, visitproc visit, void *arg) {
-    for (int i = 0; i < self->count; i++) {
-        Instruction *at = &self->instructions[i];
-        Py_VISIT(at->object);
-        if (at->operation == STATE && visit_state(at->state, visit, arg)) return 1;
-        if (at->operation == TENSOR && at->tensor) Py_VISIT(at->tensor->type);
-        if (at->operation == CLASS_IS && at->class_) {
-            Py_VISIT(at->class_->type);
-            Py_VISIT(at->class_->mro);
-            Py_VISIT(at->class_->dicts);
-        }
-    }
+    for (int i = 0; i < self->count; i++) Py_VISIT(self->instructions[i].object);
     for (int i = 0; i < self->n_groups; i++)
         for (int j = 0; j < self->groups[i].n_memos; j++) {
             int stop = visit_memo(self->groups[i].memos[j], visit, arg);
@@ -297,7 +250,7 @@ static int guards_clear(Guards *self) {
     int count = self->count;
     self->count = self->n_late = 0;
     for (int i = 0; i < count; i++) {
-        free_extra(&self->instructions[i]);
+        PyMem_Free(self->instructions[i].made);
         Py_CLEAR(self->instructions[i].object);
     }
     return 0;

@@ -17,12 +17,6 @@ enum Operation {
 #define IS_LOAD(operation) ((operation) < IS)
 #define IS_ROOT(operation) ((operation) <= CONST)
 
-typedef struct {
-    PyTypeObject *type;
-    unsigned int version;
-    PyObject *mro, *dicts; /* what the class and its bases held, for when the version is another */
-} ClassSpec;
-
 typedef struct Expression Expression;
 
 typedef struct {
@@ -31,10 +25,11 @@ typedef struct {
     int slot;          /* what a load fills or a check looks at */
     int source;        /* the slot a load steps from; the other slot of SAME_AS; else -1 */
     Py_ssize_t number; /* an index, length or flag */
-    PyObject *object;  /* a name, key, expected value or callable */
+    PyObject *object;  /* a name, key, expected value or callable, or all of them; what `made` refers to */
+    unsigned int version; /* of a class */
     union {
+        void *made;
         TensorSpec *tensor;
-        ClassSpec *class_;
         State *state;
         Expression *expression;
     };
@@ -97,7 +92,6 @@ void note_tensor(Run *run, const TensorSpec *spec, PyObject *tensor);
 
 /* -- expression.c: a postfix program on integers */
 Expression *make_expression(PyObject *program);
-void free_expression(Expression *expression);
 int check_expression(const Expression *expression, PyObject *const *slots, PyObject *text, PyObject **why);
 int visit_reads(const Expression *expression, int (*visit)(int slot, void *arg), void *arg);
 

@@ -83,7 +83,7 @@ PyObject *tensor_numbers(PyObject *module, PyObject *tensor);
 PyObject *tensor_extents(PyObject *module, PyObject *tensor);
 int is_tensor(PyObject *object);
 void *tensor_handle(PyObject *tensor);
-TensorSpec *make_tensor_spec(PyObject *tuple);
+TensorSpec *make_tensor_spec(PyObject *type, PyObject *tuple); /* borrows the type */
 int check_tensor(const TensorSpec *spec, PyObject *object, PyObject *path, PyObject **why);
 /* The words that a successful check read; 0 if they do not say all of it, -1 without memory. */
 int tensor_words(const TensorSpec *spec, PyObject *tensor, Words *words);
@@ -96,10 +96,8 @@ void *copy_handle(PyObject *tensor); /* a new handle, or NULL with an exception 
 
 /* -- state.c: values of torch's global state, each read by a function of libtorch or a Python callable */
 typedef struct State State;
-State *make_state(PyObject *reads);
+State *make_state(PyObject *reads); /* borrows */
 int check_state(const State *state, PyObject **why);
-void free_state(State *state);
-int visit_state(const State *state, visitproc visit, void *arg);
 
 /* -- watch.c */
 PyObject *attach_watch(PyObject *module, PyObject *args);

@@ -19,41 +19,20 @@ struct State {
     Read reads[];
 };
 
-void free_state(State *state) {
-    if (!state) return;
-    for (Py_ssize_t i = 0; i < state->count; i++) {
-        Py_XDECREF(state->reads[i].name);
-        Py_XDECREF(state->reads[i].value);
-        Py_XDECREF(state->reads[i].callable);
-    }
-    PyMem_Free(state);
-}
-
-int visit_state(const State *state, visitproc visit, void *arg) {
-    for (Py_ssize_t i = 0; state && i < state->count; i++) {
-        Py_VISIT(state->reads[i].value);
-        Py_VISIT(state->reads[i].callable);
-    }
-    return 0;
-}
-
 State *make_state(PyObject *reads) {
     Py_ssize_t count = PyTuple_Check(reads) ? PyTuple_GET_SIZE(reads) : 0;
     State *state = PyMem_Calloc(1, sizeof *state + count * sizeof(Read));
     if (!state) return (State *)PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < count; i++) {
-        Read *read = &state->reads[i];
-        PyObject *name, *value, *callable;
+    for (; state->count < count; state->count++) {
+        Read *read = &state->reads[state->count];
         long long address, argument;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(reads, i), "UOOLLiL", &name, &value, &callable, &address,
-                              &argument, &read->width, &read->expected)) {
-            free_state(state);
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(reads, state->count), "UOOLLiL", &read->name, &read->value,
+                              &read->callable, &address, &argument, &read->width, &read->expected)) {
+            PyMem_Free(state);
             return NULL;
         }
-        read->name = Py_NewRef(name), read->value = Py_NewRef(value), read->callable = Py_NewRef(callable);
         read->function = (intptr_t (*)(intptr_t))(intptr_t)address;
         read->argument = (intptr_t)argument;
-        state->count++;
     }
     return state;
 }

@@ -319,13 +319,12 @@ static int check_tensor_is(Run *run, const Instruction *at) {
 }
 
 /* The same contents in the class and its bases, compared by identity. */
-static int is_same_class(ClassSpec *spec) {
-    PyObject *mro = spec->type->tp_mro;
-    if (PyTuple_GET_SIZE(mro) != PyTuple_GET_SIZE(spec->mro)) return 0;
+static int is_same_class(PyObject *mro, PyObject *pairs) {
+    if (PyTuple_GET_SIZE(mro) != PyTuple_GET_SIZE(pairs)) return 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); i++) {
-        if (PyTuple_GET_ITEM(mro, i) != PyTuple_GET_ITEM(spec->mro, i)) return 0;
-        PyObject *now = class_dict((PyTypeObject *)PyTuple_GET_ITEM(mro, i)),
-                 *then = PyTuple_GET_ITEM(spec->dicts, i);
+        PyObject *base = PyTuple_GET_ITEM(mro, i), *pair = PyTuple_GET_ITEM(pairs, i);
+        PyObject *now = class_dict((PyTypeObject *)base), *then = PyTuple_GET_ITEM(pair, 1);
+        if (base != PyTuple_GET_ITEM(pair, 0)) return 0;
         PyObject *key, *value;
         Py_ssize_t position = 0;
         if (PyDict_GET_SIZE(now) != PyDict_GET_SIZE(then)) return 0;
@@ -336,19 +335,18 @@ static int is_same_class(ClassSpec *spec) {
 }
 
 static int check_class_is(Run *run, const Instruction *at) {
-    PyObject *object = run->slots[at->slot];
-    ClassSpec *spec = at->class_;
-    if (object != (PyObject *)spec->type)
-        FAIL("%S: expected the class %s, got %.100R", PATH(at->slot), spec->type->tp_name, object);
-    unsigned int version = class_version(spec->type);
-    if (!version || version != spec->version) {
-        int same = is_same_class(spec);
+    PyObject *object = run->slots[at->slot], *first = PyTuple_GET_ITEM(at->object, 0);
+    PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(first, 0);
+    if (object != (PyObject *)type)
+        FAIL("%S: expected the class %s, got %.100R", PATH(at->slot), type->tp_name, object);
+    unsigned int version = class_version(type);
+    if (!version || version != at->version) {
+        int same = is_same_class(type->tp_mro, at->object);
         if (same < 0) return -1;
-        if (!same)
-            FAIL("%S: the class %s or a base of it was changed", PATH(at->slot), spec->type->tp_name);
-        spec->version = version;
+        if (!same) FAIL("%S: the class %s or a base of it was changed", PATH(at->slot), type->tp_name);
+        ((Instruction *)at)->version = version;
     }
-    if (version) note_class(run, spec->type);
+    if (version) note_class(run, type);
     return 1;
 }
 

@@ -19,33 +19,14 @@ static struct {
     int (*new_handle)(void *original, void **made);
 } torch;
 
-static const char *const OFFSETS[] = {"impl",    "keys", "dtype", "device",
-                                      "extents", "meta", "flag",  "grad_fn"};
-
-static int read_number(PyObject *dict, const char *name, long long *value) {
-    PyObject *number = PyDict_GetItemString(dict, name);
-    if (!number) return PyErr_Format(PyExc_KeyError, "%s", name), -1;
-    *value = PyLong_AsLongLong(number);
-    return *value == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
 PyObject *attach_torch(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *base, *layout, *functions;
-    if (!PyArg_ParseTuple(args, "O!O!O!:attach_torch", &PyType_Type, &base, &PyDict_Type, &layout,
-                          &PyDict_Type, &functions))
+    PyObject *base;
+    long long vtable, wrap, delete_handle, new_handle;
+    if (!PyArg_ParseTuple(args, "O!nnnnnnnnLLLL:attach_torch", &PyType_Type, &base, &torch.impl, &torch.keys,
+                          &torch.dtype, &torch.device, &torch.extents, &torch.meta, &torch.flag,
+                          &torch.grad_fn, &vtable, &wrap, &delete_handle, &new_handle))
         return NULL;
-    Py_ssize_t *const places[] = {&torch.impl,    &torch.keys, &torch.dtype, &torch.device,
-                                  &torch.extents, &torch.meta, &torch.flag,  &torch.grad_fn};
-    long long value, wrap, delete_handle, new_handle;
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        if (read_number(layout, OFFSETS[i], &value) < 0) return NULL;
-        *places[i] = (Py_ssize_t)value;
-    }
-    if (read_number(layout, "leaf_vtable", &value) < 0 || read_number(functions, "wrap", &wrap) < 0 ||
-        read_number(functions, "delete_handle", &delete_handle) < 0 ||
-        read_number(functions, "new_handle", &new_handle) < 0)
-        return NULL;
-    torch.leaf_vtable = (const void *)(intptr_t)value;
+    torch.leaf_vtable = (const void *)(intptr_t)vtable;
     torch.wrap = (PyObject * (*)(const void *))(intptr_t)wrap;
     torch.delete_handle = (int (*)(void *))(intptr_t)delete_handle;
     torch.new_handle = (int (*)(void *, void **))(intptr_t)new_handle;
@@ -123,14 +104,14 @@ static int read_extents(PyObject *tuple, int64_t *into) {
     return 0;
 }
 
-TensorSpec *make_tensor_spec(PyObject *tuple) {
-    PyObject *type, *shape, *stride;
+TensorSpec *make_tensor_spec(PyObject *type, PyObject *tuple) {
+    PyObject *shape, *stride;
     long long dtype, kind, index, grad;
     unsigned long long keys;
     if (!torch.attached)
         return (TensorSpec *)PyErr_Format(PyExc_RuntimeError, "attach_torch was not called");
-    if (!PyArg_ParseTuple(tuple, "O!LLLLO!O!K", &PyType_Type, &type, &dtype, &kind, &index, &grad,
-                          &PyTuple_Type, &shape, &PyTuple_Type, &stride, &keys))
+    if (!PyArg_ParseTuple(tuple, "LLLLO!O!K", &dtype, &kind, &index, &grad, &PyTuple_Type, &shape,
+                          &PyTuple_Type, &stride, &keys))
         return NULL;
     Py_ssize_t ndim = PyTuple_GET_SIZE(shape);
     if (PyTuple_GET_SIZE(stride) != ndim)
@@ -143,7 +124,6 @@ TensorSpec *make_tensor_spec(PyObject *tuple) {
         PyMem_Free(spec);
         return NULL;
     }
-    Py_INCREF(type);
     return spec;
 }
 

@@ -72,9 +72,9 @@ CHECKS: Final[dict[type, Callable[[Any], tuple[int, object, object]]]] = {
     checks.Length: lambda c: (c.length, None, None),
     checks.DictKeys: lambda c: (0, c.keys, None),
     checks.Lacks: lambda c: (int(c.attribute), c.key, None),
-    checks.ClassIs: lambda c: (0, c.type, None),
+    checks.ClassIs: lambda c: (0, tuple((base, base.__dict__.copy()) for base in c.type.__mro__), None),
     checks.Predicate: lambda c: (0, c.test, None),
-    checks.TensorIs: lambda c: (0, None, encode_tensor(c)),
+    checks.TensorIs: lambda c: (0, c.type, encode_tensor(c)),
 }
 
 
@@ -82,7 +82,7 @@ def encode_tensor(check: checks.TensorIs) -> tuple[object, ...]:
     dtype = check.dtype if isinstance(check.dtype, torch.dtype) else getattr(torch, str(check.dtype))
     index = ANY if check.device_kind in ("cpu", "meta") else check.device_index
     return (
-        check.type, dtype_number(dtype), device_number(check.device_kind), index, int(check.requires_grad),
+        dtype_number(dtype), device_number(check.device_kind), index, int(check.requires_grad),
         tuple(check.shape), tuple(check.stride), check.dispatch,
     )  # fmt: skip
 
@@ -131,17 +131,13 @@ def encode_state(check: checks.State) -> tuple[tuple[object, ...], ...]:
     """One read per value: (name, value, callable, address, argument, width, number)."""
     reads: list[tuple[object, ...]] = []
     for name, value in check.values:
-        symbol, argument, width, number_of = NATIVE_READERS.get(name, ("", _nothing, 0, _no_number))
+        symbol, argument, width, number_of = NATIVE_READERS.get(name, ("", _nothing, 0, lambda _: None))
         number = number_of(value)
         address = find_address(symbol) if number is not None and symbol else 0
         if address and argument is _context and not _context():
             address = 0
         reads.append((name, value, READERS[name], address, argument() if address else 0, width, number or 0))
     return tuple(reads)
-
-
-def _no_number(value: object) -> int | None:
-    return None
 
 
 # -- conditions on sizes -----------------------------------------------------------------------------
@@ -207,7 +203,7 @@ class _Program:
         check = guard.check
         code = NUMBER_OF[type(check)]
         if isinstance(check, checks.State):
-            self.instructions.append((code, index, -1, -1, 0, None, encode_state(check)))
+            self.instructions.append((code, index, -1, -1, 0, encode_state(check), None))
         elif isinstance(check, checks.Holds):
             self.instructions.append((code, index, -1, -1, 0, str(check), self.condition(check, index)))
         elif isinstance(check, checks.SameAs):

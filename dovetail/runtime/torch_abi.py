@@ -220,7 +220,7 @@ def check_layout() -> None:
 @functools.cache
 def attach() -> None:
     """Tell the native module about this torch. Cheap after the first time."""
-    _native.attach_torch(torch.Tensor, find_layout(), find_functions())
+    _native.attach_torch(torch.Tensor, *find_layout().values(), *find_functions().values())
     check_layout()
 
 

@@ -535,7 +535,8 @@ def path_guards(check: int, value: object, *steps: tuple[int, Any], number: int 
 
 def class_guards(kind: type) -> Guards:
     """The class has not been changed."""
-    return Guards(((CONST, 0, 0, -1, 0, kind, None), (CLASS_IS, 0, 0, -1, 0, kind, None)), ("kind",), ())
+    held = tuple((base, dict(vars(base))) for base in kind.__mro__)
+    return Guards(((CONST, 0, 0, -1, 0, kind, None), (CLASS_IS, 0, 0, -1, 0, held, None)), ("kind",), ())
 
 
 class Layer:
