@@ -42,6 +42,7 @@ from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import Arg, Graph, Node
 from dovetail.ir.signature import Mutation, OutputIs, ValueRef, ViewStep
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
+from dovetail.util.library import find_op
 from dovetail.util.writer import Writer
 
 Executable: TypeAlias = "Callable[..., Sequence[Any]]"
@@ -309,8 +310,7 @@ class _Emitter:
     def operator(self, op: str) -> str:
         """The name that the text calls the op by."""
         name = op.replace(".", "_")
-        namespace, packet, overload = op.split(".")
-        self.scope[name] = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        self.scope[name] = find_op(op)
         return name
 
     def literal(self, arg: object) -> str:

@@ -18,6 +18,7 @@ from dovetail.ir.graph import GET
 from dovetail.ir.types import TensorType, Type
 from dovetail.ops.prims import PRIMS
 from dovetail.ops.registry import is_impure
+from dovetail.util.library import find_op
 
 _BY_KIND: Final = {
     "pointwise": "cheap", "view": "view", "create": "cheap", "reduction": "reduction", "gather": "cheap",
@@ -45,8 +46,7 @@ def class_of(op: str) -> str:
         return "view"
     if op in PRIMS:
         return _BY_KIND[PRIMS[op].kind]
-    namespace, name, overload = op.split(".")
-    func = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    func, name = find_op(op), op.split(".")[1]
     if is_impure(op) or torch.Tag.nondeterministic_seeded in func.tags:
         return "random"
     if facts_of(func).is_view:

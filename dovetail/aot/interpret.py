@@ -8,7 +8,7 @@ where the memory does not allow a view, since a functional graph has no memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,7 @@ from dovetail.ir.expr import Expr, evaluate
 from dovetail.ir.graph import GET, Arg, Graph, Node, nodes_in
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
 from dovetail.ops.eager import call_prim
+from dovetail.util.library import call_in_grad_mode, find_op
 
 
 def as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
@@ -33,21 +34,13 @@ def _as_strided_scatter(
     return result
 
 
-def _rnn_layer(*args: Any) -> Any:
-    """Keeps what its backward needs only while grad mode is on."""
-    with torch.enable_grad():
-        return torch.ops.aten.mkldnn_rnn_layer.default(
-            *(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
-        )
-
-
 CALLS: Final[dict[str, Callable[..., Any]]] = {
     GET: lambda value, index: value[index],
     "aten.view.default": torch.reshape,
     "aten._unsafe_view.default": torch.reshape,
     "aten.as_strided.default": as_strided,
     "aten.as_strided_scatter.default": _as_strided_scatter,
-    "aten.mkldnn_rnn_layer.default": _rnn_layer,
+    "aten.mkldnn_rnn_layer.default": partial(call_in_grad_mode, torch.ops.aten.mkldnn_rnn_layer.default),
     "aten._conj.default": lambda x: x.conj().resolve_conj(),
     "aten._neg_view.default": torch.neg,
 }
@@ -57,10 +50,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
 @cache
 def callable_of(op: str) -> Callable[..., Any]:
     """What an ATen or custom op's name means."""
-    if op in CALLS:
-        return CALLS[op]
-    namespace, packet, overload = op.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)  # type: ignore[no-any-return]
+    return CALLS[op] if op in CALLS else find_op(op)
 
 
 def _torch_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) -> Any:

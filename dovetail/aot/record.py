@@ -549,35 +549,20 @@ def record_clone(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
 
 
 def record_batch_norm(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """In training it updates the running statistics, whatever its schema says."""
-    mean, var, training = args[3], args[4], args[5]
-    if not training or mean is None:
-        return record_call(recorder, func, args, kwargs)
-    twin = _aten._native_batch_norm_legit_functional.default
-    legit = (*args[:5], training, args[6], args[7])
-    computed = infer(twin, legit, {})
-    nodes = tuple([recorder.arg(a) for a in legit])
-    parts = _parts(recorder, recorder.call(str(twin), nodes, result_type(computed)), computed)
-    result = infer(func, args, kwargs)
-    for fake, part in zip(result, parts[:3]):
-        recorder.results(part, fake)
-    if len(result) > 3:  # cuDNN's reserve, which our backward does not need
-        empty = recorder.call("aten.empty.memory_format", ((0,),), type_of(result[3]), _factory(result[3]))
-        recorder.results(empty, result[3])
-    recorder.write(mean, parts[3])
-    recorder.write(var, parts[4])
-    return result
+    """In training it updates the running statistics, else it only reads them, whatever its schema says."""
+    if not args[5] or args[3] is None:
+        op = _aten.native_batch_norm.default if func is _aten._native_batch_norm_legit.default else func
+        return record_call(recorder, op, args, kwargs)
+    result = record_write(recorder, _aten._native_batch_norm_legit.default, args, kwargs)
+    if func is not _aten.cudnn_batch_norm.default:
+        return result
+    named = {"dtype": torch.uint8, "device": args[0].device}
+    reserve = record_call(recorder, _aten.empty.memory_format, ([0],), named)
+    return (*result, reserve)  # which our backward does not need
 
 
 def _factory(fake: torch.Tensor) -> dict[str, Any]:
     return {"dtype": fake.dtype, "device": fake.device}
-
-
-def record_legit_batch_norm(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Its schema says that it updates the running statistics; in evaluation it only reads them."""
-    if args[5]:
-        return record_write(recorder, func, args, kwargs)
-    return record_call(recorder, _aten.native_batch_norm.default, args, kwargs)
 
 
 def record_batch_norm_backward(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -644,7 +629,7 @@ ROUTES: Final[dict[str, Route]] = {
     "aten.mkldnn_rnn_layer.default": record_rnn,
     "aten.native_batch_norm.default": record_batch_norm,
     "aten.cudnn_batch_norm.default": record_batch_norm,
-    "aten._native_batch_norm_legit.default": record_legit_batch_norm,
+    "aten._native_batch_norm_legit.default": record_batch_norm,
     "aten.native_batch_norm_backward.default": record_batch_norm_backward,
     "aten.cudnn_batch_norm_backward.default": record_cudnn_backward,
 }

@@ -16,7 +16,7 @@ import torch
 from torch.amp.autocast_mode import autocast
 
 from dovetail.capture.operations import SYMBOLIC
-from dovetail.capture.trace import Call, Trace
+from dovetail.capture.trace import Call, Trace, leaves
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.capture import GraphInput
@@ -116,29 +116,8 @@ class GraphBuilder:
 
 def used_ids(calls: Sequence[Call], outputs: Sequence[Any]) -> tuple[set[int], list[Any]]:
     """Identities of the Fakes in arguments and outputs, and the symbolic numbers there."""
-    found: set[int] = set()
-    numbers: list[Any] = []
-
-    def visit(value: Any) -> None:
-        if isinstance(value, Fake):
-            found.add(id(value))
-        elif isinstance(value, SYMBOLIC):
-            numbers.append(value)
-        elif isinstance(value, (tuple, list)):
-            for item in value:
-                visit(item)
-        elif isinstance(value, dict):
-            for item in value.values():
-                visit(item)
-        elif isinstance(value, slice):
-            visit((value.start, value.stop, value.step))
-
-    for call in calls:
-        visit(call.args)
-        if call.kwargs:
-            visit(call.kwargs)
-    visit(list(outputs))
-    return found, numbers
+    used = list(leaves([[(call.args, call.kwargs) for call in calls], list(outputs)]))
+    return {id(x) for x in used if isinstance(x, Fake)}, [x for x in used if isinstance(x, SYMBOLIC)]
 
 
 def placeholder_name(graph_input: GraphInput) -> str:

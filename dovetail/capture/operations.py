@@ -18,7 +18,7 @@ import torch
 from dovetail.capture.attributes import MISSING, find_in_mro, load_attr, python_method
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.text import NUMBERS, Identity, LateText, is_late, known, late, native
-from dovetail.capture.trace import Raised, Trace
+from dovetail.capture.trace import Raised, Trace, leaves
 from dovetail.errors import DataDependentBranch, DataDependentNumber, DataDependentValue, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.sym.real import iter_leaves
@@ -46,11 +46,7 @@ UNARY: Final = {operator.neg: "__neg__", operator.pos: "__pos__", operator.inver
 
 
 def has_fake(value: Any) -> bool:
-    if isinstance(value, Fake):
-        return True
-    if isinstance(value, (list, tuple)):
-        return any(has_fake(item) for item in value)
-    return isinstance(value, dict) and any(has_fake(item) for item in value.values())
+    return any(isinstance(leaf, Fake) for leaf in leaves(value))
 
 
 def on_fakes(trace: Trace, op: Callable[..., Any], *args: Any) -> Any:

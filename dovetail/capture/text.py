@@ -9,13 +9,12 @@ native(function, *args)     -> C code run now, with such texts made where it ins
 """
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 
-from dovetail.capture.trace import THROWN, Raised, Trace
+from dovetail.capture.trace import THROWN, Raised, Trace, leaves
 from dovetail.errors import Break, DataDependentValue, FailedFake, UnsupportedValue
 from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import Fake
@@ -140,15 +139,11 @@ def snapshot(trace: Trace, value: Any) -> Any:
 
 def unknown_in(value: Any) -> Iterator[Any]:
     """Tensors, and exceptions of the caller's, whose text is not known while capturing."""
-    if isinstance(value, (Fake, BaseException)):
-        yield value
-    elif isinstance(value, LateText):
-        yield from unknown_in(value.args)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from unknown_in(item)
-    elif isinstance(value, dict):
-        yield from unknown_in(list(value.values()))
+    for leaf in leaves(value):
+        if isinstance(leaf, (Fake, BaseException)):
+            yield leaf
+        elif isinstance(leaf, LateText):
+            yield from unknown_in(leaf.args)
 
 
 def known(value: Any) -> Any:
@@ -185,12 +180,7 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def is_late(value: Any) -> bool:
     """Whether a text of this value has to be made later."""
-    kind = type(value)
-    if kind is Fake or kind in NUMBERS or kind is LateText:
-        return True
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return any(is_late(item) for item in value)
-    return isinstance(value, dict) and any(is_late(item) for item in value.values())
+    return any(type(leaf) in (Fake, LateText, *NUMBERS) for leaf in leaves(value))
 
 
 def fill(text: str, args: tuple[Any, ...], named: dict[str, Any]) -> str:

@@ -7,7 +7,8 @@ the entry replays them. Calls are kept as light records; the fx.Graph is built o
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final
@@ -321,14 +322,20 @@ HELD: Final = frozenset(
 
 def own(trace: Trace, value: Any) -> None:
     """Note that the graph computes these Fakes."""
-    if isinstance(value, Fake):
-        trace.owned[id(value)] = value
-    elif isinstance(value, (list, tuple)):
+    trace.owned.update((id(leaf), leaf) for leaf in leaves(value) if isinstance(leaf, Fake))
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What lies in a value, or in containers within containers there; subclasses count, unlike in pytrees."""
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         for item in value:
-            own(trace, item)
+            yield from leaves(item)
     elif isinstance(value, dict):
-        for item in value.values():
-            own(trace, item)
+        yield from leaves(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from (value.start, value.stop, value.step)
+    else:
+        yield value
 
 
 def is_random(call: Call) -> bool:

@@ -13,6 +13,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
+from dovetail.util.library import find_op
+
 Decomposition: TypeAlias = "Callable[..., Any]"
 Rule = TypeVar("Rule", bound="Callable[..., Any]")
 
@@ -77,11 +79,8 @@ def is_impure(op: str) -> bool:
 @cache
 def is_view_call(op: str) -> bool:
     """Run as a library call, the result shares memory with an argument."""
-    if not op.startswith("aten."):
-        return False
-    _, name, overload = op.split(".")
-    schema = getattr(getattr(torch.ops.aten, name), overload)._schema
-    return any(result.alias_info is not None for result in schema.returns)
+    is_aten = op.startswith("aten.")
+    return is_aten and any(result.alias_info is not None for result in find_op(op)._schema.returns)
 
 
 def decomposes(*names: str, prim: bool = False) -> Callable[[Rule], Rule]:

@@ -6,28 +6,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from dovetail.ir.program import PythonCall, Slot
 from dovetail.ir.types import Device, DType
-
-
-def find_op(name: str) -> OpOverload:
-    """The operator that prints as `name`."""
-    namespace, op, overload = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), op), overload)  # type: ignore[no-any-return]
-
-
-WANTS_GRAD_MODE: Final = frozenset(("aten.mkldnn_rnn_layer.default",))
-"""Kernels that keep what their backward needs only while grad mode is on."""
-
-
-def _with_grad_mode(op: Callable[..., Any], args: list[Any]) -> Any:
-    with torch.enable_grad():
-        return op(*(arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args))
+from dovetail.util.library import call_in_grad_mode, find_op
 
 
 def make_call(call: PythonCall) -> Callable[..., list[Any]]:
@@ -39,11 +25,12 @@ def make_call(call: PythonCall) -> Callable[..., list[Any]]:
     args = [_constant(arg, name in text_arguments) for arg, name in zip(call.args, names)]
     kwargs = {name: _constant(arg, name in text_arguments) for name, arg in call.kwargs}
     count = call.tensors
+    function = partial(call_in_grad_mode, op) if call.op == "aten.mkldnn_rnn_layer.default" else op
 
     def run(*given: Any) -> list[Any]:
         filled = [_fill(arg, given, count) for arg in args]
         named = {key: _fill(arg, given, count) for key, arg in kwargs.items()}
-        result = op(*filled, **named) if call.op not in WANTS_GRAD_MODE else _with_grad_mode(op, filled)
+        result = function(*filled, **named)
         if not call.positions:
             return [result] if call.outputs else []
         return [torch.empty(0) if result[k] is None else result[k] for k in call.positions]

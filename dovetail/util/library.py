@@ -1,4 +1,4 @@
-"""Ops of Dovetail's own, defined while it runs.
+"""Ops by name, and ops of Dovetail's own, defined while it runs.
 
 define_op("add_5c1e(Tensor(w0!) t0, Tensor t1) -> ()", run, fake)  ->  torch.ops.dovetail.add_5c1e.default
 """
@@ -8,8 +8,21 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 _library: Final = torch.library.Library("dovetail", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def find_op(name: str) -> OpOverload:
+    """The operator that prints as `name`."""
+    namespace, op, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload)  # type: ignore[no-any-return]
+
+
+def call_in_grad_mode(op: Callable[..., Any], *args: Any) -> Any:
+    """For kernels that keep what their backward needs only while grad mode is on."""
+    with torch.enable_grad():
+        return op(*(arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args))
 
 
 def define_op(
