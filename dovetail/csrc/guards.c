@@ -76,21 +76,21 @@ static int add_to_group(Guards *self, int index) {
     return 0;
 }
 
-static int allocate(Guards *self) {
-    int n_slots = self->n_slots + 1;
-    self->instructions = PyMem_Calloc(self->count + 1, sizeof *self->instructions);
-    self->groups = PyMem_Calloc(self->count + 1, sizeof *self->groups);
-    self->late = PyMem_Calloc(self->count + 1, sizeof *self->late);
-    self->wanted = PyMem_Calloc(n_slots, 1);
-    self->group_of = PyMem_Calloc(n_slots, sizeof *self->group_of);
-    self->position = PyMem_Calloc(n_slots, sizeof *self->position);
-    self->scratch = PyMem_Calloc(n_slots, sizeof *self->scratch);
-    self->scratch_touched = PyMem_Calloc(n_slots, sizeof *self->scratch_touched);
-    if (self->instructions && self->groups && self->late && self->wanted && self->group_of &&
-        self->position && self->scratch && self->scratch_touched)
-        return 0;
-    PyErr_NoMemory();
-    return -1;
+/* One block of memory, which begins with the instructions. */
+static int allocate(Guards *self, size_t count, size_t n_slots) {
+    size_t groups = count + 1;
+    self->instructions =
+        PyMem_Calloc(1, count * (sizeof(Instruction) + sizeof(int)) + groups * sizeof(Group) +
+                            n_slots * (sizeof(PyObject *) + 3 * sizeof(int) + 1));
+    if (!self->instructions) return PyErr_NoMemory(), -1;
+    self->groups = (Group *)(self->instructions + count);
+    self->scratch = (PyObject **)(self->groups + groups);
+    self->late = (int *)(self->scratch + n_slots);
+    self->group_of = self->late + count;
+    self->position = self->group_of + n_slots;
+    self->scratch_touched = self->position + n_slots;
+    self->wanted = (char *)(self->scratch_touched + n_slots);
+    return 0;
 }
 
 static int read_fetch(Guards *self, PyObject *fetch) {
@@ -114,9 +114,7 @@ static PyObject *guards_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     int count = (int)PyTuple_GET_SIZE(program);
     self->n_slots = (int)PyTuple_GET_SIZE(paths);
     self->paths = Py_NewRef(paths);
-    self->count = count;
-    int failed = allocate(self) < 0;
-    self->count = 0;
+    int failed = allocate(self, count, self->n_slots) < 0;
     if (!failed) self->groups[0].root = -1, self->n_groups = 1;
     for (int i = 0; !failed && i < count; i++) {
         self->count++;
@@ -260,15 +258,8 @@ static void guards_dealloc(Guards *self) {
     PyObject_GC_UnTrack(self);
     guards_clear(self);
     Py_XDECREF(self->paths);
-    PyMem_Free(self->instructions);
-    PyMem_Free(self->groups);
-    PyMem_Free(self->late);
-    PyMem_Free(self->wanted);
     PyMem_Free(self->fetch);
-    PyMem_Free(self->group_of);
-    PyMem_Free(self->position);
-    PyMem_Free(self->scratch);
-    PyMem_Free(self->scratch_touched);
+    PyMem_Free(self->instructions);
     Py_TYPE(self)->tp_free(self);
 }
 

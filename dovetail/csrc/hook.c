@@ -31,9 +31,10 @@ typedef struct {
     PyCodeObject *code;
     PyObject *returner;
     int state;
-    PyObject **entries;
-    Py_ssize_t count;
+    PyObject *entries; /* a list, the last used first */
 } Record;
+
+#define COUNT(record) PyList_GET_SIZE((record)->entries)
 
 typedef struct {
     PyObject_HEAD PyObject *payload, *callback;
@@ -54,8 +55,7 @@ static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing);
 
 static void release(Record *record) {
     if (--record->references) return;
-    for (Py_ssize_t i = 0; i < record->count; i++) Py_DECREF(record->entries[i]);
-    PyMem_Free(record->entries);
+    Py_DECREF(record->entries);
     Py_XDECREF(record->returner);
     Py_DECREF(record->code);
     PyMem_Free(record);
@@ -86,9 +86,13 @@ static int grow(Context *self) {
 
 static Record *make_record(Context *self, PyCodeObject *code) {
     if (2 * (self->used + 1) > self->capacity && grow(self) < 0) return NULL;
-    Record *record = PyMem_Calloc(1, sizeof(Record));
-    if (!record) return (Record *)PyErr_NoMemory();
-    record->references = 1;
+    PyObject *entries = PyList_New(0);
+    Record *record = entries ? PyMem_Calloc(1, sizeof(Record)) : NULL;
+    if (!record) {
+        Py_XDECREF(entries);
+        return (Record *)PyErr_NoMemory();
+    }
+    record->references = 1, record->entries = entries;
     record->code = (PyCodeObject *)Py_NewRef(code);
     *place_of(self->table, self->capacity, code) = record;
     self->used++;
@@ -109,18 +113,10 @@ static Record *record_to_run(Context *self, PyCodeObject *code) {
 
 /* Puts an entry in front; one that is already there moves. */
 static int put_first(Record *record, PyObject *entry) {
-    Py_ssize_t at = 0;
-    while (at < record->count && record->entries[at] != entry) at++;
-    if (at == record->count) {
-        PyObject **entries = PyMem_Realloc(record->entries, (at + 1) * sizeof *entries);
-        if (!entries) return PyErr_NoMemory(), -1;
-        record->entries = entries;
-        record->count++;
-        Py_INCREF(entry);
-    }
-    memmove(record->entries + 1, record->entries, at * sizeof *record->entries);
-    record->entries[0] = entry;
-    return 0;
+    Py_ssize_t at = 0, count = COUNT(record);
+    while (at < count && PyList_GET_ITEM(record->entries, at) != entry) at++;
+    if (PyList_Insert(record->entries, 0, entry) < 0) return -1;
+    return at < count ? PyList_SetSlice(record->entries, at + 1, at + 2, NULL) : 0;
 }
 
 /* -- the switch */
@@ -213,8 +209,8 @@ static PyObject *make_call(Call *call, const Inputs *inputs) {
 
 /* 1: *call is ready; 0: no entry fits; -1: an exception. */
 static int find_entry(Record *record, const Inputs *inputs, Call *call) {
-    for (Py_ssize_t i = 0; i < record->count; i++) {
-        PyObject *entry = record->entries[i];
+    for (Py_ssize_t i = 0; i < COUNT(record); i++) {
+        PyObject *entry = PyList_GET_ITEM(record->entries, i);
         if (GLOBALS(entry) != inputs->globals) continue;
         if (open_call(call, entry, inputs) < 0) return -1;
         int fits = guards_check(GUARDS(entry), inputs, call->slots + call->fixed);
@@ -242,8 +238,8 @@ static int prepare_new(Record *record, PyObject *entry, const Inputs *inputs, Ca
 
 /* Why the entry used last does not fit: a string, or None where there is no entry. */
 static PyObject *why_miss(Record *record, const Inputs *inputs) {
-    if (!record->count) return Py_NewRef(Py_None);
-    PyObject *entry = record->entries[0];
+    if (!COUNT(record)) return Py_NewRef(Py_None);
+    PyObject *entry = PyList_GET_ITEM(record->entries, 0);
     if (GLOBALS(entry) != inputs->globals)
         return PyUnicode_FromString("the function's globals are another module's");
     Py_INCREF(entry);
@@ -266,7 +262,7 @@ static PyObject *ask_compiler(Context *self, Record *record, PyObject *function,
         PyObject *closure = inputs->closure ? inputs->closure : Py_None;
         WITHOUT_HOOK(answer = PyObject_CallFunction(self->callback, "OOOOOOOn", self->payload, record->code,
                                                     function, inputs->globals, args, closure, why,
-                                                    record->count));
+                                                    COUNT(record)));
     }
     Py_XDECREF(args);
     Py_XDECREF(why);
@@ -296,7 +292,7 @@ static int on_miss(Context *self, Record *record, PyObject *function, const Inpu
     }
     int next = answer == Py_True ? 2 : 0;
     int known = next || answer == Py_None || answer == Py_False || answer == skip_callees;
-    if (answer == Py_False) record->state = record->count ? FULL : SKIP;
+    if (answer == Py_False) record->state = COUNT(record) ? FULL : SKIP;
     if (answer == skip_callees) record->state = SKIP_CALLEES;
     if (!known) PyErr_Format(PyExc_TypeError, "the compile callback returned %.100R", answer);
     Py_DECREF(answer);
@@ -308,14 +304,6 @@ static PyObject *run_skipped(PyThreadState *thread, Frame *frame, Record *record
     if (record->state == SKIP || record->state == FULL) return _PyEval_EvalFrameDefault(thread, frame, 0);
     PyObject *result;
     WITHOUT_HOOK(result = _PyEval_EvalFrameDefault(thread, frame, 0));
-    return result;
-}
-
-static PyObject *finish(PyThreadState *thread, Frame *frame, Record *record, PyObject *result) {
-    PyObject *returner = Py_NewRef(record->returner);
-    release(record);
-    result = finish_frame(thread, frame, returner, result);
-    Py_DECREF(returner);
     return result;
 }
 
@@ -336,13 +324,11 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
         else now->references++, release(record), record = now;
     }
     Py_DECREF(self);
-    if (found == 0) {
-        PyObject *result = run_skipped(thread, frame, record);
-        release(record);
-        return result;
-    }
     PyObject *result = found > 0 ? make_call(&call, &inputs) : NULL;
-    return finish(thread, frame, record, result);
+    result = found ? finish_frame(thread, frame, record->returner, result)
+                   : run_skipped(thread, frame, record);
+    release(record);
+    return result;
 }
 
 enum { NEVER = CO_GENERATOR | CO_COROUTINE | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR };
@@ -397,7 +383,7 @@ static int context_traverse(Context *self, visitproc visit, void *arg) {
     for (Py_ssize_t i = 0; i < self->capacity; i++) {
         Record *record = self->table[i];
         if (!record || record->references > 1) continue; /* a running frame holds it too */
-        for (Py_ssize_t j = 0; j < record->count; j++) Py_VISIT(record->entries[j]);
+        Py_VISIT(record->entries);
     }
     return 0;
 }
@@ -426,10 +412,7 @@ static void context_dealloc(Context *self) {
 
 static PyObject *context_entries(Context *self, PyObject *code) {
     Record *record = find_record(self, (PyCodeObject *)code);
-    PyObject *list = PyList_New(record ? record->count : 0);
-    for (Py_ssize_t i = 0; list && record && i < record->count; i++)
-        PyList_SET_ITEM(list, i, Py_NewRef(record->entries[i]));
-    return list;
+    return record ? PyList_GetSlice(record->entries, 0, COUNT(record)) : PyList_New(0);
 }
 
 static PyObject *context_drop(Context *self, PyObject *Py_UNUSED(ignored)) {

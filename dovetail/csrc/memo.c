@@ -153,12 +153,7 @@ void release_memo(Memo *memo) {
     if (!memo || --memo->references) return;
     for (int i = 0; i < memo->count; i++)
         if (memo->held[i]) Py_DECREF(memo->values[i]);
-    PyMem_Free(memo->values);
-    PyMem_Free(memo->held);
     PyMem_Free(memo->words.items);
-    PyMem_Free(memo->links);
-    PyMem_Free(memo->needed);
-    PyMem_Free(memo->residual);
     PyMem_Free(memo);
 }
 
@@ -173,19 +168,19 @@ void count_memo(const Memo *memo, long *words, long *residual) {
     *residual += memo->n_residual;
 }
 
+/* Its arrays lie behind it. */
 static Memo *make_memo(int count) {
-    Memo *memo = PyMem_Calloc(1, sizeof *memo);
+    Memo *memo =
+        PyMem_Calloc(1, sizeof *memo + count * (sizeof(PyObject *) + sizeof(Link) + 2 * sizeof(int) + 1));
     if (!memo) return NULL;
     memo->references = 1;
     memo->count = count;
-    memo->values = PyMem_Calloc(count, sizeof *memo->values);
-    memo->held = PyMem_Calloc(count, 1);
-    memo->links = PyMem_Calloc(count, sizeof *memo->links);
-    memo->needed = PyMem_Calloc(count, sizeof *memo->needed);
-    memo->residual = PyMem_Calloc(count, sizeof *memo->residual);
-    if (memo->values && memo->held && memo->links && memo->needed && memo->residual) return memo;
-    release_memo(memo);
-    return NULL;
+    memo->values = (PyObject **)(memo + 1);
+    memo->links = (Link *)(memo->values + count);
+    memo->needed = (int *)(memo->links + count);
+    memo->residual = memo->needed + count;
+    memo->held = (char *)(memo->residual + count);
+    return memo;
 }
 
 /* -- recording */
