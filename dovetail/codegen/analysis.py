@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
-from dovetail.ir.loop import Buffer, Nest, Range, Scalar, iter_scalars, loads_of, roots_of
+from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of
 from dovetail.ir.schedule import Group
 
 
@@ -124,8 +124,12 @@ def _kept_rows(group: Group, row_values: frozenset[str]) -> Iterator[str]:
     yield from (b for b in made if b in later and b in group.internal and b not in row_values)
 
 
+def writes_in(nests: Iterable[Nest]) -> list[Write]:
+    return [write for nest in nests for write in nest.writes]
+
+
 def roots_in(nests: Iterable[Nest]) -> list[Scalar]:
-    return [root for nest in nests for write in nest.writes for root in roots_of(write)]
+    return [root for write in writes_in(nests) for root in roots_of(write)]
 
 
 def scalars_of(group: Group) -> Iterable[Scalar]:
@@ -287,16 +291,13 @@ def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
 
 COSTLY: Final = frozenset(
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf "
-    "erfc "
-    "lgamma pow atan2 sigmoid remainder floordiv".split()
+    "erfc lgamma pow atan2 sigmoid remainder floordiv".split()
 )
 
 
 def work(group: Group) -> Expr:
     """Elements, weighted by how dear each is, for the choice between one thread and many."""
-    dear = 1 + sum(
-        node.op in COSTLY for nest in group.nests for w in nest.writes for node in iter_scalars(w.value)
-    )
+    dear = 1 + sum(node.op in COSTLY for w in writes_in(group.nests) for node in iter_scalars(w.value))
     return product(r.size for r in (*group.ranges, Range(ONE, product([min(dear, 8)]))))
 
 

@@ -24,7 +24,7 @@ from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, combine, functions_of
 from dovetail.codegen.cpp.partial import PIECES
 from dovetail.codegen.cpp.reduce import Accumulator
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value
-from dovetail.ir.expr import Expr, ceildiv, mul, product
+from dovetail.ir.expr import ceildiv, mul, product
 from dovetail.ir.loop import Nest, Range, loads_of
 from dovetail.ir.types import BOOL, DType
 
@@ -105,19 +105,7 @@ class Columns:
         if self.deals:
             self.body.each(root, self._among_threads, parallel=False)
         else:
-            self._by_tiles(root, tiles)
-
-    def _by_tiles(self, root: Scope, tiles: Expr) -> None:
-        vector, loops = self.vector, self.body.loops
-        scope = Scope(1, root)
-        number = "p"
-        if loops:
-            count = c_expr(ceildiv(vector.size, TILE))
-            number = f"(p % {count})"
-            self.body.unpack(f"(p / {count})", scope, loops)
-        scope(f"const int64_t from = {number} * {TILE}, to = min_i(from + {TILE}, {c_expr(vector.size)});")
-        self._passes(scope)
-        self.body.over(root, scope, tiles, True)
+            self.body.chunks(root, TILE, self._passes)
 
     def _among_threads(self, scope: Scope) -> None:
         size = c_expr(self.vector.size)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dovetail.codegen.analysis import Shape, analyse, scalars_of, step_of, varies
+from dovetail.codegen.analysis import Shape, analyse, scalars_of, step_of, varies, writes_in
 from dovetail.codegen.cpp.exprs import fits_int32
 from dovetail.codegen.cpp.loops import Body
 from dovetail.codegen.cpp.ops import C_TYPE
@@ -34,7 +34,7 @@ def emit_kernel(
 ) -> Launchable:
     """Bytes of a vector register, 0 for plain loops; bytes of the largest cache."""
     shape = analyse(group, buffers)
-    is_serial = any(w.index_scalar is not None for n in group.nests for w in n.writes if not w.reduce)
+    is_serial = any(w.index_scalar is not None for w in writes_in(group.nests) if not w.reduce)
     widest = _widest(group, shape) if vector_bytes else 8
     lanes = max(vector_bytes // widest, 1)
     writer = KernelWriter(group, shape, buffers, lanes, widest)
@@ -78,7 +78,7 @@ def _widest(group: Group, shape: Shape) -> int:
     """Bytes of the widest element computed in vectors. Addresses of whole vectors are not; but the functions
     of a float type, which an address may use too, come with its vectors."""
     var = shape.contiguous.var if shape.contiguous else None
-    writes = [w for n in group.nests for w in n.writes]
+    writes = writes_in(group.nests)
     searches = [w for w in writes if w.reduce in ("argmax", "argmin")]
     roots = [root for w in writes for root in ((w.value,) if w in searches else roots_of(w))]
     changing = varies(roots, {var} if var is not None else set(), set())

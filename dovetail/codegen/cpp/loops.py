@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from dovetail.codegen.analysis import Pass, Shape, crossing_loads, work
+from dovetail.codegen.analysis import Pass, Shape, crossing_loads, work, writes_in
 from dovetail.codegen.cpp.columns import FEW, PARALLEL_WORK, Columns, Span
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
@@ -80,7 +80,7 @@ class Body:
         """Walks over rows of memory, with only arithmetic per column between them; many rows, where one
         walk does not do: a few columns of a few rows stay in cache."""
         first, *later = self.shape.passes
-        kinds = {w.reduce for step in self.shape.passes for n in step.points for w in n.writes if w.reduce}
+        kinds = {w.reduce for step in self.shape.passes for w in writes_in(step.points) if w.reduce}
         if not (self.writer.column and self.group.inner and kinds) or kinds & {"argmax", "argmin"}:
             return False
         is_one = not first.rows and "welford" not in kinds and not any(p.points for p in later)
@@ -162,16 +162,21 @@ class Body:
         if not (is_long and (not count.is_const or count.value < FEW)):
             self.each(root, lambda scope: self.vector_loop(Span.over(vector), scope, self.row), True)
             return
-        chunks = ceildiv(vector.size, chunk)
+        part = Span(vector, "from", "to")
+        self.chunks(root, chunk, lambda scope: self.vector_loop(part, scope, self.row))
+
+    def chunks(self, root: Scope, chunk: int, body: Visit) -> None:
+        """One loop over outer points and parts of the vectors' loop, from `from` to `to`."""
+        assert self.vector is not None
+        size, number = self.vector.size, "p"
+        count = ceildiv(size, chunk)
         scope = Scope(1, root)
-        number = "p"
         if self.loops:
-            number = f"(p % {c_expr(chunks)})"
-            self.unpack(f"(p / {c_expr(chunks)})", scope)
-        scope(f"const int64_t from = {number} * {chunk}, to = min_i(from + {chunk}, {c_expr(vector.size)});")
-        exact = _divides(vector.size, self.writer.lanes)
-        self.vector_loop(Span(vector, "from", "to"), scope, self.row, exact)
-        self.over(root, scope, mul(count, chunks), True)
+            number = f"(p % {c_expr(count)})"
+            self.unpack(f"(p / {c_expr(count)})", scope)
+        scope(f"const int64_t from = {number} * {chunk}, to = min_i(from + {chunk}, {c_expr(size)});")
+        body(scope)
+        self.over(root, scope, mul(product(r.size for r in self.loops), count), True)
 
     # -- transposes
 
@@ -255,12 +260,11 @@ class Body:
         limit = f"{start} + {rows or lanes}"
         scope.block(f"{unrolled}for (int64_t {name} = {start}; {name} < {limit}; ++{name}) {{", inside)
 
-    def vector_loop(self, span: Span, scope: Scope, body: Visit, exact: bool | None = None) -> None:
+    def vector_loop(self, span: Span, scope: Scope, body: Visit) -> None:
         """Full vectors, then what is left over."""
         item, start, stop, count = span.item, span.start, span.stop, span.count
         name, lanes = item.var.name, self.writer.lanes
-        if exact is None:
-            exact = _divides(item.size, lanes)
+        exact = _divides(item.size, lanes)
         self.writer.depths[item.var] = scope.depth + 1
         full = f"{stop} - {lanes - 1}" if count is None else str(item.size.value - count % lanes)
         if count is None or count >= lanes:
@@ -396,7 +400,7 @@ class Body:
 
     def _copies(self, step: Pass) -> int:
         """Accumulators side by side: as many as a row fills, and none for reductions that find positions."""
-        kinds = [w.reduce for n in step.points for w in n.writes if w.reduce]
+        kinds = [w.reduce for w in writes_in(step.points) if w.reduce]
         if (
             self.vector is None
             or self.writer.column

@@ -32,6 +32,7 @@ from dovetail.codegen.analysis import (
     roots_in,
     scalars_of,
     step_score,
+    writes_in,
 )
 from dovetail.codegen.names import token
 from dovetail.codegen.target import Launchable, launchable
@@ -60,6 +61,9 @@ MOST_EARLY: Final = 3
 """Loads of constants that are made first: each takes registers."""
 INT32_LIMIT: Final = (1 << 31) - 1
 
+DOWN: Final = "[:, None]"
+ACROSS: Final = "[None, :]"
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -67,7 +71,7 @@ class Axis:
 
     name: str
     loops: tuple[Range, ...]
-    place: int
+    place: str
 
     @property
     def size(self) -> Expr:
@@ -94,12 +98,12 @@ class Tile:
 def make_axes(group: Group, shape: Shape) -> tuple[Axis, ...]:
     outer, inner = group.ranges[: group.outer], group.inner
     if inner:
-        return (Axis("x", outer, 0), Axis("r", inner, 1))
+        return (Axis("x", outer, DOWN), Axis("r", inner, ACROSS))
     if (pair := _crossing(group, shape)) is not None:
         fast, slow = pair
         rest = tuple(r for r in outer if r is not fast and r is not slow)
-        return (Axis("y", (*rest, slow), 0), Axis("x", (fast,), 1))
-    return (Axis("x", outer, 0),)
+        return (Axis("y", (*rest, slow), DOWN), Axis("x", (fast,), ACROSS))
+    return (Axis("x", outer, ""),)
 
 
 def as_rows(group: Group) -> Group:
@@ -110,7 +114,7 @@ def as_rows(group: Group) -> Group:
     rows = product(r.size for r in outer)
     if not last.size.is_const or last.size.value < SHORTEST_ROW or rows.hi < MANY_ROWS // 2:
         return group
-    writes = [write for nest in group.nests for write in nest.writes]
+    writes = writes_in(group.nests)
     if any(write.index_scalar is not None for write in writes):
         return group
     accesses = [index for nest in group.nests for _, index in loads_of(nest) if index is not None]
@@ -174,6 +178,13 @@ class Emitter:
     """erf and tanh that are read only to add 1 to them."""
 
     def __post_init__(self) -> None:
+        self.choose()
+        self.written = frozenset(self.group.written_buffers)
+        self.shortened = find_shortened(scalars_of(self.group)) if self.is_rounded else frozenset()
+        self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
+
+    def choose(self) -> None:
+        """The axes of the tile and their block sizes."""
         self.group = as_rows(self.group)
         self.shape = analyse(self.group, self.buffers)
         self.axes = make_axes(self.group, self.shape)
@@ -187,9 +198,6 @@ class Emitter:
         grows = any(find_shifted(one, next) for one, next in pairwise(self.shape.passes))
         if grows and self.is_looped and self.axes[0].size.lo >= MANY_ROWS and self.neighbours > 1:
             self.blocks = (Blocks(1, r=2048, warps=4), *self.blocks)
-        self.written = frozenset(self.group.written_buffers)
-        self.shortened = find_shortened(scalars_of(self.group)) if self.is_rounded else frozenset()
-        self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
 
     @property
     def is_rounded(self) -> bool:
@@ -275,7 +283,7 @@ class Emitter:
             self.w("tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)")
             tiles = {"y": "(tile // tl.num_programs(1))", "x": "(tile % tl.num_programs(1))"}
         for axis in self.axes:
-            reach = f"tl.arange(0, {axis.block}){_spread(axis, self.axes)}"
+            reach = f"tl.arange(0, {axis.block}){axis.place}"
             if axis.name == "r":
                 if not self.is_looped:
                     self.w(f"rindex = {reach}{wide}")
@@ -326,9 +334,8 @@ class Emitter:
     # -- passes
 
     def _pass(self, step: Pass, shifted: dict[Write, Write]) -> None:
-        for nest in step.rows:
-            for write in nest.writes:
-                self._store(write, self._value(write.value))
+        for write in writes_in(step.rows):
+            self._store(write, self._value(write.value))
         if not step.points:
             return
         if self.has_rows and self.is_looped:
@@ -337,14 +344,13 @@ class Emitter:
             self._at_once(step.points)
 
     def _at_once(self, nests: Iterable[Nest]) -> None:
-        for nest in nests:
-            for write in nest.writes:
-                tile = self._value(write.value)
-                if not write.reduce:
-                    self._store(write, tile)
-                    continue
-                for buffer, result in zip(write.buffers, self._reduced(write, tile)):
-                    self._keep(buffer, write, result)
+        for write in writes_in(nests):
+            tile = self._value(write.value)
+            if not write.reduce:
+                self._store(write, tile)
+                continue
+            for buffer, result in zip(write.buffers, self._reduced(write, tile)):
+                self._keep(buffer, write, result)
 
     def _reduced(self, write: Write, tile: Tile) -> list[Tile]:
         """The row's result(s), with the whole row in the tile."""
@@ -385,7 +391,7 @@ class Emitter:
     def _looped(self, step: Pass, shifted: dict[Write, Write]) -> None:
         """One walk over the row in blocks; a second one for deviations from the mean. Sums of exponentials
         under the maximum come with it: what was summed is scaled down whenever the maximum grows."""
-        writes = [w for n in step.points for w in n.writes]
+        writes = writes_in(step.points)
         reductions = [w for w in writes if w.reduce]
         grown = {*shifted, *shifted.values()}
         accumulators = {
@@ -393,40 +399,35 @@ class Emitter:
         }
 
         def take_block() -> None:
-            for nest in step.points:
-                for write in nest.writes:
-                    tile = self._value(write.value)
-                    if not write.reduce:
-                        self._store(write, tile)
-                        self.formulas[write.buffers[0]] = write.value
-                    elif write.reduce in ("argmax", "argmin"):
-                        name, (value, where) = accumulators[write], self._candidates(write, tile)
-                        pair, best = f"{name}, {name}_at", SEARCH[write.reduce]
-                        self.w(f"{pair} = {best}({pair}, {value}, {where})")
+            for write in writes:
+                tile = self._value(write.value)
+                if not write.reduce:
+                    self._store(write, tile)
+                    self.formulas[write.buffers[0]] = write.value
+                elif write.reduce in ("argmax", "argmin"):
+                    name, (value, where) = accumulators[write], self._candidates(write, tile)
+                    pair, best = f"{name}, {name}_at", SEARCH[write.reduce]
+                    self.w(f"{pair} = {best}({pair}, {value}, {where})")
+                else:
+                    kind = "sum" if write.reduce == "welford" else str(write.reduce)
+                    nothing = IDENTITY[kind](tile.dtype)
+                    value = self._kept(self._full(tile), nothing)
+                    name = accumulators[write]
+                    if total := next((accumulators[s] for s, top in shifted.items() if top is write), ""):
+                        self.w(f"{name}, {total} = dv.grow({name}, {total}, {value})")
                     else:
-                        kind = "sum" if write.reduce == "welford" else str(write.reduce)
-                        nothing = IDENTITY[kind](tile.dtype)
-                        value = self._kept(self._full(tile), nothing)
-                        name = accumulators[write]
-                        if total := next((accumulators[s] for s, top in shifted.items() if top is write), ""):
-                            self.w(f"{name}, {total} = dv.grow({name}, {total}, {value})")
-                        else:
-                            self.w(f"{name} = {COMBINE[kind].format(name, value)}")
+                        self.w(f"{name} = {COMBINE[kind].format(name, value)}")
+
         self._walk(roots_in(step.points), take_block)
-        self._end_of_walk(step)
+        for write in writes:  # a value per point belongs to a block that is gone: later passes make it anew
+            if not write.reduce:
+                self.values.pop(write.buffers[0], None)
         for write in reductions:
             self._finish(write, accumulators[write])
         for write, top in shifted.items():
             apart = f"{accumulators[top]} - {self.values[top.buffers[0]].text}"
             scaled = f"{accumulators[write]} * libdevice.exp({apart})"
             self._keep(write.buffers[0], write, self._folded(write, scaled, write.value.dtype))
-
-    def _end_of_walk(self, step: Pass) -> None:
-        """Values per point belong to a block that is gone; later passes compute them anew."""
-        for nest in step.points:
-            for write in nest.writes:
-                if not write.reduce:
-                    self.values.pop(write.buffers[0], None)
 
     def _walk(self, roots: list[Scalar], take_block: Callable[[], None]) -> None:
         """Take the row block by block: whole blocks without a mask, so that their accesses can be wide,
@@ -445,14 +446,17 @@ class Emitter:
         before = self.tiles
         for start, end, self.masked, self.certain in stretches:
             with self.w.block(f"for roffset in range({start}, {end}, {axis.block}):"):
-                wide = ".to(tl.int64)" if self._is_wide() else ""
-                self.w(f"rindex = roffset + tl.arange(0, {axis.block}){_spread(axis, self.axes)}{wide}")
-                self._loops_of(axis)
+                self._begin_block(axis)
                 self.tiles = dict(before)
                 take_block()
                 self._store_late()
         self.masked = masked
         self.tiles.clear()
+
+    def _begin_block(self, axis: Axis) -> None:
+        wide = ".to(tl.int64)" if self._is_wide() else ""
+        self.w(f"rindex = roffset + tl.arange(0, {axis.block}){axis.place}{wide}")
+        self._loops_of(axis)
 
     def _bounds(self, roots: list[Scalar]) -> dict[Scalar, int]:
         """Conditions of the form `r < bound`, as the end of a padded row has them."""
@@ -656,9 +660,9 @@ class Emitter:
 
 def find_shifted(step: Pass, after: Pass) -> dict[Write, Write]:
     """Where the second pass only sums exp(x - max(x)): its sums, and their maxima in the first pass."""
-    tops = {w.buffers[0]: w for nest in step.points for w in nest.writes if w.reduce == "max"}
+    tops = {w.buffers[0]: w for w in writes_in(step.points) if w.reduce == "max"}
     found: dict[Write, Write] = {}
-    for write in (w for nest in after.points for w in nest.writes):
+    for write in writes_in(after.points):
         apart = write.value.operands[0] if write.value.op == "exp" else write.value
         x, shift = apart.operands if apart.op == "sub" else (apart, apart)
         top = tops.get(str(shift.args[0])) if shift.op == "load" else None
@@ -692,12 +696,6 @@ def _one_plus(node: Scalar) -> Scalar | None:
 
 
 # -- text ------------------------------------------------------------------------------------------
-
-
-def _spread(axis: Axis, axes: tuple[Axis, ...]) -> str:
-    if len(axes) == 1:
-        return ""
-    return "[:, None]" if axis.place == 0 else "[None, :]"
 
 
 def _constant(value: object, dtype: DType) -> str:

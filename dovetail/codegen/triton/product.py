@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from dovetail.codegen.analysis import Pass, analyse, scalars_of
-from dovetail.codegen.triton.kernel import Axis, Emitter, Tile, find_shortened
+from dovetail.codegen.analysis import Pass, analyse, writes_in
+from dovetail.codegen.triton.kernel import ACROSS, DOWN, Axis, Emitter, Tile
 from dovetail.ir.expr import Expr, as_expr, product
 from dovetail.ir.loop import Scalar, Write
 from dovetail.ir.product import STEP, Product, product_of
@@ -58,7 +58,7 @@ class ProductEmitter(Emitter):
     products: dict[Write, Product]
     matrix: Axis
 
-    def __post_init__(self) -> None:
+    def choose(self) -> None:
         self.products = find_products(self.group)
         first = next(iter(self.products.values()))
         rows, columns = (product(r.size for r in side).value for side in (first.rows, first.columns))
@@ -66,13 +66,11 @@ class ProductEmitter(Emitter):
             self.products = {write: found.flipped for write, found in self.products.items()}
             first = first.flipped
         self.shape = analyse(self.group, self.buffers)
-        self.matrix = Axis("z", first.batch, 0)
-        self.axes = (Axis("y", first.rows, 0), Axis("x", first.columns, 1), Axis("r", self.group.inner, 1))
+        self.matrix = Axis("z", first.batch, "")
+        inner = Axis("r", self.group.inner, ACROSS)
+        self.axes = (Axis("y", first.rows, DOWN), Axis("x", first.columns, ACROSS), inner)
         self.is_looped = True
         self.blocks = tuple(choose_tiles(self.matrix.size.value, *(axis.size.value for axis in self.axes)))
-        self.written = frozenset(self.group.written_buffers)
-        self.shortened = find_shortened(scalars_of(self.group)) if self.is_rounded else frozenset()
-        self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
 
     @property
     def grid(self) -> tuple[tuple[Expr, int], ...]:
@@ -93,13 +91,13 @@ class ProductEmitter(Emitter):
             self.w(f"ytile = ytile % ({self._height()} // YBLOCK)")
             self._loops_of(self.matrix)
         for axis in self.axes[:2]:
-            reach = f"tl.arange(0, {axis.block}){'[:, None]' if axis.place == 0 else '[None, :]'}"
+            reach = f"tl.arange(0, {axis.block}){axis.place}"
             self.w(f"{axis.name}index = {axis.name}tile{wide} * {axis.block} + {reach}")
             self._loops_of(axis)
 
     def _pass(self, step: Pass, shifted: dict[Write, Write]) -> None:
         super()._pass(replace(step, points=()), shifted)
-        writes = [write for nest in step.points for write in nest.writes]
+        writes = writes_in(step.points)
         if not writes:
             return
         every = y, x, r = self.axes
@@ -112,12 +110,10 @@ class ProductEmitter(Emitter):
                 factors = self.products[write]
                 operands = []
                 for side, value in enumerate((factors.left, factors.right)):
-                    self.axes = (y, r) if side == 0 else (replace(r, place=0), x)
+                    inner = replace(r, place=DOWN if side else ACROSS)
+                    self.axes = (inner, x) if side else (y, inner)
                     self.tiles = before.setdefault(side, {})
-                    spread = "[None, :]" if side == 0 else "[:, None]"
-                    wide = ".to(tl.int64)" if self._is_wide() else ""
-                    self.w(f"rindex = roffset + tl.arange(0, {r.block}){spread}{wide}")
-                    self._loops_of(r)
+                    self._begin_block(inner)
                     operands.append(self._full(self._value(value)))
                 self.w(f"{sums[write]} = tl.dot({', '.join(operands)}, {sums[write]})")
         self.tiles, self.axes = {}, every
