@@ -7,7 +7,6 @@ Calls are interleaved and medians compared, so that a slow moment of the machine
 """
 from __future__ import annotations
 
-import builtins
 import runpy
 import statistics
 from collections.abc import Callable, Iterator
@@ -15,10 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.front import compile, reset
+from dovetail import front
 from dovetail.race import seconds_of
-
-compile_text = builtins.compile
 
 Case: TypeAlias = "tuple[str, Callable[..., Any], tuple[Any, ...]]"
 
@@ -43,7 +40,7 @@ cases = [
 
 def small_cases() -> list[Case]:
     space: dict[str, Any] = {"__name__": "small_cases"}
-    exec(compile_text(SMALL, "<small cases>", "exec"), space)
+    exec(compile(SMALL, "<small cases>", "exec"), space)
     return list(space["cases"])
 
 
@@ -60,7 +57,7 @@ def compare_times(
     model: Callable[..., Any], args: tuple[Any, ...], mode: str, budget: float = 2.0
 ) -> tuple[float, float, float]:
     """Seconds of the first compiled call, medians of eager and compiled."""
-    compiled = compile(model, mode=mode)
+    compiled = front.compile(model, mode=mode)
     with torch.no_grad():
         first = seconds_of(compiled, args)
         rounds = max(5, min(2000, int(budget / 2 / max(seconds_of(model, args), 1e-7))))
@@ -72,7 +69,7 @@ def bench(what: str | None, mode: str = "default") -> str:
     """A table of eager and compiled."""
     lines = [f"{'program':<28}{'eager':>12}{'compiled':>12}{'speed-up':>10}{'first call':>12}"]
     for name, model, args in cases_of(what):
-        reset()
+        front.reset()
         first, eager, compiled = compare_times(model, args, mode)
         times = (
             f"{eager * 1e6:>9.1f} µs{compiled * 1e6:>9.1f} µs{eager / compiled:>9.2f}x{first * 1e3:>9.0f} ms"

@@ -415,11 +415,8 @@ def _pointwise(low: _Lowering, node: Node) -> Lazy:
         )
         return lazy.apply(op, operands, type.dtype)
 
-    return Lazy(type, at, None, _origins(node, values), _cuts(values))
-
-
-def _cuts(values: list[Lazy | Arg]) -> tuple[tuple[int, Expr], ...]:
-    return tuple(dict.fromkeys(cut for v in values if isinstance(v, Lazy) for cut in v.cuts))
+    cuts = dict.fromkeys(cut for v in values if isinstance(v, Lazy) for cut in v.cuts)
+    return Lazy(type, at, None, _origins(node, values), tuple(cuts))
 
 
 def _origins(node: Node, values: list[Lazy | Arg]) -> tuple[str, ...]:

@@ -63,6 +63,11 @@ class Declined(Exception):
     """A decomposition does not cover these arguments; the op stays a library call."""
 
 
+def decline_if(condition: object) -> None:
+    if condition:
+        raise Declined
+
+
 CHECKS: Final = ("_assert_async", "_assert_tensor_metadata", "sym_constrain_range", "_linalg_check_errors")
 
 

@@ -17,7 +17,7 @@ from dovetail.ir.types import F32, TensorType, contiguous_stride, tensor_type
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.norms import normalised
 from dovetail.ops.promote import compute_dtype
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import decline_if, decomposes
 
 
 @decomposes("aten._scaled_dot_product_cudnn_attention", "aten._scaled_dot_product_efficient_attention")
@@ -43,8 +43,7 @@ def _one_query(
     depth = q.shape[-1]
     known = depth.is_const and isinstance(scale, (int, float, type(None)))
     is_gpu, is_plain = b.out.device.kind == "cuda", dropout == 0.0 and not is_special
-    if not is_gpu or not is_plain or q.shape[2] is not ONE or not known or b.used - {0}:
-        raise Declined
+    decline_if(not is_gpu or not is_plain or q.shape[2] is not ONE or not known or b.used - {0})
     wide = compute_dtype(b.out.dtype)
     batch, heads, _, _ = q.shape
     length = k.shape[2]
@@ -79,8 +78,7 @@ def encoder_layer(
 ) -> Value:  # fmt: skip
     """`rest` are weights and biases of the two norms, then of the two linear layers; a mask may follow."""
     norms, (up, up_bias, down, down_bias), masks = (rest[:2], rest[2:4]), rest[4:8], (*rest[8:9], mask)
-    if b.out.device.kind != "cpu" or b.out.dtype is not F32 or x.ndim != 3 or any(masks):
-        raise Declined
+    decline_if(b.out.device.kind != "cpu" or b.out.dtype is not F32 or x.ndim != 3 or any(masks))
     split = (*x.shape[:2], as_expr(heads), as_expr(width // heads))
 
     def norm(y: Value, which: int) -> Value:

@@ -12,7 +12,7 @@ from dovetail.ir.expr import ZERO, Expr, as_expr, product
 from dovetail.ir.types import BOOL, I64, Device, DType
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.views import Size, bounds
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import decline_if, decomposes
 
 
 @decomposes("aten.clone", prim=True)
@@ -25,8 +25,7 @@ def to_copy(
     b: Build, x: Value, *, dtype: DType | None = None, layout: object = None, device: Device | None = None,
     pin_memory: object = None, non_blocking: bool = False, memory_format: object = None,
 ) -> Value:  # fmt: skip
-    if b.out.device != x.type.device:
-        raise Declined
+    decline_if(b.out.device != x.type.device)
     return b.prim("copy", x) if x.dtype is b.out.dtype else x.to(b.out.dtype)
 
 
@@ -35,8 +34,7 @@ decomposes("prims.convert_element_type")(lambda b, x, dtype: to_copy(b, x))
 
 @decomposes("aten.copy")
 def copy(b: Build, x: Value, source: Value, non_blocking: bool = False) -> Value:
-    if source.type.device != x.type.device:
-        raise Declined
+    decline_if(source.type.device != x.type.device)
     return b.prim("copy", b.expand(source.to(x.dtype), x.shape))
 
 
@@ -63,8 +61,7 @@ def constant_pad_nd(b: Build, x: Value, pad: Sequence[Size], value: Number = 0) 
     for pair in range(len(pad) // 2):
         dim = x.ndim - 1 - pair
         low, high = as_expr(pad[2 * pair]), as_expr(pad[2 * pair + 1])
-        if (low.lo < 0 < low.hi) or (high.lo < 0 < high.hi):
-            raise Declined
+        decline_if((low.lo < 0 < low.hi) or (high.lo < 0 < high.hi))
         first = low * -1 if low.hi < 0 else as_expr(0)
         last = x.shape[dim] + high if high.hi < 0 else x.shape[dim]
         x = b.slice(x, dim, first, last)
@@ -95,8 +92,7 @@ def roll(b: Build, x: Value, shifts: Sequence[Size], dims: Sequence[int] = ()) -
 
 def _rolled(b: Build, x: Value, dim: int, shift: Expr) -> Value:
     size = x.shape[dim]
-    if not shift.is_const or not size.is_const:
-        raise Declined
+    decline_if(not shift.is_const or not size.is_const)
     if size.value == 0 or shift.value % size.value == 0:
         return x
     cut = size.value - shift.value % size.value
@@ -148,8 +144,7 @@ def _spaced(b: Build, x: Value, dim: int, start: Expr, step: int, size: Expr) ->
     line = b.reshape(wide, [length if d == dim else n for d, n in enumerate(x.shape)])
     line = b.slice(line, dim, 0, length - (step - 1))  # nothing follows the last one
     after = size - start - line.shape[dim]
-    if after.lo < 0 or start.lo < 0 or x.shape[dim].lo < 1:
-        raise Declined
+    decline_if(after.lo < 0 or start.lo < 0 or x.shape[dim].lo < 1)
     return b.pad(line, dim, start, after, _zero(x))
 
 
@@ -178,8 +173,7 @@ def slice_scatter(
 def select_scatter(b: Build, x: Value, src: Value, dim: int, index: Size) -> Value:
     dim %= x.ndim
     at = as_expr(index)
-    if not at.is_const:
-        raise Declined
+    decline_if(not at.is_const)
     place = at.value if at.value >= 0 else at + x.shape[dim]
     spread = b.expand(b.unsqueeze(src.to(x.dtype), (dim,)), x.shape)
     return b.where(positions(b, x, dim).eq(place), spread, x)

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dovetail.ir.expr import ONE, ZERO, Expr
 from dovetail.ir.types import BOOL, I32, I64
 from dovetail.ops.build import Build, Value, common_shape
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import Declined, decline_if, decomposes
 
 
 def as_index(x: Value) -> Value:
-    if x.dtype not in (I32, I64):
-        raise Declined
+    decline_if(x.dtype not in (I32, I64))
     return x.to(I64)
 
 
@@ -31,14 +30,12 @@ def as_position(b: Build, x: Value, size: Expr) -> Value:
 def check_runs(b: Build, x: Value, dim: int, index: Value) -> None:
     """Single elements picked along the innermost dimension: the CPU's library does that faster."""
     many = not (index.ndim == x.ndim and index.shape[dim] is ONE)
-    if b.out.device.kind == "cpu" and dim == x.ndim - 1 and many:
-        raise Declined
+    decline_if(b.out.device.kind == "cpu" and dim == x.ndim - 1 and many)
 
 
 def check_room(x: Value) -> None:
     """Reading from an empty tensor is an error that eager words better."""
-    if any(size is ZERO for size in x.shape):
-        raise Declined
+    decline_if(any(size is ZERO for size in x.shape))
 
 
 @decomposes("aten.embedding")
@@ -49,8 +46,7 @@ def embedding(b: Build, weight: Value, indices: Value, *backward_only: object) -
 
 @decomposes("aten.index_select")
 def index_select(b: Build, x: Value, dim: int, index: Value) -> Value:
-    if not x.ndim:
-        raise Declined
+    decline_if(not x.ndim)
     check_room(x)
     dim %= x.ndim
     check_runs(b, x, dim, index)
@@ -76,8 +72,7 @@ def _spread_indices(b: Build, indices: Sequence[Value | None]) -> tuple[list[Val
     """The given index tensors at one shape, and the dimensions they index."""
     dims = tuple(d for d, i in enumerate(indices) if i is not None)
     given = [as_index(i) for i in indices if i is not None]
-    if not given:
-        raise Declined
+    decline_if(not given)
     shape = common_shape([i.shape for i in given])
     return [b.expand(i, shape) for i in given], dims
 
@@ -103,17 +98,12 @@ def index_put(
     front = b.permute(spread, [*range(place, place + rank), *range(place), *range(place + rank, len(shape))])
     if accumulate:  # positions may repeat; the library knows how to share that work
         raise Declined
-    return put(b, x, found, dims, front)
-
-
-def put(b: Build, x: Value, indices: Sequence[Value], dims: Sequence[int], values: Value) -> Value:
-    return b.prim("put", x, tuple(indices), tuple(dims), values)
+    return b.prim("put", x, tuple(found), dims, front)
 
 
 def _masked_put(b: Build, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
     """One value for all True positions; several would depend on how many there are."""
-    if not all(size.is_const and size.value == 1 for size in values.shape):
-        raise Declined
+    decline_if(not all(size.is_const and size.value == 1 for size in values.shape))
     fill = b.reshape(values.to(x.dtype), ())
     spread = b.broadcast(mask, x.shape, range(mask.ndim))
     return b.where(spread, x + fill if accumulate else b.expand(fill, x.shape), x)
@@ -121,8 +111,7 @@ def _masked_put(b: Build, x: Value, mask: Value, values: Value, accumulate: bool
 
 @decomposes("aten.gather")
 def gather(b: Build, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    if not x.ndim or not index.ndim:
-        raise Declined
+    decline_if(not x.ndim or not index.ndim)
     check_room(x)
     dim %= x.ndim
     check_runs(b, x, dim, index)
@@ -131,10 +120,9 @@ def gather(b: Build, x: Value, dim: int, index: Value, *, sparse_grad: bool = Fa
 
 @decomposes("aten.index_copy")
 def index_copy(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
-    if not x.ndim or not source.ndim:
-        raise Declined
+    decline_if(not x.ndim or not source.ndim)
     check_room(x)
     dim %= x.ndim
     flat = as_index(b.reshape(index, (index.type.numel,)))
     front = b.permute(source.to(x.dtype), [dim, *(d for d in range(x.ndim) if d != dim)])
-    return put(b, x, [flat], [dim], front)
+    return b.prim("put", x, (flat,), (dim,), front)

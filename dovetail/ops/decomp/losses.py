@@ -16,7 +16,7 @@ from dovetail.ops.decomp.index import as_position
 from dovetail.ops.decomp.pointwise import finish
 from dovetail.ops.decomp.reductions import as_float
 from dovetail.ops.promote import compute_dtype
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import decline_if, decomposes
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -44,8 +44,7 @@ def pair(b: Build, x: Value, y: Value) -> tuple[Value, Value]:
 
 def _loss(fn: Callable[..., Value]) -> Callable[..., Value]:
     def rule(b: Build, x: Value, target: Value, reduction: int = MEAN, *rest: float) -> Value:
-        if b.out.dtype.is_low_precision and reduction != NONE:
-            raise Declined
+        decline_if(b.out.dtype.is_low_precision and reduction != NONE)
         return reduced(b, fn(b, *pair(b, x, target), *rest), reduction)
 
     return rule
@@ -93,8 +92,7 @@ def bce_with_logits(
     b: Build, x: Value, target: Value, weight: Value | None = None, pos_weight: Value | None = None,
     reduction: int = MEAN,
 ) -> Value:  # fmt: skip
-    if b.out.dtype.is_low_precision:
-        raise Declined
+    decline_if(b.out.dtype.is_low_precision)
     v, t = b.value(x), b.value(target)
     soft = b.call("log1p", b.call("exp", -b.call("abs", v))) - b.call("minimum", v, 0.0)  # -log(sigmoid(v))
     if pos_weight is None:
@@ -109,7 +107,10 @@ def bce_with_logits(
 
 
 def _weights(b: Build, x: Value, target: Value, weight: Value | None, ignore: Number) -> tuple[Value, Value]:
-    """(safe target, weight per target: 0 where ignored)"""
+    """(safe target, weight per target: 0 where ignored). On the CPU, eager adds up half types in an order and
+    a precision of its own."""
+    is_odd = x.dtype.is_low_precision and x.type.device.kind == "cpu"
+    decline_if(is_odd or target.dtype is not I64 or x.ndim == 1 or x.type.numel.hi == 0)
     kept = target.ne(ignore)
     safe = as_position(b, b.where(kept, target, 0), x.shape[1])
     v = compute_dtype(x.dtype)
@@ -120,18 +121,10 @@ def _weights(b: Build, x: Value, target: Value, weight: Value | None, ignore: Nu
     return safe, per
 
 
-def _is_library_nll(x: Value, target: Value) -> bool:
-    """On the CPU, eager adds up half types in an order and a precision of its own."""
-    is_odd = x.dtype.is_low_precision and x.type.device.kind == "cpu"
-    return is_odd or target.dtype is not I64 or x.ndim == 1 or x.type.numel.hi == 0
-
-
 @decomposes("aten.nll_loss_forward", "aten.nll_loss2d_forward")
 def nll_loss_forward(
     b: Build, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Number
 ) -> tuple[Value, Value]:
-    if _is_library_nll(x, target):
-        raise Declined
     safe, per = _weights(b, x, target, weight, ignore_index)
     picked = b.reshape(b.prim("gather", x, 1, b.unsqueeze(safe, (1,))), target.shape)
     loss = -b.value(picked) * per
@@ -149,8 +142,6 @@ def nll_loss_backward(
     ignore_index: Number, total_weight: Value,
 ) -> Value:  # fmt: skip
     """A one-hot comparison, so that it fuses with the gradient of log_softmax."""
-    if _is_library_nll(x, target):
-        raise Declined
     safe, per = _weights(b, x, target, weight, ignore_index)
     g = grad if reduction != MEAN else (b.value(grad) / b.value(total_weight)).to(grad.dtype)
     value = -(b.expand(b.value(g), target.shape) * per).to(x.dtype)

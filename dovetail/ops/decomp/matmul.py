@@ -13,7 +13,7 @@ from dovetail.ir.expr import ONE
 from dovetail.ir.types import tensor_type
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.promote import compute_dtype
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import decline_if, decomposes
 
 LARGE: Final = 1 << 18
 """Elements of a matrix below which a library call costs no more than a kernel of ours."""
@@ -36,8 +36,7 @@ def _row_times_weight(b: Build, x: Value, y: Value) -> Value:
 
 @decomposes("aten.mm")
 def mm(b: Build, x: Value, y: Value) -> Value:
-    if not _is_row_times_weight(b, x, y):
-        raise Declined
+    decline_if(not _is_row_times_weight(b, x, y))
     return b.reshape(_row_times_weight(b, x, y).to(b.out.dtype), b.out.shape)
 
 
@@ -48,16 +47,13 @@ def addmm(b: Build, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha:
     if beta == alpha == 1 and bias.ndim == 1 and _is_row_times_weight(b, x, y):
         columns = _row_times_weight(b, x, y)
         return b.reshape((columns + bias.to(columns.dtype)).to(b.out.dtype), b.out.shape)
-    if beta != 1 or alpha != 1 or not b.feeds_pointwise or b.out.dtype.is_low_precision:
-        raise Declined
-    if not b.out.dtype.is_float or (b.out.device.kind == "cuda" and bias.ndim == 1):
-        raise Declined
+    decline_if(beta != 1 or alpha != 1 or not b.feeds_pointwise or b.out.dtype.is_low_precision)
+    decline_if(not b.out.dtype.is_float or (b.out.device.kind == "cuda" and bias.ndim == 1))
     product = b.extern("aten.mm.default", (x, y), tensor_type(b.out.shape, b.out.dtype, b.out.device))
     return product + b.expand(bias, b.out.shape)
 
 
 @decomposes("aten.dot", "aten.vdot")
 def dot(b: Build, x: Value, y: Value) -> Value:
-    if not x.dtype.is_float or x.dtype.is_low_precision:
-        raise Declined
+    decline_if(not x.dtype.is_float or x.dtype.is_low_precision)
     return b.reduce("sum", x * y, (0,))

@@ -13,7 +13,7 @@ from dovetail.ir.expr import Expr, product
 from dovetail.ir.types import F64, TensorType
 from dovetail.ops.build import Build, Value, plain
 from dovetail.ops.decomp.reductions import accumulate, as_float, check_not_empty, count, moments
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import Declined, decline_if, decomposes
 
 
 def _rstd(b: Build, squares: Value, size: Expr, eps: float) -> Value:
@@ -144,8 +144,7 @@ def batch_norm_training(
     dims = _others(x)
     v = accumulate(x, x.dtype)
     size = count(x, dims)
-    if size.lo < 2:
-        raise Declined
+    decline_if(size.lo < 2)
     mean, squares = moments(b, _exact(v, x), dims, keepdim=False)
     rstd = _rstd(b, squares, size, eps)
     y = _normalise(b, v, mean.to(v.dtype), rstd.to(v.dtype), weight, bias).to(x.dtype)

@@ -15,7 +15,7 @@ import torch
 from dovetail.ir.types import BOOL, DType
 from dovetail.ops.build import Build, Number, Operand, Value
 from dovetail.ops.promote import compute_dtype, promoted, rounded
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import Declined, decline_if, decomposes
 
 
 def finish(b: Build, x: Value) -> Value:
@@ -248,8 +248,7 @@ def pow_scalar(b: Build, x: Value, exponent: Number) -> Value:
     v, e = ready_rounded(b, (x, exponent))
     if not isinstance(v, Value):
         raise Declined
-    if not b.out.dtype.is_float:
-        raise Declined
+    decline_if(not b.out.dtype.is_float)
     special: dict[Number, Callable[[Value], Value]] = {
         0.0: lambda v: b.full(v.shape, 1, v.dtype, v.type.device),
         1.0: lambda v: b.prim("copy", v),
@@ -266,8 +265,7 @@ def pow_scalar(b: Build, x: Value, exponent: Number) -> Value:
 
 @decomposes("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
 def pow_tensor(b: Build, x: Operand, y: Operand) -> Value:
-    if not b.out.dtype.is_float:
-        raise Declined
+    decline_if(not b.out.dtype.is_float)
     x, y = ready_rounded(b, (x, y))
     return finish(b, b.call("pow", x, y))
 
@@ -284,8 +282,7 @@ def clamp_values(b: Build, v: Value, low: Operand | None, high: Operand | None) 
 
 @decomposes("aten.clamp", "aten.clamp.Tensor", "aten.clamp_min", "aten.clamp_min.Tensor")
 def clamp(b: Build, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
-    if b.out.dtype is BOOL:
-        raise Declined
+    decline_if(b.out.dtype is BOOL)
     v = b.value(x)
     low, high = (None if bound is None else b.operands(bound)[0] for bound in (min, max))
     return finish(b, clamp_values(b, v, low, high))

@@ -20,7 +20,7 @@ from dovetail.ir.types import I64
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.reductions import accumulate
 from dovetail.ops.promote import compute_dtype
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import Declined, decline_if, decomposes
 
 MOST_PLACES: Final = 32
 """Places in a window that are written out one by one."""
@@ -58,8 +58,7 @@ def make_windows(
         sizes, _per_dimension(step, rank) if step else sizes,
         _per_dimension(margin, rank), _per_dimension(spread, rank),
     )  # fmt: skip
-    if not 0 < math.prod(sizes) <= MOST_PLACES:
-        raise Declined
+    decline_if(not 0 < math.prod(sizes) <= MOST_PLACES)
     return windows
 
 
@@ -88,8 +87,7 @@ def _tap(b: Build, x: Value, windows: Windows, count: Sequence[Expr], place: tup
 
 
 def _check(x: Value, rank: int) -> None:
-    if not x.dtype.is_float or x.ndim < rank + 1 or any(size.lo == 0 for size in x.shape):
-        raise Declined
+    decline_if(not x.dtype.is_float or x.ndim < rank + 1 or any(size.lo == 0 for size in x.shape))
 
 
 # -- maximum ---------------------------------------------------------------------------------------
@@ -142,8 +140,7 @@ def max_pool(
     padding: Sequence[int] | int = 0, dilation: Sequence[int] | int = 1, ceil_mode: bool = False,
 ) -> tuple[Value, Value]:  # fmt: skip
     windows = make_windows(rank, kernel_size, stride, padding, dilation)
-    if any(step > 1 and margin for step, margin in zip(windows.spread, windows.margin)):
-        raise Declined
+    decline_if(any(step > 1 and margin for step, margin in zip(windows.spread, windows.margin)))
     return _max_pool(b, x, windows)
 
 
@@ -152,8 +149,7 @@ def _even(x: Value, count: Sequence[Expr]) -> Windows:
     rank = len(count)
     sizes = []
     for size, parts in zip(x.shape[-rank:], count):
-        if not (size.is_const and parts.is_const) or not parts.value or size.value % parts.value:
-            raise Declined
+        decline_if(not (size.is_const and parts.is_const) or not parts.value or size.value % parts.value)
         sizes.append(size.value // parts.value)
     return make_windows(rank, sizes)
 

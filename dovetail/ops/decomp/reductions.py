@@ -17,7 +17,7 @@ from dovetail.ir.types import BOOL, I64, U8, DType
 from dovetail.ops.build import Build, Number, Value, plain
 from dovetail.ops.decomp.pointwise import truth
 from dovetail.ops.promote import compute_dtype
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import decline_if, decomposes
 
 
 def dims_of(x: Value, dim: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -34,8 +34,7 @@ def count(x: Value, dims: Sequence[int]) -> Expr:
 
 def check_not_empty(x: Value, dims: Sequence[int]) -> None:
     """Extremes of nothing raise in eager; let eager say so."""
-    if any(x.shape[d] is ZERO for d in dims):
-        raise Declined
+    decline_if(any(x.shape[d] is ZERO for d in dims))
 
 
 def accumulate(x: Value, out: DType) -> Value:
@@ -124,8 +123,7 @@ def variance(
     b: Build, v: Value, dims: Sequence[int], correction: Number, keepdim: bool
 ) -> tuple[Value, Value]:
     """(variance, mean)"""
-    if not dims:
-        raise Declined
+    decline_if(not dims)
     mean, squares = moments(b, v, dims, keepdim)
     size, less = count(v, dims), plain(correction)
     if size.is_const:
@@ -205,8 +203,7 @@ def _softmax(is_log: bool) -> Callable[..., Value]:
             return b.full((), 0 if is_log else 1, b.out.dtype, x.type.device)
         check_not_empty(x, dims)
         v = accumulate(x, x.dtype if not b.out.dtype.bits == 32 else b.out.dtype)
-        if not v.dtype.is_float:
-            raise Declined
+        decline_if(not v.dtype.is_float)
         shifted = v - b.reduce("max", v, dims, keepdim=True)
         e = b.call("exp", shifted)
         total = b.reduce("sum", e, dims, keepdim=True)
@@ -260,8 +257,7 @@ def _one_hot_sum(b: Build, grad: Value, dim: int) -> Value | None:
 def safe_softmax(b: Build, x: Value, dim: int, dtype: DType | None = None) -> Value:
     v = accumulate(x, b.out.dtype)
     dims = dims_of(x, dim)
-    if not dims:
-        raise Declined
+    decline_if(not dims)
     check_not_empty(x, dims)
     top = b.reduce("max", v, dims, keepdim=True)
     e = b.call("exp", v - top)

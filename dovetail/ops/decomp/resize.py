@@ -10,15 +10,14 @@ from typing import Any
 
 from dovetail.ir.expr import Expr, as_expr, product
 from dovetail.ops.build import Build, Value
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import decline_if, decomposes
 
 
 def _repeats(small: Sequence[Expr], large: Sequence[Expr]) -> list[int]:
     """How often each size is repeated, if it is a whole number."""
     found = []
     for a, b in zip(small, large):
-        if not (a.is_const and b.is_const) or a.value == 0 or b.value % a.value:
-            raise Declined
+        decline_if(not (a.is_const and b.is_const) or a.value == 0 or b.value % a.value)
         found.append(b.value // a.value)
     return found
 
@@ -28,8 +27,7 @@ def _repeats(small: Sequence[Expr], large: Sequence[Expr]) -> list[int]:
             "aten._upsample_nearest_exact3d")  # fmt: skip
 def upsample_nearest(b: Build, x: Value, *args: Any, **kwargs: Any) -> Value:
     times = _repeats(x.shape[2:], b.out.shape[2:])
-    if not all(_is_scale(scale, times) for scale in (*args[1:], *kwargs.values())):
-        raise Declined
+    decline_if(not all(_is_scale(scale, times) for scale in (*args[1:], *kwargs.values())))
     spread, places = list(x.shape[:2]), [0, 1]
     for size, n in zip(x.shape[2:], times):
         places.append(len(spread))
@@ -49,8 +47,7 @@ def upsample_nearest_backward(
     b: Build, grad: Value, output_size: Any, input_size: Any, *scales: Any
 ) -> Value:
     times = _repeats(b.out.shape[2:], grad.shape[2:])
-    if not all(_is_scale(scale, times) for scale in scales) or grad.dtype.is_low_precision:
-        raise Declined
+    decline_if(not all(_is_scale(scale, times) for scale in scales) or grad.dtype.is_low_precision)
     split = list(grad.shape[:2])
     dims = []
     for size, n in zip(b.out.shape[2:], times):
@@ -59,11 +56,8 @@ def upsample_nearest_backward(
     return b.reduce("sum", b.reshape(grad, split), dims)
 
 
-def _regrouped(b: Build, x: Value, parts: Sequence[Expr | int], order: Sequence[int]) -> Value:
-    return b.prim("copy", b.reshape(b.permute(b.reshape(x, parts), order), b.out.shape))
-
-
 @decomposes("aten.pixel_shuffle")
 def pixel_shuffle(b: Build, x: Value, r: int) -> Value:
     lead, (c, h, w) = x.shape[:-3], x.shape[-3:]
-    return _regrouped(b, x, (product(lead), c // (r * r), r, r, h, w), (0, 1, 4, 2, 5, 3))
+    parts = b.permute(b.reshape(x, (product(lead), c // (r * r), r, r, h, w)), (0, 1, 4, 2, 5, 3))
+    return b.prim("copy", b.reshape(parts, b.out.shape))

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from dovetail.ir.expr import Expr, add, as_expr, maximum, minimum
 from dovetail.ir.types import TensorType
 from dovetail.ops.build import Build, Value
-from dovetail.ops.registry import Declined, decomposes
+from dovetail.ops.registry import Declined, decline_if, decomposes
 
 Size: TypeAlias = "Expr | int"
 
@@ -129,8 +129,7 @@ def unfold(b: Build, x: Value, dimension: int, size: int, step: int) -> Value:
         return b.reshape(x, b.out.shape)
     dim = dimension % x.ndim
     count = b.out.shape[dim]
-    if size != step or count.lo < 1:
-        raise Declined
+    decline_if(size != step or count.lo < 1)
     whole = b.slice(x, dim, 0, count * size)
     parts = b.reshape(whole, [*x.shape[:dim], count, as_expr(size), *x.shape[dim + 1 :]])
     return b.permute(parts, [d for d in range(parts.ndim) if d != dim + 1] + [dim + 1])
@@ -138,6 +137,5 @@ def unfold(b: Build, x: Value, dimension: int, size: int, step: int) -> Value:
 
 @decomposes("aten.view.dtype")
 def view_dtype(b: Build, x: Value, dtype: object) -> Value:
-    if b.out.dtype.bits != x.dtype.bits or "bool" in (b.out.dtype.kind, x.dtype.kind):
-        raise Declined
+    decline_if(b.out.dtype.bits != x.dtype.bits or "bool" in (b.out.dtype.kind, x.dtype.kind))
     return x if b.out.dtype is x.dtype else b.prim("bitcast", x, b.out.dtype)
