@@ -389,7 +389,8 @@ class Compiler:
             return False
         except Break as reason:
             if self.fullgraph:
-                raise GraphBreakError(reason.loc or frame.loc, reason=str(reason), fix=reason.hint) from None
+                why = f"[{reason.code}] {reason.text}"
+                raise GraphBreakError(reason.loc or frame.loc, reason=why, fix=reason.hint) from None
             EVENTS.emit(
                 "skip", function=code.co_qualname, code=reason.code, text=reason.text,
                 loc=reason.loc or frame.loc,

@@ -32,8 +32,8 @@ class DovetailError(Exception):
 
     def __str__(self) -> str:
         where = f"\n  at {self.loc.file}:{self.loc.line} in {self.loc.function}" if self.loc else ""
-        hint = f"\n  hint: {self.hint.format(**self.fields)}" if self.hint else ""
-        return f"[{self.code}] {self.text}{where}{hint}"
+        hint = self.hint.format(**self.fields)
+        return f"[{self.code}] {self.text}{where}" + (f"\n  hint: {hint}" if hint else "")
 
 
 class InternalWarning(UserWarning):

@@ -188,9 +188,9 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
         if bool(wanted) == args[0].requires_grad:
             return args[0]
-        raise UnknownCall(trace.loc(), function="Tensor.requires_grad_, which starts a new autograd graph")
+        raise UnknownCall(trace.loc(), function="Tensor.requires_grad_ (a new autograd graph begins)")
     if name == "detach_" and args[0].requires_grad and id(args[0]) in trace.origins:
-        raise UnknownCall(trace.loc(), function="Tensor.detach_ of an input, which the caller sees")
+        raise UnknownCall(trace.loc(), function="Tensor.detach_ of an input (the caller sees it)")
     if "from" in kwargs:  # a word of Python: the text of a graph cannot say it
         args, kwargs = [args[0], kwargs["from"]], {key: kwargs[key] for key in kwargs if key != "from"}
     if kwargs and name in SCALED and isinstance(kwargs.get(SCALED[name]), Fake):
