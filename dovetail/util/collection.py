@@ -11,11 +11,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Also a decorator."""
+    """Also a decorator. What was made meanwhile belongs to the oldest objects at once: the next collection of
+    the young ones would walk all of it, and find nothing."""
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collects:
+            if not gc.get_freeze_count():  # else the program froze objects of its own
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
