@@ -284,6 +284,11 @@ def keeping_modes(module: GraphModule, run: Callable[..., Any]) -> Callable[...,
     return run_inside
 
 
+def run_in_eager(module: GraphModule) -> Callable[..., Any]:
+    """The graph as it stands; it becomes Python when it is first called."""
+    return keeping_modes(module, lambda *inputs: module.forward(*inputs))
+
+
 AUTOCAST_SWITCHES: Final[tuple[tuple[Any, Any], ...]] = (
     (torch.set_autocast_enabled, torch.is_autocast_enabled),
     (torch.set_autocast_dtype, torch.get_autocast_dtype),
@@ -307,7 +312,7 @@ def choose_backend(backend: str | Backend, options: Options) -> Backend:
         return lambda module, examples: keeping_modes(module, backend(module, examples))
     named: dict[str, Backend] = {
         "dovetail": lambda module, examples: compile_graph(module, examples, options),
-        "eager": lambda module, examples: keeping_modes(module, module.forward),
+        "eager": lambda module, examples: run_in_eager(module),
         "aot_eager": run_joint_in_eager,
     }
     return named[backend]
@@ -464,6 +469,8 @@ class Compiler:
         examples = [item.traced if self.is_own else item.example for item in captured.inputs]
         module: Any = captured.graph
         module.meta["steady"] = tuple(i for i, item in enumerate(captured.inputs) if is_steady(item))
+        if not self.is_own:
+            module.real_recompile()  # who knows what a backend does with its forward
         graph = self.backend(module, examples)
         captured.namespace[captured.graph_name] = functools.partial(_native.without, graph)
         if self.options.notice_slow and getattr(graph, "is_pure", False):
@@ -477,8 +484,7 @@ class Compiler:
     def _bind_later(self, frame: capture.Frame, captured: Capture) -> None:
         """Eager serves until the graph is compiled."""
         module: Any = captured.graph
-        eager = functools.partial(_native.without, keeping_modes(module, module.forward))
-        captured.namespace[captured.graph_name] = eager
+        captured.namespace[captured.graph_name] = functools.partial(_native.without, run_in_eager(module))
         background.start(
             lambda: self._bind(captured),
             lambda error: _report_failure(captured.name, frame, captured, error, is_first=True),
@@ -488,7 +494,7 @@ class Compiler:
         """Let the graph be timed against eager once."""
         module: Any = captured.graph
         if is_repeatable(module):
-            eager = functools.partial(_native.without, keeping_modes(module, module.forward))
+            eager = functools.partial(_native.without, run_in_eager(module))
             keep_faster = self.options.keep_faster
             Race(captured.namespace, captured.graph_name, eager, captured.name, captured.loc, keep_faster)
 

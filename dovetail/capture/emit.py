@@ -424,7 +424,7 @@ def entry_parameters(root: Activation, count: int) -> list[str]:
     return [*names, *(f"cell_{name}" for name in root.code.code.co_freevars)]
 
 
-OWN_NAMES: Final = frozenset(("out", "entry", "load_inputs", "fetched_inputs", "user_globals"))
+OWN_NAMES: Final = frozenset(("out", "entry", "fetched_inputs", "user_globals"))
 """Names that the entry's text gives to things of its own; the others begin with an underscore."""
 
 

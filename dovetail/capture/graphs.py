@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.amp.autocast_mode import autocast
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dovetail.capture.operations import SYMBOLIC
 from dovetail.capture.trace import Call, Trace, leaves
@@ -53,7 +54,7 @@ class GraphBuilder:
         for call in self.trace.calls:
             self.add(call)
         self.graph.output(tuple([self.arg(value) for value in outputs]))
-        module = torch.fx.GraphModule(torch.nn.Module(), self.graph, class_name=name)
+        module = _LazyGraphModule(torch.nn.Module(), self.graph, class_name=name)
         return module, tuple(inputs)
 
     def add(self, call: Call) -> None:

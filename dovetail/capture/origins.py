@@ -119,10 +119,10 @@ def wrap_function(trace: Trace, value: FunctionType, source: Source, stable: boo
 
 
 def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
-    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-        kind = f"{value.layout} tensor"
-        raise UnsupportedValue(trace.loc(), type=kind, detail="only strided tensors are captured")
     with torch._C.DisableTorchFunction():  # each attribute read would go through capture's own mode
+        if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+            kind = f"{value.layout} tensor"
+            raise UnsupportedValue(trace.loc(), type=kind, detail="only strided tensors are captured")
         return _wrap_strided(trace, value, source)
 
 

@@ -278,22 +278,17 @@ class Attempt:
     ) -> str:
         numbers = [i.source.value for i in inputs or () if isinstance(i.source, Computed)]
         computed = [self.trace.dynamic.text(emit, number) for number in numbers]
-        own = list(emit.loads)
-        read = [i.source for i in inputs or () if not isinstance(i.source, Computed)]
-        args = ", ".join(emit.load(source) for source in read)
-        parameters = ", ".join(entry_parameters(root, slot_count(self.frame.code)))
+        fetches = is_worth_fetching(inputs or ())
+        read = [i for i in inputs or () if not isinstance(i.source, Computed)]
+        given = "*fetched_inputs" if fetches else ", ".join(emit.load(i.source) for i in read)
+        parameters = entry_parameters(root, slot_count(self.frame.code))
         w = Writer()
-        if fetches := is_worth_fetching(inputs or ()):
-            with w.block(f"def load_inputs({parameters}):"):
-                for line in emit.loads:
-                    w(line)
-                w(f"return ({args},)")
-            w("")
-        with w.block(f"def entry({', '.join(filter(None, (parameters, '*fetched_inputs' * fetches)))}):"):
-            for line in own if fetches else emit.loads:
+        with w.block(f"def entry({', '.join([*parameters, *['*fetched_inputs'] * fetches])}):"):
+            if fetches:
+                w(f"# fetched_inputs: {', '.join(i.name for i in read)}")
+            for line in emit.loads:
                 w(line)
             if inputs is not None:
-                given = f"*(fetched_inputs or load_inputs({parameters}))" if fetches else args
                 call = f"out = {emit.graph_name}({', '.join(filter(None, (given, *computed)))})"
                 if checks:
                     w(f"_states = {emit.const(states_before, 'states_before')}()")
