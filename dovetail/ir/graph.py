@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import Expr
 from dovetail.ir.types import Device, DType, TensorType, Type
@@ -66,18 +66,12 @@ def nodes_in(args: Iterable[Arg]) -> Iterator[Node]:
             yield from nodes_in(arg)
 
 
-def map_arg(arg: Arg, fn: Callable[[Node], Arg]) -> Arg:
-    """The same argument with every Node replaced by fn(node)."""
-    if isinstance(arg, Node):
-        return fn(arg)
-    if isinstance(arg, tuple):
-        return tuple(map_arg(item, fn) for item in arg)
-    return arg
-
-
 def swapped(args: Iterable[Arg], env: Mapping[Node, Arg]) -> tuple[Arg, ...]:
     """The same arguments with the Nodes that env has for theirs."""
-    return tuple([map_arg(arg, lambda n: env.get(n, n)) for arg in args])
+    return tuple([
+        env.get(arg, arg) if isinstance(arg, Node) else swapped(arg, env) if isinstance(arg, tuple) else arg
+        for arg in args
+    ])  # fmt: skip
 
 
 def moved_over(node: Node, env: Mapping[Node, Arg]) -> Node:
@@ -87,23 +81,23 @@ def moved_over(node: Node, env: Mapping[Node, Arg]) -> Node:
             break
     else:
         return node
-    kwargs = tuple(zip([key for key, _ in node.kwargs], swapped([value for _, value in node.kwargs], env)))
+    kwargs = cast("tuple[tuple[str, Arg], ...]", swapped(node.kwargs, env))
     return Node(node.op, swapped(node.args, env), node.type, node.name, kwargs, node.loc)
 
 
 def work_of(node: Node) -> tuple[object, ...]:
     """Equal for two nodes that compute the same."""
-    return node.op, _key(node.args), _key(tuple(node.kwargs)), node.type
+    return node.op, key_of(node.args), key_of(node.kwargs), node.type
 
 
-def _key(args: tuple[Arg, ...]) -> tuple[object, ...]:
+def key_of(args: tuple[Arg, ...]) -> tuple[object, ...]:
     """Numbers by type and text, so that 1, 1.0 and True, 0.0 and -0.0 differ."""
-    return tuple(
-        _key(arg) if isinstance(arg, tuple)
-        else (type(arg), repr(arg)) if isinstance(arg, (bool, int, float, complex))
+    return tuple([
+        key_of(arg) if isinstance(arg, tuple)
+        else (type(arg), repr(arg)) if isinstance(arg, (int, float, complex))
         else arg
         for arg in args
-    )  # fmt: skip
+    ])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,10 +10,10 @@ once per node.
 """
 from __future__ import annotations
 
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 from dovetail.events import EVENTS
-from dovetail.ir.graph import GET, Arg, Graph, Node, moved_over, nodes_in
+from dovetail.ir.graph import GET, Arg, Graph, Node, key_of, moved_over, nodes_in, swapped
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, TensorType, Type
 from dovetail.ops.build import Build, Value, replace_nodes, wrap
 from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined
@@ -38,13 +38,43 @@ COMPUTED: Final = {
 """Lazy views, and what computes them: library calls want plain memory."""
 
 
+Made: TypeAlias = "tuple[Node, tuple[Node, ...], Arg]"
+"""A node, those that it became, and its value."""
+
+
 def decompose(graph: Graph) -> Graph:
+    """Models repeat their layers: what a node becomes is worked out once for all that differ only in their
+    operands' values."""
     fused, used = _feeding_pointwise(graph), _used_results(graph)
+    known: dict[object, Made] = {}
 
     def change(b: Build, node: Node) -> Arg:
-        return _rewrite(node, b, node.name in fused, used.get(node.name, frozenset()))
+        feeds, read = node.name in fused, used.get(node.name, frozenset())
+        places = {x: (k, x.type) for k, x in enumerate(dict.fromkeys(node.operands))}
+        given = swapped((node.args, node.kwargs), cast("dict[Node, Arg]", places))
+        key = node.op, key_of(given), node.type, feeds, read
+        if key in known:
+            return _repeat(node, known[key], b)
+        start = len(b.graph.nodes)
+        value = _rewrite(node, b, feeds, read)
+        if value is not node and node.op not in COMPUTED:
+            known[key] = node, tuple(b.graph.nodes[start:]), value
+        return value
 
     return replace_nodes(graph, change)
+
+
+def _repeat(node: Node, made: Made, b: Build) -> Arg:
+    """Append what another node became, over this one's operands and under its name."""
+    model, nodes, value = made
+    env: dict[Node, Arg] = dict(zip(model.operands, node.operands))
+    for old in nodes:
+        suffix = old.name.removeprefix(model.name)
+        name = b.graph.unique(node.name + suffix) if suffix else node.name
+        args, kwargs = swapped((old.args, old.kwargs), env)
+        env[old] = new = Node(old.op, args, old.type, name, kwargs, node.loc)  # type: ignore[arg-type]
+        b.graph.nodes.append(new)
+    return swapped((value,), env)[0]
 
 
 def _feeding_pointwise(graph: Graph) -> set[str]:

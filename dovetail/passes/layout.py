@@ -18,13 +18,14 @@ otherwise, and where there are few weights to turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import cache
 from typing import Final, cast
 
 import torch
 
 from dovetail.ir.expr import ONE, Expr, mul
-from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, map_arg
+from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
 from dovetail.ir.types import F32, TensorType, Type
 from dovetail.ops.registry import DECOMPOSITIONS
 
@@ -140,8 +141,8 @@ class _Layout:
                 self.keep(node, self.moved(node, self.restored), node.type)
             else:
                 self.follow(node)
-        outputs = tuple(map_arg(out, self.restored) for out in self.graph.outputs)
-        return self.builder.finish(outputs)
+        found = {node: self.restored(node) for node in nodes_in(self.graph.outputs)}
+        return self.builder.finish(swapped(self.graph.outputs, found))
 
     def keep(self, node: Node, moved: Node, type: Type) -> None:
         """Append the node's successor, and note where its layout differs from eager's."""
@@ -151,9 +152,8 @@ class _Layout:
             self.eager[moved] = node.type
 
     def moved(self, node: Node, find: Callable[[Node], Node], type: Type | None = None) -> Node:
-        args = tuple(map_arg(arg, find) for arg in node.args)
-        kwargs = tuple((key, map_arg(value, find)) for key, value in node.kwargs)
-        return Node(node.op, args, node.type if type is None else type, node.name, kwargs, node.loc)
+        moved = moved_over(node, {operand: find(operand) for operand in node.operands})
+        return moved if type is None else replace(moved, type=type)
 
     def current(self, node: Node) -> Node:
         return self.env.get(node, node)
@@ -185,7 +185,7 @@ class _Layout:
     def convolve(self, node: Node) -> None:
         x, weight = self.laid_out(node.args[0]), self.current(cast(Node, node.args[1]))
         stride, padding, dilation, groups = node.args[3], node.args[4], node.args[5], cast(int, node.args[8])
-        bias = map_arg(node.args[2], self.current)
+        (bias,) = swapped(node.args[2:3], self.env)
         type = laid(node.tensor)
         is_fixed, is_small = node.args[1] in self.fixed, weight.tensor.numel.value < SMALLEST_PACKED
         filters = self.copied_weight(weight) if is_fixed else weight
@@ -204,7 +204,7 @@ class _Layout:
     def convolve_back(self, node: Node) -> None:
         """The gradients of images and weights come out as the images are laid out."""
         gradient, x = self.laid_out(node.args[0]), self.laid_out(node.args[1])
-        rest = tuple(map_arg(arg, self.current) for arg in node.args[2:])
+        rest = swapped(node.args[2:], self.env)
         kinds = cast("tuple[Type, ...]", node.type)
         types = tuple(laid(t) if isinstance(t, TensorType) and t.ndim == 4 else t for t in kinds)
         made = Node(CONV_BACKWARD, (gradient, x, *rest), types, node.name, node.kwargs, node.loc)
