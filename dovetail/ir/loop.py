@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -164,6 +165,7 @@ class Range:
     size: Expr
 
     @staticmethod
+    @lru_cache(4096)
     def over(name: str, size: Expr) -> Range:
         """A new loop; its variable knows that it is below its size."""
         return Range(sym(name, 0, max(size.hi - 1, 0), size), size)
@@ -181,14 +183,18 @@ class Nest:
     loc: Loc | None = None
     origins: tuple[str, ...] = ()
     """Names of the graph nodes computed here."""
+    loads: tuple[tuple[str, Expr | None], ...] = field(init=False)
+    read_buffers: dict[str, None] = field(init=False)
+    written_buffers: dict[str, None] = field(init=False)
 
-    @property
-    def read_buffers(self) -> dict[str, None]:
-        return {buffer: None for buffer, _ in loads_of(self)}
-
-    @property
-    def written_buffers(self) -> dict[str, None]:
-        return {buffer: None for write in self.writes for buffer in write.buffers}
+    def __post_init__(self) -> None:
+        nodes = iter_scalars(*(root for write in self.writes for root in roots_of(write)))
+        loads = [node for node in nodes if node.op in ("load", "load_at")]
+        found = [(node.args[0], node.args[1] if node.op == "load" else None) for node in loads]
+        object.__setattr__(self, "loads", tuple(found))
+        object.__setattr__(self, "read_buffers", dict.fromkeys([buffer for buffer, _ in found]))
+        names = [buffer for write in self.writes for buffer in write.buffers]
+        object.__setattr__(self, "written_buffers", dict.fromkeys(names))
 
     def __str__(self) -> str:
         return show_nest(self)
@@ -303,13 +309,9 @@ def roots_of(write: Write) -> tuple[Scalar, ...]:
     return (write.value,) if write.index_scalar is None else (write.value, write.index_scalar)
 
 
-def loads_of(nest: Nest) -> Iterator[tuple[str, Expr | None]]:
+def loads_of(nest: Nest) -> tuple[tuple[str, Expr | None], ...]:
     """Every (buffer, index) loaded; None for an index computed from data."""
-    for node in iter_scalars(*(root for write in nest.writes for root in roots_of(write))):
-        if node.op == "load":
-            yield node.args[0], node.args[1]  # type: ignore[misc]
-        elif node.op == "load_at":
-            yield node.args[0], None  # type: ignore[misc]
+    return nest.loads
 
 
 def iter_scalars(*roots: Scalar) -> Iterable[Scalar]:

@@ -82,9 +82,8 @@ def base_of(node: Node) -> Node:
     return node
 
 
-def find_stored(graph: Graph) -> set[Node]:
+def find_stored(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
     """Every node that gets a buffer of its own."""
-    users = graph.users()
     stored: set[Node] = set()
     wanted: set[Node] = {base_of(node) for node in nodes_in(graph.outputs)}
     shared: set[Node] = set()
@@ -117,11 +116,12 @@ def find_stored(graph: Graph) -> set[Node]:
     return stored
 
 
-def find_loose(graph: Graph) -> set[Node]:
+def find_loose(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
     """Values of fp32 that reach the caller only after rounding to fp16 or bf16."""
-    users = graph.users()
     seen = set(nodes_in(graph.outputs))
     loose: set[Node] = set()
+    if not any(isinstance(n.type, TensorType) and n.type.dtype.is_low_precision for n in graph.nodes):
+        return loose
     for node in reversed(graph.nodes):
         if node in seen or node.type is None or isinstance(node.type, ScalarType):
             continue

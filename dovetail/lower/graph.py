@@ -54,8 +54,8 @@ class _Lowering:
         self.buffers: dict[str, Buffer] = {}
         self.steps: list[Nest | Extern] = []
         self.env: dict[Node, Lazy | tuple[Lazy | None, ...]] = {}
-        self.stored = find_stored(graph)
-        self.loose = find_loose(graph)
+        users = graph.users()
+        self.stored, self.loose = find_stored(graph, users), find_loose(graph, users)
         self.writers: dict[str, int] = {}
         self.returned: set[str] = set()
         self.updated: set[str] = set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul
 from dovetail.ir.loop import Range
@@ -34,8 +35,9 @@ def divide(value: Expr, by: Expr) -> Expr | None:
     return quotient if mul(quotient, by) is value else None
 
 
-def refine(left: Sequence[Range], right: Sequence[Range]) -> Common | None:
-    """The common refinement, or None if the walks differ."""
+@lru_cache(4096)
+def refine(left: tuple[Range, ...], right: tuple[Range, ...]) -> Common | None:
+    """The common refinement, or None if the walks differ. (Layers repeat.)"""
     parts = _split([r.size for r in left], [r.size for r in right])
     if parts is None:
         return None
@@ -86,7 +88,7 @@ def _rebuild(old: Sequence[Range], new: Sequence[Range], owner: list[int]) -> di
     return env
 
 
-def by_stride(ranges: Sequence[Range], index: Expr) -> list[Range] | None:
+def by_stride(ranges: Sequence[Range], index: Expr) -> tuple[Range, ...] | None:
     """The ranges ordered as `index` walks memory, outermost first; None if it does not visit each
     point of the domain at its own address."""
     found: list[tuple[int, Range]] = []
@@ -98,4 +100,4 @@ def by_stride(ranges: Sequence[Range], index: Expr) -> list[Range] | None:
             return None
         found.append((parts[0].lo, item))
     found.sort(key=lambda pair: -pair[0])
-    return [item for _, item in found]
+    return tuple([item for _, item in found])

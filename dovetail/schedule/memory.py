@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
@@ -180,6 +181,7 @@ def _overwrites(step: Group, name: str, other: str, buffers: dict[str, Buffer]) 
     )
 
 
+@lru_cache(1)  # asked for again and again, one kernel after the other
 def _write_positions(group: Group) -> dict[str, tuple[int, Expr, int]]:
     found: dict[str, tuple[int, Expr, int]] = {}
     for order, (nest, level) in enumerate(zip(group.nests, group.levels)):
@@ -191,6 +193,7 @@ def _write_positions(group: Group) -> dict[str, tuple[int, Expr, int]]:
     return found
 
 
+@lru_cache(1)
 def _read_positions(group: Group) -> dict[str, list[tuple[int, int, Expr | None]]]:
     """When and where each buffer is read; a variance walks twice, again after all else of its level."""
     found: dict[str, list[tuple[int, int, Expr | None]]] = {}
