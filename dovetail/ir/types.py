@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, mul, product, total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """An element type. `kind` is one of bool, int, uint, float, complex."""
+    """An element type; each is there once. `kind` is one of bool, int, uint, float, complex."""
 
     name: str
     kind: str
@@ -42,6 +42,9 @@ class DType:
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> str:
+        return self.name.upper()  # the name that it has here
 
 
 BOOL: Final = DType("bool", "bool", 8, "bool")
@@ -90,7 +93,7 @@ class TensorType:
     shape: tuple[Expr, ...]
     stride: tuple[Expr, ...]
     dtype: DType
-    device: Device = CPU
+    device: Device = field(default=CPU, hash=False)  # hashes are asked for often
 
     @property
     def ndim(self) -> int:
