@@ -44,6 +44,31 @@ def test_repeated_steps_become_one_function() -> None:
     ]
 
 
+def test_a_sequence_that_comes_again_is_one_function() -> None:
+    """Of two layers of different length; what stays inside of a layer is declared there."""
+    steps = [["float* p_0 = (float*)data_of(inputs[0]);"]]
+    for k in range(1, 5):
+        steps += [[f"float* q_{k} = up(p_{k - 1});"], [f"float* p_{k} = down(q_{k});"]]
+    for k in range(5, 9):
+        steps += [[f"float* q_{k} = up(p_{k - 1});"], [f"float* r_{k} = on(q_{k});"], [f"float* p_{k} = by(r_{k});"]]
+    functions, body = outline([], steps, ["give(p_8);"])
+    assert functions == [
+        "static int32_t step_1(Python* python, void** inputs, float* v1, float*& v2) {",
+        "    float* v0 = up(v1);",
+        "    v2 = down(v0);",
+        "    return 0;",
+        "}",
+        "static int32_t step_5(Python* python, void** inputs, float* v1, float*& v3) {",
+        "    float* v0 = up(v1);",
+        "    float* v2 = on(v0);",
+        "    v3 = by(v2);",
+        "    return 0;",
+        "}",
+    ]
+    assert body[1:3] == ["float* p_1;", "if (step_1(python, inputs, p_0, p_1)) return 1;"]
+    assert body[-2:] == ["float* p_8;", "if (step_5(python, inputs, p_7, p_8)) return 1;"]
+
+
 def test_a_step_that_needs_an_array_of_another_stays_where_it_is() -> None:
     steps = [[f"use(shared, {k});"] for k in range(4)]
     assert outline(["const int64_t shared[] = {1};"], steps, []) == ([], [step[0] for step in steps])

@@ -5,6 +5,7 @@
 
 Two steps are one function if their texts differ only in names of variables, in messages and in positions.
 A variable that other steps use too is passed to the function; what one step alone uses is declared there.
+Where a sequence of steps comes again and again (a layer), the whole of it is one step.
 """
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from typing import Final
 
 FEWEST: Final = 3
 """Equal steps that are worth a function."""
+CANDIDATES: Final = 4
+"""Lengths of a layer to try: the most frequent distances between equal steps."""
 
 _ATOM: Final = re.compile(
     r'("(?:[^"\\]|\\.)*"|[A-Za-z_]\w*'
@@ -49,8 +52,14 @@ def outline(
         _ATOM.split("\n".join(filter(None, (_COMMENT.sub("", line) for line in lines))))
         for lines in (*steps, after)
     ]
-    uses = Counter(atom for split in pieces for atom in {*split[1::2]})
-    made = [_step(split, k, homes, types, uses) for k, split in enumerate(pieces[:-1])]
+    made = _marked(pieces, homes, types)
+    layers = _layers([step.text for step in made])
+    if len(layers) < len(steps):
+        owner = {k: n for n, layer in enumerate(layers) for k in layer}
+        homes = {name: owner.get(k, -1) for name, k in homes.items()}
+        steps = [[line for k in layer for line in steps[k]] for layer in layers]
+        whole = [[piece for k in layer for piece in ("\n", *pieces[k])][1:] for layer in layers]
+        made = _marked([*whole, pieces[-1]], homes, types)
     places: dict[str, list[int]] = {}
     for k, step in enumerate(made):
         places.setdefault(step.text, []).append(k)
@@ -69,15 +78,43 @@ def outline(
     return functions, [line for lines in body for line in lines]
 
 
+def _layers(texts: Sequence[str]) -> list[range]:
+    """The steps in order, those of one layer together: of the longest stretch that repeats itself, and then
+    of what comes before and after it."""
+    last: dict[str, int] = {}
+    distances: Counter[int] = Counter()
+    for k, text in enumerate(texts):
+        distances[k - last.get(text, k)] += 1
+        last[text] = k
+    best = range(0)
+    for period in sorted(distances.keys() - {0, 1}, key=distances.__getitem__)[-CANDIDATES:]:
+        start = 0
+        for k in range(len(texts) - period + 1):
+            if k + period == len(texts) or not texts[k] or texts[k] != texts[k + period]:
+                count = (k - start) // period + 1
+                if count >= FEWEST and count * period > len(best) * best.step:
+                    best = range(start, start + count * period, period)
+                start = k + 1
+    if not best:
+        return [range(k, k + 1) for k in range(len(texts))]
+    end = best.start + len(best) * best.step
+    before, after = _layers(texts[: best.start]), _layers(texts[end:])
+    layers = [range(k, k + best.step) for k in best]
+    return [*before, *layers, *(range(r.start + end, r.stop + end) for r in after)]
+
+
+def _marked(pieces: list[list[str]], homes: dict[str, int], types: dict[str, str]) -> list[Step]:
+    uses = Counter(atom for split in pieces for atom in {*split[1::2]})
+    return [_step(split, k, homes, types, uses) for k, split in enumerate(pieces[:-1])]
+
+
 def _step(
     pieces: list[str], k: int, homes: dict[str, int], types: dict[str, str], uses: Counter[str]
 ) -> Step:
     """`pieces` are the step's text, every second one an atom. The result has no text where something is
     used that cannot be passed to a function."""
     marks: dict[str, str] = {}
-    for atom in pieces[1::2]:
-        if atom in marks:
-            continue
+    for atom in dict.fromkeys(pieces[1::2]):
         number, kind = len(marks), types.get(atom, "")
         if kind and homes[atom] == k:
             passed = "" if uses[atom] == 1 else f"& {kind}"
@@ -90,7 +127,8 @@ def _step(
         if passed.endswith("[]") or passed.startswith("& const"):
             return Step("", ())
         marks[atom] = f"\x01{number}{passed}\x02"
-    filled = [marks.get(piece, piece) if i % 2 else piece for i, piece in enumerate(pieces)]
+    filled = list(pieces)
+    filled[1::2] = [marks.get(atom, atom) for atom in pieces[1::2]]
     return Step("".join(filled), tuple(marks))
 
 
