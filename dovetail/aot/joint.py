@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx import GraphModule
 from torch.fx.node import Node as FxNode
 from torch.fx.node import map_arg as map_fx
@@ -160,13 +161,13 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
 
 
 def _add_inputs(trace: _Trace, names: Sequence[str]) -> None:
-    recorder, storages, seen = trace.recorder, {}, {}  # type: Recorder, dict[int, Any], dict[int, int]
+    recorder, seen = trace.recorder, {}  # type: Recorder, dict[int, int]
     for i, example in enumerate(trace.examples):
         name = names[i] if i < len(names) else f"input_{i}"
         if not isinstance(example, torch.Tensor):
             _add_number(trace, name, example)
             continue
-        leaf: Any = copy.deepcopy(example) if type(example) is Fake else fake_like(example, storages)
+        leaf: Any = copy.deepcopy(example) if type(example) is Fake else fake_like(example)
         node = recorder.builder.input(name, type_of(leaf))
         if id(example) in seen:  # the same tensor passed twice: one value
             first = seen[id(example)]
@@ -240,11 +241,20 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: A
     return _sdpa(query, key, value, attn_mask, *args, **kwargs)
 
 
+def _one_hot(x: Any, num_classes: int = -1) -> Any:
+    """The CPU's function looks at the values, but not at those of a tensor without data."""
+    if x.device.type == "cpu":
+        torch._assert_async((x >= 0).all(), "Class values must be non-negative.")
+        torch._assert_async((x < num_classes).all(), "Class values must be smaller than num_classes.")
+    return F.one_hot(x, num_classes)
+
+
 _sdpa: Any = torch._C._nn.scaled_dot_product_attention
+_INSTEAD: dict[Any, Any] = {_sdpa: _attention, F.one_hot: _one_hot}
 
 _RUN: dict[str, Callable[..., Any]] = {
     "call_function": lambda gm, target, args, kwargs, recorder: (
-        (_attention if target is _sdpa else target)(*args, **kwargs)
+        (_INSTEAD[target] if target in _INSTEAD else target)(*args, **kwargs)
     ),
     "call_method": lambda gm, target, args, kwargs, recorder: getattr(args[0], target)(*args[1:], **kwargs),
     "call_module": lambda gm, target, args, kwargs, recorder: gm.get_submodule(target)(*args, **kwargs),

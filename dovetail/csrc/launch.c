@@ -157,8 +157,8 @@ static PyObject *run_program(Launch *self, Buffers *buffers, int owns_inputs) {
     int32_t failed = self->program(buffers->in, buffers->i, buffers->f, buffers->out, &python);
     PyEval_RestoreThread(python.thread);
     if (failed && !PyErr_Occurred()) {
-        static const char index_text[] = "index out of range"; /* eager raises IndexError for these */
-        int is_index = strncmp(python.text, index_text, sizeof index_text - 1) == 0;
+        const char *text = python.text + (strncmp(python.text, "index ", 6) ? 0 : 6);
+        int is_index = !strncmp(text, "out of range", 12); /* eager raises IndexError for these */
         PyErr_Format(is_index ? PyExc_IndexError : PyExc_RuntimeError, "%s",
                      python.text[0] ? python.text : "a compiled program failed");
     }

@@ -10,7 +10,7 @@ ours or the op's meta kernel. Autograd runs above, in C++, as for any tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -59,17 +59,10 @@ class Fake(torch.Tensor):
         cls, meta: torch.Tensor, device: torch.device, requires_grad: bool = False,
         constant: torch.Tensor | None = None,
     ) -> Fake:  # fmt: skip
-        self = _wrap(
-            cls,
-            meta.size(),
-            strides=meta.stride(),
-            storage_offset=meta.storage_offset(),
-            dtype=meta.dtype,
-            device=device,
-            requires_grad=requires_grad,
-        )
-        self._meta, self.constant, self.key = meta, constant, None
-        return self  # type: ignore[no-any-return]
+        geometry = meta.size(), meta.stride(), meta.storage_offset()
+        self = _without_meta(*geometry, meta.dtype, device, requires_grad=requires_grad)
+        self._meta, self.constant = meta, constant
+        return self
 
     @property
     def meta(self) -> torch.Tensor:
@@ -133,6 +126,16 @@ class FakeMode(TorchDispatchMode):
         return infer(func, args, kwargs or {})
 
 
+def _without_meta(
+    size: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device, **given: Any
+) -> Fake:
+    fake: Fake = _wrap(
+        Fake, size, strides=stride, storage_offset=offset, dtype=dtype, device=device, **given
+    )  # fmt: skip
+    fake._meta = fake.constant = fake.key = None
+    return fake
+
+
 def _empty_meta(size: Any, stride: Any, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
     with torch._C._DisableTorchDispatch():
         if not offset:
@@ -165,18 +168,11 @@ def _symbolic(fake: Fake, form: Form, shapes: Shapes, requires_grad: bool = Fals
     form = form.map(shapes)
     if form.is_static:
         return fake
-    made = _wrap(
-        Fake,
-        [make_symint(shapes, x) for x in form.shape],
-        strides=[make_symint(shapes, x) for x in form.stride],
-        storage_offset=make_symint(shapes, form.offset),
-        storage_size=_hint_bytes(fake),
-        dtype=fake.dtype,
-        device=fake.device,
-        requires_grad=requires_grad,
-    )
-    made._meta, made.constant, made.key, made.form, made.shapes = fake._meta, None, fake.key, form, shapes
-    return made  # type: ignore[no-any-return]
+    size, stride = ([make_symint(shapes, x) for x in each] for each in (form.shape, form.stride))
+    given = {"storage_size": _hint_bytes(fake), "requires_grad": requires_grad}
+    made = _without_meta(size, stride, make_symint(shapes, form.offset), fake.dtype, fake.device, **given)
+    made._meta, made.key, made.form, made.shapes = fake._meta, fake.key, form, shapes
+    return made
 
 
 def make_static(fake: Fake, reason: str) -> None:
@@ -191,20 +187,18 @@ def make_static(fake: Fake, reason: str) -> None:
 
 # -- from real tensors -------------------------------------------------------------------------------
 
-Memo = MutableMapping[int, torch.UntypedStorage]
-"""Real storage -> its stand-in on the meta device, so that fakes alias where the tensors do."""
-
 
 def fake_like(
-    tensor: torch.Tensor, memo: Memo | None = None, *, shapes: Shapes | None = None,
-    dims: Mapping[int, Expr] | None = None,
-) -> Fake:  # fmt: skip
+    tensor: torch.Tensor, *, shapes: Shapes | None = None, dims: Mapping[int, Expr] | None = None
+) -> Fake:
     """A Fake with the tensor's metadata; a leaf, whatever the tensor is. `dims` says which sizes are
     symbolic, with symbols of `shapes`; strides follow where they are products of sizes."""
     if type(tensor) is Fake:
         return tensor
     with torch._C.DisableTorchFunction():  # modes have nothing to say about reading attributes
-        fake = Fake(_meta_like(tensor, memo), tensor.device, tensor.requires_grad)
+        _check_plain(tensor)
+        geometry = tensor.size(), tensor.stride(), tensor.storage_offset()
+        fake = _without_meta(*geometry, tensor.dtype, tensor.device, requires_grad=tensor.requires_grad)
     if shapes is not None and dims:
         sizes = tuple(dims[d] if d in dims else const(int(n)) for d, n in enumerate(tensor.shape))
         strides = derive_strides(shapes, sizes, tensor.stride(), is_exact=False) or ()
@@ -215,28 +209,18 @@ def fake_like(
     return fake
 
 
-def _meta_like(tensor: torch.Tensor, memo: Memo | None = None) -> torch.Tensor:
-    """A tensor on the meta device with the same sizes, strides, offset and dtype."""
+def _check_plain(tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise FailedFake(function=f"a tensor of layout {tensor.layout}", detail=ONLY_STRIDED)
     if tensor.is_conj() or tensor.is_neg():
         detail = "call resolve_conj() or resolve_neg() first"
         raise FailedFake(function="a lazily conjugated tensor", detail=detail)
-    with torch._C._DisableTorchDispatch(), torch.no_grad():
-        size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
-        if memo is None and not offset:
-            return torch.empty_strided(size, stride, dtype=tensor.dtype, device=_META)
-        storage = _meta_storage(tensor, {} if memo is None else memo)
-        return torch.empty(0, dtype=tensor.dtype, device=_META).set_(storage, offset, size, stride)
 
 
-def _meta_storage(tensor: torch.Tensor, memo: Memo) -> torch.UntypedStorage:
-    real = tensor.untyped_storage()
-    found = memo.get(real._cdata)
-    if found is None:
-        bytes_ = torch.empty(real.nbytes(), dtype=torch.uint8, device=_META)
-        found = memo[real._cdata] = bytes_.untyped_storage()
-    return found
+def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the meta device with the same sizes, strides, offset and dtype."""
+    _check_plain(tensor)
+    return _empty_meta(tensor.size(), tensor.stride(), tensor.dtype, int(tensor.storage_offset()))
 
 
 # -- inference ---------------------------------------------------------------------------------------
@@ -392,14 +376,13 @@ def _template(result: Any, fakes: list[Fake]) -> Any:
 def _from_template(made: Any, fakes: list[Fake]) -> Any:
     if type(made) is tuple:
         size, stride, dtype, device, offset, key, symbolic = made
-        given = {"strides": stride, "storage_offset": offset, "dtype": dtype, "device": device}
         if symbolic is None:
-            fake = _wrap(Fake, size, **given)
+            fake = _without_meta(size, stride, offset, dtype, device)
         else:
             form, shapes, bytes_ = symbolic
-            fake = _wrap(Fake, size, storage_size=bytes_, **given)
+            fake = _without_meta(size, stride, offset, dtype, device, storage_size=bytes_)
             fake.form, fake.shapes = form, shapes
-        fake._meta, fake.constant, fake.key = None, None, key
+        fake.key = key
         return fake
     if type(made) is int:
         return fakes[made]
