@@ -114,8 +114,8 @@ def begin_kernels(kernels: Sequence[Kernel], options: Options) -> None:
                 _build_kernels(missing, options)
 
         thread = threading.Thread(target=build_ahead, name="dovetail-kernels")
+        thread.start()  # before another thread finds it and waits for it
         _begun.update(dict.fromkeys([kernel.key for kernel in missing], thread))
-        thread.start()
 
 
 def _finish_kernels(kernels: Sequence[Kernel], options: Options) -> None:

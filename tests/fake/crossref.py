@@ -38,9 +38,8 @@ class Crossref(TorchDispatchMode):
         kwargs = kwargs or {}
         if str(func) in IGNORED or "out" in kwargs:
             return func(*args, **kwargs)
-        memo: Any = {}
         try:
-            fakes = tree_map_only(torch.Tensor, lambda t: fake_like(t.detach(), memo), (args, kwargs))
+            fakes = tree_map_only(torch.Tensor, lambda t: fake_like(t.detach()), (args, kwargs))
         except Break:
             return func(*args, **kwargs)
         real = func(*args, **kwargs)
