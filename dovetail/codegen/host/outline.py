@@ -78,7 +78,7 @@ def outline(
     return functions, [line for lines in body for line in lines]
 
 
-def _layers(texts: Sequence[str]) -> list[range]:
+def _layers(texts: Sequence[str], depth: int = 8) -> list[range]:
     """The steps in order, those of one layer together: of the longest stretch that repeats itself, and then
     of what comes before and after it."""
     last: dict[str, int] = {}
@@ -95,10 +95,10 @@ def _layers(texts: Sequence[str]) -> list[range]:
                 if count >= FEWEST and count * period > len(best) * best.step:
                     best = range(start, start + count * period, period)
                 start = k + 1
-    if not best:
+    if not best or not depth:
         return [range(k, k + 1) for k in range(len(texts))]
     end = best.start + len(best) * best.step
-    before, after = _layers(texts[: best.start]), _layers(texts[end:])
+    before, after = _layers(texts[: best.start], depth - 1), _layers(texts[end:], depth - 1)
     layers = [range(k, k + best.step) for k in best]
     return [*before, *layers, *(range(r.start + end, r.stop + end) for r in after)]
 
