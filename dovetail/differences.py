@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from dovetail.compile import compile_graph
 from dovetail.front import compile
 from dovetail.options import make_options
 from dovetail.util.loc import Loc
+from dovetail.util.noun import dataclass
 
 WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
 WIDER |= {torch.complex64: torch.complex128}

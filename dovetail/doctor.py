@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +28,7 @@ from dovetail.cache.store import Store, default_folder
 from dovetail.errors import CompilerMissing
 from dovetail.explain.text import show_bytes
 from dovetail.runtime.build import find_compiler
+from dovetail.util.noun import dataclass
 
 PYTHONS: Final = ((3, 11), (3, 14))
 TORCHES: Final = ((2, 11), (2, 14))

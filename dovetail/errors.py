@@ -9,10 +9,10 @@ decision not to do something (fuse, cache, use a CUDA graph) and only shows in r
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dovetail.util.loc import Loc
+from dovetail.util.noun import dataclass
 
 
 class DovetailError(Exception):

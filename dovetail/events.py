@@ -12,9 +12,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
+
+from dovetail.util.noun import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

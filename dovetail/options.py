@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Final, get_type_hints
 
 from dovetail.errors import BadOption, UnknownMode, UnknownOption
+from dovetail.util.noun import dataclass, fields, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ node the new value and carries it back to the root through the inverse of each s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from dovetail.errors import UnsupportedMutation
@@ -21,6 +20,7 @@ from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.signature import ViewStep
 from dovetail.ir.types import TensorType
 from dovetail.util.loc import Loc
+from dovetail.util.noun import dataclass, field
 
 
 @dataclass(slots=True, eq=False)

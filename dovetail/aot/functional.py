@@ -12,7 +12,6 @@ custom op, most often) gets one made: it copies what the op writes, calls the op
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake.kernels import IN_PLACE
 from dovetail.util.library import define_op
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import copy
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -37,6 +36,7 @@ from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewS
 from dovetail.ir.types import F64, I64, ScalarType, TensorType
 from dovetail.ops.build import is_dense
 from dovetail.sym import Shapes
+from dovetail.util.noun import dataclass, field, replace
 
 _DETACH = ViewStep("aten.detach.default")
 

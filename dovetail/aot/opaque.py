@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch._library.custom_ops import OPDEFS
 
 from dovetail.errors import DataDependentValue, UnsupportedMutation
 from dovetail.util.library import define_op
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True, eq=False)

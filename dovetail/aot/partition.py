@@ -14,7 +14,6 @@ that fraction of what they were.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Final
 
 from dovetail.aot.cost import bytes_of, class_of
@@ -25,6 +24,7 @@ from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, moved_over, nodes_in
 from dovetail.ir.signature import Signature
 from dovetail.ir.types import I64, ScalarType, TensorType
 from dovetail.util.mincut import INFINITE, Network
+from dovetail.util.noun import dataclass, replace
 
 _SOURCE: Final = "source"
 _SINK: Final = "sink"

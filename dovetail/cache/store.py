@@ -23,11 +23,11 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dovetail.events import EVENTS
+from dovetail.util.noun import dataclass
 
 TRIM_EVERY: Final = 50
 """Entries written by one process between two looks at the size, which is guessed from one of the folders."""

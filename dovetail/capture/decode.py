@@ -13,11 +13,11 @@ import dis
 import opcode
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final
 
 from dovetail.capture.versions import ARGUMENTS, FOR_ITER_SKIPS, TABLE
+from dovetail.util.noun import dataclass, field
 
 CACHES: Final = {
     name: (

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ from dovetail.ir.expr import INF, Expr, eq, sym, symbols
 from dovetail.ir.guard import Equals, Guard, Holds, TypeIs
 from dovetail.ir.source import Arg, Computed, DictAttr, Item, KeyItem, Size, Source, Stride
 from dovetail.sym import Real, Shapes, iter_leaves, make_symfloat, make_symint
+from dovetail.util.noun import dataclass, field
 
 Dims = frozenset[int]
 

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
 import torch
 
 from dovetail.ir.graph import Loc
+from dovetail.util.noun import dataclass
 
 CO_VARARGS: Final = 4
 CO_VARKEYWORDS: Final = 8

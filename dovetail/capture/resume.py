@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import opcode
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import CodeType
 from typing import Final
 
 from dovetail.capture.decode import CACHES, Code, decode, exception_rows, growing_entries
 from dovetail.errors import SkippedFrame
+from dovetail.util.noun import dataclass
 
 OP: Final = opcode.opmap
 SLOT_OPS: Final = frozenset(

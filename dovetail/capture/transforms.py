@@ -11,7 +11,6 @@ the function reads from around it become inputs of its graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any, Final
@@ -29,6 +28,7 @@ from dovetail.errors import UnknownCall
 from dovetail.fake.calls import with_numbers
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import ClosureOf
+from dovetail.util.noun import dataclass
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 """A transform with its settings: from a function to its gradient, its batched form..."""

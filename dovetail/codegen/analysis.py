@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of
 from dovetail.ir.schedule import Group
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True)

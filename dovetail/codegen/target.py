@@ -7,7 +7,6 @@ C++ is one; Triton is another. What does not depend on the target is here and in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dovetail.codegen.analysis import Shape
@@ -16,6 +15,7 @@ from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Buffer
 from dovetail.ir.program import Kernel
 from dovetail.ir.schedule import Group
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True)

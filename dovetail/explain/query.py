@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -18,6 +17,7 @@ from dovetail.explain.html import show_page
 from dovetail.explain.stats import by_stage, seconds_in_all
 from dovetail.explain.text import show_explanation
 from dovetail.explain.views import FusionView, GraphView, Place, place_of, view_fusion, view_graphs
+from dovetail.util.noun import dataclass, field, fields, replace
 
 
 @dataclass(frozen=True, slots=True)

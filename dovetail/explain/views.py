@@ -8,12 +8,12 @@ Views are plain values (they become JSON). Sizes that are symbols count as their
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from dovetail.ir.graph import Graph, Node, show_arg, show_type
 from dovetail.ir.loop import Extern, Nest
 from dovetail.ir.schedule import Group, Plan, Schedule
 from dovetail.util.loc import Loc
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ and the arithmetic that shape rules share: broadcasting, dense strides, strides 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, const, eq, floordiv, mul, product
 from dovetail.sym import Shapes
+from dovetail.util.noun import dataclass
 
 Shape: TypeAlias = "tuple[Expr, ...]"
 

@@ -18,7 +18,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ import torch
 from dovetail.fake.stores import find_written
 from dovetail.fake.tensor import Fake
 from dovetail.util.library import define_op
+from dovetail.util.noun import dataclass, field
 
 KERNELS: Final = (
     ("triton.runtime.jit", "JITFunction"),

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -15,6 +14,7 @@ from torch._library.simple_registry import singleton as registry
 
 from dovetail.fake.known import is_listed
 from dovetail.fake.rules import Rule, find_rule
+from dovetail.util.noun import dataclass
 
 _RANDOM: Final = torch.Tag.nondeterministic_seeded
 _DEPENDENT: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)

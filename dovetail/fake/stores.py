@@ -16,11 +16,11 @@ import builtins
 import inspect
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Final
 
 from dovetail.errors import UnknownStores
+from dovetail.util.noun import dataclass, field
 
 Names = frozenset[str]
 NOTHING: Final[Names] = frozenset()

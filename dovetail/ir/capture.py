@@ -12,11 +12,10 @@ The entry is ordinary Python text, so that a person can read what replaced the f
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dovetail.ir.guard import Guard
 from dovetail.ir.source import Source
 from dovetail.util.loc import Loc
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,12 +16,12 @@ A graph prints as a Python function:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import Expr
 from dovetail.ir.types import Device, DType, TensorType, Type
 from dovetail.util.loc import Loc
+from dovetail.util.noun import dataclass, field
 
 INPUT: Final = "input"
 GET: Final = "get"

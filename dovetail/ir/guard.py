@@ -7,12 +7,12 @@ file also prints them. The order is the order of reading, so a path's owner is c
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dovetail.ir.expr import Expr
 from dovetail.ir.source import Source
 from dovetail.util.loc import Loc
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ results and as targets of `cast`, so a cast down and up again is where eager wou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
@@ -27,6 +26,7 @@ from dovetail.ir.expr import Expr, show_expr, substitute, sym
 from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import BOOL, CPU, I64, Device, DType, TensorType
 from dovetail.util.loc import Loc
+from dovetail.util.noun import dataclass, field, replace
 
 
 class Scalar:

@@ -6,12 +6,12 @@ A tile of such a sum is made by the GPU's matrix units, if both factors have 16 
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from dovetail.ir.expr import Expr, product, symbols
 from dovetail.ir.loop import Nest, Range, Scalar, iter_scalars
 from dovetail.ir.types import F32
+from dovetail.util.noun import dataclass
 
 STEP: Final = 16
 """Matrix units take this many elements of a row at once."""

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import Final
+
+from dovetail.util.noun import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

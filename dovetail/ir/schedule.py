@@ -16,11 +16,10 @@ Softmax: max(0), exp(1), sum(1), div(2): three passes over a row that is in cach
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dovetail.errors import Reason
 from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Extern, Loops, Nest, Range
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,10 +11,9 @@ behaviour. The joint graph has the same inputs plus tangents, and gradients afte
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import TensorType
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True)

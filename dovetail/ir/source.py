@@ -10,8 +10,9 @@ self.__dict__['_modules']['layers'].__dict__['_modules']['0'].__dict__['_paramet
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeAlias
+
+from dovetail.util.noun import dataclass, field
 
 AS_WRITTEN: Final = (
     (re.compile(r"\.__dict__\['_(?:modules|parameters|buffers)'\]\['(\d+)'\]"), r"[\1]"),

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, mul, product, total
+from dovetail.util.noun import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, eq=False)

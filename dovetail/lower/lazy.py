@@ -8,7 +8,6 @@ that views of memory stay free for library calls too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, cast
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ceildiv, ge, lt, mul, sym, symbols
@@ -28,6 +27,7 @@ from dovetail.ir.loop import (
 )
 from dovetail.ir.types import BOOL, F32, I64, DType, ScalarType, TensorType
 from dovetail.lower.index import Index, element_of, reshape_index, reshape_strides
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,13 +13,13 @@ pointwise prims are the scalar operations of the loop IR, so lowering them needs
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import Expr, add, as_expr, ceildiv, total
 from dovetail.ir.graph import Arg, Node
 from dovetail.ir.loop import SCALAR_OPS
 from dovetail.ir.types import BOOL, I64, DType, TensorType
+from dovetail.util.noun import dataclass
 
 Shape: TypeAlias = "tuple[Expr, ...]"
 Result: TypeAlias = "tuple[Shape, DType]"

@@ -13,7 +13,6 @@ no compile time, and it computes folded weights in double precision.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Final, cast
 
 import torch
@@ -26,6 +25,7 @@ from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
 from dovetail.passes.clean import drop_dead
 from dovetail.passes.layout import PACK, channels_last
+from dovetail.util.noun import dataclass
 
 CONV: Final = "aten.convolution.default"
 RECURRENT: Final = "aten.mkldnn_rnn_layer.default"

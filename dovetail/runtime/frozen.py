@@ -12,7 +12,6 @@ import functools
 import struct
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -22,6 +21,7 @@ from dovetail import _native
 from dovetail.events import EVENTS
 from dovetail.ir.types import TensorType
 from dovetail.runtime.torch_abi import IMPL_BYTES, UnknownLayout, attach, impl_of, is_pointer, only, words_at
+from dovetail.util.noun import dataclass
 
 COUNTER_WORDS: Final = 4
 STORAGE_WORDS: Final = 8

@@ -17,12 +17,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from dovetail.events import EVENTS
+from dovetail.util.noun import dataclass, field
 
 WARM_UPS: Final = 2
 MOST_RECORDINGS: Final = 3

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
@@ -24,6 +23,7 @@ from dovetail.ir.expr import Expr
 from dovetail.ir.guard import Guard
 from dovetail.ir.source import Source
 from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find_address
+from dovetail.util.noun import dataclass, field
 from dovetail.util.torch_state import READERS, TRACER
 
 OPERATIONS: Final = (

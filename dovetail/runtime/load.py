@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -29,6 +28,7 @@ from dovetail.runtime.arena import keep_freed_memory
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
 from dovetail.runtime.calls import make_call
 from dovetail.runtime.torch_abi import attach
+from dovetail.util.noun import dataclass
 
 UNIT_LINES: Final = 1200
 """Lines of kernels in one unit before another is opened."""

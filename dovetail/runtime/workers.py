@@ -16,7 +16,6 @@ import struct
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,6 +23,7 @@ from typing import Any, Final
 
 from dovetail.errors import BuildFailed
 from dovetail.events import EVENTS
+from dovetail.util.noun import dataclass, field
 
 PROGRAM: Final = Path(__file__).with_name("triton_worker.py")
 MOST: Final = 16

@@ -10,13 +10,13 @@ join: for d0 < 8 | d1 < 64:  e[64*d0 + d1] = exp(x[64*d0 + d1]);  s[d0] = sum(e[
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 from dovetail.errors import Reason
 from dovetail.ir.expr import ONE, ZERO, Expr, add, mul, product, substitute
 from dovetail.ir.loop import Loops, Nest, Range, Scalar, Write, index_value, loads_of, moved_write
 from dovetail.schedule.domain import Common, by_stride, refine
+from dovetail.util.noun import dataclass, replace
 
 UNKNOWN: Final = None
 """The index of a gather or a scatter: computed from data."""

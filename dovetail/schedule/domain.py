@@ -8,11 +8,11 @@ over memory when one is a finer split of the other; the finer one becomes common
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul
 from dovetail.ir.loop import Range
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ bounded by its number of reads.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dovetail.errors import Reason
@@ -23,6 +22,7 @@ from dovetail.ir.types import Device
 from dovetail.options import Options
 from dovetail.schedule.cluster import Cluster, buffer_sizes, derive_levels, join, make_cluster, rewritten
 from dovetail.schedule.libraries import choose_libraries
+from dovetail.util.noun import dataclass, field, replace
 
 ROW_BYTES: Final = 65536
 """A row kept inside a kernel between two passes must fit in this (half of a second-level cache share)."""

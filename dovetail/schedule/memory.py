@@ -10,13 +10,13 @@ reuse a freed slot of the same size or get one of their own, after the fixed par
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
 from dovetail.ir.loop import Buffer, Extern, loads_of
 from dovetail.ir.schedule import Group, Place, Plan, Schedule
+from dovetail.util.noun import dataclass
 
 ALIGN: Final = 64
 

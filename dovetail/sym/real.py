@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, TypeAlias
 
@@ -29,6 +28,7 @@ from dovetail.ir.expr import (
     show_expr,
     symbols,
 )
+from dovetail.util.noun import dataclass
 
 Number: TypeAlias = "Real | float"
 

@@ -11,7 +11,6 @@ Equalities are used at once: after s0 == s1, every new expression says s0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.ir.expr import (
@@ -35,6 +34,7 @@ from dovetail.ir.expr import (
 )
 from dovetail.ir.source import Size, Source
 from dovetail.util.loc import Loc
+from dovetail.util.noun import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Where in the user's program something came from."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dovetail.util.noun import dataclass
 
 
 @dataclass(frozen=True, slots=True)

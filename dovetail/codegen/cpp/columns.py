@@ -15,7 +15,6 @@ nothing cancels that matters.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from dovetail.codegen.analysis import Pass
@@ -27,6 +26,7 @@ from dovetail.codegen.cpp.values import KernelWriter, Scope, Value
 from dovetail.ir.expr import ceildiv, mul, product
 from dovetail.ir.loop import Nest, Range, loads_of
 from dovetail.ir.types import BOOL, DType
+from dovetail.util.noun import dataclass, field
 
 if TYPE_CHECKING:
     from dovetail.codegen.cpp.loops import Body

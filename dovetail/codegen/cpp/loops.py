@@ -10,7 +10,6 @@ Four shapes, by where the contiguous loop is and how many outer points there are
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from dovetail.codegen.analysis import Pass, Shape, crossing_loads, work, writes_in
@@ -24,6 +23,7 @@ from dovetail.ir.expr import ONE, Expr, add, ceildiv, linear_in, mul, product, s
 from dovetail.ir.loop import Range, Scalar, loads_of
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
+from dovetail.util.noun import dataclass
 
 Visit: TypeAlias = Callable[[Scope], None]
 CHUNK: Final = 4096

@@ -4,13 +4,13 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from dovetail.codegen.cpp.ops import C_TYPE, combine, functions_of
 from dovetail.codegen.cpp.reduce import Accumulator
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value
 from dovetail.ir.types import I64, DType
+from dovetail.util.noun import dataclass
 
 PIECES: Final = 64
 """Most pieces a walk is split into."""

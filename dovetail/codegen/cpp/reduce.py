@@ -7,7 +7,6 @@ of more than a few hundred terms per accumulator flush into a second one, as eag
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from dovetail.codegen.cpp.exprs import c_expr, fits_int32
@@ -16,6 +15,7 @@ from dovetail.codegen.cpp.values import KernelWriter, Scope, Value, innermost
 from dovetail.ir.expr import ONE, Expr, linear_in, mul, product
 from dovetail.ir.loop import Nest, Write, index_value
 from dovetail.ir.types import BOOL, I32, I64, DType
+from dovetail.util.noun import dataclass
 
 CASCADE: Final = 64
 """Additions into one accumulator before it is flushed into the next."""

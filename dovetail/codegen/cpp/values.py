@@ -11,7 +11,6 @@ which everything it needs is known.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dovetail.codegen.analysis import Shape, step_of
@@ -32,6 +31,7 @@ from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, mul, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BF16, BOOL, F16, I64, DType
+from dovetail.util.noun import dataclass, field, replace
 
 EACH_LANE: Final = '_Pragma("GCC unroll 16")'
 """Before a loop over the lanes of a vector: element numbers become constants."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from dovetail.util.noun import dataclass
 
 FEWEST: Final = 3
 """Equal steps that are worth a function."""

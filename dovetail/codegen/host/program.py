@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE
@@ -30,6 +29,7 @@ from dovetail.ir.loop import Buffer, BufferRef
 from dovetail.ir.program import PythonCall, Result
 from dovetail.ir.schedule import Group, Place, Plan
 from dovetail.ir.types import Device, DType, TensorType
+from dovetail.util.noun import dataclass, field
 
 
 @dataclass(slots=True)

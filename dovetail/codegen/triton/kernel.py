@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -42,6 +41,7 @@ from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, l
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, I64, DType
+from dovetail.util.noun import dataclass, field, replace
 from dovetail.util.writer import Writer
 
 PRELUDE: Final = Path(__file__).with_name("prelude.py").read_text()
