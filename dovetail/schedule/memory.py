@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import insort
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
 from dovetail.ir.loop import Buffer, Extern, loads_of
@@ -19,6 +19,8 @@ from dovetail.ir.schedule import Group, Place, Plan, Schedule
 from dovetail.util.noun import dataclass
 
 ALIGN: Final = 64
+Time: TypeAlias = "tuple[int, int, int]"
+"""In a kernel: the level; before, along or again along its rows; the place among the nests."""
 
 
 @dataclass(slots=True, eq=False)
@@ -174,31 +176,34 @@ def _overwrites(step: Group, name: str, other: str, buffers: dict[str, Buffer]) 
     target = _write_positions(step).get(name)
     if target is None:
         return False
-    level, index, nest = target
-    return all(
-        at is index and (at_level < level or (at_level == level and order <= nest))
-        for at_level, order, at in _read_positions(step)[other]
-    )
+    when, index = target
+    return all(at is index and then <= when for then, at in _read_positions(step)[other])
+
+
+def _time(group: Group, order: int) -> Time:
+    """When a nest runs: what is once for a row comes before the walk along it; a variance walks twice."""
+    nest = group.nests[order]
+    walks = 2 if any(write.reduce == "welford" for write in nest.writes) else 1
+    is_once = not nest.reduce and len(nest.ranges) == group.outer
+    return group.levels[order], 0 if is_once else walks, order
 
 
 @lru_cache(1)  # asked for again and again, one kernel after the other
-def _write_positions(group: Group) -> dict[str, tuple[int, Expr, int]]:
-    found: dict[str, tuple[int, Expr, int]] = {}
-    for order, (nest, level) in enumerate(zip(group.nests, group.levels)):
+def _write_positions(group: Group) -> dict[str, tuple[Time, Expr]]:
+    found: dict[str, tuple[Time, Expr]] = {}
+    for order, nest in enumerate(group.nests):
         if nest.reduce:
             continue
         for write in nest.writes:
             if write.index_scalar is None:
-                found |= {buffer: (level, write.index, order) for buffer in write.buffers}
+                found |= {buffer: (_time(group, order), write.index) for buffer in write.buffers}
     return found
 
 
 @lru_cache(1)
-def _read_positions(group: Group) -> dict[str, list[tuple[int, int, Expr | None]]]:
-    """When and where each buffer is read; a variance walks twice, again after all else of its level."""
-    found: dict[str, list[tuple[int, int, Expr | None]]] = {}
-    for order, (nest, level) in enumerate(zip(group.nests, group.levels)):
-        walks_twice = any(write.reduce == "welford" for write in nest.writes)
+def _read_positions(group: Group) -> dict[str, list[tuple[Time, Expr | None]]]:
+    found: dict[str, list[tuple[Time, Expr | None]]] = {}
+    for order, nest in enumerate(group.nests):
         for buffer, index in loads_of(nest):
-            found.setdefault(buffer, []).append((level + walks_twice, order, index))
+            found.setdefault(buffer, []).append((_time(group, order), index))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import symbolic_trace
 
+import dovetail
 from dovetail import aot, lower, ops, passes
 from dovetail.ir.schedule import Plan
 from dovetail.options import Options
@@ -60,3 +61,14 @@ def test_without_fusion_chains_reuse_in_place() -> None:
         return torch.softmax(torch.exp(torch.relu(x).cumsum(0)), -1).cumsum(1)
 
     check_no_overlap(planned(chain, (16, 16), options=Options(fuse=False)))
+
+
+def test_what_a_walk_along_the_rows_reads_is_not_overwritten_before_it() -> None:
+    def f(x: torch.Tensor, a: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = w.exp()
+        y = (x * scale) @ a
+        return (y - y.sum(0)) * scale, b @ ((y * y).sum(0) * 0.5)  # the sum is made before the walk that reads `scale`
+
+    args = [torch.randn(16, 64), torch.randn(64, 64), torch.randn(64), torch.randn(8, 64)]
+    for got, want in zip(dovetail.compile(f)(*args), f(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
