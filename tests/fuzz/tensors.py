@@ -136,7 +136,7 @@ LAYER: Final = (
     "F.instance_norm({a}.float().flatten()[:6].reshape(1, 2, 3))",
     "F.scaled_dot_product_attention(*[{a}.float().flatten()[:12].reshape(1, 2, 3, 2)] * 3, is_causal=True)",
     "F.unfold({a}.float().flatten()[:12].reshape(1, 1, 3, 4), 2)", "F.pixel_shuffle({a}.float().flatten()[:4].reshape(1, 4, 1, 1), 2)",
-    "F.kl_div({a}.float().log_softmax(-1), {a}.float().softmax(-1), reduction='sum')",
+    "F.kl_div({a}.float().log_softmax(-1), {a}.float().softmax(-1), reduction='sum') + 0.25",
     "F.conv2d({a}.float(), torch.ones(2, {a}.shape[1], 2, 2) * 0.1, torch.ones(2), padding=1)", "F.conv2d({a}.float(), torch.ones({a}.shape[1], 1, 1, 2) * 0.2, groups={a}.shape[1])",
     "F.conv_transpose2d({a}.float(), torch.ones({a}.shape[1], 2, 2, 2) * 0.1, stride=2)", "F.max_pool2d({a}.float(), 2, 1)", "F.avg_pool2d({a}.float(), 2, 1, ceil_mode=True)", "F.max_pool2d({a}.float(), 2, 1, return_indices=True)[1]",
     "F.adaptive_avg_pool2d({a}.float(), 2)", "F.adaptive_max_pool2d({a}.float(), (1, 2))", "F.batch_norm({a}.float(), None, None, training=True)", "F.group_norm({a}.float(), 1)", "F.instance_norm({a}.float())",

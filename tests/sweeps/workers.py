@@ -42,7 +42,7 @@ class Worker:
         command = [sys.executable, "-m", "tests.sweeps.workers", module, json.dumps(settings)]
         with log.open("ab") as errors:
             process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                                       start_new_session=True,
+                                       process_group=0,
                                        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"})
         return Worker(process)
 
