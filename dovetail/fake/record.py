@@ -115,7 +115,8 @@ def _read(func: Any) -> Record:
     mutates = any(alias.is_write for alias in aliases)
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
     base = name.rsplit(".", 1)[0]
-    is_pointwise, is_random = torch.Tag.pointwise in func.tags, _RANDOM in func.tags
+    is_pointwise = torch.Tag.pointwise in func.tags or base == "aten.floor_divide"
+    is_random = _RANDOM in func.tags
     returns_tensors = all(str(r.type) == "Tensor" for r in schema.returns) and len(schema.returns) > 0
     is_simple = is_pointwise and not is_random and len(schema.returns) == 1
     changes_shape = torch.Tag.inplace_view in func.tags or name.startswith(("aten.resize", "aten.set_"))

@@ -67,12 +67,18 @@ class Schedule:
     """What was not fused, and why."""
 
     def last_uses(self) -> dict[str, int]:
-        """Buffer -> the last step that reads or writes it; in an order that is the same in every process."""
-        return {
+        """Buffer -> the last step that reads or writes it, or what lies in its memory; in an order that is
+        the same in every process."""
+        last = {
             name: k
             for k, step in enumerate(self.steps)
             for name in sorted({**step.read_buffers, **step.written_buffers})
         }
+        for step in reversed(self.steps):
+            if isinstance(step, Extern) and step.aliases:
+                until = max(last[name] for name in step.results)
+                last |= {ref.buffer: max(last[ref.buffer], until) for ref in step.refs()}
+        return last
 
     def __str__(self) -> str:
         lines = [str(step) for step in self.steps]

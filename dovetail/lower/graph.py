@@ -60,6 +60,8 @@ class _Lowering:
         self.returned: set[str] = set()
         self.updated: set[str] = set()
         """Inputs written in place."""
+        self.views: set[str] = set()
+        """Results of library calls that lie in the memory of an argument."""
         self.owners: dict[str, Node] = {}
         """Buffers that a user's kernel has written: whose value each holds."""
         self.taken: set[str] = {node.name for node in (*graph.inputs, *graph.nodes)}
@@ -250,6 +252,7 @@ class _Lowering:
         into = node.op in STRIDE_FREE
         tensors = tuple(i for i, type in enumerate(types) if isinstance(type, TensorType)) if several else ()
         aliases = is_view_call(node.op)
+        self.views.update(outputs if aliases else ())
         step = Extern(node.name, node.op, args, kwargs, outputs, into, node.loc, aliases, tensors)
         self.steps.append(step)
         if several:
@@ -339,6 +342,7 @@ class _Lowering:
             return out.type.expr
         ref = self.in_memory(out)
         shared = self.buffers[ref.buffer].kind == "input" and ref.buffer not in self.updated
+        shared |= ref.buffer in self.views
         if ref.buffer in self.returned or shared:
             copied = self.store(out, window(ref), self.fresh(f"{out.name}_copy"))
             ref = cast(BufferRef, copied.ref)

@@ -250,3 +250,8 @@ def test_images_of_one_pixel_or_channel_stay_channels_last(size: tuple[int, ...]
 
     x = torch.randn(size).to(memory_format=torch.channels_last)
     assert [t.stride() for t in dovetail.compile(f)(x)] == [t.stride() for t in f(x)]
+
+
+def test_division_of_two_types_is_laid_out_by_its_first_operand() -> None:
+    x, y = torch.randn(2, 4), torch.ones(4, 2, dtype=torch.int32).t()
+    assert dovetail.compile(torch.floor_divide)(x, y).stride() == torch.floor_divide(x, y).stride()

@@ -72,3 +72,25 @@ def test_what_a_walk_along_the_rows_reads_is_not_overwritten_before_it() -> None
     args = [torch.randn(16, 64), torch.randn(64, 64), torch.randn(64), torch.randn(8, 64)]
     for got, want in zip(dovetail.compile(f)(*args), f(*args), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+
+
+def test_a_view_made_by_a_library_call_shares_nothing_outside() -> None:
+    """A slice from a symbolic start is left to ATen, whose result lies in its argument's memory."""
+
+    def f(x: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        part, copied, scaled = x.clone()[n - 2 :], y.clone()[n - 2 :], x[n - 2 :] * 3
+        x.mul_(2)
+        return part, copied, y, scaled
+
+    compiled = dovetail.compile(f, dynamic=True)
+    for n in (3, 4):
+        x = torch.randn(5, 4)
+        other = x.clone()
+        got, want = compiled(x, n), f(other, n)
+        for kept in (x, got[2]):
+            kept.zero_()  # no other result changes with it
+        other.zero_()
+        want[2].zero_()
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)
