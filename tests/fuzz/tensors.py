@@ -75,7 +75,7 @@ REDUCE: Final = (
     "torch.linalg.vector_norm({a}.float(), 3, {d})", "{a}.all({d}, keepdim=True)", "{a}.nonzero()", "{a}.argsort({d}, stable=True)", "{a}.diff(dim={d})",
     "torch.std_mean({a}.float())[1]", "F.softmin({a}.float(), {d})", "{a}.float().mean(-1).sum()", "{a}.unique()", "torch.histc({a}.float(), 4, -2, 2)",
     "torch.bincount({a}.flatten().long().abs() % 5, minlength=5)", "{a}.float().trace()", "{a}.float().softmax(-1).argmax(-1)",
-    "torch.logsumexp({a}.float(), (0, -1))", "{a}.any()", "{a}.prod()  % 7", "F.rms_norm({a}.float(), {a}.shape[-1:])", "{a}.max()",
+    "torch.logsumexp({a}.float(), (0, -1))", "{a}.any()", "{a}.prod().float().tanh()", "F.rms_norm({a}.float(), {a}.shape[-1:])", "{a}.max()",
     "{a}.min({d}, keepdim=True).indices", "{a}.float().renorm(2, 0, 1.0)", "{a}.flip({d}).cumsum({d}).flip({d})", "torch.trapezoid({a}.float(), dim={d})",
     "{a}.sum({d}) / {a}.shape[{d}]",
     "torch.unique_consecutive({a}.flatten())", "{a}.sort({d}, descending=True).indices", "{a}.topk(2, {d}, largest=False).indices", "{a}.mode({d}).values", "{a}.float().logsumexp(-1, keepdim=True)",
@@ -213,7 +213,7 @@ class Net(torch.nn.Module):
         return v * self.scale + self.bias.sum()
 NET = Net()"""
 CONDITIONS: Final = ("if {a}.shape[0] > 4:", "if {a}.dim() == 2:", "if {a}.sum() > 0:", "for i in range(3):", "for i in range({a}.shape[0]):", "with torch.no_grad():", "while {a}.shape[0] > 1000:",
-    "if n > 4:", "for i in range(n % 3):", "if {a}.dtype == torch.float32 or {a}.is_floating_point():", "if not {a}.any():", "if {a}.float().max() > 1.0 and n > 2:", "with torch.enable_grad():", "if {a}.requires_grad:")
+    "if n > 4:", "for i in range(n % 3):", "if {a}.dtype == torch.float32 or {a}.is_floating_point():", "if not ({a}.abs() > 0.01).any():", "if {a}.float().max() > 1.0 and n > 2:", "with torch.enable_grad():", "if {a}.requires_grad:")
 MOST_ELEMENTS: Final = 3000
 
 
