@@ -111,9 +111,10 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     random_state, grad_mode = torch.get_rng_state(), torch.is_grad_enabled()
     shapes = _shapes_of(example_inputs)
     try:
-        with recorder, nullcontext() if shapes is None else SymbolicCalls():
+        with recorder:
             _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
-            results = run_fx(gm, trace.passed, recorder)
+            with nullcontext() if shapes is None else SymbolicCalls():
+                results = run_fx(gm, trace.passed, recorder)
         torch._C._set_grad_enabled(grad_mode)  # the program may end inside of torch.no_grad()
         mutations = _derive_mutations(trace)
         outputs = _derive_outputs(trace, results)
@@ -131,7 +132,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     n, constants = len(example_inputs), tuple(recorder.constants)
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
     graph, repeated = merge_repeated(builder.finish((*trace.values, *grads)), boundary, recorder.draws)
-    if shapes is not None:  # equalities learned late hold from the beginning
+    if shapes is not None and shapes.equalities:  # learned late, they hold from the beginning
         graph, outputs = simplify_graph(graph, shapes), [simplify_output(o, shapes) for o in outputs]
     signature = Signature(
         inputs=n,

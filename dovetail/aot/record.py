@@ -214,13 +214,13 @@ _types: Final[dict[object, TensorType]] = {}
 
 
 def fake_type(fake: Any) -> TensorType:
-    """type_of, remembered by the key that fakes of the same metadata share."""
+    """type_of, remembered by the key that fakes of the same metadata share; for symbolic ones with the form."""
     key = getattr(fake, "key", None)
-    if key is None or fake.form is not None:
+    if key is None or (fake.form is not None and fake.shapes.equalities):
         return type_of(fake)
-    found = _types.get(key)
+    found = _types.get((key, fake.form))
     if found is None:
-        found = _types[key] = type_of(fake)
+        found = _types[key, fake.form] = type_of(fake)
     return found
 
 

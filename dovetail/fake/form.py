@@ -39,6 +39,8 @@ class Form:
 
     def map(self, shapes: Shapes) -> Form:
         """With every equality known by now applied."""
+        if not shapes.equalities:
+            return self
         simplify = shapes.simplify
         shape, stride = tuple(map(simplify, self.shape)), tuple(map(simplify, self.stride))
         return Form(shape, stride, simplify(self.offset), self.dtype)

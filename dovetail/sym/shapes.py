@@ -78,10 +78,11 @@ class Shapes:
     """Run-time floats whose value was needed after all: guard them by value."""
     remembered: dict[Any, Any] = field(default_factory=dict)
     """Results of shape rules, by what they were asked; see fake."""
+    equalities: dict[Expr, Expr] = field(default_factory=dict)
+    """A symbol -> what it was assumed to equal, in terms of symbols that are left."""
     _hints: dict[str, int] = field(default_factory=dict)
     _hint_of: dict[Expr, int] = field(default_factory=dict)
     _simple: dict[Expr, Expr] = field(default_factory=dict)
-    _equal: dict[Expr, Expr] = field(default_factory=dict)
     _known: dict[Expr, bool] = field(default_factory=dict)
     _at_least: dict[Expr, int] = field(default_factory=dict)
 
@@ -112,11 +113,11 @@ class Shapes:
 
     def simplify(self, value: Expr) -> Expr:
         """The same value in terms of fewer symbols, by the equalities assumed so far."""
-        if not self._equal or value.op == "const":
+        if not self.equalities or value.op == "const":
             return value
         found = self._simple.get(value)
         if found is None:
-            found = self._simple[value] = substitute(value, self._equal)
+            found = self._simple[value] = substitute(value, self.equalities)
         return found
 
     def is_true(self, condition: Expr) -> bool | None:
@@ -226,8 +227,8 @@ class Shapes:
         if solved is None:
             return
         symbol, value = solved
-        self._equal = {old: substitute(new, {symbol: value}) for old, new in self._equal.items()}
-        self._equal[symbol] = value
+        self.equalities = {old: substitute(new, {symbol: value}) for old, new in self.equalities.items()}
+        self.equalities[symbol] = value
         self._simple.clear()
         self._known = {substitute(c, {symbol: value}): holds for c, holds in self._known.items()}
         bounds = self._at_least
