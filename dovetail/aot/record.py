@@ -214,7 +214,7 @@ _types: Final[dict[object, TensorType]] = {}
 
 
 def fake_type(fake: Any) -> TensorType:
-    """type_of, remembered by the key that fakes of the same metadata share; for symbolic ones with the form."""
+    """type_of, remembered by the key that fakes of the same metadata share, and the symbolic form."""
     key = getattr(fake, "key", None)
     if key is None or (fake.form is not None and fake.shapes.equalities):
         return type_of(fake)
@@ -595,8 +595,9 @@ def record_rnn(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any
 
 
 def record_eig(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Its backward refuses losses that depend on the phase of a vector, which takes numbers to see."""
-    if torch.is_grad_enabled() and args[0].requires_grad:
+    """Its backward refuses losses that depend on the phase of a vector, which takes numbers to see; not so
+    where torch calls it for the values only."""
+    if torch.is_grad_enabled() and args[0].requires_grad and "eigvals" not in recorder.name:
         raise UnsupportedMutation(recorder.loc, detail="linalg.eig checks its gradient's values")
     return record_call(recorder, func, args, kwargs)
 

@@ -16,7 +16,7 @@ from dovetail.events import EVENTS
 from dovetail.fake.form import Form, derive_strides, static_form
 from dovetail.fake.record import Record
 from dovetail.fake.rules import Call, Unruled
-from dovetail.ir.expr import const, symbols
+from dovetail.ir.expr import const, eq, symbols
 from dovetail.sym import Shapes, hint_of
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -120,10 +120,20 @@ def _fit(facts: Record, call: Call, said: Any, result: torch.Tensor) -> Form:
     if isinstance(said, Form) and (facts.is_view or facts.changes_shape or "strided" in facts.name):
         stride, offset = tuple(map(shapes.simplify, said.stride)), shapes.simplify(said.offset)
     else:
+        if 1 in hints and any(_is_turned(x, shapes) for x in call.tensors):
+            for size in (size for size, hint in zip(shape, hints) if hint == 1):
+                shapes.assume(eq(size, 1), "a size of 1 leaves the order of strides open")
+            shape = tuple(map(shapes.simplify, shape))
         stride, offset = derive_strides(shapes, shape, result.stride()), static_form(result).offset
     if stride is None:
         raise Unruled
     return Form(shape, stride, offset, result.dtype)
+
+
+def _is_turned(form: Form, shapes: Shapes) -> bool:
+    """Its rows are not outermost in memory."""
+    steps = list(map(shapes.hint, form.stride))
+    return any(inner > outer > 0 for outer, inner in zip(steps, steps[1:]))
 
 
 def fix_symbols(facts: Record, call: Call, why: str) -> None:

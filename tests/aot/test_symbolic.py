@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import dovetail
 from dovetail.fake import fake_like
 from dovetail.sym import Shapes, make_symfloat, make_symint
 from tests.aot.running import compiled
@@ -81,3 +82,10 @@ def test_float_input() -> None:
     torch.testing.assert_close(y, x.sin() * 0.25)
     (grad,) = torch.autograd.grad(y.sum(), [x])
     torch.testing.assert_close(grad, x.cos() * 0.25)
+
+
+def test_a_size_of_one_says_nothing_about_the_order_of_strides() -> None:
+    call = dovetail.compile(lambda x: x.diff(dim=1))
+    for n in (4, 2, 4, 5):
+        x = torch.randn(n, 3).t()
+        assert call(x).stride() == x.diff(dim=1).stride()
