@@ -40,8 +40,9 @@ from dovetail.util.noun import dataclass, field, replace
 
 _DETACH = ViewStep("aten.detach.default")
 
-_RAISING = ("aten.linalg_", "aten._linalg_", "aten.cholesky", "aten.multinomial", "aten._assert_async")
-"""Ops that refuse some values. (Indices out of range are refused too; not to copy caches is worth more.)"""
+_RAISING = ("aten.linalg_", "aten._linalg_", "aten.cholesky")
+"""Ops that refuse some values. (Gathers, samplers and assertions do too, and stand in every step of decoding:
+not to copy its caches is worth more.)"""
 
 MOST_GROUPS = 16
 """Separate autograd.Functions of one graph: each takes microseconds a call, and its backward is compiled."""
