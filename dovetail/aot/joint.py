@@ -40,7 +40,7 @@ from dovetail.util.noun import dataclass, field, replace
 
 _DETACH = ViewStep("aten.detach.default")
 
-_RAISING = ("aten.linalg_", "aten._linalg_", "aten.cholesky")
+_RAISING = ("aten._linalg_check_errors", "aten._linalg_eigh", "aten._linalg_svd", "aten.linalg_eig.")
 """Ops that refuse some values. (Gathers, samplers and assertions do too, and stand in every step of decoding:
 not to copy its caches is worth more.)"""
 
