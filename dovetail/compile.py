@@ -192,7 +192,7 @@ def assemble(
     unit: str, graph: Graph, frozen: passes.Frozen, joint: aot.Joint, options: Options
 ) -> tuple[runtime.Frozen, None, aot.Partition]:
     """An inference program whose last inputs come from a prologue."""
-    prologue, updates = frozen.prologue, joint.signature.updates
+    prologue, updates = frozen.prologue, joint.updates
     main = build(replace(graph, name=f"{unit}_forward", updates=updates), options)
     types = [node.tensor for node in prologue.inputs]
     run = functools.partial(aot.run_graph, prologue)
