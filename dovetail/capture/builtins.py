@@ -490,7 +490,7 @@ def is_native_class(cls: type) -> bool:
     if issubclass(cls, BaseException):
         makers = (find_in_mro(cls, name)[0] for name in ("__new__", "__init__"))
         return not any(isinstance(maker, (FunctionType, staticmethod)) for maker in makers)
-    return False
+    return hasattr(cls, "n_sequence_fields")  # a named tuple made in C, such as torch.return_types.max
 
 
 def construct_new(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:

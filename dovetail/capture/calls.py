@@ -35,7 +35,7 @@ from dovetail.capture.text import native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import Raised, Trace, is_library_file
 from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
-from dovetail.errors import UnknownCall, UnsupportedGenerator
+from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Length
 from dovetail.ir.source import Arg as RootArg
@@ -78,7 +78,13 @@ def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) ->
     if name is not None and args and isinstance(args[0], Fake):
         return call_tensor_method(trace, name, args, kwargs)
     if is_torch_call(fn):
-        return call_torch(trace, fn, args, kwargs)
+        try:
+            return call_torch(trace, fn, args, kwargs)
+        except DataDependentValue as why:  # perhaps only to check it: a branch that raises can be captured
+            try:
+                return inline(trace, fn, args, kwargs)
+            except Break:
+                raise why from None
     marked = call_marked(trace, fn, args, kwargs)
     if marked is not UNMARKED:
         return marked

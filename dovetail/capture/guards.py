@@ -12,10 +12,10 @@ from itertools import chain
 import torch
 from torch.autograd import forward_ad
 
-from dovetail.capture.origins import raw_items
+from dovetail.capture.origins import may_be_written, raw_items
 from dovetail.capture.trace import Origin, Trace, Unread
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Equals, Guard, SameAs, State
+from dovetail.ir.guard import Equals, Guard, Predicate, SameAs, State
 from dovetail.ir.source import Arg, Const, DictAttr, Item, KeyItem, Source
 from dovetail.util.torch_state import read_state
 
@@ -43,7 +43,11 @@ def why_not_now() -> tuple[str, bool] | None:
 
 
 def alias_guards(trace: Trace) -> Iterator[Guard]:
-    """Two arguments were different objects and one was changed in place: they must stay different."""
+    """Two arguments were different objects and one was changed in place: they must stay different. And what
+    autograd let the program write must stay so."""
+    for origin in trace.known.values():
+        if isinstance(origin.stand_in, Fake) and may_be_written(origin.original) and is_changed(origin):
+            yield Guard(origin.source, Predicate(may_be_written, "is no leaf and no view"))
     passed = [(origin, is_changed(origin)) for origin in trace.known.values() if is_passed(origin.source)]
     for i, (origin, changed) in enumerate(passed):
         for other, other_changed in passed[:i]:

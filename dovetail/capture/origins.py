@@ -22,7 +22,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 import torch
@@ -128,6 +128,8 @@ def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
 
 def _wrap_strided(trace: Trace, value: torch.Tensor, source: Source) -> Any:
     fake, free_shape, free_stride, symbolic = make_fake(trace, value, source)
+    if may_be_written(value) and (made := fake.clone()).stride() == fake.stride():
+        fake = cast(Fake, made)  # no leaf of autograd either: those refuse to be written
     register(trace, value, fake, source)
     trace.owned[id(fake)] = fake
     name = f"input_{len(trace.inputs)}"
@@ -142,6 +144,11 @@ def _wrap_strided(trace: Trace, value: torch.Tensor, source: Source) -> Any:
         ),
     )  # fmt: skip
     return fake
+
+
+def may_be_written(value: torch.Tensor) -> bool:
+    """Whether a tensor was computed with gradients, and is the whole of what was computed."""
+    return value.grad_fn is not None and not value._is_view()
 
 
 def make_fake(

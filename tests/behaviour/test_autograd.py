@@ -432,3 +432,47 @@ def test_only_one_of_a_complex_and_a_real_result_is_differentiated() -> None:
     compiled = dovetail.compile(f, options={"fallback_to_eager": False})
     grads = [torch.autograd.grad(function(x)[1], x)[0] for function in (f, compiled)]
     torch.testing.assert_close(grads[1], grads[0])
+
+
+COMPUTED: Final[dict[str, Step]] = {
+    "whole": lambda w: w * 1.5,
+    "view": lambda w: (w * 1.5)[:, :],
+    "leaf": lambda w: w,
+    "no gradients": lambda w: (w * 1.5).detach(),
+    "transposed": lambda w: (w.t() * 1.5).t(),
+}
+WRITES: Final[dict[str, Step]] = {
+    "all of it": lambda x: (x.mul_(2), x * 2)[1],
+    "a part": lambda x: (x[1:].mul_(2), x * 2)[1],
+    "an item": lambda x: (x.__setitem__(0, 5.0), x * 2)[1],  # type: ignore[func-returns-value]
+    "a layer": lambda x: F.relu(x, inplace=True) + 1,
+    "what is returned": lambda x: x.mul_(3),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+def test_writing_to_what_the_caller_computed(name: str, backend: str) -> None:
+    """One graph; and a leaf, which eager refuses, or a view is not taken for it later."""
+
+    def observe(function: Step, kind: str) -> Any:
+        w = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+        x = COMPUTED[kind](w)
+        try:
+            y = function(x)
+        except RuntimeError as refused:
+            return str(refused)
+        loss = y.sum() + (x * torch.arange(4.0)).sum()
+        if loss.requires_grad:
+            loss.backward()
+        return y, x, w.grad, x.is_leaf, x.requires_grad
+
+    dovetail.compile(WRITES[name], backend=backend, fullgraph=True)(torch.ones(3, 4, requires_grad=True) * 2)
+    for order in (COMPUTED, reversed(COMPUTED)):
+        dovetail.reset()
+        compiled = dovetail.compile(WRITES[name], backend=backend)
+        for kind in order:
+            found, wanted = observe(compiled, kind), observe(WRITES[name], kind)
+            assert found == wanted if isinstance(wanted, str) else all(
+                torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(found, wanted, strict=True)
+            )

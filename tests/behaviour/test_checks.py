@@ -49,6 +49,14 @@ def effects_and_random_numbers_before_it() -> Any:
     return g, [(x4(),), (x4() / 0,), (x4(),)], lambda: log
 
 
+@case("C3")
+def a_check_inside_of_one_of_torchs_functions() -> Any:
+    def f(x: torch.Tensor, var: torch.Tensor) -> Any:
+        return torch.nn.functional.gaussian_nll_loss(x.sin(), x.detach(), var).exp()
+
+    return f, [(x4(), torch.rand(4)), (x4(), -torch.rand(4)), (x4(), torch.rand(4))]
+
+
 @case("C3", breaks=1)
 def after_a_break() -> Any:
     def f(x: torch.Tensor) -> Any:

@@ -185,6 +185,15 @@ def ordered_dict_subclass_made_inside() -> Any:
     return f, (x4(),)
 
 
+@case("C4")
+def named_tuple_of_torch() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        made = torch.return_types.max((x + 1, x * 2))
+        return made, made.values - made[1], type(made)(t.exp() for t in made)
+
+    return f, (x4(),)
+
+
 class NoBool:
     def __bool__(self) -> Any:
         return 1.5
