@@ -20,7 +20,7 @@ import torch
 
 from dovetail.capture.attributes import RULES
 from dovetail.capture.builtins import Args, Kwargs, Special, on
-from dovetail.capture.operations import as_hashable
+from dovetail.capture.operations import as_hashable, set_item
 from dovetail.capture.origins import BY_NAME, PLAIN, register, wrap_instance, wrap_tensor
 from dovetail.capture.text import NUMBERS, known, native
 from dovetail.capture.torch_calls import METHOD_RULES, call_torch
@@ -102,22 +102,26 @@ class Array:
     def __iter__(self) -> Iterator[Any]:
         return iter([self[i] for i in range(len(self))])
 
-    def __getitem__(self, key: Any) -> Any:
+    def index(self, key: Any) -> tuple[Any, bool]:
+        """A key as torch takes it, and whether it is of one element."""
         keys = key if isinstance(key, tuple) else (key,)
         places = [position(self.trace, each) for each in keys]
         numbers = sum(type(place) in (int, torch.SymInt) for place in places)
         if numbers and any(isinstance(place, (Fake, list)) for place in places):
             raise UnknownCall(self.trace.loc(), function="indexing of an array by numbers and arrays")
         index = tuple(places) if isinstance(key, tuple) else places[0]
-        found = self.trace.call(operator.getitem, [self.fake, index], {})
-        return Array(self.trace, found, numbers == len(places) == self.fake.dim())
+        return index, numbers == len(places) == self.fake.dim()
+
+    def __getitem__(self, key: Any) -> Any:
+        index, is_scalar = self.index(key)
+        return Array(self.trace, self.trace.call(operator.getitem, [self.fake, index], {}), is_scalar)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.change()
-
-    def change(self) -> None:
-        """Other arrays may share this one's memory, which tensors made of them would not tell."""
-        raise UnknownCall(self.trace.loc(), function="numpy's assignment to an array in place")
+        """Arrays of the caller's may share their memory, which tensors made of them would not tell."""
+        set_item(self.trace, self.fake, self.index(key)[0], operand(self.trace, value, self.fake.dtype))
+        for given, fake in zip(self.trace.inputs, self.trace.input_fakes):
+            if isinstance(given.source, Applied) and (fake.is_inference() or fake._version):
+                raise UnknownCall(self.trace.loc(), function="numpy's assignment to an array in place")
 
 
 def position(trace: Trace, key: Any) -> Any:
@@ -417,14 +421,21 @@ COMPARED: Final = {
 }  # fmt: skip
 
 
-def _in_place(self: Array, other: Any) -> Any:
-    return NotImplemented if self.is_scalar else self.change()
+def _in_place(name: str) -> Any:
+    def method(self: Array, other: Any) -> Any:
+        if self.is_scalar:
+            return NotImplemented
+        ask(getattr(operator, f"__i{name}__"), [self, other])  # raises where the result does not fit
+        self[...] = getattr(self, f"__{name}__")(other)
+        return self
+
+    return method
 
 
 for _name, _function in OPERATORS.items():
     setattr(Array, f"__{_name}__", _method(f"__{_name}__", _function))
     setattr(Array, f"__r{_name}__", _method(f"__r{_name}__", _function, reverse=True))
-    setattr(Array, f"__i{_name}__", _in_place)
+    setattr(Array, f"__i{_name}__", _in_place(_name))
 for _name, _function in COMPARED.items():
     setattr(Array, f"__{_name}__", _method(f"__{_name}__", _function))
 

@@ -333,9 +333,9 @@ def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
     if cached is not MISSING:
         return cached
     value = native(getattr, obj, name)
-    if is_stable_module(obj):
+    if is_stable_module(obj) and (name in obj.__dict__ or not is_users_read(trace)):  # else a property
         if type(value) in PLAIN or isinstance(value, (FunctionType, *IDENTITY)):
-            if is_users_read(trace) and name in obj.__dict__ and not isinstance(value, ModuleType):
+            if is_users_read(trace) and not isinstance(value, ModuleType):
                 trace.guard(DictAttr(trace.const(obj, obj.__name__), name), Is(value))
             if isinstance(value, FunctionType) and value.__closure__ and id(value) not in trace.known:
                 wrap(trace, value, Attr(trace.const(obj, obj.__name__), name), stable=True)

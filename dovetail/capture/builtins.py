@@ -93,16 +93,16 @@ def as_callback(trace: Trace, value: Any) -> Any:
     return Callback(trace, value) if callable(value) else value
 
 
-def has_python_iter(value: Any) -> bool:
+def has_python_iter(trace: Trace, value: Any) -> bool:
     kind = type(value)
     if kind in PLAIN or kind in operations.NATIVE_KINDS:
         return kind is Fake
-    return any(operations.dunder(kind, name) is not None for name in ("__iter__", "__getitem__"))
+    return any(operations.dunder(trace, kind, name) is not None for name in ("__iter__", "__getitem__"))
 
 
 def as_iterable(trace: Trace, value: Any) -> Any:
     """A value that native code may iterate over."""
-    if has_python_iter(value):
+    if has_python_iter(trace, value):
         return iterate(trace, value)
     operations.check_native_use(trace, value, "iteration")
     return value
@@ -140,7 +140,7 @@ def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         return native(issubclass, dict, kinds)
     if isinstance(value, Fake) and kinds in (Fake, torch.nn.Buffer):  # of which a Buffer is one by attribute
         return kinds is not Fake and truth(trace, trace.call(getattr, [value, "_is_buffer", False], {}))
-    check = operations.dunder(type(kinds), "__instancecheck__")
+    check = operations.dunder(trace, type(kinds), "__instancecheck__")
     if check is not None and not isinstance(value, Fake) and check.__module__.split(".")[0] not in LIBRARIES:
         return truth(trace, trace.call(check, [kinds, value], {}))
     return native(isinstance, value, kinds)
@@ -162,7 +162,7 @@ on(id)(lambda trace, args, kwargs: Identity(trace, id, *args))
 @on(hash)
 def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value = operations.as_hashable(args[0])
-    method = operations.dunder(type(value), "__hash__")
+    method = operations.dunder(trace, type(value), "__hash__")
     if method is not None:
         return trace.call(method, args, {})
     by_identity = type(value).__hash__ in (object.__hash__, Fake.__hash__)
@@ -205,7 +205,7 @@ def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 @on(next)
 def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    step = operations.dunder(type(args[0]), "__next__")
+    step = operations.dunder(trace, type(args[0]), "__next__")
     if step is None or is_ours(type(args[0])):
         operations.check_native_use(trace, args[0], "next()")
         return native(next, *args)
@@ -287,7 +287,7 @@ def _unary_number(function: Any, method: str, dunder: str) -> Special:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(args[0], Fake):
             return trace.call(load_attr(trace, args[0], method), args[1:], kwargs)
-        own = operations.dunder(type(args[0]), dunder)
+        own = operations.dunder(trace, type(args[0]), dunder)
         return trace.call(own, args, kwargs) if own else native(function, *args, **kwargs)
 
     return rule
@@ -319,9 +319,9 @@ def _text(function: Any, dunder: str) -> Special:
             return late(trace, function, args)
         if args:
             args = [operations.as_known(args[0]), *args[1:]]
-        own = operations.dunder(type(args[0]), dunder) if args else None
+        own = operations.dunder(trace, type(args[0]), dunder) if args else None
         if own is None and args and dunder == "__str__":
-            own = operations.dunder(type(args[0]), "__repr__")
+            own = operations.dunder(trace, type(args[0]), "__repr__")
             if own is not None and find_in_mro(type(args[0]), "__str__")[0] is not object.__str__:
                 own = None
         if own is not None and own.__module__ not in ("enum",):
@@ -400,10 +400,10 @@ def _dict(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _reversed(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    method = operations.dunder(type(args[0]), "__reversed__")
+    method = operations.dunder(trace, type(args[0]), "__reversed__")
     if method is not None:
         return iterate(trace, trace.call(method, args, {}))
-    if operations.dunder(type(args[0]), "__getitem__") is not None:
+    if operations.dunder(trace, type(args[0]), "__getitem__") is not None:
         size = operations.length(trace, args[0])
         return iter([operations.get_item(trace, args[0], i) for i in range(size - 1, -1, -1)])
     if isinstance(args[0], Fake):
@@ -417,7 +417,7 @@ def _int(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     if args and isinstance(args[0], Fake):
         return native(args[0].__int__) if cls is int else native(args[0].__float__)
     for name in ("__int__", "__index__"):
-        own = operations.dunder(type(args[0]), name) if args and cls is int else None
+        own = operations.dunder(trace, type(args[0]), name) if args and cls is int else None
         if own is not None and own.__module__ != "enum":
             return trace.call(own, args, {})
     operations.check_operands(trace, "int()", *args)
@@ -430,7 +430,7 @@ def _float(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
         return args[0]
     if args and isinstance(args[0], torch.SymInt):
         return native(torch.sym_float, args[0])
-    own = operations.dunder(type(args[0]), "__float__") if args else None
+    own = operations.dunder(trace, type(args[0]), "__float__") if args else None
     if own is not None:
         return trace.call(own, args, {})
     operations.check_operands(trace, "float()", *args)
@@ -574,8 +574,9 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         args = [as_iterable(trace, arg) for arg in known]
     if name == "sort" and "key" in kwargs:
         kwargs = {**kwargs, "key": as_callback(trace, kwargs["key"])}
-    if name in ("index", "count", "remove") and isinstance(owner, list) and needs_compare(owner, args[0]):
-        return search_list(trace, name, owner, args[0])
+    if name in ("index", "count", "remove") and isinstance(owner, list):
+        if any(operations.is_compared(trace, item) for item in (args[0], *owner)):
+            return search_list(trace, name, owner, args[0])
     return native(fn, *args, **kwargs)
 
 
@@ -586,12 +587,6 @@ def late_text(trace: Trace, method: Any, args: Args, kwargs: Kwargs) -> Any:
         return late(trace, fill, [method.__self__, tuple(args), kwargs]) if late_one else None
     args[0] = drain(trace, args[0])
     return late(trace, str.join, [method.__self__, args[0]]) if is_late(args[0]) else None
-
-
-def needs_compare(items: Any, wanted: Any) -> bool:
-    """Whether list.index and the like would compare tensors, or objects with __eq__ in Python."""
-    by_python = any(operations.dunder(type(item), "__eq__") for item in (wanted, *items))
-    return by_python or operations.has_fake(items)
 
 
 def search_list(trace: Trace, name: str, items: list[Any], wanted: Any) -> Any:

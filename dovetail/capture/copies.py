@@ -26,7 +26,7 @@ from dovetail.fake.tensor import Fake
 @on(copy.copy)
 def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
-    method = operations.dunder(type(value), "__copy__")
+    method = operations.dunder(trace, type(value), "__copy__")
     if method is not None:
         return trace.call(method, args, {})
     if type(value) in PLAIN or type(value) in COPYABLE:
@@ -47,8 +47,8 @@ def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
     kind = type(value)
     if kind in PLAIN or isinstance(value, (FunctionType, *IDENTITY)):
         return value
-    method = operations.dunder(kind, "__deepcopy__")
-    if isinstance(value, Fake):
+    method = operations.dunder(trace, kind, "__deepcopy__")
+    if isinstance(value, Fake) and not value.requires_grad:  # else a new leaf, or an error
         made = trace.call(load_attr(trace, value, "clone"), [], {})
     elif method is not None:
         made = trace.call(method, [value, {}], {})

@@ -46,7 +46,7 @@ class Seen:
     """Path to (identity of the object it was read from, value): another instance with other sizes is no
     change of size."""
     forms: dict[str, set[object]] = field(default_factory=dict)
-    """Lengths of lists and keys of dicts."""
+    """Lengths of lists, keys of dicts, texts."""
     dims: dict[str, Dims] = field(default_factory=dict)
     varying: set[str] = field(default_factory=set)
 
@@ -169,6 +169,12 @@ class Policy:
             self.unsteady.add(name)
         return make_symfloat(shapes, name)
 
+    def is_other_text(self, value: str, source: Source) -> bool:
+        """Whether another text was read there before."""
+        texts = self.seen.forms.setdefault(source.text, set())
+        texts.add(value)
+        return len(texts) > 1
+
     # -- symbols in the graph
 
     def names_in(self, values: Any) -> set[str]:
@@ -244,13 +250,11 @@ class Policy:
 
 
 def owner_of(trace: Trace, source: Source) -> int:
-    """Identity of the object an attribute is read from; 0 for arguments and their items."""
+    """Identity of the module an attribute is read from; 0 for all else: settings are made anew."""
     while isinstance(source, (Item, KeyItem)):
         source = source.of
-    if not isinstance(source, DictAttr):
-        return 0
-    origin = trace.by_source.get(id(source.of))
-    return 0 if origin is None else id(origin.original)
+    origin = trace.by_source.get(id(source.of)) if isinstance(source, DictAttr) else None
+    return id(origin.original) if origin and isinstance(origin.original, torch.nn.Module) else 0
 
 
 def marks(value: torch.Tensor, *names: str) -> set[int]:

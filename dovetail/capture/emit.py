@@ -38,7 +38,7 @@ from dovetail.capture.guards import is_changed
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.operations import SYMBOLIC, Steps
 from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
-from dovetail.capture.text import Identity, LateText
+from dovetail.capture.text import GivenText, Identity, LateText
 from dovetail.capture.trace import DELETED, NULL, Appender, Trace, Write
 from dovetail.errors import UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -171,7 +171,7 @@ class Emitter:
         if isinstance(shadow, dict):
             return self.changed_dict(target, before, shadow)
         if isinstance(shadow, set):
-            return [f"{target}.clear()", f"{target}.update([{self.items(shadow)}])"]
+            return [f"set.clear({target})", f"set.update({target}, [{self.items(shadow)}])"]
         if len(shadow) > len(before) and all(a is b for a, b in zip(shadow, before)):
             added = list(shadow)[len(before) :]
             return [f"{target}.extend([{self.items(added)}])"]
@@ -375,6 +375,7 @@ REBUILD: Final[dict[type, Rule]] = {
     Array: lambda emit, value: emit.temp(f"{emit.value(value.fake)}.numpy(){'[()]' * value.is_scalar}"),
     Appender: lambda emit, value: f"{emit.load(value.owner.source)}.append",
     LateText: _late_text,
+    GivenText: lambda emit, value: emit.load(value.source),
     Identity: lambda emit, value: emit.temp(f"{value.function.__name__}({emit.value(value.owner)})"),
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): lambda emit, value: "None",

@@ -38,7 +38,7 @@ from dovetail.capture.trace import (
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
 from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Lacks, SameAs, TypeIs
+from dovetail.ir.guard import Lacks, TypeIs
 from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
 
 RETURN: Final = "return"
@@ -437,16 +437,7 @@ class Activation:
 
     def IS_OP(self, arg: int) -> None:
         right, left = self.stack.pop(), self.stack.pop()
-        if left is not right and right is not None:
-            self.guard_apart(left, right)
-        self.stack.append((left is right) != bool(arg))
-
-    def guard_apart(self, left: Any, right: Any) -> None:
-        """`a is b` was False for two objects that existed before the frame: it must stay so."""
-        origins = self.trace.origins
-        if id(left) in origins and id(right) in origins and isinstance(left, Fake):
-            other = origins[id(right)].source
-            self.trace.guard(origins[id(left)].source, SameAs(other, same=False))
+        self.stack.append(operations.is_same(self.trace, left, right) != bool(arg))
 
     def CONTAINS_OP(self, arg: int) -> None:
         container, item = self.stack.pop(), self.stack.pop()

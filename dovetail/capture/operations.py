@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, Final
 
 import torch
 
-from dovetail.capture.attributes import MISSING, find_in_mro, load_attr, python_method
+from dovetail.capture.attributes import MISSING, find_in_mro, guard_class, load_attr, python_method
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.text import NUMBERS, Identity, LateText, is_late, known, late, native
 from dovetail.capture.trace import Raised, Trace, leaves
 from dovetail.errors import DataDependentBranch, DataDependentNumber, DataDependentValue, UnsupportedValue
 from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import SameAs
 from dovetail.sym.real import iter_leaves
 
 SYMBOLIC: Final = tuple(NUMBERS)
@@ -57,10 +58,12 @@ def on_fakes(trace: Trace, op: Callable[..., Any], *args: Any) -> Any:
     return result
 
 
-def dunder(kind: type, name: str) -> FunctionType | None:
+def dunder(trace: Trace, kind: type, name: str) -> FunctionType | None:
     """A dunder written in Python, or None. Built-in types are answered at once."""
     if kind in PLAIN or kind in NATIVE_KINDS:
         return None
+    if not is_ours(kind):
+        guard_class(trace, kind)
     return python_method(kind, name)
 
 
@@ -78,8 +81,10 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
             return late(trace, operator.mod, [left, right])
         right = as_known(right)
     plain = INPLACE.get(op)
+    if kind is str and other is LateText and operator.add in (op, plain):
+        return right.__radd__(left)
     if plain is not None:
-        method = dunder(kind, "__i" + DUNDERS[plain][0][2:])
+        method = dunder(trace, kind, "__i" + DUNDERS[plain][0][2:])
         if method is not None:
             result = trace.call(method, [left, right], {})
             if result is not NotImplemented:
@@ -96,7 +101,7 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
 
 def _by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str) -> tuple[bool, Any]:
     """Try the operands' Python methods in Python's order; (False, _) when the built-in ones decide."""
-    first, second = dunder(type(left), forward), dunder(type(right), backward)
+    first, second = dunder(trace, type(left), forward), dunder(trace, type(right), backward)
     if first is None and second is None:
         return False, None
     pairs = [(first, left, right), (second, right, left)]
@@ -112,15 +117,23 @@ def _by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str)
             if result is not NotImplemented:
                 return True, result
     if forward in ("__eq__", "__ne__"):
-        return True, (left is right) == (forward == "__eq__")
+        return True, is_same(trace, left, right) == (forward == "__eq__")
     return False, None
+
+
+def is_same(trace: Trace, left: Any, right: Any) -> bool:
+    """`left is right`. Where that is False of objects that existed before the frame, it must stay so."""
+    one, other = (trace.origins.get(id(value)) for value in (left, right))
+    if one and other and left is not right and type(one.original) is type(other.original):
+        trace.guard(one.source, SameAs(other.source, same=False))
+    return left is right
 
 
 def _builtin_dunder(trace: Trace, owner: Any, operand: Any, name: str) -> Any:
     method = getattr(type(owner), name, None)
     if method is None or isinstance(method, FunctionType):
         return NotImplemented
-    equal = dunder(type(owner), "__eq__") if method is object.__ne__ else None
+    equal = dunder(trace, type(owner), "__eq__") if method is object.__ne__ else None
     if equal is not None:
         result = trace.call(equal, [owner, operand], {})
         return result if result is NotImplemented else not truth(trace, result)
@@ -137,12 +150,17 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
     if kind is Fake or other is Fake:
         return on_fakes(trace, op, left, right)
     check_unknown_float(trace, "a comparison", left, right)
-    if op is operator.ne and dunder(kind, "__eq__"):
+    if op is operator.ne and dunder(trace, kind, "__eq__"):
         return not truth(trace, compare(trace, operator.eq, left, right))
     if kind.__eq__ is not object.__eq__ and other.__eq__ is not object.__eq__:
         check_operands(trace, op.__name__, left, right)
-    if op in (operator.eq, operator.ne) and kind is other and kind in (list, tuple, dict):
-        return items_equal(trace, left, right) == (op is operator.eq)
+    if op in (operator.eq, operator.ne) and kind is other:
+        if kind in (list, tuple, dict):
+            return items_equal(trace, left, right) == (op is operator.eq)
+        if kind is MethodType:
+            is_same(trace, left.__self__, right.__self__)
+        elif kind.__eq__ is object.__eq__:
+            is_same(trace, left, right)
     return native(op, left, right)
 
 
@@ -159,7 +177,7 @@ def unary(trace: Trace, op: Callable[[Any], Any], value: Any) -> Any:
         return on_fakes(trace, op, value)
     if op is operator.invert and type(value) in SYMBOLIC:
         return -(value if type(value) is torch.SymInt else as_hashable(value)) - 1
-    method = dunder(type(value), UNARY[op])
+    method = dunder(trace, type(value), UNARY[op])
     if method is not None:
         return trace.call(method, [value], {})
     check_operands(trace, op.__name__, value)
@@ -183,6 +201,7 @@ def truth(trace: Trace, value: Any) -> bool:
             if is_never_true(trace, value):
                 return False
             raise DataDependentBranch(trace.loc()) from None
+    guard_class(trace, kind)
     for name in ("__bool__", "__len__"):
         found, _ = find_in_mro(kind, name)
         if isinstance(found, FunctionType):
@@ -252,9 +271,12 @@ def as_known(value: Any) -> Any:
 def as_key(trace: Trace, container: Any, key: Any) -> Any:
     if not isinstance(container, (dict, set, frozenset)):
         return key
-    if type(key) is Identity and id(container) in trace.origins:
-        key.pin()
-    return as_hashable(key)
+    key = as_hashable(key)
+    is_told_apart = id(key) in trace.origins and type(key).__hash__ is object.__hash__
+    mark = Identity(trace, id, key) if is_told_apart else key
+    if type(mark) is Identity:
+        mark.pin() if id(container) in trace.origins else hash(mark)
+    return key
 
 
 def get_item(trace: Trace, container: Any, key: Any) -> Any:
@@ -265,13 +287,13 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
         return on_fakes(trace, operator.getitem, container, key)
     if kind.__module__ in ("typing", "typing_extensions"):
         return native(operator.getitem, container, key)
-    method = dunder(kind, "__getitem__")
+    method = dunder(trace, kind, "__getitem__")
     if method is not None:
         return trace.call(method, [container, key], {})
     if isinstance(container, type):
         return _class_item(trace, container, key)
     check_native_use(trace, container, "indexing")
-    missing = dunder(kind, "__missing__")
+    missing = dunder(trace, kind, "__missing__")
     if missing is not None and isinstance(container, dict) and not dict.__contains__(container, key):
         return trace.call(missing, [container, key], {})
     return native(operator.getitem, container, key)
@@ -279,7 +301,7 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
 
 def _class_item(trace: Trace, container: type, key: Any) -> Any:
     """Color["RED"], list[int], and classes with __class_getitem__."""
-    getter = dunder(type(container), "__getitem__")
+    getter = dunder(trace, type(container), "__getitem__")
     if getter is None or "enum" in getter.__module__:
         return native(operator.getitem, container, key)
     return trace.call(getter, [container, key], {})
@@ -290,7 +312,7 @@ def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
         native(operator.setitem, container, key, value)
         trace.record("call_function", operator.setitem, (container, key, value), {}, None)
         return
-    method = dunder(type(container), "__setitem__")
+    method = dunder(trace, type(container), "__setitem__")
     if method is not None:
         trace.call(method, [container, key, value], {})
         return
@@ -299,7 +321,7 @@ def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
 
 
 def delete_item(trace: Trace, container: Any, key: Any) -> None:
-    method = dunder(type(container), "__delitem__")
+    method = dunder(trace, type(container), "__delitem__")
     if method is not None:
         trace.call(method, [container, key], {})
         return
@@ -309,18 +331,23 @@ def delete_item(trace: Trace, container: Any, key: Any) -> None:
 
 def contains(trace: Trace, container: Any, item: Any) -> bool:
     kind = type(container)
-    method = dunder(kind, "__contains__")
+    method = dunder(trace, kind, "__contains__")
     if method is not None:
         return truth(trace, trace.call(method, [container, item], {}))
     if kind is Fake:
         return truth(trace, trace.call(torch.Tensor.__contains__, [container, item], {}))
-    is_stepped = dunder(kind, "__iter__") is not None and find_in_mro(kind, "__contains__")[0] is MISSING
-    has_eq = has_fake(item) or has_fake(container) or dunder(type(item), "__eq__")
-    if is_stepped or (kind in (list, tuple) and has_eq):
+    is_stepped = find_in_mro(kind, "__contains__")[0] is MISSING and dunder(trace, kind, "__iter__")
+    if is_stepped or (kind in (list, tuple) and (is_compared(trace, item) or has_fake(container))):
         return any(item is each or truth(trace, compare(trace, operator.eq, each, item))
                    for each in iterate(trace, container))  # fmt: skip
     check_native_use(trace, container, "`in`")
     return native(operator.contains, container, as_key(trace, container, item))  # type: ignore[no-any-return]
+
+
+def is_compared(trace: Trace, value: Any) -> bool:
+    """Whether `==` of the value is more than C code can say: of a tensor, by identity, or in Python."""
+    kind = type(value)
+    return has_fake(value) or kind.__eq__ is object.__eq__ or dunder(trace, kind, "__eq__") is not None
 
 
 def is_ours(kind: type) -> bool:
@@ -331,7 +358,7 @@ def is_ours(kind: type) -> bool:
 def as_mapping(trace: Trace, value: Any) -> Any:
     """A mapping of the user's, as a dict that native code can read; anything else as it is."""
     kind = type(value)
-    is_native = isinstance(value, dict) and dunder(kind, "keys") is None
+    is_native = isinstance(value, dict) and dunder(trace, kind, "keys") is None
     if is_native or is_ours(kind) or find_in_mro(kind, "keys")[0] is MISSING:
         return value
     names = trace.call(load_attr(trace, value, "keys"), [], {})
@@ -364,14 +391,14 @@ def iterate(trace: Trace, value: Any) -> Iterator[Any]:
         if value.dim() == 0:
             raise Raised(TypeError("iteration over a 0-d tensor"))
         return iter(trace.call(load_attr(trace, value, "unbind"), [0], {}))
-    method = dunder(kind, "__iter__")
+    method = dunder(trace, kind, "__iter__")
     if method is not None and not is_ours(kind):
         made = trace.call(method, [value], {})
-        step = dunder(type(made), "__next__")
+        step = dunder(trace, type(made), "__next__")
         if step is None or is_ours(type(made)):
             return made  # type: ignore[no-any-return]
         return Steps(trace, made, step)
-    getter = dunder(kind, "__getitem__")
+    getter = dunder(trace, kind, "__getitem__")
     if getter is not None and not hasattr(kind, "__iter__"):
         return _by_index(trace, value, getter)
     check_native_use(trace, value, "iteration")
@@ -392,7 +419,7 @@ def _by_index(trace: Trace, value: Any, getter: Callable[..., Any]) -> Iterator[
 
 
 def length(trace: Trace, value: Any) -> Any:
-    method = dunder(type(value), "__len__")
+    method = dunder(trace, type(value), "__len__")
     if method is not None and not is_ours(type(value)):
         return trace.call(method, [value], {})
     if isinstance(value, Fake):

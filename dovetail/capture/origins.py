@@ -28,6 +28,7 @@ from uuid import UUID
 import torch
 
 from dovetail.capture.resume import is_resumed
+from dovetail.capture.text import GivenText, LateText
 from dovetail.capture.trace import Appender, Origin, Outside, Trace, Unread
 from dovetail.errors import ShapelessParameter, UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
@@ -96,6 +97,9 @@ def wrap_constant(trace: Trace, value: Any, source: Source) -> Any:
         symbolic = trace.dynamic.number(trace, value, source)
         if symbolic is not None:
             return symbolic
+    if kind is str and trace.dynamic is not None and trace.dynamic.is_other_text(value, source):
+        trace.guard(source, TypeIs(str))
+        return LateText(trace, str, (GivenText(trace, value, source),))
     by_identity = kind is bool or value is None or kind in (torch.dtype, types.CodeType, types.EllipsisType)
     trace.guard(source, Is(value) if by_identity else Equals(value))
     return value
@@ -205,19 +209,20 @@ MOST_RESUMED: Final = 2
 
 def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
     """Sets are read whole; their members must be constants."""
-    for item in value:
-        if type(item) not in PLAIN and not isinstance(item, (*IDENTITY, FunctionType)):
-            return wrap_instance(trace, value, source)
-    if type(value) is frozenset:
+    is_plain = all(type(item) in PLAIN or isinstance(item, (*IDENTITY, FunctionType)) for item in value)
+    if not is_plain or type(value).__eq__ not in (set.__eq__, frozenset.__eq__):
+        return wrap_instance(trace, value, source)
+    if isinstance(value, frozenset):
         trace.guard(source, Equals(value))
         return value
     if is_unsteady(trace, source, frozenset(value)):
         return leave_outside(trace, value, source)
-    trace.guard(source, Equals(set(value)))
-    shadow = set(value)
-    origin = _shadow(trace, value, shadow, source, guard=False)
-    origin.before = set(shadow)
-    return shadow
+    origin = _shadow(trace, value, set.__new__(type(value)), source)
+    origin.before = set.__new__(type(value))
+    for made in (origin.stand_in, origin.before):
+        set.update(made, value)
+    trace.guard(source, Equals(origin.before))
+    return origin.stand_in
 
 
 def leave_unread(trace: Trace, value: list[Any], source: Source) -> Unread:
@@ -252,9 +257,8 @@ def wrap_bound(trace: Trace, value: Any, source: Source) -> Any:
     return method
 
 
-def _shadow(trace: Trace, value: Any, shadow: Any, source: Source, guard: bool = True) -> Origin:
-    if guard:
-        trace.guard(source, TypeIs(type(value)))
+def _shadow(trace: Trace, value: Any, shadow: Any, source: Source) -> Origin:
+    trace.guard(source, TypeIs(type(value)))
     origin = register(trace, value, shadow, source)
     trace.shadows.append(origin)
     return origin
@@ -466,6 +470,7 @@ BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
     (tuple, wrap_tuple),
     (dict, wrap_dict),
     (list, wrap_list),
+    (set, wrap_set),
 )
 
 

@@ -2,6 +2,7 @@
 
     print(f"loss {loss:.3f}")     the text is a LateText; the break at print makes it, and nothing is guarded
     names[f"layer_{i}"]           used as text while capturing: made now, if no tensor is in it
+    batch["path"]                 another in each call: nothing is guarded until somebody looks at it
     seen[id(x)] = x               an Identity: a key now, and made again of x where the entry needs it
 
 late(trace, function, args) -> the text `function(*args)` will give, when the entry runs
@@ -10,6 +11,7 @@ native(function, *args)     -> C code run now, with such texts made where it ins
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -18,7 +20,7 @@ from dovetail.capture.trace import THROWN, Raised, Trace, leaves
 from dovetail.errors import Break, DataDependentValue, FailedFake, UnsupportedValue
 from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Is, SameAs
+from dovetail.ir.guard import Equals, Is, SameAs
 from dovetail.ir.source import Source
 
 NUMBERS: Final[dict[type, type[Any]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -71,6 +73,19 @@ class LateText:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenText:
+    """A text of the caller's that changes from call to call."""
+
+    trace: Trace
+    value: str
+    source: Source
+
+    def now(self) -> str:
+        self.trace.guard(self.source, Equals(self.value))
+        return self.value
+
+
 class Identity(int):
     """What id() or hash() gives for an object that is told apart by identity. It serves as a key; Python
     does whatever else is done with it, as the object that the entry has in its place is another one."""
@@ -120,6 +135,9 @@ class Identity(int):
     __index__ = __str__ = __repr__ = __format__ = __neg__ = __float__ = leave
 
 
+LATE: Final = (LateText, GivenText)
+
+
 def late(trace: Trace, function: Callable[..., str], args: Any) -> Any:
     """The text function(*args), made later; a break if something in it could change until then."""
     return LateText(trace, function, snapshot(trace, tuple(args)))
@@ -128,7 +146,7 @@ def late(trace: Trace, function: Callable[..., str], args: Any) -> Any:
 def snapshot(trace: Trace, value: Any) -> Any:
     """A copy that later changes of containers do not reach."""
     kind = type(value)
-    if kind in LITERAL or kind in NUMBERS or kind is LateText or isinstance(value, (Fake, BaseException)):
+    if kind in LITERAL or kind in NUMBERS or kind in LATE or isinstance(value, (Fake, BaseException)):
         return value
     if kind in (list, tuple):
         return kind([snapshot(trace, item) for item in value])
@@ -151,7 +169,7 @@ def known(value: Any) -> Any:
     kind = type(value)
     if kind in NUMBERS:
         return NUMBERS[kind](value)
-    if kind is LateText:
+    if kind in LATE:
         return value.now()
     if kind in (list, tuple):
         return kind([known(item) for item in value])

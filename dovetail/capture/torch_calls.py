@@ -116,6 +116,7 @@ def is_torch_call(fn: Any) -> bool:
 
 def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Perform a torch function on the trace's values and record it if it made or changed tensors."""
+    args, kwargs = with_texts(args, kwargs)
     name = getattr(fn, "__name__", str(fn))
     is_stateful = name.startswith(STATEFUL) and not has_fake(args)
     if is_stateful or name.startswith(LIST_KERNELS) or fn.__module__ == "torch._C._functorch":
@@ -140,6 +141,14 @@ def guard_answer(trace: Trace, read: Callable[[], Any], value: Any) -> None:
     """The program asked for a part of torch's state, such as get_num_threads."""
     is_same = Predicate(lambda read: read() == value, f"() == {value}")
     trace.guard(trace.const(read, read.__name__), is_same)
+
+
+def with_texts(args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments for C code, which takes nothing but a str for a text."""
+    if all(type(arg) is not LateText for arg in (*args, *kwargs.values())):
+        return args, kwargs
+    made = [arg.now() if type(arg) is LateText else arg for arg in (*args, *kwargs.values())]
+    return made[: len(args)], dict(zip(kwargs, made[len(args) :]))
 
 
 def perform(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -195,6 +204,7 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         args, kwargs = [args[0], kwargs["from"]], {key: kwargs[key] for key in kwargs if key != "from"}
     if kwargs and name in SCALED and isinstance(kwargs.get(SCALED[name]), Fake):
         return scale_by_tensor(trace, name, args, kwargs)
+    args, kwargs = with_texts(args, kwargs)
     check_arguments(trace, name, (args, kwargs))
     result = perform(trace, getattr(args[0], name), args[1:], kwargs)
     if has_fake(result) or (result is None and not name.startswith("__")):

@@ -391,6 +391,37 @@ def function_attribute_that_was_not_there() -> Any:
     return lambda x: scaled(x), (torch.ones(3),), lambda: vars(scaled).update(extra=3.0)
 
 
+@row
+def operator_replaced() -> Any:
+    class Scale:
+        def __matmul__(self, x: Any) -> Any:
+            return x * 2
+
+    scale = Scale()
+    return lambda x: scale @ x, (torch.ones(3),), lambda: setattr(Scale, "__matmul__", lambda self, x: x * 3)
+
+
+@row
+def truth_that_was_not_there() -> Any:
+    class Flag:
+        pass
+
+    flag = Flag()
+    return lambda x: x * 2 if flag else x, (torch.ones(3),), lambda: setattr(Flag, "__bool__", lambda self: False)
+
+
+@row
+def setting_of_torch() -> Any:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * len(torch.get_float32_matmul_precision()) + torch.backends.mkldnn.enabled
+
+    def set_both(precision: str, is_enabled: bool) -> None:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.mkldnn.set_flags(is_enabled)
+
+    return with_undo(f, lambda: set_both("high", False), lambda: set_both("highest", True))
+
+
 class Undo:
     def __init__(self, undo: Callable[[], Any]) -> None:
         self.undo = undo

@@ -84,6 +84,90 @@ def arithmetic_on_an_id() -> Any:
     return f, (x4(),)
 
 
+@case("C2", recompiles=3)
+def objects_that_were_others_before() -> Any:
+    """Identity decided in each of these ways; what was two objects is one in the next call."""
+    one, other = Thing(), Thing()
+    table = {one: 2.0, other: 3.0}
+
+    def f(x: torch.Tensor, a: Any, b: Any) -> Any:
+        said = [a is b, a == b, a in [b], (a, 1) == (b, 1), [a].count(b), a.__eq__ == b.__eq__, len({a: 1, b: 2})]
+        return x * table[a], said
+
+    things = [(one, other), (one, one), (other, one), (other, other), (one, other)]
+    return f, [(x4(), a, b) for a, b in things]
+
+
+@case("C2", recompiles=1)
+def a_sentinel_arrives_later() -> Any:
+    missing, found = Thing(), [1]
+
+    def f(x: torch.Tensor, given: Any = missing, values: Any = found) -> Any:
+        return x * 2 if given is missing else x + (1 if values is found else 3)
+
+    return f, [(x4(), Thing()), (x4(), missing), (x4(), Thing()), (x4(),)]
+
+
+@case("C2", recompiles=1)
+def whether_an_input_is_a_leaf() -> Any:
+    leaf = x4()
+
+    def f(x: torch.Tensor) -> Any:
+        return x * 2 if x.is_leaf else x + 1, x.grad_fn is None
+
+    return f, [(leaf,), (leaf * 2,), (leaf * 3,)]
+
+
+@case("C2", recompiles=1)
+def texts_that_nobody_looks_at() -> Any:
+    log: list[str] = []
+
+    class Settings:
+        def __init__(self, scale: float, name: str) -> None:
+            self.scale, self.name = scale, name
+
+    def f(batch: dict[str, Any], settings: Settings) -> Any:
+        log.append("read " + batch["path"])
+        label = f"{settings.name:>8}" + "!"
+        return batch["x"] * settings.scale, label, batch["tags"]
+
+    calls = [({"x": x4(), "path": f"{i}.png", "tags": [f"t{i}", "u"]}, Settings(i / 2, f"n{i}")) for i in range(10)]
+    return f, calls, lambda: log
+
+
+@case("C4")
+def texts_that_decide() -> Any:
+    def f(x: torch.Tensor, name: str) -> Any:
+        match name:
+            case "sin" | "cos":
+                x = getattr(torch, name)(x)
+        y = torch.nn.functional.pad(x, (1, 1), mode=name) if name == "constant" else x
+        return y, {name: 1}, name.upper(), name in ("sin", "tan"), "sin" != name, sorted(name)
+
+    return f, [(x4(), name) for name in ("sin", "cos", "constant", "other", "sin")]
+
+
+class Tracked(set):  # type: ignore[type-arg]
+    def add(self, item: Any) -> None:
+        super().add(item.lower())
+
+    def clear(self) -> None:
+        raise RuntimeError("not to be cleared")
+
+
+@case("C6", recompiles=1)
+def sets_of_the_users() -> Any:
+    names = Tracked("a")
+
+    def f(x: torch.Tensor) -> Any:
+        names.add("B")
+        made = Tracked(["c"])
+        made.add("d")
+        return x * len(names), made, "a" in names
+
+    return f, [(x4(),)] * 3, lambda: (sorted(names), type(names))
+
+
 @case("C2")
 def weak_references_do_not_hold() -> Any:
     things = [Thing()]

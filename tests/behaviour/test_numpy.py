@@ -69,6 +69,8 @@ WHOLE: dict[str, tuple[Callable[..., Any], str]] = {
     "loop": (loop, "f4"),
     "to torch": (lambda a: (torch.from_numpy(a) * 2, torch.tensor(a).relu(), torch.as_tensor(a, dtype=torch.float64)), "f4"),
     "from torch": (lambda a: (torch.from_numpy(a).exp().numpy() + 1, np.asarray(torch.tensor(a)) * 2), "f4"),
+    "in place": (lambda a, b: (clamp_in_place(a.copy()), clamp_in_place(b * 2), clamp_in_place(a.astype(np.float16)), b), "f4 i8"),
+    "shared": (lambda a: (clamp_in_place(torch.tensor(a).numpy()[1:]), clamp_in_place(torch.tensor(a).t().numpy())), "f4"),
     "global": (lambda a: a * TABLE + TABLE.sum(), "f4"),
     "classes": (lambda a: (isinstance(a, np.ndarray), type(a) is np.ndarray, type(a.sum()) is np.float32, a.dtype == np.float32, a + 1), "f4"),
 }
@@ -107,7 +109,7 @@ def test_without_a_break(name: str) -> None:
     compare(*WHOLE[name], "eager", 0)
 
 
-@pytest.mark.parametrize("name", ["integers", "pipeline", "from torch"])
+@pytest.mark.parametrize("name", ["integers", "pipeline", "from torch", "in place"])
 def test_compiled(name: str) -> None:
     compare(*WHOLE[name], "dovetail", 0)
 

@@ -105,3 +105,33 @@ def test_zero_grad_notices_another_parameter() -> None:
         assert all(parameter.grad is None for parameter in parameters)
         if len(parameters) == 1:
             optimizer.add_param_group({"params": [second]})
+
+
+class Preactivated(nn.Module):
+    """Writes to its input, which another module has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.linear = nn.ReLU(inplace=True), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x[:, 0] *= 2
+        x = self.act(x)
+        return self.linear(x) + x
+
+
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+def test_an_input_with_a_history_is_written_to(backend: str) -> None:
+    torch.manual_seed(0)
+    stem, block = nn.Linear(4, 4), Preactivated()
+    compiled = dovetail.compile(block, backend=backend, fullgraph=True)
+    for rows in (3, 5):
+        data, gradients = torch.randn(rows, 4), []
+        for forward in (block, compiled):
+            hidden = stem(data)
+            loss = (forward(hidden) * hidden).sum()
+            gradients.append([loss, *torch.autograd.grad(loss, [*stem.parameters(), *block.parameters()])])
+        check_same(gradients[1], gradients[0], "gradient")
+    leaf = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf"):
+        compiled(leaf)
