@@ -40,6 +40,7 @@ from dovetail.capture.operations import SYMBOLIC, Steps
 from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
 from dovetail.capture.text import GivenText, Identity, LateText
 from dovetail.capture.trace import DELETED, NULL, Appender, Trace, Write
+from dovetail.capture.transforms import Pullback
 from dovetail.errors import UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Arg, Const, Source
@@ -287,6 +288,11 @@ def _unfinished(emit: Emitter, value: Generator) -> str:
     raise UnfinishedGenerator(emit.trace.frame.loc, name=name, step=value.made_at)
 
 
+def _pullback(emit: Emitter, value: Pullback) -> str:
+    detail = "what torch.func.vjp returns is needed outside of the graph"
+    raise UnsupportedValue(emit.trace.frame.loc, type="function", detail=detail, step=value.made_at)
+
+
 def _late_text(emit: Emitter, value: LateText) -> str:
     if value.is_outdated:
         emit.refuse(value, "a tensor in the text was changed since")
@@ -380,6 +386,7 @@ REBUILD: Final[dict[type, Rule]] = {
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): lambda emit, value: "None",
     Generator: _unfinished,
+    Pullback: _pullback,
     collections.OrderedDict: _made_of(collections.OrderedDict, lambda emit, v: f"[{_pairs(emit, v)}]"),
     collections.defaultdict: _made_of(
         collections.defaultdict, lambda emit, v: f"{emit.value(v.default_factory)}, [{_pairs(emit, v)}]"

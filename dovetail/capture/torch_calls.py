@@ -50,8 +50,8 @@ LIST_KERNELS: Final = ("_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_fore
 """One kernel over lists of tensors already, that writes in place or takes their addresses: left to Python."""
 
 REFUSED_METHODS: Final = frozenset(
-    {"register_hook", "register_post_accumulate_grad_hook", "share_memory_", "storage", "untyped_storage",
-     "_typed_storage", "set_", "pin_memory", "retain_grad"}
+    {"register_post_accumulate_grad_hook", "share_memory_", "storage", "untyped_storage", "_typed_storage",
+     "set_", "pin_memory", "retain_grad"}
 )  # fmt: skip
 
 

@@ -16,10 +16,11 @@ from types import FunctionType
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils._pytree import _broadcast_to_and_flatten as broadcast_tree
 
 from dovetail.capture.builtins import on
+from dovetail.capture.functions import changes
 from dovetail.capture.graphs import GraphBuilder, used_ids
 from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import perform
@@ -87,6 +88,55 @@ def call_transform(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict
     inner_args, inner_kwargs = tree_unflatten(examples, tree)
     inner = trace_function(trace, settings["func"], list(inner_args), inner_kwargs)
     return record_transform(trace, transform.__name__, make, inner, leaves, tree)
+
+
+class Pullback:
+    """The function that torch.func.vjp returns: each call of it is one node."""
+
+    __slots__ = ("trace", "make", "inner", "point", "made_at")
+
+    def __init__(self, trace: Trace, make: Make, inner: Inner, point: tuple[Any, ...]) -> None:
+        self.trace, self.make, self.inner, self.point = trace, make, inner, point
+        self.made_at = trace.places[0].steps - 1
+
+    def __call__(self, *given: Any, **_: Any) -> Any:
+        """Keywords say what to keep for another call, and nothing is thrown away."""
+        leaves, tree = tree_flatten(((self.point, given), {}))
+        return record_transform(self.trace, "vjp", self.make, self.inner, leaves, tree)
+
+
+@on(torch.func.vjp)
+def call_vjp(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    function, *point = args
+    inner = trace_function(trace, function, tree_map(lambda x: stand_in(trace, x, None), point), {})
+    result = record_transform(trace, "call", lambda inner: inner, inner, *tree_flatten((tuple(point), {})))
+
+    def make(inner: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda point, given: torch.func.vjp(inner, *point, **kwargs)[1](*given)
+
+    pullback = Pullback(trace, make, inner, tuple(point))
+    return (result[0], pullback, result[1]) if kwargs.get("has_aux") else (result, pullback)
+
+
+@on(torch.Tensor.register_hook)
+def _register_hook(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """A hook on what the graph computes, of gradients only, is a part of the graph and stays for good."""
+    place, before = trace.places[-1], changes(trace)
+    is_kept = place.code.ops[place.at + 1] != "POP_TOP"
+    around = [cell.cell_contents for cell in getattr(args[-1], "__closure__", None) or ()]
+    is_kept |= any(isinstance(value, (list, dict, set)) for value in around)
+    if is_kept or kwargs or not isinstance(args[0], Fake) or id(args[0]) in trace.origins:
+        raise UnknownCall(trace.loc(), function="Tensor.register_hook")
+    example: Any = args[0].detach()
+    trace.owned[id(example)] = example
+    inner = trace_function(trace, args[1], [example], {})
+    if changes(trace) != before:
+        raise UnknownCall(trace.loc(), function="Tensor.register_hook of a function with side effects")
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tensor: tensor.register_hook(function) and None
+
+    record_transform(trace, "register_hook", make, inner, *tree_flatten(((args[0],), {})))
 
 
 @on(torch.func.jvp)

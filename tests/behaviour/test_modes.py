@@ -1,6 +1,7 @@
 """SPEC C9 and A5: grad mode, inference mode, autocast, random numbers, custom functions, functional transforms."""
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -320,6 +321,55 @@ def func_derivatives() -> Any:
         return torch.func.jacrev(torch.sin)(x), torch.func.jacfwd(torch.cos)(x), torch.func.hessian(energy)(x), tangents
 
     return f, [(torch.randn(n),) for n in (3, 4, 5)]
+
+
+@case("C9", recompiles=0)
+def pullbacks() -> Any:
+    weight = torch.randn(4, requires_grad=True)
+
+    def f(x: torch.Tensor, many: torch.Tensor) -> Any:
+        values, pull, kept = torch.func.vjp(lambda t: ((t * weight).tanh(), {"kept": t + 1}), x, has_aux=True)
+        pairs, pull_pairs = torch.func.vjp(lambda a, b: {"sum": a.sin() + b, "product": a * b}, x, x * 2)
+        rows = torch.func.vmap(pull)(many)[0]
+        return values, pull(x)[0] + pull(many[0])[0], kept, pull_pairs(pairs), rows
+
+    return f, [(torch.randn(4, requires_grad=True), torch.randn(3, 4)) for _ in range(2)]
+
+
+@case("C9", recompiles=0)
+def hooks_on_what_is_computed() -> Any:
+    def f(x: torch.Tensor, mask: torch.Tensor, most: float) -> Any:
+        y = x * 2
+        y.register_hook(lambda grad: (grad * mask).clamp(-most, most))
+        y.register_hook(lambda grad: None)
+        y.mul_(3)
+        z = y.view_as(y)
+        z.register_hook(torch.neg)
+        return (y.sin() + z.cos()).sum(), z
+
+    return f, [(torch.randn(4, requires_grad=True), torch.randn(4), most) for most in (0.1, 0.1)]
+
+
+@case("C3", breaks=1)
+def hooks_with_side_effects() -> Any:
+    seen: list[torch.Tensor] = []
+
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        y.register_hook(lambda grad: seen.append(grad * 2))
+        return y.sin().sum()
+
+    return f, [(torch.randn(4, requires_grad=True),) for _ in range(2)], lambda: seen
+
+
+@case("C3", breaks=1)
+def a_copy_of_a_leaf() -> Any:
+    weight = torch.randn(4, requires_grad=True)
+
+    def f(x: torch.Tensor) -> Any:
+        return x * 2 + copy.deepcopy(weight) + copy.deepcopy(x.detach())
+
+    return f, (torch.randn(4, requires_grad=True),)
 
 
 @case("C9", breaks=ANY, tensors=False)
