@@ -132,8 +132,8 @@ def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
 
 def _wrap_strided(trace: Trace, value: torch.Tensor, source: Source) -> Any:
     fake, free_shape, free_stride, symbolic = make_fake(trace, value, source)
-    if may_be_written(value) and (made := fake.clone()).stride() == fake.stride():
-        fake = cast(Fake, made)  # no leaf of autograd either: those refuse to be written
+    if may_be_written(value) and torch.is_grad_enabled():
+        give_history(fake)
     register(trace, value, fake, source)
     trace.owned[id(fake)] = fake
     name = f"input_{len(trace.inputs)}"
@@ -153,6 +153,12 @@ def _wrap_strided(trace: Trace, value: torch.Tensor, source: Source) -> Any:
 def may_be_written(value: torch.Tensor) -> bool:
     """Whether a tensor was computed with gradients, and is the whole of what was computed."""
     return value.grad_fn is not None and not value._is_view()
+
+
+def give_history(fake: Fake) -> None:
+    """No leaf either: autograd refuses writes to those."""
+    with torch.autograd._unsafe_preserve_version_counter(fake):  # type: ignore[attr-defined]
+        fake.requires_grad_(False).mul_(torch.ones((), device=fake.device, requires_grad=True))
 
 
 def make_fake(

@@ -134,4 +134,4 @@ def test_an_input_with_a_history_is_written_to(backend: str) -> None:
         check_same(gradients[1], gradients[0], "gradient")
     leaf = torch.randn(3, 4, requires_grad=True)
     with pytest.raises(RuntimeError, match="leaf"):
-        compiled(leaf)
+        dovetail.compile(block, backend=backend)(leaf)

@@ -259,7 +259,7 @@ class Emitter:
         sizes = [a.buffer.type.storage_bytes for a in self.shape.args]
         return launchable(
             self.group, self.shape, "triton", text, comment, keyword.kwlist, (PRELUDE,),
-            salt=f"{signature}{unaligned}", grid=self.grid, signature=tuple(signature),
+            salt=f"{signature}{unaligned}{self.blocks}", grid=self.grid, signature=tuple(signature),
             unaligned=tuple(unaligned), fuses=self.is_rounded, constants=constants, blocks=self.blocks,
             sizes=tuple(size.value if size.is_const else 0 for size in sizes),
             points=tuple(size.value if size.is_const else 0 for size, _ in self.grid),
