@@ -101,9 +101,8 @@ class Memory:
 
     def write(self, ref: Ref, value: Node, loc: Loc | None = None) -> None:
         """Make value what ref holds, and every tensor of the storage see it."""
-        sizes = zip(ref.type.shape, ref.type.stride)
-        if any(step.is_const and step.value == 0 and size.hi > 1 for size, step in sizes):
-            raise UnsupportedMutation(loc, detail="writing to an expanded tensor: its elements share memory")
+        if _overlaps(ref.type):
+            raise UnsupportedMutation(loc, detail="writing to a tensor whose elements share memory")
         written = Write(ref, value)
         chain: list[tuple[Ref, Node]] = [(ref, value)]
         at = ref
@@ -135,6 +134,17 @@ class Memory:
         while node in self.origin:
             node = self.origin[node]
         return node
+
+
+def _overlaps(kind: TensorType) -> bool:
+    """Elements may share memory: an expanded dimension, or steps shorter than what they step over."""
+    reach = 0
+    dims = [(step, size) for step, size in zip(kind.stride, kind.shape) if step.is_const and size.hi > 1]
+    for step, size in sorted((step.value, size.value if size.is_const else 2) for step, size in dims):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
 
 
 # -- inverses of views -------------------------------------------------------------------------------
