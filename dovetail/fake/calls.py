@@ -97,4 +97,37 @@ def _target(x: torch.Tensor, rank: int, size: Any, factor: Any) -> list[Any]:
 _AREA: Final[dict[int, Callable[..., torch.Tensor]]] = {
     1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d,
 }  # fmt: skip
-STAND_INS: Final[dict[Any, Callable[..., Any]]] = {F.interpolate: interpolate}
+
+
+def selected(x: Any, key: Any) -> Any:
+    """The view of x that a key with symbolic numbers in it means; None where it is another kind of key."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if not {torch.SymInt} <= {*map(type, keys)} <= {torch.SymInt, int, slice}:
+        return None
+    dim = 0
+    for each in keys:
+        if type(each) is slice:
+            x, dim = x[(slice(None),) * dim + (each,)], dim + 1
+        elif dim < x.dim() and -x.shape[dim] <= each and each < x.shape[dim]:
+            x = x.select(dim, each)
+        else:
+            return None
+    return x
+
+
+def get_item(x: Any, key: Any) -> Any:
+    found = selected(x, key)
+    return x[key] if found is None else found
+
+
+def set_item(x: Any, key: Any, value: Any) -> None:
+    found = selected(x, key)
+    if found is None:
+        x[key] = value
+    else:
+        found[...] = value
+
+
+STAND_INS: Final[dict[Any, Callable[..., Any]]] = {
+    F.interpolate: interpolate, torch.Tensor.__getitem__: get_item, torch.Tensor.__setitem__: set_item,
+}  # fmt: skip

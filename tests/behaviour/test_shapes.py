@@ -164,6 +164,25 @@ def symbolic_comparison_results_returned() -> Any:
     return f, [(torch.ones(n),) for n in SIZES]
 
 
+@case("C8", recompiles=1)
+def positions_in_tensors() -> Any:
+    """A schedule read by the number of the step, a row of a table, one element written."""
+    levels, rows = torch.linspace(1, 0, 9), torch.nn.Parameter(torch.randn(9, 3))
+
+    def f(x: torch.Tensor, step: int) -> Any:
+        done = torch.zeros(9, 3)
+        done[step], done[step + 1, 0], done[1:, step - 2] = x, 2.0, 3.0
+        return x * (levels[step + 1] - levels[step]) + rows[step] + rows[step - 9, 1], done
+
+    return f, [(torch.randn(3), step) for step in (2, 3, 4)]
+
+
+@case("C8", recompiles=2)
+def a_position_outside_is_an_error() -> Any:
+    levels = torch.arange(5.0)
+    return lambda x, i: x * levels[i], [(torch.randn(3), i) for i in (1, 2, 4, 5, 3)]
+
+
 test_program = suite.test()
 
 
