@@ -22,7 +22,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import UUID
 
 import torch
