@@ -6,6 +6,8 @@ Compared with eager as the fuzzers do: results, inputs after the call, gradients
 """
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final
 
@@ -338,3 +340,52 @@ def test_noise_for_a_tensor_that_is_not_row_major(training: bool) -> None:
     dovetail.reset()
     for got, want in zip(seen[1], seen[0], strict=True):
         torch.testing.assert_close(got, want)
+
+
+def closes_one(v: torch.Tensor) -> None:
+    other = stroll(v, [])
+    next(other)
+    other.close()
+
+
+def lets_one_raise(v: torch.Tensor) -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        list(v * (1 // n) for n in (1, 0))
+
+
+def keeps_an_error(v: torch.Tensor) -> None:
+    try:
+        {}[3]
+    except KeyError:
+        try:
+            raise ValueError(v)
+        except ValueError as error:
+            kept = error  # noqa: F841
+
+
+def stroll(v: torch.Tensor, log: list[str]) -> Any:
+    try:
+        yield v * 2
+        yield v
+    finally:
+        log.append("walked")
+
+
+@pytest.mark.parametrize("before", [closes_one, lets_one_raise, keeps_an_error])
+def test_what_an_exception_passed_is_let_go_when_capture_ends(before: Any) -> None:
+    def f(x: torch.Tensor, log: list[str]) -> Any:
+        for v in stroll(x, log):
+            x.sum().item()
+            before(v)
+            return v + 1  # which drops the generator
+
+    gc.collect()
+    gc.disable()
+    try:
+        compiled = dovetail.compile(f)
+        for _ in range(2):
+            log: list[str] = []
+            assert torch.equal(compiled(torch.ones(3), log), torch.full((3,), 3.0)) and log == ["walked"]
+    finally:
+        gc.enable()
+        dovetail.reset()
