@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 from dovetail.capture.builtins import on
 from dovetail.capture.operations import truth
 from dovetail.capture.regions import BY_NAME
+from dovetail.capture.text import version_of
 from dovetail.capture.torch_calls import call_torch
 from dovetail.capture.trace import Trace
 from dovetail.capture.transforms import Inner, stand_in, trace_function
@@ -87,10 +88,10 @@ def trace_arm(trace: Trace, function: Any, operands: list[Any], name: str) -> In
     own instead."""
     if not trace.is_whole:
         raise ChosenArm(trace.loc(), name=name)
-    before = [(fake, fake._version) for fake in trace.owned.values()]
+    before = [(fake, version_of(fake)) for fake in trace.owned.values()]
     inner = trace_function(trace, function, tree_map(lambda leaf: stand_in(trace, leaf, None), operands), {})
     is_plain = all(isinstance(x, Fake) for x in (*tree_leaves(operands), *inner.free, *inner.examples))
-    is_writing = any(fake._version != version for fake, version in before)
+    is_writing = any(version_of(fake) != version for fake, version in before)
     if not is_plain or is_writing or inner.is_random:
         what = "a function of more than tensors, or one that changes them or draws random numbers"
         raise UnknownCall(trace.loc(), function=f"{name} of {what}")

@@ -18,6 +18,7 @@ import torch
 
 from dovetail.capture.decode import Code
 from dovetail.capture.frame import CO_VARARGS, CO_VARKEYWORDS
+from dovetail.capture.text import version_of
 from dovetail.capture.trace import Trace
 from dovetail.errors import AssumedBranch, DataDependentValue
 
@@ -62,7 +63,7 @@ def assume(trace: Trace, value: Any, is_true: bool) -> bool:
         step = trace.places[0].steps - 1
         if trace.is_inner or any(is_caught(place.code, place.at) for place in trace.places):
             raise AssumedBranch(trace.loc(), step=step) from None
-    trace.assumptions.append((value, is_true, value._version, step))
+    trace.assumptions.append((value, is_true, version_of(value), step))
     return is_true
 
 
@@ -87,7 +88,7 @@ def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     trace, code = emit.trace, emit.trace.frame.code
     is_writing = any(fake.is_inference() or fake._version for fake in trace.input_fakes)
     for value, _, version, step in trace.assumptions:
-        if is_writing or value._version != version:
+        if is_writing or version_of(value) != version:
             raise AssumedBranch(trace.frame.loc, step=step)
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     given, rest = names[:count], names[named:]

@@ -23,7 +23,7 @@ from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.text import native
 from dovetail.capture.torch_calls import guard_answer
 from dovetail.capture.trace import Trace
-from dovetail.errors import GradientsSwitchedOn, UnknownCall
+from dovetail.errors import UnknownCall
 
 SWITCHES: Final[dict[Any, Callable[[], Any]]] = {
     torch._C._set_grad_enabled: torch.is_grad_enabled,
@@ -39,8 +39,6 @@ SWITCHES: Final[dict[Any, Callable[[], Any]]] = {
 
 def add_switch(setter: Any, getter: Callable[[], Any]) -> None:
     def set_switch(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        if setter is torch._C._set_grad_enabled and args[0] is True and not trace.began_with_grad:
-            raise GradientsSwitchedOn(trace.loc())
         trace.switched.setdefault(setter, getter())
         native(setter, *args)
         trace.record("call_function", setter, tuple(args), {}, None)

@@ -328,7 +328,7 @@ def bare(stop: Break) -> Break:
 
 def has_effects(trace: Trace) -> bool:
     """Whether a graph without outputs is still worth running: it changes a tensor or draws random numbers."""
-    if any(fake._version for fake in trace.input_fakes):
+    if any(not fake.is_inference() and fake._version for fake in trace.input_fakes):
         return True
     for recorded in trace.calls:
         target = recorded.target

@@ -36,6 +36,11 @@ def as_text(method: str) -> Callable[..., Any]:
     return lambda self, *args: getattr(self.now(), method)(*args)
 
 
+def version_of(fake: Fake) -> object:
+    """How often it was written; an inference tensor does not count that, and is never sure to be the same."""
+    return object() if fake.is_inference() else fake._version
+
+
 class LateText:
     """Stands in for a str. `seen` are the tensors in it, each with its version at that time."""
 
@@ -43,7 +48,7 @@ class LateText:
 
     def __init__(self, trace: Trace, function: Callable[..., str], args: tuple[Any, ...]) -> None:
         self.trace, self.function, self.args = trace, function, args
-        self.seen = [(fake, fake._version) for fake in unknown_in(args) if isinstance(fake, Fake)]
+        self.seen = [(fake, version_of(fake)) for fake in unknown_in(args) if isinstance(fake, Fake)]
 
     def now(self) -> str:
         """The text itself, for whoever has to look at it."""
@@ -53,7 +58,7 @@ class LateText:
 
     @property
     def is_outdated(self) -> bool:
-        return any(fake._version != version for fake, version in self.seen)
+        return any(version_of(fake) != version for fake, version in self.seen)
 
     def __add__(self, other: Any) -> Any:
         return late(self.trace, str.join, ["", [self, other]])

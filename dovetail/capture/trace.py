@@ -14,9 +14,10 @@ from types import CodeType
 from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dovetail.capture.frame import Frame
-from dovetail.errors import LongLoop, SkippedFrame, UnsupportedValue
+from dovetail.errors import GradientsSwitchedOn, LongLoop, SkippedFrame, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.graph import Loc
@@ -208,7 +209,7 @@ class Trace:
         self.is_appending = False
         """The list that is read next is only appended to."""
         self.changed_classes: set[int] = set()
-        self.assumptions: list[tuple[Any, bool, int, int]] = []
+        self.assumptions: list[tuple[Any, bool, object, int]] = []
         """Tensors whose truth was assumed: which, their versions then, and the frame's instructions."""
         self.is_inner = False
         """What runs now becomes a graph of its own, which cannot be left in the middle."""
@@ -261,6 +262,9 @@ class Trace:
         """Keep a call that was just performed on Fakes; returns its result."""
         frozen = tuple([freeze(self, arg) for arg in args])
         named = {key: freeze(self, value) for key, value in kwargs.items()} if kwargs else {}
+        if not self.began_with_grad and torch.is_grad_enabled():
+            if any(type(leaf) is Fake and leaf.requires_grad for leaf in tree_leaves((frozen, named))):
+                raise GradientsSwitchedOn(self.loc())
         step = self.places[0].steps - 1 if self.places else -1
         self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs(), step))
         self.rounds = 0

@@ -545,3 +545,31 @@ def test_modes_after_an_exception_in_the_graph(backend: str) -> None:
     with pytest.raises(torch.linalg.LinAlgError):
         dovetail.compile(f, backend=backend)(torch.zeros(2, 2))
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_switched_on_inside(mode: Any) -> None:
+    """One graph where nothing needs them, as in distributions; in Python where something does. A check of an
+    inference tensor breaks: nothing counts how often that was written."""
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    def unneeded(x: torch.Tensor) -> Any:
+        y = x + weight
+        with torch.enable_grad():
+            y = y * 2
+        return y, torch.distributions.Categorical(logits=y).entropy(), torch.is_grad_enabled()
+
+    def needed(x: torch.Tensor) -> Any:
+        y = x + 1
+        with torch.enable_grad():
+            z = y * weight
+        return z, torch.is_grad_enabled()
+
+    for program in (unneeded, needed):
+        whole = program is unneeded and mode is torch.no_grad
+        compiled = dovetail.compile(program, fullgraph=whole, options={"fallback_to_eager": False})
+        for x in (torch.arange(3.0), torch.arange(3.0, requires_grad=True)):
+            with mode():
+                found, wanted = compiled(x), program(x)
+            torch.testing.assert_close(found, wanted)
+            assert [t.requires_grad for t in found[:-1]] == [t.requires_grad for t in wanted[:-1]]
