@@ -8,6 +8,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch.fx import symbolic_trace
+
+from dovetail import aot, codegen, lower, ops, schedule
+from dovetail.fake.tensor import Fake, _empty_meta
+from dovetail.options import Options
 
 pytest.importorskip("triton")
 
@@ -174,3 +180,18 @@ def test_programs_in_the_interpreter(tmp_path):
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, str(path), str(tmp_path)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_gpu_reads_a_copy_of_what_the_cpu_made():
+    def fake(device, *shape):
+        stride = torch.empty(shape, device="meta").stride()
+        return Fake(_empty_meta(shape, stride, torch.float32), torch.device(device))
+
+    def program(x, n):
+        total = n.prod()
+        return x * total, total + 1
+
+    joint = aot.trace_joint(symbolic_trace(program), [fake("cuda:0", 64), fake("cpu", 3)])
+    loops = lower.lower(aot.partition(ops.decompose(joint.graph), joint.signature).forward)
+    text = codegen.emit(schedule.plan(schedule.schedule(loops, Options())), Options()).host
+    assert "= moved(h_" in text and text.index("= moved(h_") < text.index("launch of mul")

@@ -113,24 +113,22 @@ def launch_cuda(writer: HostWriter, group: Group, made: Launchable, index: int, 
 
 
 def _device_pointer(writer: HostWriter, name: str) -> str:
-    """A pointer that the kernel may read; inputs are checked once per program."""
-    buffer = writer.buffers[name]
-    is_written = name in writer.written
-    if buffer.kind != "input" or is_written or f"checked {name}" in writer.pointers:
+    """A pointer that the kernel may read; inputs, and what the CPU has made, are checked once per program."""
+    type, is_input = writer.buffers[name].type, writer.buffers[name].kind == "input"
+    from_cpu, seen = type.device.kind == "cpu", f"{name} on the device"
+    if seen in writer.pointers:
+        return writer.pointers[seen]
+    if not from_cpu and (not is_input or name in writer.written):
         return writer.pointer(name)
-    writer.pointers[f"checked {name}"] = ""
-    type = buffer.type
     device = writer.plan.schedule.loops.device
     copy = writer.fresh("copy")
     sizes, strides = writer.sizes(type.shape), writer.sizes(type.stride)
-    from_cpu = type.device.kind == "cpu"
     writer(f"Tensor {copy};")
     source = writer.handles[name]
     target = f"{TORCH_CODE[type.dtype]}, 1, {device.index or 0}, {int(from_cpu)}"
     call = f"moved({source}, {copy}, {type.ndim}, {sizes}, {strides}, {target})"
-    seen = writer.fresh("seen")
-    writer(f"Handle {seen} = {call};")
-    text = writer.fresh("p")
-    writer(f"void* {text} = data_of({seen});")
-    writer.pointers[name] = text
+    found = writer.fresh("seen")
+    writer(f"Handle {found} = {call};")
+    text = writer.pointers[seen] = writer.fresh("p")
+    writer(f"void* {text} = data_of({found});")
     return text
