@@ -203,7 +203,8 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     last, ends = _last_reads(plan), [len(writer.lines)]
     for k, step in enumerate(plan.schedule.steps):
         if isinstance(step, Group):
-            follows = k > 0 and isinstance(steps[k - 1], Group)
+            before = steps[k - 1] if k > 0 else None
+            follows = isinstance(before, Group) and launches[before].kernel.language == "triton"
             _launch(writer, step, launches[step], kernel_index[launches[step].kernel.key], follows)
         else:
             emit_extern(writer, step)
