@@ -195,7 +195,7 @@ class Emitter:
         self.is_looped = not (row.is_const and row.value <= longest)
         streams = find_streams(self.group)
         self.blocks = tuple(dict.fromkeys(choose_blocks(self.axes, self.shape, self.is_looped, streams)))
-        grows = any(find_shifted(one, next) for one, next in pairwise(self.shape.passes))
+        grows = any(find_shifted(step, after) for step, after in pairwise(self.shape.passes))
         if grows and self.is_looped and self.axes[0].size.lo >= MANY_ROWS and self.neighbours > 1:
             self.blocks = (Blocks(1, r=2048, warps=4), *self.blocks)
 
