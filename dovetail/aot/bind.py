@@ -32,7 +32,14 @@ import torch
 from torch.autograd import Function
 
 from dovetail.aot.cost import class_of
-from dovetail.aot.double import MOST_COMPILED, Eager, differentiate, eager_results, lack_memory
+from dovetail.aot.double import (
+    MOST_COMPILED,
+    Eager,
+    differentiate,
+    eager_after,
+    eager_results,
+    lack_memory,
+)
 from dovetail.aot.interpret import as_strided
 from dovetail.aot.joint import Joint
 from dovetail.aot.missing import by_group, narrowed
@@ -186,6 +193,7 @@ class _Emitter:
             "write_back": write_back,
             "run_eager": joint.eager,
             "eager_results": eager_results,
+            "eager_after": eager_after,
             **{f"constant_{i}": value for i, value in enumerate(joint.constants)},
         }
 
@@ -222,8 +230,8 @@ class _Emitter:
             return
         with self.w.block("try:"):
             yield
-        with self.w.block("except Exception:"):
-            self.w(f"return eager_results(run_eager({', '.join(self.inputs)}))")
+        with self.w.block("except Exception as error:"):
+            self.w(f"return eager_after({', '.join(['error', 'run_eager', *self.inputs])})")
 
     def emit_sizes(self, exprs: Iterable[Expr]) -> None:
         """Read the symbols of exprs from the inputs."""

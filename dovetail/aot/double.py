@@ -11,6 +11,7 @@ forward, with the same random numbers; the compiled one only what backward does 
 """
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
@@ -22,7 +23,8 @@ from torch.fx import GraphModule
 
 from dovetail.aot.joint import Joint
 from dovetail.aot.partition import Partition
-from dovetail.errors import UnsupportedMutation
+from dovetail.errors import InternalWarning, UnsupportedMutation
+from dovetail.events import EVENTS
 from dovetail.ir.graph import Known, Node, nodes_in
 from dovetail.ir.types import TensorType
 
@@ -189,6 +191,17 @@ class Eager:
 def eager_results(results: Any) -> list[Any]:
     """What a captured program returned, as a flat list."""
     return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def eager_after(error: Exception, program: Callable[..., Any], *inputs: Any) -> list[Any]:
+    """What eager makes of a call whose compiled code raised: the same error as a rule, after the program's
+    writes. Where it does not raise, the error is ours, and not silent."""
+    results = eager_results(program(*inputs))
+    shown = f"{type(error).__name__}: {error}"
+    EVENTS.emit("fallback_to_eager", function="a call", error=shown)
+    text = f"Dovetail's code failed where eager's does not, which ran:\n{shown}"
+    warnings.warn(text, InternalWarning, stacklevel=3)
+    return results
 
 
 def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
