@@ -9,6 +9,7 @@ is the only file that imports Triton.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import pickle
@@ -79,7 +80,21 @@ def import_text(name: str, text: str, folder: str) -> ModuleType:
 # -- as a program --------------------------------------------------------------------------------------
 
 
+def leave_out_gluon() -> None:
+    """Triton's compiler imports its second language, for two names of it, which takes as long as the whole
+    of Triton; our kernels are not written in it."""
+    gluon = ModuleType("triton.experimental.gluon")
+    gluon.language = ModuleType("triton.experimental.gluon.language")  # type: ignore[attr-defined]
+    gluon.language.__getattr__ = lambda name: object()
+    sys.modules[gluon.__name__] = gluon
+    try:
+        importlib.import_module("triton.compiler.code_generator")
+    except (ImportError, AttributeError):  # it uses more of it than we know of
+        del sys.modules[gluon.__name__]
+
+
 def main() -> None:
+    leave_out_gluon()
     answers, requests = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)  # what compilers print must not get between the answers
     # Triton would hash all of its library, which takes longer than a kernel; our store knows its version.

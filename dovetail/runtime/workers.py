@@ -79,7 +79,7 @@ class Workers:
             if self.owner != os.getpid():
                 self.idle, self.count, self.owner = SimpleQueue(), 0, os.getpid()
             missing = min(wanted, os.cpu_count() or 1, MOST) - self.count
-            for _ in range(missing if find_spec("triton") is not None else 0):
+            for _ in range(missing):
                 worker = _spawn()
                 if worker is None:
                     break
@@ -117,11 +117,14 @@ class Workers:
 
 
 def _spawn() -> Worker | None:
+    triton = find_spec("triton")
+    if triton is None or triton.origin is None:
+        return None
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env["TRITON_STORE_BINARY_ONLY"] = "1"  # its intermediate texts cost a third of a small kernel's time
     env["TRITON_BACKENDS_IN_TREE"] = "1"  # no search through all installed packages
-    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-P", str(PROGRAM)]
+    env["PYTHONPATH"] = str(Path(triton.origin).parents[1])
+    command = [sys.executable, "-S", "-P", str(PROGRAM)]  # what `site` imports can take longer than Python itself
     try:
         return Worker(
             subprocess.Popen(
