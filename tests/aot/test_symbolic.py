@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 import dovetail
+from dovetail import aot
 from dovetail.fake import fake_like
 from dovetail.sym import Shapes, make_symfloat, make_symint
-from tests.aot.running import compiled
+from tests.aot.running import as_module, compiled
 
 
 def _mlp(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
@@ -89,3 +90,20 @@ def test_a_size_of_one_says_nothing_about_the_order_of_strides() -> None:
     for n in (4, 2, 4, 5):
         x = torch.randn(n, 3).t()
         assert call(x).stride() == x.diff(dim=1).stride()
+
+
+def test_the_gpu_s_forms_of_ops() -> None:
+    """Their kernels are not on every machine; what backward gets of forward is said without them."""
+    aten = torch.ops.aten
+
+    def program(gates: torch.Tensor, hx: torch.Tensor, x: torch.Tensor, grid: torch.Tensor) -> Any:
+        return aten._thnn_fused_gru_cell(gates, gates, hx)[0], aten.cudnn_grid_sampler(x, grid)
+
+    shapes = Shapes()
+    sizes = ((4, 24), (4, 8), (4, 3, 5, 6), (4, 7, 8, 2))
+    n = shapes.symbol(4)
+    examples = [fake_like(torch.randn(s, requires_grad=True), shapes=shapes, dims={0: n}) for s in sizes]
+    graph = str(aot.trace_joint(as_module(program, 4), examples).graph)
+    assert "_thnn_fused_gru_cell_backward.default(tangent_0, program_1, False)" in graph
+    assert "(f32[s0, 24], f32[s0, 24], f32[s0, 8], None, None)" in graph
+    assert "aten.grid_sampler_2d_backward.default(tangent_1, x2, x3, 0, 0, True, (True, True))" in graph

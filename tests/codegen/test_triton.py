@@ -38,6 +38,8 @@ PROGRAMS = {
     "long_norm": "lambda x, y: F.layer_norm(x.reshape(2, -1).repeat(1, 6), (11520,))",
     "long_odd_rows": "lambda x, y: torch.log_softmax(x.reshape(2, -1).repeat(1, 6)[:, :11111], -1) * y[:2, :1]",
     "long_argmax": "lambda x, y: (x.reshape(2, -1).repeat(1, 6)[:, :11111] + y[0, 0]).argmax(-1)",
+    "long_flags": "lambda x, y: (lambda r: ((r > y[0, 0]).any(-1), (r > -9).all(-1), (r > 0).amax(-1), (r > 0).amin(-1)))(x.reshape(2, -1).repeat(1, 6)[:, :11111])",
+    "complex_view": "lambda x, y: torch.fft.rfft(x + y).t()",
     "long_half_empty": "lambda x, y: (lambda r: torch.log_softmax(torch.where(r > 0, r, float('-inf')), -1))(x.reshape(2, -1).repeat(1, 6))",
     "long_padded": "lambda x, y: torch.log_softmax(F.pad(x.reshape(2, -1).repeat(1, 6)[:, :11111] * y[:2, :1], (0, 9)), -1)",
     "long_rows_and_masked_weights": "lambda x, y: (lambda r, w: (torch.logsumexp(r, 1) * w, w))(x.reshape(2, -1).repeat(1, 6), F.pad(y[:2, 0], (0, 1))[1:])",
@@ -113,7 +115,8 @@ def run_group(group, buffers, memory, folder):
         for size, k in made.grid:
             axis = kernel.constants[k]
             sizes.append(-(-size.value // blocks[axis]))
-        fn[tuple(sizes)](*(memory[p] for p in made.params), **blocks)
+        given = [memory[p].view(torch.int64) if memory[p].is_complex() else memory[p] for p in made.params]
+        fn[tuple(sizes)](*given, **blocks)
 
 def execute(fn, inputs, folder, parts):
     gm = symbolic_trace(fn)

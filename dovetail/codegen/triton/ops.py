@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
+from dovetail.ir.types import BF16, BOOL, C32, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 
 TL_TYPE: Final = {
     BOOL: "tl.int1", U8: "tl.uint8", U16: "tl.uint16", U32: "tl.uint32", U64: "tl.uint64", I8: "tl.int8",
@@ -23,6 +23,7 @@ POINTER: Final = {
     BOOL: "*i1", U8: "*u8", U16: "*u16", U32: "*u32", U64: "*u64",
     I8: "*i8", I16: "*i16", I32: "*i32", I64: "*i64",
     F16: "*fp16", BF16: "*bf16", F32: "*fp32", F64: "*fp64",
+    C32: "*i32", C64: "*i64",  # loops only copy complex numbers
 }  # fmt: skip
 
 Entry: TypeAlias = "str | Callable[[DType, tuple[DType, ...]], str]"
@@ -121,7 +122,7 @@ def _cast(result: DType, source: DType) -> str:
 
 
 IDENTITY: Final = {
-    "sum": lambda dtype: "0", "prod": lambda dtype: "1", "any": lambda dtype: "0", "all": lambda dtype: "1",
+    "sum": lambda dtype: "0", "prod": lambda dtype: "1", "any": lambda dtype: "False", "all": lambda dtype: "True",
     "max": lambda dtype: "float('-inf')" if dtype.is_float else str(_least(dtype)),
     "min": lambda dtype: "float('inf')" if dtype.is_float else str(_greatest(dtype)),
 }  # fmt: skip

@@ -129,8 +129,9 @@ def _batch_norm_eval(
     v = accumulate(x, x.dtype)
     rstd = b.call("rsqrt", var.to(v.dtype) + plain(eps))
     y = _normalise(b, v, mean.to(v.dtype), rstd, weight, bias).to(x.dtype)
-    empties = [b.full(t.shape, 0, t.dtype, t.device) if t is not None else None for t in b.outs[1:3]]
-    return y, *empties
+    if x.type.device.kind == "cpu":  # where eager shows no statistics
+        return y, *(b.full(t.shape, 0, t.dtype, t.device) if t is not None else None for t in b.outs[1:3])
+    return y, *(value.to(t.dtype) if t is not None else None for value, t in zip((mean, rstd), b.outs[1:3]))
 
 
 @decomposes("aten._native_batch_norm_legit_functional")
