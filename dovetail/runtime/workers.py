@@ -124,7 +124,7 @@ def _spawn() -> Worker | None:
     env["TRITON_STORE_BINARY_ONLY"] = "1"  # its intermediate texts cost a third of a small kernel's time
     env["TRITON_BACKENDS_IN_TREE"] = "1"  # no search through all installed packages
     env["PYTHONPATH"] = str(Path(triton.origin).parents[1])
-    command = [sys.executable, "-S", "-P", str(PROGRAM)]  # what `site` imports can take longer than Python itself
+    command = [sys.executable, "-S", "-P", str(PROGRAM)]  # `site` can take longer than Python itself
     try:
         return Worker(
             subprocess.Popen(

@@ -122,7 +122,8 @@ def _cast(result: DType, source: DType) -> str:
 
 
 IDENTITY: Final = {
-    "sum": lambda dtype: "0", "prod": lambda dtype: "1", "any": lambda dtype: "False", "all": lambda dtype: "True",
+    "sum": lambda dtype: "0", "prod": lambda dtype: "1",
+    "any": lambda dtype: "False", "all": lambda dtype: "True",
     "max": lambda dtype: "float('-inf')" if dtype.is_float else str(_least(dtype)),
     "min": lambda dtype: "float('inf')" if dtype.is_float else str(_greatest(dtype)),
 }  # fmt: skip
