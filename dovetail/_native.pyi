@@ -46,6 +46,7 @@ args: the frame's argument slots in the order of co_varnames (arguments, keyword
 
     an Entry        added and run at once, without a check
     None            this call runs as it is; the next one asks again
+    a function      the same; it is called when the call has ended, unless that raised
     False           never asked again; entries it has are still used, its callees are still intercepted
     SKIP_CALLEES    neither are its callees
     True            look again (another thread has added an entry)

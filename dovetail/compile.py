@@ -56,7 +56,7 @@ from dovetail.util.collection import no_collections
 from dovetail.util.loc import Loc
 
 Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]"
-Verdict: TypeAlias = "_native.Entry | bool | None | Literal['skip_callees']"
+Verdict: TypeAlias = "_native.Entry | bool | None | Literal['skip_callees'] | Callable[[], None]"
 """For the hook: an entry to run, None to run this call in eager, False never to ask again."""
 
 FEW_STEPS: Final = 4
@@ -340,6 +340,7 @@ class Compiler:
         self.context = _native.Context(self, Compiler.on_frame)
         self.has_failed = False
         self.raised: dict[CodeType, int] = {}
+        self.mistaken: set[CodeType] = set()
         self.passed_by: set[CodeType] = set()
         """Code that ran under a transform, which is reported once."""
         self.compiled: Counter[tuple[CodeType, int]] = Counter()
@@ -350,6 +351,7 @@ class Compiler:
         self.context.clear()
         self.compiled.clear()
         self.raised.clear()
+        self.mistaken.clear()
         self.history = capture.History(self.is_dynamic)
 
     def on_frame(
@@ -389,7 +391,7 @@ class Compiler:
         try:
             return self._compile(frame)
         except FrameRaises as reason:
-            return self._on_raise(frame, reason.text, entries)
+            return self._on_raise(frame, reason, entries)
         except NoTensors:
             return False
         except Break as reason:
@@ -417,13 +419,23 @@ class Compiler:
         EVENTS.emit("recompile", function=name, reason=why, entries=entries, loc=frame.loc)
         return None
 
-    def _on_raise(self, frame: capture.Frame, why: str, entries: int) -> Verdict:
+    def _on_raise(self, frame: capture.Frame, reason: FrameRaises, entries: int) -> Verdict:
         """Nothing is kept of a call that raises. A function that never does anything else is left alone."""
+        if frame.code in self.mistaken:
+            return False
         times = self.raised[frame.code] = self.raised.get(frame.code, 0) + 1
         if entries or times < self.options.recompile_limit:
-            return None
-        self._leave(frame, f"raised in {times} calls", why, entries)
+            is_certain = type(reason) is not FrameRaises
+            return None if is_certain else functools.partial(self._tell_mistake, frame.code, reason.text)
+        self._leave(frame, f"raised in {times} calls", reason.text, entries)
         return "skip_callees"
+
+    def _tell_mistake(self, code: CodeType, why: str) -> None:
+        """A call was left to eager because the program was seen to raise, and it did not."""
+        self.mistaken.add(code)
+        EVENTS.emit("fallback_to_eager", function=code.co_qualname, error=why)
+        text = f"Dovetail cannot compile {code.co_qualname}, which runs in eager: {why}, in eager it does not"
+        warnings.warn(text, InternalWarning, stacklevel=2)
 
     def _leave(self, frame: capture.Frame, what: str, why: str, entries: int) -> None:
         name = frame.code.co_qualname

@@ -251,6 +251,13 @@ static PyObject *why_miss(Record *record, const Inputs *inputs) {
     return text;
 }
 
+static PyObject *call_compiler(Context *self, Record *record, PyObject *function, const Inputs *inputs,
+                               PyObject *args, PyObject *why) {
+    PyObject *closure = inputs->closure ? inputs->closure : Py_None;
+    return PyObject_CallFunction(self->callback, "OOOOOOOn", self->payload, record->code, function,
+                                 inputs->globals, args, closure, why, COUNT(record));
+}
+
 static PyObject *ask_compiler(Context *self, Record *record, PyObject *function, const Inputs *inputs) {
     PyObject *why;
     QUIETLY(why = why_miss(record, inputs));
@@ -259,10 +266,10 @@ static PyObject *ask_compiler(Context *self, Record *record, PyObject *function,
     if (args) {
         for (Py_ssize_t i = 0; i < inputs->n_args; i++)
             PyTuple_SET_ITEM(args, i, Py_NewRef(inputs->args[i] ? inputs->args[i] : Py_None));
-        PyObject *closure = inputs->closure ? inputs->closure : Py_None;
-        WITHOUT_HOOK(answer = PyObject_CallFunction(self->callback, "OOOOOOOn", self->payload, record->code,
-                                                    function, inputs->globals, args, closure, why,
-                                                    COUNT(record)));
+        if (previous == _PyEval_EvalFrameDefault)
+            WITHOUT_HOOK(answer = call_compiler(self, record, function, inputs, args, why));
+        else /* another compiler's evaluator, which is not to compile this one */
+            QUIETLY(answer = call_compiler(self, record, function, inputs, args, why));
     }
     Py_XDECREF(args);
     Py_XDECREF(why);
@@ -278,9 +285,10 @@ static int skip_own_code(Context *self, Record *record, PyObject *entry) {
     return own ? 0 : -1;
 }
 
-/* What the compiler says about a miss: 1 *call is ready, 0 run the frame as it is, 2 look again,
- * -1 an exception. */
-static int on_miss(Context *self, Record *record, PyObject *function, const Inputs *inputs, Call *call) {
+/* What the compiler says about a miss: 1 *call is ready, 0 run the frame as it is (and call *told where it
+ * does not raise), 2 look again, -1 an exception. */
+static int on_miss(Context *self, Record *record, PyObject *function, const Inputs *inputs, Call *call,
+                   PyObject **told) {
     PyObject *answer = ask_compiler(self, record, function, inputs);
     if (!answer) return -1;
     if (is_entry(answer)) {
@@ -289,6 +297,10 @@ static int on_miss(Context *self, Record *record, PyObject *function, const Inpu
         if (done == 0) QUIETLY(done = prepare_new(record, answer, inputs, call));
         Py_DECREF(answer);
         return done;
+    }
+    if (PyCallable_Check(answer)) {
+        *told = answer;
+        return 0;
     }
     int next = answer == Py_True ? 2 : 0;
     int known = next || answer == Py_None || answer == Py_False || answer == skip_callees;
@@ -307,17 +319,29 @@ static PyObject *run_skipped(PyThreadState *thread, Frame *frame, Record *record
     return result;
 }
 
+/* Call back after a frame that was thought to raise and did not. */
+static PyObject *tell(PyObject *told, PyObject *result) {
+    PyObject *answer = NULL;
+    if (result) WITHOUT_HOOK(answer = PyObject_CallNoArgs(told));
+    if (!answer) Py_CLEAR(result); /* a warning that is an error */
+    Py_XDECREF(answer);
+    Py_DECREF(told);
+    return result;
+}
+
 static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, Record *record) {
     PyObject *function = frame_function(frame);
     PyObject *closure = PyFunction_GET_CLOSURE(function);
     Inputs inputs = {frame_slots(frame), count_args(record->code), closure, frame_globals(frame)};
     Call call;
+    PyObject *told = NULL;
     int found = 2;
     record->references++;
     Py_INCREF(self);
     while (found == 2) {
         QUIETLY(found = find_entry(record, &inputs, &call));
-        if (found == 0 && record->state != FULL) found = on_miss(self, record, function, &inputs, &call);
+        if (found == 0 && record->state != FULL)
+            found = on_miss(self, record, function, &inputs, &call, &told);
         if (found != 2) break;
         Record *now = record_to_run(self, record->code); /* another one where the context was cleared */
         if (!now) found = -1;
@@ -328,7 +352,7 @@ static PyObject *intercept(PyThreadState *thread, Frame *frame, Context *self, R
     result = found ? finish_frame(thread, frame, record->returner, result)
                    : run_skipped(thread, frame, record);
     release(record);
-    return result;
+    return told ? tell(told, result) : result;
 }
 
 enum { NEVER = CO_GENERATOR | CO_COROUTINE | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR };

@@ -111,3 +111,35 @@ def test_a_failing_backward_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> N
         loss.backward()
     for parameter, grad in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, grad)
+
+
+def test_a_program_that_was_thought_to_raise():
+    """What the kernel without data says of this op is wrong; the call is right, and it is told once."""
+    library = torch.library.Library("dovetail_mistaken", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+
+    def refuse(x):
+        raise RuntimeError("no such shape")
+
+    library.impl("double", refuse, "Meta")
+    compiled = dovetail.compile(lambda x: torch.ops.dovetail_mistaken.double(x) + 1)
+    before = dovetail.stats()["fallbacks_to_eager"]
+    with pytest.warns(InternalWarning, match="no such shape"):
+        assert compiled(torch.ones(2)).tolist() == [3, 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compiled(torch.ones(2)).tolist() == [3, 3]
+    assert dovetail.stats()["fallbacks_to_eager"] == before + 1
+
+
+def test_under_another_compiler():
+    """torch.compile's frame hook is not to compile this compiler."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    compiled = dovetail.compile(model.forward, options={"fallback_to_eager": False})
+    around = torch.compile(lambda x: compiled(x) * 2, backend="eager")
+    before = dovetail.stats()["graphs"]
+    for rows in (3, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(around(x), model(x) * 2)
+    assert dovetail.stats()["graphs"] > before
