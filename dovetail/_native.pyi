@@ -34,7 +34,7 @@ Entry = tuple[Guards, Callable[..., Any], dict[str, Any]]
 that the frame must have. The function is called with the frame's argument slots, the function's closure cells,
 and the values that the guards were built to fetch."""
 
-Answer = Entry | bool | None | Literal["skip_callees"]
+Answer = Entry | bool | None | Literal["skip_callees"] | Callable[[], None]
 Callback = Callable[
     [Any, CodeType, FunctionType, dict[str, Any], tuple[Any, ...], tuple[CellType, ...] | None, str | None, int],
     Answer,

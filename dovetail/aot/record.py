@@ -594,32 +594,6 @@ def record_rnn(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any
     return result
 
 
-def record_grid_sampler(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """cuDNN's forms of it, which torch has no shape rule for, compute one case of the plain op's."""
-    inputs, grid, *grads = args
-    bilinear, zeros, aligned = 0, 0, True
-    if not grads:
-        plain = (inputs, grid, bilinear, zeros, aligned)
-        return record_call(recorder, _aten.grid_sampler_2d.default, plain, {})
-    given = (*grads, inputs, grid, bilinear, zeros, aligned, [True, True])
-    return record_call(recorder, _aten.grid_sampler_2d_backward.default, given, {})
-
-
-def record_gru_cell(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The GPU's fused cell and its backward, which torch has no shape rule for."""
-    if func is _aten._thnn_fused_gru_cell.default:
-        batch, width = args[2].shape
-        shapes = ([batch, width], [batch, 5 * width])
-    else:
-        batch, width = args[0].shape
-        biases = [[3 * width]] * 2 if args[2] else [None, None]
-        shapes = ([batch, 3 * width], [batch, 3 * width], [batch, width], *biases)
-    result = tuple([s and infer(_aten.new_empty.default, (args[0], s), {}) for s in shapes])
-    nodes = tuple([recorder.arg(a) for a in args])
-    recorder.results(recorder.call(facts_of(func).name, nodes, result_type(result), kwargs), result)
-    return result
-
-
 def record_eig(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Its backward refuses losses that depend on the phase of a vector, which takes numbers to see; not so
     where torch calls it for the values only."""
@@ -654,10 +628,6 @@ ROUTES: Final[dict[str, Route]] = {
     "aten.set_.source_Tensor": record_set,
     "aten.linalg_eig.default": record_eig,
     "aten.mkldnn_rnn_layer.default": record_rnn,
-    "aten._thnn_fused_gru_cell.default": record_gru_cell,
-    "aten._thnn_fused_gru_cell_backward.default": record_gru_cell,
-    "aten.cudnn_grid_sampler.default": record_grid_sampler,
-    "aten.cudnn_grid_sampler_backward.default": record_grid_sampler,
     "aten.native_batch_norm.default": record_batch_norm,
     "aten.cudnn_batch_norm.default": record_batch_norm,
     "aten._native_batch_norm_legit.default": record_batch_norm,

@@ -436,6 +436,12 @@ def batch_norm(c: Call) -> Result:
     return [x.shape, stats, stats]
 
 
+def gru_cell_backward(c: Call) -> Result:
+    batch, width = c["grad_hy"].shape
+    gates = mul(width, 3)
+    return [(batch, gates), (batch, gates), (batch, width), (gates,), (gates,)]
+
+
 def group_norm(c: Call) -> Result:
     x, count = c["input"], as_expr(c["N"])
     _agree(c, x.shape[:2], (count, as_expr(c["C"])))
@@ -614,6 +620,10 @@ RULES: Final[dict[str, Rule]] = _table(
     (sized("self_sizes"), "index_select_backward"),
     (sized("sizes"), "value_selecting_reduction_backward masked_scatter_backward"),
     (lambda c: (*c["input"].shape[:2], *c["grid"].shape[1:-1]), "grid_sampler_2d grid_sampler_3d"),
+    (lambda c: (*c["self"].shape[:2], *c["grid"].shape[1:-1]), "cudnn_grid_sampler"),
+    (likes("self", "grid"), "cudnn_grid_sampler_backward"),
+    (lambda c: [c["hx"].shape, (c["hx"].shape[0], mul(c["hx"].shape[1], 5))], "_thnn_fused_gru_cell"),
+    (gru_cell_backward, "_thnn_fused_gru_cell_backward"),
     (pixel_shuffle, "pixel_shuffle"),
     (layer_norm, "native_layer_norm"),
     (likes("input", "weight", "bias"), "native_layer_norm_backward"),

@@ -490,6 +490,8 @@ def _run_kernel(func: Any, facts: Record, device: torch.device, args: list[Any],
     with torch._C._DisableTorchDispatch():
         if facts.fate == "probe" and device.type == "cpu":
             return _probe(func, args, kwargs)
+        if facts.name in MISSING:
+            return MISSING[facts.name](*args)
         try:
             return func(*args, **kwargs)
         except NotImplementedError as error:
@@ -497,7 +499,7 @@ def _run_kernel(func: Any, facts: Record, device: torch.device, args: list[Any],
                 return _probe(func, args, kwargs)
             raise FailedFake(function=facts.name, detail=str(error).splitlines()[0]) from error
         except RuntimeError as error:
-            if "no fake impl" not in str(error):
+            if "no fake impl" not in str(error) and '"meta"' not in str(error):  # which the program knows not
                 raise
             raise FailedFake(function=facts.name, detail=str(error).splitlines()[0]) from error
 
@@ -554,6 +556,22 @@ def _batch_norm_with_updates(device: torch.device, args: list[Any], result: Any)
     *rest, mean, var = _batch_norm_on_cpu(device, args, result)
     return (*rest, mean.to(args[3].dtype), var.to(args[4].dtype))
 
+
+def _gru_cell_backward(grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> Any:
+    gates = grad.new_empty(grad.shape[0], 3 * grad.shape[1])
+    bias = gates.new_empty(gates.shape[1]) if has_bias else None
+    return gates, gates.clone(), torch.empty_like(grad), bias, None if bias is None else bias.clone()
+
+
+MISSING: Final[dict[str, Callable[..., Any]]] = {
+    "aten._thnn_fused_gru_cell.default": lambda gates, more, hx, *biases: (
+        torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1]),
+    ),
+    "aten._thnn_fused_gru_cell_backward.default": _gru_cell_backward,
+    "aten.cudnn_grid_sampler.default": lambda x, grid: x.new_empty(*x.shape[:2], *grid.shape[1:3]),
+    "aten.cudnn_grid_sampler_backward.default": lambda x, grid, grad: (x.new_empty(x.shape), grid.new_empty(grid.shape)),
+}  # fmt: skip
+"""Ops of the GPU that torch has no meta kernel for."""
 
 CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
     "aten.native_batch_norm.default": _batch_norm_on_cpu,

@@ -106,4 +106,4 @@ def test_the_gpu_s_forms_of_ops() -> None:
     graph = str(aot.trace_joint(as_module(program, 4), examples).graph)
     assert "_thnn_fused_gru_cell_backward.default(tangent_0, program_1, False)" in graph
     assert "(f32[s0, 24], f32[s0, 24], f32[s0, 8], None, None)" in graph
-    assert "aten.grid_sampler_2d_backward.default(tangent_1, x2, x3, 0, 0, True, (True, True))" in graph
+    assert "aten.cudnn_grid_sampler_backward.default(x2, x3, tangent_1)" in graph
