@@ -569,7 +569,9 @@ MISSING: Final[dict[str, Callable[..., Any]]] = {
     ),
     "aten._thnn_fused_gru_cell_backward.default": _gru_cell_backward,
     "aten.cudnn_grid_sampler.default": lambda x, grid: x.new_empty(*x.shape[:2], *grid.shape[1:3]),
-    "aten.cudnn_grid_sampler_backward.default": lambda x, grid, grad: (x.new_empty(x.shape), grid.new_empty(grid.shape)),
+    "aten.cudnn_grid_sampler_backward.default": lambda x, grid, grad: (
+        x.new_empty(x.shape), grid.new_empty(grid.shape),
+    ),
 }  # fmt: skip
 """Ops of the GPU that torch has no meta kernel for."""
 
