@@ -137,8 +137,8 @@ def compile_graph(
     first = replace(parts.forward, name=f"{unit}_forward", updates=updates)
     forward = record(first, options, parts.signature.saved)
 
-    def later(graph: Graph) -> _Later:
-        return _Later(replace(graph, name=f"{unit}_backward"), options)
+    def later(graph: Graph) -> Callable[..., Any] | None:
+        return build_later(replace(graph, name=f"{unit}_backward"), options)
 
     return aot.bind(forward, later, parts, joint)
 
@@ -199,7 +199,8 @@ def assemble(
 
     def otherwise() -> Callable[..., Any]:
         plain = passes.optimize(ops.decompose(joint.graph))
-        return _Later(replace(plain, name=f"{unit}_plain", updates=updates), options)
+        made = build_later(replace(plain, name=f"{unit}_plain", updates=updates), options)
+        return made or interpret(joint.graph)
 
     forward = runtime.Frozen(main, run, otherwise, unit, frozen.watched, types)
     taken = graph.inputs[: joint.signature.inputs + joint.signature.constants]
@@ -225,37 +226,23 @@ def why_not_record(graph: Graph, executable: runtime.Executable) -> Reason | Non
     return None
 
 
-class _Later:
-    """An executable that is built by its first call. If that fails, the graph is interpreted: forward has
-    run, so there is no eager program to go back to."""
+def build_later(graph: Graph, options: Options) -> Callable[..., Any] | None:
+    """What a running program needs for the first time. None where that fails, which is said: the caller
+    knows how to go on without."""
+    try:
+        return _native.without(record, graph, options)  # type: ignore[no-any-return]
+    except Exception as error:
+        if not options.fallback_to_eager:
+            raise
+        name, shown = graph.name, f"{type(error).__name__}: {error}"
+        EVENTS.emit("fallback_to_eager", function=name, error=shown)
+        text = f"Dovetail failed to compile {name}, and eager runs instead:\n{shown}"
+        warnings.warn(text, InternalWarning, stacklevel=2)
+        return None
 
-    def __init__(self, graph: Graph, options: Options) -> None:
-        self.graph, self.options = graph, options
-        self.made: Callable[..., Any] | None = None
 
-    def __call__(self, *inputs: Any) -> Any:
-        if self.made is None:
-            self.made = _native.without(self.make)
-        return self.made(*inputs)
-
-    def consume(self, inputs: list[Any]) -> Any:
-        """As a call, and empties the list, so that saved tensors are freed as backward proceeds."""
-        if self.made is None:
-            self.made = _native.without(self.make)
-        consume = getattr(self.made, "consume", None)
-        return self.made(*inputs) if consume is None else consume(inputs)
-
-    def make(self) -> Callable[..., Any]:
-        try:
-            return record(self.graph, self.options)
-        except Exception as error:
-            if not self.options.fallback_to_eager:
-                raise
-            name, shown = self.graph.name, f"{type(error).__name__}: {error}"
-            EVENTS.emit("fallback_to_eager", function=name, error=shown)
-            text = f"Dovetail failed to compile {name} and interprets it:\n{shown}"
-            warnings.warn(text, InternalWarning, stacklevel=2)
-            return lambda *inputs: aot.run_graph(self.graph, inputs)
+def interpret(graph: Graph) -> Callable[..., Any]:
+    return lambda *inputs: aot.run_graph(graph, inputs)
 
 
 def keeping_modes(module: GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -300,10 +287,6 @@ def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable
     """backend="aot_eager": capture and autograd are at work, and each op runs as itself."""
     joint = trace_joint(module, examples)
     parts = aot.partition(joint.graph, joint.signature)
-
-    def interpret(graph: Graph) -> Callable[..., Any]:
-        return lambda *inputs: aot.run_graph(graph, inputs)
-
     return aot.bind(interpret(parts.forward), interpret, parts, joint)
 
 

@@ -53,6 +53,7 @@ from dovetail.util.library import find_op
 from dovetail.util.writer import Writer
 
 Executable: TypeAlias = "Callable[..., Sequence[Any]]"
+Build: TypeAlias = "Callable[[Graph], Executable | None]"
 
 _numbers: Final = itertools.count()
 
@@ -74,9 +75,10 @@ class Bound:
 
 
 def bind(
-    forward: Executable, build: Callable[[Graph], Executable] | None, partition: Partition, joint: Joint
+    forward: Executable, build: Build | None, partition: Partition, joint: Joint
 ) -> Bound:
-    """`build` makes an executable of backward, for each set of outputs that are used."""
+    """`build` makes an executable of backward, for each set of outputs that are used; None where it fails,
+    and eager's gradient has to do."""
     emitter = _Emitter(partition, joint)
     emitter.scope["run_forward"] = forward
     is_tied = bool(partition.signature.tangents)
@@ -374,7 +376,7 @@ class _Emitter:
 
     # -- the functions
 
-    def emit_function(self, part: _Part, build: Callable[[Graph], Executable] | None) -> None:
+    def emit_function(self, part: _Part, build: Build | None) -> None:
         with self.w.block(f"def forward{part.suffix}(ctx, everything, *own):"):
             self.w(f"{self.everything} = everything")
             self.w("ctx.set_materialize_grads(False)")
@@ -419,11 +421,12 @@ class _Emitter:
         partition, suffix = part.partition, part.suffix
         tangents = {position: f"tangent_{position}" for position in partition.signature.tangents}
         self.scope.update(differentiate=differentiate, lack_memory=lack_memory)
+        by_eager = f"return differentiate(eager{suffix}, ctx, {_tuple(tangents.values())})"
         with self.w.block(f"def backward{suffix}(ctx, {', '.join(tangents.values())}):"):
             with self.w.block(f"if {' and '.join(f'{name} is None' for name in tangents.values())}:"):
                 self.w(f"return {_tuple(['None'] * len(part.places))}")
             with self.w.block(f"if is_grad_enabled() or lack_memory({', '.join(tangents.values())}):"):
-                self.w(f"return differentiate(eager{suffix}, ctx, {_tuple(tangents.values())})")
+                self.w(by_eager)
             if kept := [f"saved_{i}" for i, _ in partition.kept(TensorType)]:
                 self.w(f"{_targets(kept)} = ctx.saved_tensors")
             if numbers := [f"saved_{i}" for i, _ in partition.kept(ScalarType)]:
@@ -434,6 +437,8 @@ class _Emitter:
             self.w(f"missing = {_tuple(f'{name} is None' for name in used)}")
             unwanted = f"eager{suffix}.unwanted(ctx)" if self.scope[f"eager{suffix}"].may_skip else "()"
             self.w(f"consume = backward_for{suffix}(missing, {unwanted})")
+            with self.w.block("if consume is None:"):
+                self.w(by_eager)
             for node, name in zip(part.tangents, used):
                 self.emit_tangent(name, node.tensor)
             given = [f"saved_{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
@@ -483,24 +488,22 @@ def _consumer(executable: Executable, missing: bool) -> Callable[[list[Any]], Se
 class _Backwards:
     """Backward without missing tangents and unwanted gradients, by which they are; built when needed."""
 
-    def __init__(
-        self, graph: Graph, tangents: tuple[Node, ...], build: Callable[[Graph], Executable]
-    ) -> None:
+    def __init__(self, graph: Graph, tangents: tuple[Node, ...], build: Build) -> None:
         self.graph, self.tangents, self.build = graph, tangents, build
-        self.made: dict[object, Callable[[list[Any]], Sequence[Any]]] = {}
+        self.made: dict[object, Callable[[list[Any]], Sequence[Any]] | None] = {}
 
     def __call__(
         self, missing: tuple[bool, ...], unwanted: tuple[int, ...]
-    ) -> Callable[[list[Any]], Sequence[Any]]:
-        found = self.made.get((missing, unwanted))
-        if found is None and unwanted and len(self.made) >= MOST_COMPILED:
-            return self(missing, ())
-        if found is None:
+    ) -> Callable[[list[Any]], Sequence[Any]] | None:
+        key = missing, unwanted
+        if key not in self.made:
+            if unwanted and len(self.made) >= MOST_COMPILED:
+                return self(missing, ())
             wanted = {output for i, output in enumerate(self.graph.outputs) if i not in unwanted}
             gone = [node for node, is_missing in zip(self.tangents, missing) if is_missing]
-            graph = narrowed(self.graph, self.tangents, gone, wanted)
-            found = self.made[missing, unwanted] = _consumer(self.build(graph), any(missing))
-        return found
+            made = self.build(narrowed(self.graph, self.tangents, gone, wanted))
+            self.made[key] = None if made is None else _consumer(made, any(missing))
+        return self.made[key]
 
 
 def _targets(names: Sequence[str]) -> str:

@@ -67,7 +67,7 @@ class Eager:
         unwanted = self.unwanted(ctx) if self.may_skip else ()
         is_plain = is_kept and ctx.random is None and not self.joint.autocast
         with nullcontext() if is_plain else self.as_it_was(ctx.random):
-            if not lack_memory(*tangents):
+            if is_kept and not lack_memory(*tangents):
                 kept = [t for t, node in zip(ctx.saved_tensors, self.saved) if node is not None]
                 program, given = self.program_for(inputs, tangents, kept, unwanted)
                 if program is not None:
@@ -215,7 +215,7 @@ def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any,
             )
     if eager.is_overwritten:
         raise UnsupportedMutation(
-            detail="double backward through a region that overwrites an input that its gradient needs"
+            detail="eager's gradient of a region that overwrites an input that it needs"
         )
     grads = eager.gradients(ctx, tangents)
     at: dict[int | None, Any] = dict(zip(eager.signature.grad_inputs, grads))

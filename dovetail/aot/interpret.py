@@ -17,7 +17,6 @@ from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, evaluate
 from dovetail.ir.graph import GET, Arg, Graph, Node, nodes_in
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
-from dovetail.ops.eager import call_prim
 from dovetail.util.library import call_in_grad_mode, find_op
 
 
@@ -71,8 +70,6 @@ def _torch_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) 
 
 def _run_node(node: Node, env: Mapping[Node, Any], symbols: Mapping[str, int]) -> Any:
     args = [_torch_value(arg, env, symbols) for arg in node.args]
-    if node.op.startswith("prims."):
-        return call_prim(node.op, args)
     kwargs = {name: _torch_value(value, env, symbols) for name, value in node.kwargs}
     return callable_of(node.op)(*args, **kwargs)
 

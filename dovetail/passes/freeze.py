@@ -17,15 +17,15 @@ from typing import Final, cast
 
 import torch
 
-from dovetail.ir.expr import Expr
+from dovetail.ir.expr import ONE, Expr
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, moved_over, nodes_in, swapped
-from dovetail.ir.types import F32, F64, TensorType, Type
+from dovetail.ir.types import F32, F64, DType, TensorType, Type, tensor_type
 from dovetail.ops.build import Build, Value, replace_nodes
 from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
 from dovetail.passes.clean import drop_dead
 from dovetail.passes.layout import PACK, channels_last
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import dataclass, replace
 
 CONV: Final = "aten.convolution.default"
 RECURRENT: Final = "aten.mkldnn_rnn_layer.default"
@@ -111,16 +111,25 @@ def _fold(b: Build, result: Node) -> Node:
     norm = cast(Node, result.args[0])
     conv = cast(Node, norm.args[0])
     b.begin(norm)
+
+    def call(op: str, x: Value, *others: object) -> Value:
+        return b.extern(f"aten.{op}", (x, *others), x.type)
+
+    def cast_to(x: Value, dtype: DType) -> Value:
+        return b.extern("aten._to_copy.default", (x,), replace(x.type, dtype=dtype), dtype=dtype)
+
     args = (*norm.args[1:5], *conv.args[1:3])
-    wide = [None if arg is None else Value(cast(Node, arg), b).to(F64) for arg in args]
+    wide = [None if arg is None else cast_to(Value(cast(Node, arg), b), F64) for arg in args]
     gamma, beta, mean, var, weight, bias = wide
     assert weight is not None and mean is not None and var is not None
-    scale = b.call("rsqrt", var + cast(float, norm.args[-1]))
-    scale = scale if gamma is None else scale * gamma
-    shift = (-mean if bias is None else bias - mean) * scale
-    shift = shift if beta is None else shift + beta
-    folded = weight * b.broadcast(scale, weight.shape, (0,))
-    given = (x.to(conv.tensor.dtype).node for x in (folded, shift))
+    scale = call("rsqrt.default", call("add.Scalar", var, norm.args[-1]))
+    scale = scale if gamma is None else call("mul.Tensor", scale, gamma)
+    shift = call("neg.default", mean) if bias is None else call("sub.Tensor", bias, mean)
+    shift = call("mul.Tensor", shift, scale)
+    shift = shift if beta is None else call("add.Tensor", shift, beta)
+    along = tensor_type((*scale.shape, *[ONE] * (weight.ndim - 1)), F64, scale.type.device)
+    folded = call("mul.Tensor", weight, b.extern("aten.view.default", (scale, along.shape), along))
+    given = (cast_to(x, conv.tensor.dtype).node for x in (folded, shift))
     made = Node(CONV, (conv.args[0], *given, *conv.args[3:]), result.type, result.name, (), conv.loc)
     b.graph.nodes.append(made)
     return made

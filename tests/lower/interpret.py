@@ -14,7 +14,7 @@ from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.loop import Buffer, BufferRef, Extern, Loops, Nest, Scalar
 from dovetail.ir.types import Device, DType
-from dovetail.ops.eager import call_prim
+from tests.ops.eager import call_prim
 
 _EXPR = {
     "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),

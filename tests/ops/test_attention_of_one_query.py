@@ -3,10 +3,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dovetail.aot import run_graph
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.types import BF16, F32, I64, U64, Device, tensor_type
 from dovetail.ops import decompose
+from tests.ops.eager import run_graph
 
 CUDA = Device("cuda", 0)
 FLASH, CUDNN = "aten._scaled_dot_product_flash_attention.default", "aten._scaled_dot_product_cudnn_attention.default"

@@ -2,11 +2,11 @@
 import pytest
 import torch
 
-from dovetail.aot import run_graph
 from dovetail.ir.expr import as_expr
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.types import BF16, F32, Device, TensorType, tensor_type
 from dovetail.ops import decompose
+from tests.ops.eager import run_graph
 
 CUDA = Device("cuda", 0)
 

@@ -11,6 +11,7 @@ from torch import nn
 from dovetail import aot, passes
 from dovetail.ir.graph import Graph
 from dovetail.ir.verify import check_graph
+from tests.ops.eager import run_graph
 
 
 def trace(module: nn.Module, *inputs: torch.Tensor) -> tuple[Graph, list[torch.Tensor], list[int]]:
@@ -41,7 +42,7 @@ def run_frozen(frozen: passes.Frozen, every: list[torch.Tensor]) -> list[Any]:
         check_graph(graph, "test")
     with torch.no_grad():
         values = aot.run_graph(frozen.prologue, [every[i] for i in frozen.watched])
-        return aot.run_graph(frozen.main, [*every, *values])
+        return run_graph(frozen.main, [*every, *values])
 
 
 def ops(graph: Graph) -> list[str]:

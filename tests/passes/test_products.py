@@ -1,13 +1,13 @@
 """Products of odd sizes are padded, and rows times several weights are joined, on a GPU only."""
 import torch
 
-from dovetail.aot import run_graph
 from dovetail.ir.parse import parse_graph
 from dovetail.lower import lower
 from dovetail.passes.clean import merge_equal
 from dovetail.passes.pad import pad_products
 from dovetail.passes.rows import join_rows
 from tests.lower.interpret import run_loops
+from tests.ops.eager import run_graph
 
 ODD = """
 def forward(h: bf16[4096, 512] cuda, w: f32[1001, 512] cuda):

@@ -2,11 +2,11 @@
 import pytest
 import torch
 
-from dovetail.aot import run_graph
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.types import F32, Device, tensor_type
 from dovetail.ir.verify import check_graph
 from dovetail.passes.split import split_reductions
+from tests.ops.eager import run_graph
 
 CUDA = Device("cuda", 0)
 

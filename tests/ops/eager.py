@@ -1,14 +1,18 @@
-"""What each prim means, as a torch call: the oracle for tests and the interpreter of prim graphs.
+"""What each prim means, as a torch call: the oracle for lowering, and the interpreter of graphs of prims.
 
     call_prim("prims.sum", (x, (1,)))  ->  x.sum((1,))
+    run_graph(graph, [x, w])           ->  [y]                  aot's, which knows prims from here on
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
 
+from dovetail.aot.interpret import CALLS
+from dovetail.aot.interpret import run_graph as run_graph
 from dovetail.ops.prims import PRIMS
 
 
@@ -132,3 +136,6 @@ def call_prim(op: str, args: Sequence[Any]) -> Any:
             for a in args
         ]
     return EAGER[op](*args)
+
+
+CALLS.update({op: partial(lambda op, *args: call_prim(op, args), op) for op in PRIMS})
