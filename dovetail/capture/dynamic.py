@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from types import CodeType
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from dovetail.capture.trace import Trace
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import Capture, GraphInput
-from dovetail.ir.expr import INF, Expr, eq, sym, symbols
+from dovetail.ir.expr import INF, Expr, eq, fold_expr, sym, symbols
 from dovetail.ir.guard import Equals, Guard, Holds, TypeIs
 from dovetail.ir.source import Arg, Computed, DictAttr, Item, KeyItem, Size, Source, Stride
 from dovetail.sym import Real, Shapes, iter_leaves, make_symfloat, make_symint
@@ -290,41 +291,17 @@ def fold(
     value: Any, names: dict[str, Any], call: Callable[[Any, tuple[Any, ...]], Any], memo: dict[Any, Any]
 ) -> Any:
     """Build a value bottom up with `call(function, arguments)`; constants stay constants."""
-    if isinstance(value, (int, float)):
-        return value
-    if value in memo:
-        return memo[value]
-    made = (
-        _fold_real(value, names, call, memo)
-        if isinstance(value, Real)
-        else _fold_expr(value, names, call, memo)
-    )
-    memo[value] = made
-    return made
+    if isinstance(value, Expr):
+        return fold_expr(value, partial(_leaf, names), lambda op, *args: call(FUNCTIONS[op], args), memo)
+    if isinstance(value, Real) and value not in memo:
+        memo[value] = _fold_real(value, names, call, memo)
+    return memo[value] if isinstance(value, Real) else value
 
 
-def _fold_expr(value: Expr, names: dict[str, Any], call: Any, memo: dict[Any, Any]) -> Any:
-    if value.op == "const":
-        return value.value
-    if value.op in ("true", "false"):
-        return value.op == "true"
+def _leaf(names: dict[str, Any], value: Expr) -> Any:
     if value.op == "sym":
         return names[value.name]
-    if value.op == "add":
-        constant, terms = value.args
-        total: Any = None
-        for term, factor in terms:  # type: ignore[attr-defined]
-            part = fold(term, names, call, memo)
-            part = part if factor == 1 else call(operator.mul, (part, factor))
-            total = part if total is None else call(operator.add, (total, part))
-        return call(operator.add, (total, constant)) if constant else total
-    parts = [fold(operand, names, call, memo) for operand in value.operands]
-    if value.op == "not":
-        return call(FUNCTIONS["not"], (parts[0],))
-    total = parts[0]
-    for part in parts[1:]:
-        total = call(FUNCTIONS[value.op], (total, part))
-    return total
+    return value.value if value.op == "const" else value.op == "true"
 
 
 def _fold_real(value: Real, names: dict[str, Any], call: Any, memo: dict[Any, Any]) -> Any:

@@ -16,15 +16,17 @@ Division is Python's (floor), for a positive divisor. SymPy is the oracle in the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial, reduce
 from math import gcd
 from threading import Lock
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 INF: Final = 1 << 62
 """A bound that stands for 'unbounded'; no tensor has that many elements."""
 
 IntLike: TypeAlias = "int | Expr"
+T = TypeVar("T")
 
 
 class Expr:
@@ -616,6 +618,27 @@ def evaluate(value: Expr, env: Mapping[str, int]) -> int:
             result *= evaluate(factor, env)  # type: ignore[arg-type]
         return result
     return _VALUE[op](*[evaluate(x, env) for x in value.operands])  # type: ignore[operator, no-any-return]
+
+
+def fold_expr(
+    value: Expr, leaf: Callable[[Expr], T], call: Callable[..., T], memo: dict[Expr, T] | None = None
+) -> T:
+    """Something built bottom up: leaf(a number, symbol or truth), call(op, left, right), call("not", value).
+    What `memo` has is not built again."""
+    if not value.operands:
+        return leaf(value)
+    if memo is not None and value in memo:
+        return memo[value]
+    parts = [fold_expr(x, leaf, call, memo) for x in value.operands]
+    if value.op == "add":
+        constant, terms = value.args
+        factors = [n for _, n in terms]  # type: ignore[attr-defined]
+        parts = [x if n == 1 else call("mul", x, leaf(const(n))) for x, n in zip(parts, factors)]
+        parts += [leaf(const(constant))] if constant else []  # type: ignore[arg-type]
+    made = call("not", *parts) if value.op == "not" else reduce(partial(call, value.op), parts)
+    if memo is not None:
+        memo[value] = made
+    return made
 
 
 def range_in(value: Expr, env: Mapping[Expr, tuple[int, int]]) -> tuple[int, int]:

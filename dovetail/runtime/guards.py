@@ -12,14 +12,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final, TypeAlias, cast
+from itertools import chain
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from dovetail import _native
 from dovetail.ir import guard as checks
 from dovetail.ir import source as paths
-from dovetail.ir.expr import Expr
+from dovetail.ir.expr import Expr, fold_expr
 from dovetail.ir.guard import Guard
 from dovetail.ir.source import Source
 from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find_address
@@ -145,26 +146,13 @@ def encode_state(check: checks.State) -> tuple[tuple[object, ...], ...]:
 
 def emit_postfix(value: Expr, reads: dict[str, int]) -> list[tuple[int, int]]:
     """s0 * 4 <= 64  ->  READ s0, PUSH 4, MUL, PUSH 64, LE"""
-    if value.op == "const":
-        return [(CODE_OF["const"], value.value)]
-    if value.op in ("true", "false"):
-        return [(CODE_OF["const"], int(value.op == "true"))]
-    if value.op == "sym":
-        return [(CODE_OF["sym"], reads[value.name])]
-    if value.op == "add":
-        constant, terms = cast("tuple[int, tuple[tuple[Expr, int], ...]]", value.args)
-        total = [(CODE_OF["const"], constant)]
-        for term, factor in terms:
-            total += [*emit_postfix(term, reads), (CODE_OF["const"], factor)]
-            total += [(CODE_OF["mul"], 0), (CODE_OF["add"], 0)]
-        return total
-    first, *rest = value.operands
-    program = emit_postfix(first, reads)
-    if value.op == "not":
-        return [*program, (CODE_OF["not"], 0)]
-    for operand in rest:
-        program += [*emit_postfix(operand, reads), (CODE_OF[value.op], 0)]
-    return program
+
+    def leaf(x: Expr) -> list[tuple[int, int]]:
+        if x.op == "sym":
+            return [(CODE_OF["sym"], reads[x.name])]
+        return [(CODE_OF["const"], x.value if x.op == "const" else int(x.op == "true"))]
+
+    return fold_expr(value, leaf, lambda op, *parts: [*chain(*parts), (CODE_OF[op], 0)])
 
 
 # -- the program -------------------------------------------------------------------------------------
