@@ -42,6 +42,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "aten.mkldnn_rnn_layer.default": partial(call_in_grad_mode, torch.ops.aten.mkldnn_rnn_layer.default),
     "aten._conj.default": lambda x: x.conj().resolve_conj(),
     "aten._neg_view.default": torch.neg,
+    "prims.full": lambda shape, value, dtype, device: torch.full(shape, value, dtype=dtype, device=device),
 }
 """Ops whose graph meaning is not the dispatcher's call of that name."""
 

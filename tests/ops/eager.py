@@ -1,18 +1,19 @@
 """What each prim means, as a torch call: the oracle for lowering, and the interpreter of graphs of prims.
 
     call_prim("prims.sum", (x, (1,)))  ->  x.sum((1,))
-    run_graph(graph, [x, w])           ->  [y]                  aot's, which knows prims from here on
+    run_graph(graph, [x, w])           ->  [y]                  as aot's, which knows no prims
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
+from unittest import mock
 
 import torch
 
-from dovetail.aot.interpret import CALLS
-from dovetail.aot.interpret import run_graph as run_graph
+from dovetail.aot import interpret
+from dovetail.ir.graph import Graph
 from dovetail.ops.prims import PRIMS
 
 
@@ -138,4 +139,9 @@ def call_prim(op: str, args: Sequence[Any]) -> Any:
     return EAGER[op](*args)
 
 
-CALLS.update({op: partial(lambda op, *args: call_prim(op, args), op) for op in PRIMS})
+def run_graph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
+    calls = {op: partial(lambda op, *args: call_prim(op, args), op) for op in PRIMS}
+    with mock.patch.dict(interpret.CALLS, calls):
+        results = interpret.run_graph(graph, inputs)
+    interpret.callable_of.cache_clear()
+    return results
