@@ -133,8 +133,20 @@ class _Problem:
         }
         """What library calls of backward read: recomputed, it takes memory until then."""
         self.kept: set[Node] = set()
-        wanted = frozenset(signature.recompute)
-        self.checkpointed = {n for n in graph.nodes if n.name in wanted and class_of(n.op) != "random"}
+        wanted, inside = frozenset(signature.recompute), self._checkpoints()
+        marked = {n for n in graph.nodes if n.name in wanted or inside.get(n)} - self.kept
+        self.checkpointed = {n for n in marked if class_of(n.op) != "random"}
+
+    def _checkpoints(self) -> dict[Node, int]:
+        """The checkpoint that each node is in. What another one or the rest of the program reads is kept."""
+        inside = {n: n.loc.checkpoint for n in self.graph.nodes if n.loc and n not in self.tied}
+        for node, number in inside.items():
+            for operand in node.operands:
+                while inside.get(operand) and operand.op != GET and class_of(operand.op) == "view":
+                    operand = operand.operands[0]
+                if inside.get(operand, number) not in (0, number):
+                    self.kept.add(operand)
+        return inside
 
     def _distances(self) -> dict[Node, int]:
         """Steps from a node to the nearest use in backward proper."""

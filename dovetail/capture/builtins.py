@@ -707,6 +707,7 @@ def _constant(value: Any) -> Special:
 
 on(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)(_constant(True))
 on(torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing)(_constant(False))
+on(torch.backends.mha.get_fastpath_enabled)(_constant(False))  # attention or a whole layer in one call
 on(torch._C._get_tracing_state)(_constant(None))
 for _name in ("", "_unary", "_variadic"):
     on(getattr(torch._C, f"_has_torch_function{_name}"))(_constant(False))

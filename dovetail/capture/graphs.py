@@ -64,8 +64,6 @@ class GraphBuilder:
         node.meta["loc"] = call.loc
         lines = [f'  File "{loc.file}", line {loc.line}, in {loc.function}' for loc in call.stack]
         node.meta["stack_trace"] = "\n".join(lines)
-        if call.is_checkpointed:
-            node.meta["checkpointed"] = True
         self.assign(call.result, node, ())
 
     def assign(self, value: Any, node: torch.fx.Node, path: tuple[Any, ...]) -> None:

@@ -5,6 +5,7 @@
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -60,5 +61,5 @@ def _checkpoint(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     start = len(trace.calls)
     result = trace.call(args[0], args[1:], rest)
     for call in trace.calls[start:]:
-        call.is_checkpointed = True
+        call.loc = call.loc and replace(call.loc, checkpoint=start + 1)
     return result

@@ -150,7 +150,6 @@ class Call:
     stack: tuple[Loc, ...] = ()
     step: int = -1
     """The frame's instruction, counted from its start."""
-    is_checkpointed: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,8 @@ class Loc:
     file: str
     line: int
     function: str = ""
+    checkpoint: int = 0
+    """Which of the user's checkpoints it is in, if any: backward is to compute again what is in one."""
 
     def __str__(self) -> str:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"

@@ -37,20 +37,14 @@ def _affine(
 def layer_norm(
     b: Build, x: Value, normalized_shape: Sequence[Expr], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
-    y, mean, rstd = normalised(b, x, len(normalized_shape), weight, bias, eps)
-    kinds = cast("tuple[TensorType, ...]", b.outs)
-    return y.to(kinds[0].dtype), mean.to(kinds[1].dtype), rstd.to(kinds[2].dtype)
-
-
-def normalised(
-    b: Build, x: Value, rank: int, weight: Value | None, bias: Value | None, eps: float
-) -> tuple[Value, Value, Value]:
-    dims = tuple(range(x.ndim - rank, x.ndim))
+    dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     check_not_empty(x, range(x.ndim))
     v = accumulate(x, x.dtype)
     mean, squares = moments(b, v, dims, keepdim=True)
     rstd = _rstd(b, squares, count(x, dims), eps)
-    return _affine(b, (v - mean) * rstd, weight, bias, dims), mean, rstd
+    y = _affine(b, (v - mean) * rstd, weight, bias, dims)
+    kinds = cast("tuple[TensorType, ...]", b.outs)
+    return y.to(kinds[0].dtype), mean.to(kinds[1].dtype), rstd.to(kinds[2].dtype)
 
 
 @decomposes("aten.native_layer_norm_backward")
