@@ -26,8 +26,6 @@ class Guards:
     ) -> tuple[int, str] | None:
         """The first guard that does not hold, as (its position, text); None if all hold."""
 
-    def stats(self) -> dict[str, int]:
-        """How much is remembered: instructions, groups, memos, words compared, steps run every time."""
 
 Entry = tuple[Guards, Callable[..., Any], dict[str, Any]]
 """Compiled code for one code object: when it may be used, the function that replaces the frame, and the globals

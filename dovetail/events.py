@@ -1,7 +1,6 @@
 """The one stream of what happened. Logs, reports and stats() read it; stages only write to it.
 
     EVENTS.emit("graph_break", code="B02", text=..., loc=...)
-    with EVENTS.timed("stage", stage="lower", graph="forward"): ...
 
 An event is a kind and a dict of plain values. Kinds in use: stage (seconds), graph, graph_break,
 recompile, skip, kernel, fallback, fusion, cache, fallback_to_eager, warning, slow, frozen.
@@ -10,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
@@ -60,14 +58,6 @@ class EventStream:
         for listener in self.listeners:
             listener(event)
         return event
-
-    @contextmanager
-    def timed(self, kind: str, **fields: object) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.emit(kind, seconds=time.perf_counter() - start, **fields)
 
     def of(self, *kinds: str) -> list[Event]:
         return [event for event in list(self.events) if event.kind in kinds]

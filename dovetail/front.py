@@ -13,10 +13,11 @@ import builtins
 import copy
 import functools
 import inspect
+import time
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
@@ -28,7 +29,6 @@ from dovetail.events import EVENTS
 from dovetail.logs import start_logging
 from dovetail.options import make_options
 
-T = TypeVar("T")
 Settings = dict[str, Any]
 """The keyword arguments of compile(): what pickling keeps of the compiler."""
 
@@ -74,8 +74,11 @@ def run_of(compiler: Compiler, function: str) -> Run:
         return run
 
     def timed_run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with EVENTS.timed("call", function=function):
+        start = time.perf_counter()
+        try:
             return run(fn, args, kwargs)
+        finally:
+            EVENTS.emit("call", function=function, seconds=time.perf_counter() - start)
 
     return timed_run
 

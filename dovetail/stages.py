@@ -3,8 +3,8 @@
     run_stages("forward_0", [("50.loops", lower), ("60.schedule", schedule)], graph)
 
 For every stage: an event with its seconds; a check of what it made (DOVETAIL_CHECK=1); its text in a
-file (DOVETAIL_DUMP=dir); an edited file taken instead (DOVETAIL_OVERRIDE=dir); an end after it
-(DOVETAIL_STOP=loops). Nothing of that is the stage's own business.
+file (DOVETAIL_DUMP=dir); an edited file taken instead (DOVETAIL_OVERRIDE=dir). Nothing of that is the
+stage's own business.
 """
 from __future__ import annotations
 
@@ -28,11 +28,6 @@ PARSERS: dict[type, Callable[..., object]] = {Program: parse_program, Graph: par
 """How an edited file becomes the stage's result again."""
 
 
-class StoppedAfter(DovetailError):
-    code = "E11"
-    message = "stopped after stage {stage}, as DOVETAIL_STOP asks"
-
-
 class CannotOverride(DovetailError):
     code = "E12"
     message = "{path} cannot be fed back: stage {stage} makes a {type}, which has no parser"
@@ -40,7 +35,7 @@ class CannotOverride(DovetailError):
 
 def is_watched() -> bool:
     """Somebody wants every stage to run, so a cached result must not stand in for it."""
-    names = ("DOVETAIL_CHECK", "DOVETAIL_DUMP", "DOVETAIL_OVERRIDE", "DOVETAIL_STOP")
+    names = ("DOVETAIL_CHECK", "DOVETAIL_DUMP", "DOVETAIL_OVERRIDE")
     return EVENTS.is_detailed or any(os.environ.get(name) for name in names)
 
 
@@ -63,8 +58,6 @@ def run_stage(unit: str, name: str, stage: Callable[..., object], *inputs: objec
         dump(Path(folder), unit, name, value, seconds)
     if folder := os.environ.get("DOVETAIL_OVERRIDE"):
         value = override(Path(folder), unit, name, value)
-    if os.environ.get("DOVETAIL_STOP") in (name, name.partition(".")[2]):
-        raise StoppedAfter(stage=name)
     return value
 
 

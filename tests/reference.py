@@ -64,6 +64,5 @@ VARIABLES = [
     ("`DOVETAIL_DUMP=dir`", "write what every stage makes to a file"),
     ("`DOVETAIL_OVERRIDE=dir`", "use edited files of such a folder instead"),
     ("`DOVETAIL_CHECK=1`", "verify after every stage"),
-    ("`DOVETAIL_STOP=stage`", "stop after a stage"),
     ("`DOVETAIL_CACHE=dir`", "where compiled code is kept (default `~/.cache/dovetail`)"),
 ]

@@ -126,9 +126,6 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
     if name in METHOD_RULES and len(args) == 1 and not kwargs and isinstance(args[0], Fake):
         return METHOD_RULES[name](trace, args[0])
     check_arguments(trace, fn, (args, kwargs))
-    if name.startswith("_foreach_addc") and type(args[-1]) is list and len(args) == 4 and has_fake(args[-1]):
-        method = name.removeprefix("_foreach_")
-        return [call_tensor_method(trace, method, one, {"value": factor}) for *one, factor in zip(*args)]
     result = perform(trace, fn, args, kwargs)
     if has_fake(result) or (result is None and has_fake(args)):
         trace.record("call_function", fn, tuple(args), kwargs, result)

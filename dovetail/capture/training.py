@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from dovetail.capture.attributes import load_attr, store_attr
 from dovetail.capture.builtins import Args, Kwargs, Special, on
-from dovetail.capture.operations import get_item, iterate, truth
+from dovetail.capture.operations import get_item, has_fake, iterate, truth
 from dovetail.capture.origins import wrap
 from dovetail.capture.text import native
 from dovetail.capture.torch_calls import call_tensor_method, call_torch
@@ -61,11 +61,11 @@ def _grad(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _scaled(function: Any, name: str) -> Special:
-    """A function of lists of tensors with a factor for each, which eager reads from a tensor."""
+    """A function of lists of tensors with a factor for each, which eager reads from tensors."""
 
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         factors = args[3] if len(args) > 3 else kwargs.get("scalars")
-        if not isinstance(factors, Fake):
+        if not has_fake(factors):
             return call_torch(trace, function, args, kwargs)
         lists = [native(list, iterate(trace, arg)) for arg in args[:3]]
         made = [

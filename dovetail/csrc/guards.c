@@ -286,19 +286,7 @@ static PyObject *why_method(PyObject *self, PyObject *args) {
     return read_inputs(args, &inputs) < 0 ? NULL : guards_why(self, &inputs);
 }
 
-static PyObject *stats_method(Guards *self, PyObject *Py_UNUSED(ignored)) {
-    long memos = 0, words = 0, residual = 0;
-    for (int i = 0; i < self->n_groups; i++)
-        for (int j = 0; j < self->groups[i].n_memos; j++) {
-            memos++;
-            count_memo(self->groups[i].memos[j], &words, &residual);
-        }
-    return Py_BuildValue("{s:i,s:i,s:l,s:l,s:l}", "instructions", self->count, "groups", self->n_groups,
-                         "memos", memos, "words", words, "residual", residual);
-}
-
 static PyMethodDef guards_methods[] = {
-    {"stats", (PyCFunction)stats_method, METH_NOARGS, "how much is remembered"},
     {"check", check_method, METH_VARARGS, "check(args, closure, globals): whether all guards hold"},
     {"why", why_method, METH_VARARGS,
      "why(args, closure, globals): (index, text) of the first that fails, or None"},

@@ -79,7 +79,6 @@ int take_step(Run *run, const Instruction *instruction);
 int run_group(Run *run, Group *group);
 void release_memo(Memo *memo);
 int visit_memo(const Memo *memo, visitproc visit, void *arg);
-void count_memo(const Memo *memo, long *words, long *residual);
 
 /* What a step tells the memo being recorded. A step that tells nothing is run every time. */
 void note_pure(Run *run);

@@ -163,11 +163,6 @@ int visit_memo(const Memo *memo, visitproc visit, void *arg) {
     return 0;
 }
 
-void count_memo(const Memo *memo, long *words, long *residual) {
-    *words += memo->words.count;
-    *residual += memo->n_residual;
-}
-
 /* Its arrays lie behind it. */
 static Memo *make_memo(int count) {
     Memo *memo =

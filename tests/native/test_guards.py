@@ -218,7 +218,7 @@ def test_parts_of_functions() -> None:
         Guard(Item(Attr(path, "__defaults__"), 0), Equals(1)), Guard(Attr(path, "__code__"), Is(f.__code__)),
         Guard(Item(Attr(path, "__kwdefaults__"), "b"), Equals(2)), Guard(Attr(path, "__closure__"), Is(None)),
     )  # fmt: skip
-    assert frame(box) and frame.native.stats()["residual"] == 0
+    assert frame(box)
     for name, value in (("__defaults__", (3,)), ("__kwdefaults__", {"b": 4}), ("__code__", (lambda a, b: a).__code__)):
         before = getattr(f, name)
         setattr(f, name, value)
@@ -238,7 +238,7 @@ def test_class_attributes_with_a_metaclass() -> None:
         fields = {"a": 1}
 
     frame = Frame(Guard(Item(Attr(Const("Model", Model), "fields"), "a"), Equals(1)))
-    assert frame() and frame.native.stats()["residual"] == 0
+    assert frame()
     Model.fields = {"a": 2}
     assert not frame()
     Model.fields = {"a": 1}

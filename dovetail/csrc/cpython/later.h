@@ -1,4 +1,8 @@
 /* What 3.12 and 3.13 have in common: included by py312.c and py313.c. */
+PyObject *frame_function(Frame *frame) { return frame->f_funcobj; }
+PyObject *frame_globals(Frame *frame) { return frame->f_globals; }
+PyObject **frame_slots(Frame *frame) { return frame->localsplus; }
+
 PyObject *make_returner(PyCodeObject *code) {
     PyObject *empty = PyTuple_New(0);
     PyObject *replace = PyObject_GetAttrString((PyObject *)code, "replace");

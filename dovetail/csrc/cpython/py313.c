@@ -7,9 +7,6 @@
 #include <opcode.h>
 
 PyCodeObject *frame_code(Frame *frame) { return (PyCodeObject *)frame->f_executable; }
-PyObject *frame_function(Frame *frame) { return frame->f_funcobj; }
-PyObject *frame_globals(Frame *frame) { return frame->f_globals; }
-PyObject **frame_slots(Frame *frame) { return frame->localsplus; }
 
 #include "later.h"
 
