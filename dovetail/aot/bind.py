@@ -56,6 +56,7 @@ Executable: TypeAlias = "Callable[..., Sequence[Any]]"
 Build: TypeAlias = "Callable[[Graph], Executable | None]"
 
 _numbers: Final = itertools.count()
+OPS_ARE_MUTE: Final = torch.__version__ < "2.13"
 
 _keeps_graph: Final[Callable[[], bool]] = torch._C._autograd._get_current_graph_task_keep_graph
 """Whether backward was called with retain_graph."""
@@ -226,8 +227,9 @@ class _Emitter:
 
     @contextmanager
     def raising_as_eager(self) -> Iterator[None]:
-        """Where forward raises after the program has written to inputs, they have the new values."""
-        if self.joint.updates or not self.signature.mutations:
+        """Where forward raises after the program has written to inputs, they have the new values; and where
+        libtorch does not hand on what its ops say, eager does."""
+        if self.joint.updates or not (self.signature.mutations or OPS_ARE_MUTE):
             yield
             return
         with self.w.block("try:"):
