@@ -49,7 +49,8 @@ class Generator:
             return
         try:
             self.throw(GeneratorExit())
-        except (GeneratorExit, StopIteration):
+        except (GeneratorExit, StopIteration) as end:
+            end.__traceback__ = None  # whose frames hold it, and the user's objects
             return
         raise RuntimeError("generator ignored GeneratorExit")
 
