@@ -122,6 +122,8 @@ def compile_graph(
     unit = f"graph_{next(_numbers)}"
     joint: Any = run_stage(unit, "10.joint", lambda: trace_joint(module, examples))
     joint = replace(joint, again=functools.partial(compile_again, options=options), known=known)
+    if known:  # this is double backward, and its inputs were saved for it: nobody writes to them
+        joint = replace(joint, signature=replace(joint.signature, unread=()))
     frozen = freeze(unit, joint, module.meta.get("steady", ()), options)
     stages: list[Stage] = [("20.prims", ops.decompose), ("30.passes", passes.optimize)]
     if joint.signature.tangents:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cache
 from typing import Any
@@ -131,8 +131,14 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         torch._C._set_grad_enabled(grad_mode)
         torch.set_rng_state(random_state)
     n, constants = len(example_inputs), tuple(recorder.constants)
+    has_grad = tuple(torch.is_grad_enabled() and leaf is not None for leaf in trace.leaves)
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
-    graph, repeated = merge_repeated(builder.finish((*trace.values, *grads)), boundary, recorder.draws)
+    loose = tuple(
+        i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor) and not _is_parameter(x)
+    )
+    graph = builder.finish((*trace.values, *grads))
+    unread = _unread(graph, boundary, [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))])
+    graph, repeated = merge_repeated(graph, boundary, recorder.draws)
     if shapes is not None and shapes.equalities:  # learned late, they hold from the beginning
         graph, outputs = simplify_graph(graph, shapes), [simplify_output(o, shapes) for o in outputs]
     signature = Signature(
@@ -145,10 +151,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         tangents=tuple(position for _, position in tangents),
         groups=groups if grads else (),
         recompute=repeated,
-    )
-    has_grad = tuple(torch.is_grad_enabled() and leaf is not None for leaf in trace.leaves)
-    loose = tuple(
-        i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor) and not _is_parameter(x)
+        unread=unread,
     )
     return Joint(
         prune(graph), signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose
@@ -497,6 +500,15 @@ def _trace_backward(
         outputs = [None if g is None else recorder.memory.read(recorder.ref(g)) for g in grads]
     kept = [(i, g) for (i, _), g in zip(wanted, outputs) if g is not None]
     return tangents, [i for i, _ in kept], [g for _, g in kept]
+
+
+def _unread(graph: Graph, boundary: int, inputs: Iterable[int]) -> tuple[int, ...]:
+    """Of these inputs those that eager's backward reads nothing of: until it runs, they may be written to."""
+    read: set[Node] = set()
+    for i, node in reversed([*enumerate(graph.nodes)]):
+        if i >= boundary or (node in read and class_of(node.op) == "view"):
+            read.update(node.operands)
+    return tuple(i for i in inputs if graph.inputs[i] not in read)
 
 
 def _gradients(heads: list[Any], leaves: list[Any], tangents: list[Any]) -> Sequence[Any]:

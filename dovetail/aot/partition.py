@@ -119,7 +119,8 @@ class _Problem:
         self, graph: Graph, signature: Signature, primals: set[Node], tied: set[Node], grads: set[Node]
     ) -> None:
         self.graph, self.primals, self.tied = graph, primals, tied
-        self.mutated = {graph.inputs[m.input] for m in signature.mutations}
+        self.written = {graph.inputs[i] for i in (*(m.input for m in signature.mutations), *signature.unread)}
+        """Inputs whose value may be gone when backward runs: a copy is saved."""
         self.outputs = set(nodes_in(graph.outputs[: signature.values]))
         needed = _ancestors(graph, grads)
         self.needed = needed - tied
@@ -161,12 +162,13 @@ class _Problem:
     def price(self, node: Node) -> int:
         """What saving costs. Inputs are there anyway; a value close to its use is worth more than one
         from which a long chain would have to be computed again."""
-        if node in self.primals:
-            return bytes_of(node.type) if node in self.mutated else 2
-        if isinstance(node.type, tuple) or (node.op != GET and class_of(node.op) == "view"):
-            return INFINITE
-        if node in self.outputs and node in self.used:
-            return 1  # the caller has it anyway, and eager saves it too
+        if node in self.primals and node not in self.written:
+            return 2
+        if node not in self.primals:
+            if isinstance(node.type, tuple) or (node.op != GET and class_of(node.op) == "view"):
+                return INFINITE
+            if node in self.outputs and node in self.used:
+                return 1  # the caller has it anyway, and eager saves it too
         factor = 110 + 10 * min(self.distance.get(node, 0), 40)
         if node in self.outputs:
             factor *= 2  # the user may write to it, which eager would not mind
@@ -236,7 +238,7 @@ class _Problem:
         return {n for n in self.needed if (n, 0) in side and (n, 1) not in side}
 
     def cost(self, saved: set[Node]) -> int:
-        return sum(bytes_of(n.type) for n in saved if n not in self.primals or n in self.mutated)
+        return sum(bytes_of(n.type) for n in saved if n not in self.primals or n in self.written)
 
     def solve(self, budget: float) -> set[Node]:
         best = self.cut(set())
@@ -306,7 +308,7 @@ def _make_forward(
     """The forward graph, and what backward gets from it."""
     outputs, extra, saved = list(values), [], []  # type: list[Arg], list[Node], list[tuple[Node, Saved]]
     for i, node in enumerate(primals):
-        if node in cut and node in problem.mutated:
+        if node in cut and node in problem.written:
             copy = Node("aten.clone.default", (node,), node.type, f"{node.name}_before")
             extra.append(copy)
             saved.append((node, Saved("output", len(outputs), node.name, bytes_of(node.type))))

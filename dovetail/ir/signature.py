@@ -114,6 +114,8 @@ class Signature:
     """The same, those together that autograd ties: the others can be differentiated one after the other."""
     recompute: tuple[str, ...] = ()
     """Names of forward nodes that the program itself recomputes in backward (checkpoints)."""
+    unread: tuple[int, ...] = ()
+    """Inputs that may be written to before backward runs, since eager's backward does not read them."""
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:
