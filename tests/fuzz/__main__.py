@@ -5,7 +5,8 @@
     python -m tests.fuzz --show python:17                print one program
     python -m tests.fuzz --peer torch                    the same for torch.compile
 
-Ends with a summary; failing programs, shrunk, are printed and kept in build/fuzz/.
+Ends with a summary; failing programs, shrunk, are printed and kept in build/fuzz/found. Copied to tests/fuzz/found, one
+is a test from then on.
 """
 from __future__ import annotations
 
@@ -49,6 +50,12 @@ def summarise(kind: str, records: dict[str, dict[str, Any]]) -> str:
             f"{compiled} had at least one graph, {sum(record.get('graphs', 0) for record in mine)} graphs in all")
 
 
+def keep_program(name: str, record: dict[str, Any]) -> None:
+    folder = ROOT / "build/fuzz/found"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name.replace(':', '_')}.txt").write_text(f"# {record['reason']}\n{record.get('program', '')}")
+
+
 def write_results(lines: list[str], failures: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
     """The last run for docs/: counts, seeds, machine, and the shrunk programs that differ."""
     text = ["# Fuzzing", "", f"Command: `make fuzz` with seeds {chosen.start} to {chosen.start + chosen.count - 1} of each kind.  ",
@@ -75,6 +82,7 @@ def main() -> None:
     failures = {name: record for name, record in records.items() if record["status"] == "fail"}
     for name, record in failures.items():
         print(f"\n# --- {name}: {record['reason']}\n{record.get('program', '')}")
+        keep_program(name, record)
     lines = [summarise(kind, records) for kind in kinds]
     print("\n".join(lines))
     if chosen.write:

@@ -1,6 +1,6 @@
 """Run a random program in eager and compiled; say how they differ; shrink and print the difference.
 
-    why_different(program, peer, settings) -> None, or "call 1: result 0: values ..."
+    why_different(source, peer, settings) -> None, or "call 1: result 0: values ..."
 
 Where numbers differ, the program in double precision is the judge: what eager itself gets wrong, the compiled
 program may get wrong as much.
@@ -21,17 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from tests.fuzz.program import Program, load_program, show_program, shrink
-from tests.sweeps.closeness import EPS, to_exact, why_not_accurate
+from tests.sweeps.closeness import EPS, DrawsInSingle, to_exact, why_not_accurate
 from tests.sweeps.peers import Peer, find_peer
 from tests.sweeps.workers import short_error
 
 NARROW: Final = re.compile(r"\.(?:float|half|bfloat16)\(\)|torch\.(?:float32|float16|bfloat16|half)\b")
 OUTSIDE: Final = re.compile(r"index -?\d+ is out of bounds|index out of range in ")
-DRAWS: Final = ("rand", "randn", "rand_like", "dropout", "normal", "bernoulli")
-"""Functions whose random numbers differ with the type of the result; the exact program draws them in single precision."""
 KINDS: Final = {"tensors": "tests.fuzz.tensors", "python": "tests.fuzz.python"}
 
 
@@ -47,15 +44,15 @@ class Seen:
     state: Any = None
 
 
-def observe(program: Program, wrap: Callable[[Any], Any], exact: bool = False) -> Seen:
+def observe(source: str, wrap: Callable[[Any], Any], exact: bool = False) -> Seen:
     """Every call of the program, everything a caller can see; `exact` runs all of it in double precision."""
-    scope = load_program(program, in_double if exact else str)
+    scope = load_program(in_double(source) if exact else source)
     if exact and "NET" in scope:
         scope["NET"].double()
     run, seen, printed, net = wrap(scope["f"]), Seen(), io.StringIO(), scope.get("NET")
     with contextlib.redirect_stdout(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for call in range(len(program.sizes)):
+        for call in range(len(scope["SIZES"])):
             args = to_exact(scope["make_inputs"](call)) if exact else scope["make_inputs"](call)
             torch.manual_seed(100 + call)
             torch.set_default_dtype(torch.float64 if exact else torch.float32)
@@ -113,25 +110,11 @@ def in_double(source: str) -> str:
     return next(widened) + inputs + inputs_text + f + next(widened)
 
 
-class DrawsInSingle(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in DRAWS or torch.get_default_dtype() is not torch.float64:
-            return func(*args, **(kwargs or {}))
-        torch.set_default_dtype(torch.float32)
-        try:
-            single = [a.float() if isinstance(a, torch.Tensor) and a.dtype is torch.float64 else a for a in args]
-            return to_exact(func(*single, **(kwargs or {})))
-        finally:
-            torch.set_default_dtype(torch.float64)
-
-
-def exact_of(program: Program) -> Seen | None:
-    """The program in double precision; None where random numbers would differ with the type."""
-    if "uniform_" in show_program(program):
-        return None
+def exact_of(source: str) -> Seen | None:
+    """The program in double precision."""
     try:
         with DrawsInSingle():
-            return observe(program, lambda f: f, exact=True)
+            return observe(source, lambda f: f, exact=True)
     except Exception:  # widened, the program may not even load its module
         return None
 
@@ -200,14 +183,14 @@ def show(value: Any) -> str:
     return str(value).replace("\n", " ")[:100]
 
 
-def why_different(program: Program, peer: Peer, settings: dict[str, Any]) -> str | None:
-    plain = observe(program, lambda f: f)
+def why_different(source: str, peer: Peer, settings: dict[str, Any]) -> str | None:
+    plain = observe(source, lambda f: f)
     try:
-        compiled = observe(program, lambda f: peer.compile(f, **settings))
+        compiled = observe(source, lambda f: peer.compile(f, **settings))
     finally:
         peer.reset()
     why = first_difference(compiled, plain, None)
-    if why is not None and "values" in why and (exact := exact_of(program)) is not None:
+    if why is not None and "values" in why and (exact := exact_of(source)) is not None:
         why = first_difference(compiled, plain, exact)
     return why
 
@@ -230,10 +213,10 @@ def first_difference(compiled: Seen, plain: Seen, exact: Seen | None) -> str | N
     return log or difference(compiled.state, plain.state, "state", exact and exact.state)
 
 
-def runs_plain(program: Program) -> bool:
+def runs_plain(source: str) -> bool:
     """A shrunk candidate must still be a program: no error where the original had none."""
     try:
-        return not any(error and error[0] in ("NameError", "UnboundLocalError") for error in observe(program, lambda f: f).errors)
+        return not any(error and error[0] in ("NameError", "UnboundLocalError") for error in observe(source, lambda f: f).errors)
     except Exception:  # a candidate whose source does not even load
         return False
 
@@ -245,16 +228,16 @@ def run_task(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     program = importlib.import_module(KINDS[kind]).make_program(int(seed))
     chosen = {"dynamic": [None, True][int(seed) % 4 == 3], "backend": settings["backend"]} if settings["peer"].startswith("dovetail") else {}
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    seen = peer.observe(lambda: why_different(program, peer, chosen))
+    seen = peer.observe(lambda: why_different(show_program(program), peer, chosen))
     why, work = seen.result, {"graphs": seen.graphs, "breaks": seen.breaks}
     if why is None:
         return {"status": "pass", **work}
     if settings.get("shrink", True):
-        program, why = shrunk(program, why, lambda p: why_different(p, peer, chosen))
+        program, why = shrunk(program, why, lambda source: why_different(source, peer, chosen))
     return {"status": "fail", "reason": why, "program": show_program(program), "settings": chosen, **work}
 
 
-def shrunk(program: Program, why: str, differ: Callable[[Program], str | None]) -> tuple[Program, str]:
+def shrunk(program: Program, why: str, differ: Callable[[str], str | None]) -> tuple[Program, str]:
     """Smaller program with the same sort of difference (its words without the numbers)."""
 
     def sort_of(text: str) -> str:
@@ -263,10 +246,11 @@ def shrunk(program: Program, why: str, differ: Callable[[Program], str | None]) 
     last = [why]
 
     def fails(candidate: Program) -> bool:
-        if not runs_plain(candidate):
+        source = show_program(candidate)
+        if not runs_plain(source):
             return False
         try:
-            found = differ(candidate)
+            found = differ(source)
         except Exception as error:  # an internal error counts as a difference of its own
             found = short_error(error)
         if found is None or sort_of(found) != sort_of(why):

@@ -1,6 +1,7 @@
 """Programs in which the fuzzers found a difference, shrunk, each kept so that it stays found and fixed.
 
     FOUND[function] = inputs of its calls, one after the other
+    found/tensors_17.txt          a program as the fuzzers print it
 
 Compared with eager as the fuzzers do: results, inputs after the call, gradients, the list LOG.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -16,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 import dovetail
-from tests.fuzz.running import difference, gradients
+from tests.fuzz.running import difference, gradients, why_different
+from tests.sweeps.peers import find_peer
 
 LOG: list[Any] = []
 FOUND: Final[dict[Callable[..., Any], tuple[Callable[[], list[Any]], ...]]] = {}
@@ -254,6 +257,13 @@ def test_equal_to_eager(program: Callable[..., Any], backend: str) -> None:
         seen.append([rounds, list(LOG)])
     dovetail.reset()
     assert difference(seen[1], seen[0], "program") is None
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("text", sorted(Path(__file__).parent.glob("found/*.txt")), ids=lambda path: path.stem)
+def test_a_shrunk_program_is_equal_to_eager(text: Path, dynamic: bool | None) -> None:
+    why = why_different(text.read_text(), find_peer("dovetail"), {"dynamic": dynamic})
+    assert why is None, why
 
 
 def leaves_a_loop_by_an_instruction(x: torch.Tensor) -> torch.Tensor:

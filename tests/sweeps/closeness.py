@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 EPS: Final = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-23, torch.float64: 2**-52}
@@ -27,6 +28,26 @@ UNITS: Final = 4.0
 
 NEAR: Final = 64.0
 """Units in the last place of the tensor's typical size, where fp64 is not available."""
+
+
+DRAWS: Final = ("rand", "randn", "rand_like", "randn_like", "normal", "bernoulli", "normal_", "uniform_")
+"""Functions whose random numbers differ with the type of the result."""
+
+
+class DrawsInSingle(TorchFunctionMode):
+    """While the default type is double, random numbers are those that a program in single precision draws."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name not in DRAWS or torch.get_default_dtype() is not torch.float64:
+            return func(*args, **(kwargs or {}))
+        torch.set_default_dtype(torch.float32)
+        try:
+            single = [a.float() if isinstance(a, torch.Tensor) and a.dtype is torch.float64 else a for a in args]
+            drawn = func(*single, **(kwargs or {}))
+            return args[0].copy_(drawn) if name.endswith("_") else to_exact(drawn)
+        finally:
+            torch.set_default_dtype(torch.float64)
 
 
 def to_exact(tree: Any) -> Any:
@@ -162,7 +183,7 @@ def error_ratio(got: list[Any], eager: list[Any], exact: Callable[[], Any]) -> f
         return None
     ratios = []
     for ours, theirs, true in zip(got, eager, exact_leaves, strict=True):
-        if isinstance(theirs, torch.Tensor) and isinstance(true, torch.Tensor) and theirs.numel() > 1 and theirs.is_floating_point():
+        if isinstance(theirs, torch.Tensor) and isinstance(true, torch.Tensor) and theirs.numel() > 1 and theirs.is_floating_point() and theirs.shape == true.shape:
             theirs_error = float((theirs.double() - true).norm())
             if theirs_error:
                 ratios.append(float((ours.double() - true).norm()) / theirs_error)

@@ -1,9 +1,12 @@
 """The error model itself: it must reject what is wrong and accept what is as good as eager."""
 from __future__ import annotations
 
+import copy
+
 import torch
 
-from tests.sweeps.closeness import to_exact, why_not_close
+from tests.sweeps.closeness import DrawsInSingle, to_exact, why_not_close
+from tests.sweeps.models import is_as_far, run_exact, train_once
 
 
 def test_accepts_another_order_of_summation() -> None:
@@ -43,3 +46,30 @@ def test_nan_and_infinity_must_match() -> None:
 def test_exact_inputs_are_double() -> None:
     wide = to_exact({"x": torch.ones(2, requires_grad=True), "n": 3, "d": torch.float32})
     assert wide["x"].dtype is torch.float64 and wide["x"].requires_grad and wide["n"] == 3 and wide["d"] is torch.float64
+
+
+def test_random_numbers_in_double_are_those_of_single() -> None:
+    draws = (lambda: torch.rand(5, 7), lambda: torch.randn(5, 7), lambda: torch.empty(5, 7).uniform_(), lambda: torch.rand_like(torch.ones(9)))
+    for draw in draws:
+        torch.manual_seed(0)
+        single = draw()
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.float64)
+        try:
+            with DrawsInSingle():
+                double = draw()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert double.dtype is torch.float64 and torch.equal(single.double(), double)
+
+
+def test_rounding_decides_less_than_a_wrong_gradient() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    inputs, exact_model = {"x": torch.randn(16, 8)}, copy.deepcopy(model)
+    eager = train_once(model, model, inputs)
+    exact = lambda: run_exact(train_once, exact_model, inputs)
+    assert is_as_far([t * (1 + 2**-24) for t in eager], train_once, model, inputs, eager, exact)
+    for i in range(1, len(eager)):
+        got = [t * 1.01 + 1e-6 if i == j else t for j, t in enumerate(eager)]
+        assert not is_as_far(got, train_once, model, inputs, eager, exact), i
