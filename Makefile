@@ -14,7 +14,7 @@ INCLUDE = $(shell $(1) -c "$(ASK)(s.get_paths()['include'])")
 SUFFIX = $(shell $(1) -c "$(ASK)(s.get_config_var('EXT_SUFFIX'))")
 PIP := $(BIN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench bench-peers bench-gpu sweep-ops sweep-models sweep-gpu training fuzz native clean
+.PHONY: demo test lint bench bench-peers bench-gpu sweep-ops sweep-models sweep-gpu training fuzz soak native clean
 
 demo: $(VENV)/base
 	$(BIN) examples/demo.py
