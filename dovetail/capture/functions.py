@@ -70,6 +70,7 @@ def look_inside(trace: Trace, cls: Any, args: Args) -> None:
     start, before, around = len(trace.calls), changes(trace), trace.is_inner
     trace.is_inner = True
     context, given = Context(args), [copy_of(trace, arg) for arg in args]
+    trace.switched.setdefault(torch._C._set_grad_enabled, torch.is_grad_enabled())  # which a break restores
     with torch.no_grad():
         result = _run_forward(trace, cls, context, given)
         if torch.autograd.Function.backward is not cls.backward and any(context.needs_input_grad):

@@ -69,6 +69,25 @@ def function_that_prints() -> Any:
     return f, [(torch.ones(3, requires_grad=True),)] * 2
 
 
+@case("C9", breaks=2)
+def function_that_prints_without_gradients() -> Any:
+    class Quiet(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                print("forward")
+            return x * 3
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 3
+
+    def f(x: torch.Tensor) -> Any:
+        return Quiet.apply(x.sin()) + 1, torch.is_grad_enabled()
+
+    return f, [(torch.ones(3, requires_grad=True),)] * 2
+
+
 @case("C9")
 def function_with_setup_context() -> Any:
     class Split(torch.autograd.Function):
