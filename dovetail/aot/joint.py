@@ -359,9 +359,14 @@ def _add_value(trace: _Trace, node: Node, tensor: Any, kind: TensorType | None =
 
 def _derive_outputs(trace: _Trace, results: list[Any]) -> list[OutputIs]:
     shared: dict[int, int] = {}
-    for result in {id(r): r for r in results if isinstance(r, torch.Tensor)}.values():
-        key = id(trace.recorder.ref(result).storage)
-        shared[key] = shared.get(key, 0) + 1
+    given = {id(r): r for r in results if isinstance(r, torch.Tensor)}
+    for result in given.values():
+        storage = trace.recorder.ref(result).storage
+        shared[id(storage)] = shared.get(id(storage), 0) + 1
+        owner: Any = storage.owner
+        if storage.input is None and id(owner) not in given:
+            if not (result._is_view() or result.requires_grad or owner.requires_grad):
+                storage.owner = result  # what torch.ones made, as a second tensor
     made: dict[int, OutputIs] = {}
     bases: dict[int, int] = {}
     found: list[OutputIs] = []

@@ -15,7 +15,7 @@ import operator
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -204,15 +204,10 @@ def _in_the_rest(site: Site) -> None:
 
 
 def callable_text(site: Site, position: int) -> str:
-    """A callable on the stack; a bound method reads better and costs less as owner.name."""
+    """A callable on the stack."""
     value = site.values[position]
     if value is torch.cond or (getattr(value, "__module__", "") or "").startswith("torch._higher_order_ops"):
         return site.const(AS_PYTHON.get(value.__name__, value))
-    if isinstance(value, MethodType):
-        name = value.__func__.__name__
-        found = getattr(type(value.__self__), name, None)
-        if found is value.__func__ and name.isidentifier():
-            return f"{site.emit.value(value.__self__)}.{name}"
     return site.stack[position]
 
 

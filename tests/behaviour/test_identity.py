@@ -38,6 +38,38 @@ def keywords_that_a_builtin_does_not_take() -> Any:
     return f, (x4(),)
 
 
+@case("C4", breaks=1)
+def a_view_of_what_the_program_made() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        ones, sums = torch.ones(3, 2), x + 1
+        views = ones.T, ones[0], sums[:2]
+        print("here")
+        return ones, views, [view._base is made for view, made in zip(views, (ones, ones, sums))], sums
+
+    return f, (x4(),)
+
+
+@case("C3", breaks=ANY)
+def an_attribute_that_hides_the_method_it_calls() -> Any:
+    class Counted:
+        def __init__(self) -> None:
+            self.update = self.counting(self.update)  # type: ignore[method-assign]
+
+        def counting(self, update: Any) -> Any:
+            def counted(x: torch.Tensor) -> Any:
+                with torch.no_grad():
+                    return update(x) + 1
+
+            return counted
+
+        def update(self, x: torch.Tensor) -> Any:
+            print("update")
+            return x * 2
+
+    held = Counted()
+    return lambda x: held.update(x), [(x4(),)] * 2
+
+
 @case("C3", breaks=1)
 def id_and_hash_after_a_break() -> Any:
     def f(x: torch.Tensor) -> Any:
