@@ -509,7 +509,8 @@ def construct_init(trace: Trace, made: Any, init: Any, args: Args, kwargs: Kwarg
     """__init__ of a C base class (dict.__init__ on a subclass...)."""
     if init is not object.__init__:  # which only counts the arguments
         operations.check_native_use(trace, made, "__init__")
-    native(init, made, *[as_iterable(trace, arg) for arg in args], **kwargs)
+        args = [as_iterable(trace, arg) for arg in args]
+    native(init, made, *args, **kwargs)
 
 
 # -- slots of object ---------------------------------------------------------------------------------

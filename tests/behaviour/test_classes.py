@@ -165,6 +165,16 @@ def x4() -> torch.Tensor:
 
 
 @case("C4")
+def named_tuples_of_tensors_without_dimensions() -> Any:
+    pair = collections.namedtuple("pair", "u v")  # type: ignore[misc]
+
+    def f(x: torch.Tensor) -> Any:
+        return pair(x, x.sum())._replace(u=x.max()), Pair(x.mean(), x)
+
+    return f, (torch.randn(4, requires_grad=True),)
+
+
+@case("C4")
 def dataclass_in_and_out() -> Any:
     def f(p: Point) -> Any:
         q = Point(p.x + 1, p.y * 2, label=p.label + "!")
