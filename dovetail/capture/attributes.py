@@ -392,7 +392,13 @@ def method_attr(trace: Trace, obj: MethodType, name: str) -> Any:
 
 
 def _native_rule(trace: Trace, obj: Any, name: str) -> Any:
-    return NUMBERS.get(type(obj), type(obj)) if name == "__class__" else native(getattr, obj, name)
+    """What symbolic numbers lack is asked of the number, which a guard then keeps."""
+    number = NUMBERS.get(type(obj))
+    if name == "__class__":
+        return number or type(obj)
+    if number and (name in ("as_integer_ratio", "bit_length", "hex") or not hasattr(obj, name)):
+        obj = native(number, obj)
+    return native(getattr, obj, name)
 
 
 class InstanceDict(MutableMapping[str, Any]):

@@ -31,7 +31,7 @@ from dovetail.capture.markers import UNMARKED, call_compiled, call_marked, is_co
 from dovetail.capture.operations import is_ours
 from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.regions import BY_NAME
-from dovetail.capture.text import native
+from dovetail.capture.text import NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import Raised, Trace, is_library_file
 from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
@@ -165,7 +165,7 @@ def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
 
 def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any:
     function, owner = fn.__func__, fn.__self__
-    if is_ours(type(owner)):
+    if is_ours(type(owner)) or type(owner) in NUMBERS:
         return native(fn, *args, **kwargs)
     return call(trace, function, [owner, *args], kwargs)
 

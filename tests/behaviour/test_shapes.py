@@ -19,6 +19,18 @@ def batches(*tail: int) -> list[Any]:
     return [(torch.randn(n, *tail, requires_grad=True),) for n in SIZES]
 
 
+@case("C8", dynamic=True)
+def methods_of_symbolic_numbers() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        n = x.shape[0]
+        windows = n / 4
+        if windows.is_integer():
+            return x * windows
+        return x + n.bit_length(), n.numerator, windows.real, windows.as_integer_ratio()
+
+    return f, [(torch.ones(n),) for n in (8, 6, 12)]
+
+
 @case("C8", recompiles=1)
 def batch_size_changes() -> Any:
     return lambda x: torch.softmax(x * 2, -1).sum(0), batches(4)
