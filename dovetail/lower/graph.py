@@ -27,6 +27,7 @@ from dovetail.ir.loop import (
     Scalar,
     Write,
     constant,
+    index_value,
     input_value,
     moved_write,
     scalar,
@@ -135,6 +136,10 @@ class _Lowering:
     def store(self, node: Node, value: Lazy, name: str | None = None) -> Lazy:
         """Write a value to a buffer of its own, in its type's memory order."""
         ref = self.add_buffer(name or node.name, storable(node.tensor), holds=node)
+        if ref.type.dtype.kind == "complex" and value.ref and same_layout(value.ref.type, ref.type):
+            clone = "aten.clone.default"  # of what no kernel of ours can hold
+            self.steps.append(Extern(ref.buffer, clone, (value.ref,), (), (ref.buffer,), loc=node.loc))
+            return window(ref)
         self.write_all(node, ref, value)
         return window(ref)
 
@@ -220,8 +225,9 @@ class _Lowering:
         found = {d: i.at(index[:rank]) for d, i in zip(dims, indices)}
         rest = iter(index[rank:])
         parts: list[Scalar | Expr] = [found[d] if d in found else next(rest) for d in range(ref.type.ndim)]
-        where = cast(Scalar, lazy.gathered(ref, parts).args[1])
-        write = Write((ref.buffer,), ZERO, values.at(index), index_scalar=where)
+        where = cast("Scalar | Expr", lazy.gathered(ref, parts).args[1])
+        place = where if isinstance(where, Scalar) else index_value(where)
+        write = Write((ref.buffer,), ZERO, values.at(index), index_scalar=place)
         self.add_nest(node, self.fresh(f"{node.name}_put"), list(loops.values()), [], [write], (node.name,))
         self.env[node] = window(ref)
 

@@ -242,6 +242,19 @@ def a_product_fails_for_some_sizes(x: torch.Tensor) -> torch.Tensor:
         return x - 1
 
 
+@found(lambda: [torch.randn(4, 3), torch.randn(4, 3)])
+def complex_numbers_returned_as_they_are_made(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(torch.stack([x, y], -1))
+
+
+@found(lambda: [torch.randn(8, 5)])
+def values_put_at_places_known_while_compiling(x: torch.Tensor) -> Any:
+    backwards, same = torch.zeros(8, 5), torch.zeros(8, 5)
+    backwards[torch.arange(7, -1, -1)] = x
+    same[torch.full((3,), 2)] = x[0]
+    return backwards, same, same.sum(0)
+
+
 @pytest.mark.parametrize("backend", ["eager", "dovetail"])
 @pytest.mark.parametrize("program", FOUND, ids=lambda program: program.__name__)
 def test_equal_to_eager(program: Callable[..., Any], backend: str) -> None:
