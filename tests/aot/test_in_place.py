@@ -70,3 +70,20 @@ def test_a_failure_that_eager_does_not_share_is_told():
         assert eager_after(ValueError("ours"), lambda x: (x,), 3) == [3]
     with pytest.raises(ZeroDivisionError):
         eager_after(ValueError("the program's"), lambda x: x / 0, 3)
+
+
+def test_a_custom_op_that_raises_does_so_as_in_eager_after_the_writes():
+    @torch.library.custom_op("dovetail_tests::refuses", mutates_args=())
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("no such thing")
+
+    refuses.register_fake(torch.empty_like)
+
+    def program(x):
+        x.add_(1)
+        return refuses(x)
+
+    x = torch.zeros(4)
+    with pytest.raises(KeyError, match="no such thing"):
+        dovetail.compile(program)(x)
+    assert torch.equal(x, torch.ones(4))

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._library.custom_ops import OPDEFS
 
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.ir.expr import Expr
@@ -97,7 +98,9 @@ def encode(writer: HostWriter, arg: ExternArg, kind: str) -> str:
 def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     """Emit the call if all its values can be carried; False leaves the writer as it was."""
     schema = find_schema(extern.op)
-    if schema is None or extern.into or not schema.returns:  # Python keeps the class of what a check raises
+    if schema is None or extern.into:
+        return False
+    if not schema.returns or schema.name in OPDEFS:  # Python keeps the class of what a check or it raises
         return False
     if len(schema.returns) != len(extern.results) and not extern.positions:
         return False
