@@ -210,11 +210,10 @@ class _Emitter:
 
     def emit_run(self, target: str, executable: str, given: str) -> None:
         """One call of an executable, outside of autocast: its casts are in the graph."""
-        if not self.joint.autocast:
-            self.w(f"{target}{executable}({given})")
-            return
-        switches = ", ".join(f"torch.autocast({kind!r}, enabled=False)" for kind, _ in self.joint.autocast)
-        with self.w.block(f"with {switches}:"):
+        switches = [f"torch.autocast({kind!r}, enabled=False)" for kind, _ in self.joint.autocast]
+        if self.joint.is_inference:
+            switches.append("torch._C._InferenceMode(True)")
+        with self.w.block(f"with {', '.join(switches)}:") if switches else nullcontext():
             self.w(f"{target}{executable}({given})")
 
     @contextmanager

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from dovetail.fake.record import record as facts_of
-from dovetail.ir.graph import GET
+from dovetail.ir.graph import GET, Node
 from dovetail.ir.types import TensorType, Type
 from dovetail.ops.prims import PRIMS
 from dovetail.ops.registry import is_impure
@@ -54,6 +54,16 @@ def class_of(op: str) -> str:
     if name in _CHEAP or torch.Tag.pointwise in func.tags:
         return "cheap"
     return "reduction" if name in _REDUCTIONS else "heavy"
+
+
+def kind_of(node: Node) -> str:
+    """The class of its op, if it draws numbers: attention without dropout does not."""
+    kind = class_of(node.op)
+    if kind != "random":
+        return kind
+    names = [argument.name for argument in find_op(node.op)._schema.arguments]
+    chances = [arg for name, arg in (*zip(names, node.args), *node.kwargs) if name == "dropout_p"]
+    return "heavy" if "dropout_p" in names and not any(chances) else kind
 
 
 _UNKNOWN: Final = 64

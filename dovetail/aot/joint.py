@@ -69,6 +69,8 @@ class Joint:
     """Pairs of inputs that were one tensor while tracing."""
     loose: tuple[int, ...] = ()
     """Tensor inputs that are no parameters: a caller may pass overlapping ones."""
+    is_inference: bool = False
+    """What the program makes are inference tensors, though it is called outside of inference mode."""
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:
@@ -153,9 +155,12 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         recompute=repeated,
         unread=unread,
     )
+    made = [x.is_inference() for out, x in zip(outputs, results) if out.kind in ("fresh", "alias")]
+    is_inference = bool(made) and all(made) and not torch.is_inference_mode_enabled()
     return Joint(
-        prune(graph), signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose
-    )
+        prune(graph), signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose,
+        is_inference,
+    )  # fmt: skip
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dovetail.aot.cost import bytes_of, class_of
+from dovetail.aot.cost import bytes_of, kind_of
 from dovetail.errors import VerifyError
 from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, symbols
@@ -130,24 +130,34 @@ class _Problem:
         self.names = {node.name for node in graph.nodes if node not in tied}
         self.distance = self._distances()
         self.anchors = {
-            o for node in graph.nodes if node in tied and class_of(node.op) == "heavy" for o in node.operands
+            o for node in graph.nodes if node in tied and kind_of(node) == "heavy" for o in node.operands
         }
         """What library calls of backward read: recomputed, it takes memory until then."""
         self.kept: set[Node] = set()
-        wanted, inside = frozenset(signature.recompute), self._checkpoints()
-        marked = {n for n in graph.nodes if n.name in wanted or inside.get(n)} - self.kept
-        self.checkpointed = {n for n in marked if class_of(n.op) != "random"}
+        wanted = frozenset(signature.recompute)
+        self.region = {n: n.loc.region for n in graph.nodes if n.loc and n.loc.region and n not in tied}
+        """The checkpoint of each node in one."""
+        wished = {node for node in graph.nodes if node.name in wanted or node in self.region}
+        self.checkpointed = {node for node in wished if kind_of(node) != "random"}
+        self.inside, self.borders = self._inside_and_borders()
 
-    def _checkpoints(self) -> dict[Node, int]:
-        """The checkpoint that each node is in. What another one or the rest of the program reads is kept."""
-        inside = {n: n.loc.checkpoint for n in self.graph.nodes if n.loc and n not in self.tied}
-        for node, number in inside.items():
-            for operand in node.operands:
-                while inside.get(operand) and operand.op != GET and class_of(operand.op) == "view":
+    def _inside_and_borders(self) -> tuple[set[Node], set[Node]]:
+        """Values that only their own checkpoint reads, which are not saved; and those that enter one, which
+        are not recomputed."""
+        made = {node: node.operands[0] if node.op == GET else node for node in self.region}
+        inside = {node for node, maker in made.items() if kind_of(maker) != "random"}
+        borders: set[Node] = set()
+        for node in self.graph.nodes if self.region else ():
+            for operand in node.operands if node not in self.tied else ():
+                if self.region.get(operand, 0) == self.region.get(node, 0):
+                    continue
+                inside.discard(operand)
+                while operand.op != GET and operand not in self.primals and kind_of(operand) == "view":
                     operand = operand.operands[0]
-                if inside.get(operand, number) not in (0, number):
-                    self.kept.add(operand)
-        return inside
+                    inside.discard(operand)
+                if node in self.region:
+                    borders.add(operand)
+        return inside, borders - self.primals
 
     def _distances(self) -> dict[Node, int]:
         """Steps from a node to the nearest use in backward proper."""
@@ -165,10 +175,12 @@ class _Problem:
         if node in self.primals and node not in self.written:
             return 2
         if node not in self.primals:
-            if isinstance(node.type, tuple) or (node.op != GET and class_of(node.op) == "view"):
+            if isinstance(node.type, tuple) or (node.op != GET and kind_of(node) == "view"):
                 return INFINITE
             if node in self.outputs and node in self.used:
                 return 1  # the caller has it anyway, and eager saves it too
+            if node in self.inside:
+                return INFINITE
         factor = 110 + 10 * min(self.distance.get(node, 0), 40)
         if node in self.outputs:
             factor *= 2  # the user may write to it, which eager would not mind
@@ -176,8 +188,8 @@ class _Problem:
 
     def may_recompute(self, node: Node, freed: set[Node]) -> bool:
         if node in freed or node in self.checkpointed:
-            return True
-        return node not in self.kept and class_of(node.op) in ("cheap", "view")
+            return node not in self.borders
+        return node not in self.kept and node not in self.borders and kind_of(node) in ("cheap", "view")
 
     def chained(self, saved: set[Node]) -> set[Node]:
         """Recomputed values for library calls that other such values are recomputed from. The last of a
@@ -212,14 +224,14 @@ class _Problem:
             read = frozenset().union(*(sources.get(operand, ()) for operand in node.operands))
             large = [source for source in read if 2 * bytes_of(source.type) >= bytes_of(node.type)]
             is_costly = sum(bytes_of(source.type) for source in large) >= 2 * bytes_of(node.type)
-            if len(large) > MOST_SOURCES and is_costly and class_of(node.op) == "cheap":
+            if len(large) > MOST_SOURCES and is_costly and kind_of(node) == "cheap":
                 found.add(node)
                 read = frozenset((node,))
             sources[node] = read if len(read) < MANY_SOURCES else frozenset()
         return found - self.checkpointed
 
     def _is_anchor(self, node: Node) -> bool:
-        return node in self.anchors and class_of(node.op) == "cheap" and node not in self.checkpointed
+        return node in self.anchors and kind_of(node) == "cheap" and node not in self.checkpointed
 
     def cut(self, freed: set[Node]) -> set[Node]:
         """The nodes to save."""
@@ -281,8 +293,8 @@ class _Problem:
         """Ops that may be recomputed when memory matters more, cheapest work per byte first. Bytes read
         stand for the work of an op."""
         weight = {"reduction": 1, "heavy": 30}
-        found = [n for n in self.graph.nodes if n in self.needed and class_of(n.op) in weight]
-        work = {n: weight[class_of(n.op)] * (sum(bytes_of(x.type) for x in n.operands) + 1) for n in found}
+        found = [n for n in self.graph.nodes if n in self.needed and kind_of(n) in weight]
+        work = {n: weight[kind_of(n)] * (sum(bytes_of(x.type) for x in n.operands) + 1) for n in found}
         return sorted(found, key=lambda n: work[n] / max(1, bytes_of(n.type)))
 
 
@@ -322,7 +334,7 @@ def _make_forward(
             if position == len(outputs):
                 outputs.append(node)
     whole = Graph("forward", primals, (*extra, *graph.nodes), tuple(outputs))
-    return whole.pruned(lambda node: node not in problem.tied and class_of(node.op) == "random"), saved
+    return whole.pruned(lambda node: node not in problem.tied and kind_of(node) == "random"), saved
 
 
 def _make_backward(

@@ -35,6 +35,8 @@ def why_not_now() -> tuple[str, bool] | None:
     whether that is an error with fullgraph=True: a transform could be applied inside instead."""
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return "torch.jit.trace and dispatch modes see what runs in eager", False
+    if torch.is_anomaly_enabled():
+        return "anomaly detection names the op of eager that it finds", False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a function under torch.func runs in eager", True
     if forward_ad._current_level >= 0:

@@ -15,10 +15,11 @@ from dovetail.capture.builtins import Args, Kwargs, Special, on
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.torch_calls import call_torch
 from dovetail.capture.trace import Trace
-from dovetail.errors import Break
+from dovetail.errors import Break, UnknownCall
 from dovetail.fake.kernels import describe_launch, run_kernel, unwrapped
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
+from dovetail.util.noun import replace
 
 
 @on(run_kernel)
@@ -56,10 +57,17 @@ CHECKPOINT_OPTIONS: Final = (
 
 @on(torch.utils.checkpoint.checkpoint)
 def _checkpoint(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    """Saving or recomputing does not change results; the partitioner decides, and is told of the wish."""
+    """Recomputing does not change results, save where it writes to buffers a second time. The partitioner
+    is told of the wish; one that says which ops to save leaves it to the partitioner."""
     rest = {key: value for key, value in kwargs.items() if key not in CHECKPOINT_OPTIONS}
-    start = len(trace.calls)
+    start, before = len(trace.calls), writes_to_inputs(trace)
     result = trace.call(args[0], args[1:], rest)
-    for call in trace.calls[start:]:
-        call.loc = call.loc and replace(call.loc, checkpoint=start + 1)
+    if torch.is_grad_enabled() and writes_to_inputs(trace) > before:
+        raise UnknownCall(trace.loc(), function="torch.utils.checkpoint of what writes to buffers")
+    for call in trace.calls[start:] if "context_fn" not in kwargs else ():
+        call.loc = call.loc and replace(call.loc, region=start + 1)
     return result
+
+
+def writes_to_inputs(trace: Trace) -> int:
+    return sum(fake._version for fake in trace.input_fakes if not fake.is_inference())

@@ -156,8 +156,7 @@ int check_tensor(const TensorSpec *spec, PyObject *object, PyObject *path, PyObj
         }
     uint64_t keys = *(const uint64_t *)(impl + torch.keys);
     if (spec->dispatch && keys != spec->dispatch)
-        FAIL("%S: expected dispatch keys %llx, got %llx", path, (unsigned long long)spec->dispatch,
-             (unsigned long long)keys);
+        FAIL("%S: expected other dispatch keys (inference mode, conjugation, a subclass)", path);
     if (requires_grad(impl) != spec->requires_grad)
         FAIL("%S: expected requires_grad=%s", path, spec->requires_grad ? "True" : "False");
     return 1;

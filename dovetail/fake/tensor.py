@@ -229,6 +229,9 @@ def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
 def infer(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The result of an ATen op, as Fakes."""
     facts = record(func)
+    if facts.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
+        with torch._C._InferenceMode(False):  # type: ignore[attr-defined]
+            return infer(func, args, kwargs)  # what a view shows decides whether it is an inference tensor
     found = _remembered(func, facts, args, kwargs)
     if found is not None:
         return found

@@ -113,7 +113,7 @@ class Signature:
     groups: tuple[tuple[int, ...], ...] = ()
     """The same, those together that autograd ties: the others can be differentiated one after the other."""
     recompute: tuple[str, ...] = ()
-    """Names of forward nodes that the program itself recomputes in backward (checkpoints)."""
+    """Names of forward nodes that the program itself recomputes in backward."""
     unread: tuple[int, ...] = ()
     """Inputs that may be written to before backward runs, since eager's backward does not read them."""
 

@@ -1,7 +1,7 @@
 """Where in the user's program something came from."""
 from __future__ import annotations
 
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,8 +11,8 @@ class Loc:
     file: str
     line: int
     function: str = ""
-    checkpoint: int = 0
-    """Which of the user's checkpoints it is in, if any: backward is to compute again what is in one."""
+    region: int = field(default=0, compare=False)
+    """The checkpoint (torch.utils.checkpoint) that the call is in, the outermost one; 0 for none."""
 
     def __str__(self) -> str:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"

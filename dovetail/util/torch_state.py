@@ -23,6 +23,7 @@ READERS: Final[dict[str, Callable[[], object]]] = {
     "function_modes": torch._C._len_torch_function_stack,
     "dispatch_modes": torch._C._len_torch_dispatch_stack,
     "jit_trace": partial(torch._C._dispatch_tls_is_dispatch_key_included, TRACER),
+    "anomaly": torch.is_anomaly_enabled,
     "autocast_cpu": partial(torch.is_autocast_enabled, "cpu"),
     "autocast_cuda": partial(torch.is_autocast_enabled, "cuda"),
     "autocast_cpu_dtype": partial(torch.get_autocast_dtype, "cpu"),

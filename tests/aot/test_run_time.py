@@ -571,3 +571,26 @@ def test_computed_inputs_and_their_histories(program: Any, dynamic: bool) -> Non
         return [seen, leaf.grad]
 
     torch.testing.assert_close(train(dovetail.compile(program, dynamic=dynamic)), train(program))
+
+
+def test_what_is_made_in_inference_mode_is_an_inference_tensor() -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 3))
+
+    @torch.inference_mode()
+    def program(x: torch.Tensor) -> Any:
+        y = x.view(2, 4) @ weight
+        return y, y.t(), x.view(4, 2), weight.t()[0] * 2
+
+    x = torch.randn(8)
+    made = dovetail.compile(program, fullgraph=True)(x)
+    assert [t.is_inference() for t in made] == [True, True, False, True]
+    torch.testing.assert_close(made, program(x))
+
+
+def test_anomaly_detection_names_the_op() -> None:
+    x = torch.zeros(4, requires_grad=True)
+    call = dovetail.compile(lambda x: (torch.sqrt(x) * 0 / x).sum())
+    call(x)
+    with pytest.raises(RuntimeError, match="DivBackward0"), pytest.warns(UserWarning, match="Error detected"):
+        with torch.autograd.set_detect_anomaly(True):
+            call(x).backward()
