@@ -540,10 +540,11 @@ def record_lift(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> An
 
 
 def record_clone(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Silent for an input that is no leaf: autograd must see another tensor, the graph need not."""
+    """Silent for an input that is no leaf: autograd must see another tensor, of the same strides, the graph
+    need not."""
     if not recorder.is_silent:
         return record_call(recorder, func, args, kwargs)
-    result = infer(func, args, kwargs)
+    result = infer(_aten.detach.default, args, kwargs)
     result.ref = recorder.ref(args[0])
     return result
 

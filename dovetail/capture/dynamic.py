@@ -40,9 +40,10 @@ LARGEST: Final = 1 << 48
 
 @dataclass(slots=True)
 class Seen:
-    """What earlier captures of one code object read, by path: sizes of tensors, values of numbers."""
+    """What earlier captures of one code object read, by path: extents of tensors (their sizes, then their
+    strides), values of numbers."""
 
-    sizes: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    extents: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     numbers: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Path to (identity of the object it was read from, value): another instance with other sizes is no
     change of size."""
@@ -71,7 +72,7 @@ class Policy:
     def __init__(self, everything: bool, seen: Seen) -> None:
         self.everything, self.seen = everything, seen
         self.shapes: Shapes | None = None
-        self.sizes: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.extents: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.numbers: dict[str, tuple[int, float]] = {}
         self.sources: dict[str, Source] = {}
         self.texts: dict[int, str] = {}
@@ -89,28 +90,33 @@ class Policy:
     # -- what becomes a symbol
 
     def tensor(self, trace: Trace, value: torch.Tensor, source: Source) -> Any:
-        """(Fake, sizes to guard, strides to guard, second Fake) for a tensor with symbolic sizes; else
+        """(Fake, sizes to guard, strides to guard, second Fake) for a tensor with symbolic extents; else
         None."""
-        dims = self.dims_of(trace, value, source)
+        dims, rank = self.dims_of(trace, value, source), value.dim()
         if not dims:
             return None
         shapes = self.shapes_of(trace)
         found: dict[int, Expr] = {}
-        for dim in sorted(dims):
-            where = Size(source, dim)
-            expr = shapes.symbol(value.shape[dim], where)
-            found[dim] = expr
-            self.sources[next(reversed(shapes.symbols))] = where
-        fake = fake_like(value, shapes=shapes, dims=found)
+
+        def extent(dim: int) -> Expr | None:
+            if dim in dims and dim not in found:
+                where = Size(source, dim) if dim < rank else Stride(source, dim - rank)
+                hint = value.shape[dim] if dim < rank else value.stride(dim - rank)
+                found[dim] = shapes.symbol(hint, where)
+                self.sources[found[dim].name] = where
+            return found.get(dim)
+
+        fake = fake_like(value, shapes=shapes, extent=extent)
+        if not found:
+            return None
         sizes = tuple(None if dim in found else size for dim, size in enumerate(value.shape))
         strides = tuple(None if isinstance(n, torch.SymInt) else int(n) for n in fake.stride())
         self.guard_strides(trace, fake, source)
-        return fake, sizes, strides, fake_like(value, shapes=shapes, dims=found)
+        return fake, sizes, strides, fake_like(value, shapes=shapes, extent=extent)
 
     def guard_strides(self, trace: Trace, fake: Fake, source: Source) -> None:
         for dim, stride in enumerate(fake.stride()):
-            if isinstance(stride, torch.SymInt):
-                expr = stride.node.expr
+            if isinstance(stride, torch.SymInt) and (expr := stride.node.expr).op != "sym":
                 name = f"t{len(trace.guards)}"
                 known = ((s.name, self.sources[s.name]) for s in symbols(expr))
                 holds = Holds(eq(sym(name, 0, INF), expr), ((name, Stride(source, dim)), *known))
@@ -121,21 +127,21 @@ class Policy:
         if is_fixed or value.dim() == 0:
             return frozenset()
         text, seen = f"{source.text} of {value.dim()}", self.seen
-        size, owner = tuple(value.shape), owner_of(trace, source)
-        known, before = seen.sizes.get(text, (owner, None))
-        self.sizes[text] = (owner, size)
+        extents, owner = (*value.shape, *value.stride()), owner_of(trace, source)
+        known, before = seen.extents.get(text, (owner, None))
+        self.extents[text] = (owner, extents)
         dims = set(seen.dims.get(text, ()))
         if self.everything:
-            dims |= set(range(len(size)))
+            dims |= set(range(len(extents)))
         elif before is not None and known == owner:
-            dims |= {dim for dim, (a, b) in enumerate(zip(before, size)) if a != b}
+            dims |= {dim for dim, (a, b) in enumerate(zip(before, extents)) if a != b}
         dims |= marks(
             value, "_dovetail_dynamic_dims", "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"
         )
         dims -= marks(value, "_dovetail_static_dims", "_dynamo_static_indices")
         if not self.everything:
             seen.dims[text] = frozenset(dims)
-        return frozenset(dim for dim in dims if size[dim] > 1)
+        return frozenset(dim for dim in dims if extents[dim] > 1)
 
     def number(self, trace: Trace, value: Any, source: Source) -> Any:
         """A symbol for an int or a float that changes from call to call; else None."""
@@ -246,7 +252,7 @@ class Policy:
 
     def finish(self, trace: Trace) -> None:
         """Remember what this capture read."""
-        self.seen.sizes.update(self.sizes)
+        self.seen.extents.update(self.extents)
         self.seen.numbers.update(self.numbers)
 
 

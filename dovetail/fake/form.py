@@ -6,16 +6,18 @@ and the arithmetic that shape rules share: broadcasting, dense strides, strides 
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
 
-from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, const, eq, floordiv, mul, product
+from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, const, eq, floordiv, le, mul, product
 from dovetail.sym import Shapes
 from dovetail.util.noun import dataclass
 
 Shape: TypeAlias = "tuple[Expr, ...]"
+Extent: TypeAlias = "Callable[[int], Expr | None]"
+"""The symbol for a size, or behind the sizes for a stride; None for one that stays."""
 
 
 class Unruled(Exception):
@@ -93,28 +95,29 @@ def same_size(shapes: Shapes, a: Expr, b: Expr) -> Expr:
 
 
 def derive_strides(
-    shapes: Shapes, shape: Shape, hint_stride: Sequence[int], *, is_exact: bool = True
+    shapes: Shapes, shape: Shape, hint_stride: Sequence[int], extent: Extent | None = None
 ) -> tuple[Expr, ...] | None:
     """Strides in the order that the hints have: products of sizes wherever the hints are products.
 
-    A stride that is no such product stays a number; with is_exact it makes the result None."""
-    if all(size.op == "const" for size in shape):
+    A stride that is no such product makes the result None. With `extent`, a tensor from outside, it is
+    the symbol that it gives, else a number. The order of strides stays: layouts of results follow it."""
+    if extent is None and all(size.op == "const" for size in shape):
         return tuple(map(const, hint_stride))
     hints = [shapes.hint(size) for size in shape]
     order = sorted(range(len(shape)), key=lambda d: (hint_stride[d], hints[d] != 1, -d))
     strides = [ZERO] * len(shape)
     expected = ONE
     for d in order:
-        at = hint_stride[d]
-        if at == shapes.hint(expected):
-            strides[d] = expected
-            expected = mul(expected, shape[d])
-        elif hints[d] == 1 or at == 0 or not is_exact:
-            strides[d] = const(at)
-            if at and hints[d] != 1:
-                expected = mul(shape[d], at)
-        else:
-            return None
+        at, symbol, strides[d] = hint_stride[d], None, expected
+        if at != shapes.hint(expected):
+            if extent is None and at and hints[d] != 1:
+                return None
+            if extent and at > shapes.hint(expected) and (symbol := extent(len(shape) + d)):
+                shapes.assume(le(expected, symbol), "the order of strides")
+            strides[d] = symbol or const(at)
+            if not symbol and (at == 0 or hints[d] == 1):
+                continue
+        expected = mul(shape[d], strides[d])
     return tuple(strides)
 
 

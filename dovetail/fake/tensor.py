@@ -10,7 +10,7 @@ ours or the op's meta kernel. Autograd runs above, in C++, as for any tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -20,14 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.errors import DataDependentValue, FailedFake
-from dovetail.fake.form import Form, derive_strides
+from dovetail.fake.form import Extent, Form, derive_strides
 from dovetail.fake.known import derive_known
 from dovetail.fake.layout import is_ambiguous, iterator_strides
 from dovetail.fake.quiet import quiet_references
 from dovetail.fake.record import Record, record
 from dovetail.fake.suspect import Suspected
 from dovetail.fake.symbolic import bind, derive_forms, find_shapes, hinted
-from dovetail.ir.expr import Expr, const
+from dovetail.ir.expr import const
 from dovetail.sym import Shapes, make_symint
 
 Args: TypeAlias = "tuple[Any, ...]"
@@ -189,19 +189,19 @@ def make_static(fake: Fake, reason: str) -> None:
 
 
 def fake_like(
-    tensor: torch.Tensor, *, shapes: Shapes | None = None, dims: Mapping[int, Expr] | None = None
+    tensor: torch.Tensor, *, shapes: Shapes | None = None, extent: Extent = lambda dim: None
 ) -> Fake:
-    """A Fake with the tensor's metadata; a leaf, whatever the tensor is. `dims` says which sizes are
-    symbolic, with symbols of `shapes`; strides follow where they are products of sizes."""
+    """A Fake with the tensor's metadata; a leaf, whatever the tensor is. `extent` says which sizes are
+    symbolic, with symbols of `shapes`, and which strides: those that are not products of sizes."""
     if type(tensor) is Fake:
         return tensor
     with torch._C.DisableTorchFunction():  # modes have nothing to say about reading attributes
         _check_plain(tensor)
         geometry = tensor.size(), tensor.stride(), tensor.storage_offset()
         fake = _without_meta(*geometry, tensor.dtype, tensor.device, requires_grad=tensor.requires_grad)
-    if shapes is not None and dims:
-        sizes = tuple(dims[d] if d in dims else const(int(n)) for d, n in enumerate(tensor.shape))
-        strides = derive_strides(shapes, sizes, tensor.stride(), is_exact=False) or ()
+    if shapes is not None:
+        sizes = tuple(extent(d) or const(int(n)) for d, n in enumerate(tensor.shape))
+        strides = derive_strides(shapes, sizes, tensor.stride(), extent) or ()
         form = Form(sizes, strides, const(int(tensor.storage_offset())), tensor.dtype)
         fake = _symbolic(fake, form, shapes, tensor.requires_grad)
     if getattr(tensor, "_is_param", False) or isinstance(tensor, torch.nn.Parameter):

@@ -44,7 +44,7 @@ def test_other_sizes(program: Any) -> None:
 
     shapes = Shapes()
     x, w, v = make(6)
-    example = fake_like(x, shapes=shapes, dims={0: shapes.symbol(6)})
+    example = fake_like(x, shapes=shapes, extent={0: shapes.symbol(6)}.get)
     call = compiled(program, [example, w, v])
     for n in (6, 10, 4):
         inputs = make(n)

@@ -114,6 +114,12 @@ def leaf_made_inside() -> Any:
 
 
 @case("A2", same_storage=True)
+def rows_of_a_computed_tensor_laid_out_anew() -> Any:
+    x = torch.randn(3, 8, requires_grad=True)
+    return lambda rows: rows.contiguous(), [((x * 2)[:, :4],), (x.T,)]
+
+
+@case("A2", same_storage=True)
 def outputs_alias_input() -> Any:
     return lambda x: (x, x.view(-1), x[0], x.t(), x * 1), (torch.randn(3, 4),)
 

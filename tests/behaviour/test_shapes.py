@@ -56,6 +56,43 @@ def two_dimensions_change_together() -> Any:
     return lambda x: (x @ x.mT).relu(), [(torch.randn(n, n + 1),) for n in SIZES]
 
 
+def last_tokens(batch: int) -> list[Any]:
+    """Views of the same sizes, each with another stride."""
+    whole = [torch.randn(batch, n, 8, requires_grad=True) for n in SIZES]
+    return [(x[:, -1],) for x in whole]
+
+
+@case("C8", recompiles=1)
+def only_the_stride_changes() -> Any:
+    layer = torch.nn.Linear(8, 4)
+    return lambda x: (torch.softmax(layer(x), -1), x * x.stride(0), x.reshape(-1) + 1), last_tokens(3)
+
+
+@case("C8", dynamic=True, recompiles=0)
+def a_stride_dynamic_from_the_start() -> Any:
+    return lambda x: (x.contiguous(), x.T.cumsum(0), x.view(3, 2, 4)[:, 1].exp()), last_tokens(3)
+
+
+@case("C8", recompiles=1)
+def the_stride_of_a_single_row_changes() -> Any:
+    return lambda x: x.relu() + x.mean(0), last_tokens(1)
+
+
+@case("C8", recompiles=1)
+def window_of_a_growing_cache() -> Any:
+    def f(keys: torch.Tensor, at: int) -> Any:
+        keys.mul_(0.5)
+        return (keys.mT @ keys).sum(-1) * at
+
+    return f, [(torch.randn(2, 3, n + 5, 4)[:, :, 2:n], n) for n in SIZES]
+
+
+@case("C8", recompiles=2)
+def rows_without_gaps_are_another_case() -> Any:
+    f = lambda x: x.reshape(-1) * 2 if x.is_contiguous() else x.contiguous()
+    return f, [(torch.randn(3, n, 8)[:, -1],) for n in (4, 5, 6, 1, 7)]
+
+
 @case("C8", recompiles=1)
 def tokens_counted_by_expert() -> Any:
     return lambda x: torch.histc(x[:, 0], bins=4, min=0, max=3).cumsum(0) + x.sum(), batches(4)

@@ -23,7 +23,7 @@ OTHER_SIZES = (lambda n: n + 1, lambda n: 2 * n, lambda n: 2 * n + 3)
 def symbolic(tensor: torch.Tensor, shapes: Shapes, *dims: int) -> Fake:
     """A fake with a symbol for each of the dims."""
     with torch._C._DisableTorchDispatch():
-        return fake_like(tensor, shapes=shapes, dims={d: shapes.symbol(tensor.shape[d], Size(Arg(0, "x"), d)) for d in dims})
+        return fake_like(tensor, shapes=shapes, extent={d: shapes.symbol(tensor.shape[d], Size(Arg(0, "x"), d)) for d in dims}.get)
 
 
 def _real(tensor: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
@@ -66,7 +66,7 @@ def _check(op: Any, inputs: Any, kwargs: Any, sizes: list[int]) -> None:
 
     def fake(tensor: torch.Tensor) -> Fake:
         dims = {d: symbols[n] for d, n in enumerate(tensor.shape) if n >= 2}
-        return fake_like(tensor, shapes=shapes, dims=dims)
+        return fake_like(tensor, shapes=shapes, extent=dims.get)
 
     EVENTS.clear()
     try:

@@ -247,19 +247,19 @@ def _bind_inputs(writer: HostWriter) -> None:
 
 
 def _bind_symbols(writer: HostWriter) -> None:
-    """Size symbols that no integer input names are read from the tensors' shapes."""
+    """Symbols that no integer input names are read from the tensors' sizes and strides."""
     known = set(writer.plan.schedule.loops.inputs)
     for buffer in writer.plan.schedule.loops.buffers:
-        if buffer.kind != "input":
-            continue
-        missing = [(d, s) for d, s in enumerate(buffer.type.shape) if s.op == "sym" and s.name not in known]
-        if missing:
-            sizes = writer.fresh("shape")
-            writer(f"int64_t* {sizes}; aoti_torch_get_sizes({writer.handles[buffer.name]}, &{sizes});")
-        for d, size in missing:
-            if size.name not in known:
-                known.add(size.name)
-                writer(f"const int64_t {size.name} = {sizes}[{d}];")
+        for what in ("size", "stride") if buffer.kind == "input" else ():
+            extents = buffer.type.shape if what == "size" else buffer.type.stride
+            missing = [(d, e) for d, e in enumerate(extents) if e.op == "sym" and e.name not in known]
+            if missing:
+                read, handle = writer.fresh(f"{what}s"), writer.handles[buffer.name]
+                writer(f"int64_t* {read}; aoti_torch_get_{what}s({handle}, &{read});")
+            for d, extent in missing:
+                if extent.name not in known:
+                    known.add(extent.name)
+                    writer(f"const int64_t {extent.name} = {read}[{d}];")
 
 
 def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int, follows: bool) -> None:
