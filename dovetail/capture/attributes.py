@@ -196,6 +196,7 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
 
 def _descriptor_get(trace: Trace, found: Any, obj: Any, kind: type) -> Any:
     getter, _ = find_in_mro(type(found), "__get__")
+    guard_class(trace, type(found))
     if isinstance(getter, FunctionType):
         return trace.call(getter, [found, obj, kind], {})
     return native(found.__get__, obj, kind)
@@ -357,15 +358,16 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
         return native(getattr, obj, name)
     if name == "__class__" or type(type.__dict__.get(name)) in FIELDS:
         return native(getattr, obj, name)
+    guard_class(trace, obj)
+    guard_class(trace, type(obj))
     found, owner = find_in_class(trace, obj, name)
     if found is MISSING:
-        meta_found, meta_owner = find_in_mro(type(obj), name)
+        meta_found, _ = find_in_mro(type(obj), name)
         if isinstance(meta_found, FunctionType):
             return MethodType(meta_found, obj)
         if isinstance(meta_found, property):
             return trace.call(meta_found.fget, [obj], {})
         return native(getattr, obj, name)
-    guard_class(trace, obj)
     if type(found) in C_METHODS:
         return native(getattr, obj, name)
     return bind_class_value(trace, found, owner, None, obj, name)

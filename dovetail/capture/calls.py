@@ -132,15 +132,16 @@ def is_installed_file(name: str) -> bool:
     return "/site-packages/" in name or is_library_file(name)
 
 
-def guard_defaults(trace: Trace, fn: FunctionType) -> None:
-    """Once per function of the user's: its defaults have not been replaced."""
-    key = (id(fn), "defaults")
+def guard_parts(trace: Trace, fn: FunctionType) -> None:
+    """Once per function of the user's: its code (by an editor that reloads it) and its defaults have not been
+    replaced."""
+    key = (id(fn), "parts")
     source = None if key in trace.reads else function_source(trace, fn)
     if source is None or is_passed_in(source):
         return
     trace.reads[key] = True
     trace.keep.append(fn)
-    for name in ("__defaults__", "__kwdefaults__"):
+    for name in ("__code__", "__defaults__", "__kwdefaults__"):
         if getattr(fn, name):
             trace.guard(Attr(source, name), Is(getattr(fn, name)))
 
@@ -150,8 +151,8 @@ def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
     code: types.CodeType = fn.__code__
     if len(trace.places) > MAX_DEPTH:
         raise Raised(RecursionError("maximum recursion depth exceeded"))
-    if (fn.__defaults__ or fn.__kwdefaults__) and not is_installed_file(code.co_filename):
-        guard_defaults(trace, fn)
+    if not is_installed_file(code.co_filename):
+        guard_parts(trace, fn)
     defaults = tuple(defaults_of(trace, fn, "__defaults__").values())
     slots = native(bind, fn, args, kwargs, defaults, defaults_of(trace, fn, "__kwdefaults__"))
     activation = Activation(trace, fn, slots)

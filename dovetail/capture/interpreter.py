@@ -38,7 +38,7 @@ from dovetail.capture.trace import (
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
 from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Lacks, TypeIs
+from dovetail.ir.guard import Is, Lacks, TypeIs
 from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
 
 RETURN: Final = "return"
@@ -337,10 +337,12 @@ class Activation:
         stable = is_library_file(self.code.code.co_filename)
         if value is MISSING:
             value = vars(builtins).get(name, MISSING)
-            if value is MISSING:
-                raise Raised(NameError(f"name '{name}' is not defined"))
             if not stable:
                 trace.guard(trace.const(where, "globals"), Lacks(name))
+                known = trace.const(vars(builtins), "builtins")
+                trace.guard(*(known, Lacks(name)) if value is MISSING else (Item(known, name), Is(value)))
+            if value is MISSING:
+                raise Raised(NameError(f"name '{name}' is not defined"))
         elif not (stable and (type(value) in PLAIN or isinstance(value, type))):
             value = wrap(trace, value, self.global_source(name), stable)
         return trace.remember(key, value)
@@ -784,6 +786,7 @@ class GlobalsView(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         pending = self.frame.trace.writes.get((id(self.real), name))
         if pending is None and name not in self.real:
+            self.frame.trace.guard(self.frame.trace.const(self.real, "globals"), Lacks(name))
             raise KeyError(name)
         return self.frame.load_global(name)
 

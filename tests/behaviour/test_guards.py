@@ -5,6 +5,7 @@ change, twice each, and always has to equal eager.
 """
 from __future__ import annotations
 
+import builtins
 import contextlib
 from collections.abc import Callable
 from typing import Any, Final
@@ -351,6 +352,64 @@ def torch_function_patched() -> Any:
     original = torch.nn.functional.relu
     return with_undo(lambda x: torch.nn.functional.relu(x - 2), lambda: setattr(torch.nn.functional, "relu", lambda x: x * 100),
                      lambda: setattr(torch.nn.functional, "relu", original))
+
+
+@row
+def builtin_patched() -> Any:
+    original = builtins.hex
+    return with_undo(lambda x: x + len(hex(3)), lambda: setattr(builtins, "hex", lambda n: "3"),
+                     lambda: setattr(builtins, "hex", original))
+
+
+@row
+def missing_global_appears() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            return x * appearing  # type: ignore[name-defined]
+        except NameError:
+            return x - 1
+
+    return with_undo(f, lambda: set_global("appearing", 3.0), lambda: globals().pop("appearing"))
+
+
+@row
+def key_of_globals_appears() -> Any:
+    f = lambda x: x * 2 if "appearing" in globals() else x - 1
+    return with_undo(f, lambda: set_global("appearing", 3.0), lambda: globals().pop("appearing"))
+
+
+@row
+def metaclass_attribute() -> Any:
+    class Meta(type):
+        k = 2.0
+
+    class Thing(metaclass=Meta):
+        pass
+
+    return lambda x: x * Thing.k, (torch.ones(3),), lambda: setattr(Meta, "k", 5.0)
+
+
+@row
+def descriptor_class_changed() -> Any:
+    class Fixed:
+        def __get__(self, owner: Any, kind: Any) -> float:
+            return 2.0
+
+    class Thing:
+        k = Fixed()
+
+    thing = Thing()
+    return lambda x: x * thing.k, (torch.ones(3),), lambda: setattr(Fixed, "__get__", lambda *args: 5.0)
+
+
+@row
+def method_code_replaced() -> Any:
+    class Thing:
+        def go(self, x: torch.Tensor) -> Any:
+            return x + 1
+
+    thing, other = Thing(), lambda self, x: x * 7
+    return lambda x: thing.go(x), (torch.ones(3),), lambda: setattr(Thing.go, "__code__", other.__code__)
 
 
 class Width:
