@@ -46,7 +46,7 @@ REST_OF_GRAPH: Final = _other_fields(Graph, "name", "inputs", "nodes", "outputs"
 
 
 def rest_of(noun: Node | Graph, names: list[str]) -> str:
-    return repr([getattr(noun, name) for name in names])
+    return repr([getattr(noun, name) for name in names]) if names else ""
 
 
 class _Content:
@@ -59,7 +59,8 @@ class _Content:
         self.parts: list[str] = []
 
     def expr(self, value: Expr) -> str:
-        self.symbols.update(dict.fromkeys(sorted(symbols(value), key=lambda symbol: symbol.name)))
+        if value.op != "const":
+            self.symbols.update(dict.fromkeys(sorted(symbols(value), key=lambda symbol: symbol.name)))
         return repr(value)
 
     def arg(self, value: Arg) -> str:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from glob import glob
 from pathlib import Path
@@ -14,6 +13,7 @@ from dovetail.codegen.target import Launchable, Target
 from dovetail.ir.program import Kernel, Program
 from dovetail.ir.schedule import Group, Plan
 from dovetail.options import Options
+from dovetail.util.noun import replace
 
 __all__ = ["emit"]
 

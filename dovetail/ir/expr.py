@@ -254,7 +254,8 @@ def _remember(memo: Memo, a: Expr, b: Expr, result: Expr) -> Expr:
 
 
 def add(left: IntLike, right: IntLike) -> Expr:
-    a, b = as_expr(left), as_expr(right)
+    a = left if isinstance(left, Expr) else const(left)
+    b = right if isinstance(right, Expr) else const(right)
     if b is ZERO:
         return a
     if a is ZERO:
@@ -290,7 +291,8 @@ def _merge_div_mod(terms: Terms) -> int:
 
 
 def mul(left: IntLike, right: IntLike) -> Expr:
-    a, b = as_expr(left), as_expr(right)
+    a = left if isinstance(left, Expr) else const(left)
+    b = right if isinstance(right, Expr) else const(right)
     if a is ONE:
         return b
     if b is ONE:
@@ -575,15 +577,14 @@ def rebuild(value: Expr, operands: tuple[Expr, ...]) -> Expr:
 
 def substitute(value: Expr, env: Mapping[Expr, IntLike]) -> Expr:
     """Replace symbols (or whole sub-expressions) and simplify."""
-    if value in env:
-        return as_expr(env[value])
+    found = env.get(value)
+    if found is not None:
+        return as_expr(found)
     operands = value.operands
     if not operands:
         return value
-    changed = tuple(substitute(x, env) for x in operands)
-    if all(a is b for a, b in zip(changed, operands)):
-        return value
-    return rebuild(value, changed)
+    changed = tuple([substitute(x, env) for x in operands])
+    return value if changed == operands else rebuild(value, changed)
 
 
 def symbols(value: Expr) -> frozenset[Expr]:

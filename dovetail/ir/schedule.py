@@ -67,12 +67,12 @@ class Schedule:
     """What was not fused, and why."""
 
     def last_uses(self) -> dict[str, int]:
-        """Buffer -> the last step that reads or writes it, or what lies in its memory; in an order that is
-        the same in every process."""
+        """Buffer -> the last step that reads or writes it, or what lies in its memory."""
         last = {
             name: k
             for k, step in enumerate(self.steps)
-            for name in sorted({**step.read_buffers, **step.written_buffers})
+            for names in (step.read_buffers, step.written_buffers)
+            for name in names
         }
         for step in reversed(self.steps):
             if isinstance(step, Extern) and step.aliases:

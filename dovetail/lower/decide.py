@@ -15,7 +15,7 @@ from typing import Final, cast
 from dovetail.ir.expr import total
 from dovetail.ir.graph import GET, Graph, Node, nodes_in
 from dovetail.ir.types import ScalarType, TensorType
-from dovetail.ops.prims import kind_of
+from dovetail.ops.prims import PRIMS, kind_of
 
 CHEAP: Final = frozenset(f"prims.{name}" for name in (
     "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "convert", "copy", "where", "eq", "ne", "lt",
@@ -47,9 +47,13 @@ OVERLAPPED: Final = VIEWS | {"prims.pad"}
 """What slices that overlap read through."""
 
 
+ELEMENTWISE: Final = ("pointwise", "view", "create", "gather", "join")
+INLINABLE: Final = frozenset(op for op, prim in PRIMS.items() if prim.kind in ELEMENTWISE)
+
+
 def is_inlinable(node: Node) -> bool:
     """Computed element by element from its operands."""
-    return kind_of(node.op) in ("pointwise", "view", "create", "gather", "join")
+    return node.op in INLINABLE
 
 
 def needs_memory(node: Node) -> tuple[Node, ...]:

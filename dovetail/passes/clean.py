@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, cast
 
 from dovetail.ir.graph import Arg, Graph, Known, Node, moved_over, swapped, work_of
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from dovetail.ops.registry import is_impure
+from dovetail.util.noun import replace
 
 
 def drop_dead(graph: Graph) -> Graph:

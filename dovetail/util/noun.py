@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import field as field
 from dataclasses import fields as fields
-from dataclasses import replace as replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+    from dataclasses import replace as replace
 else:
 
     def dataclass(*, slots: bool, frozen: bool = False, eq: bool = True) -> Any:
@@ -29,6 +29,11 @@ else:
             return made
 
         return make
+
+    def replace(it: Any, **changes: Any) -> Any:
+        """A copy with these fields changed."""
+        names = type(it).__match_args__
+        return type(it)(*[changes[name] if name in changes else getattr(it, name) for name in names])
 
 
 def comparing(kind: type, has_hash: bool) -> dict[str, Any]:

@@ -25,6 +25,7 @@ _ATOM: Final = re.compile(
     r'("(?:[^"\\]|\\.)*"|[A-Za-z_]\w*'
     r"|(?<=arena\.start \+ )\d+|(?<=inputs\[)\d+|(?<=python, inputs, )\d+|(?<=call_with\(python, )\d+)"
 )
+_LITERAL: Final = frozenset('"0123456789')
 _DECLARATION: Final = re.compile(r"(?P<type>(?:const )?\w+\**) (?P<name>\w+)(?P<rest>;|\{| =|\[|\()")
 _COMMENT: Final = re.compile(r"(?:^|    )// .*")
 _HOLE: Final = re.compile("\x01([^\x02]*)\x02")
@@ -53,14 +54,15 @@ def outline(
         _ATOM.split("\n".join(filter(None, (_COMMENT.sub("", line) for line in lines))))
         for lines in (*steps, after)
     ]
-    made = _marked(pieces, homes, types)
-    layers = _layers([step.text for step in made])
+    layers = _layers([_form(split, types) for split in pieces[:-1]])
     if len(layers) < len(steps):
         owner = {k: n for n, layer in enumerate(layers) for k in layer}
         homes = {name: owner.get(k, -1) for name, k in homes.items()}
         steps = [[line for k in layer for line in steps[k]] for layer in layers]
-        whole = [[piece for k in layer for piece in ("\n", *pieces[k])][1:] for layer in layers]
-        made = _marked([*whole, pieces[-1]], homes, types)
+        joined = [[piece for k in layer for piece in ("\n", *pieces[k])][1:] for layer in layers]
+        pieces = [*joined, pieces[-1]]
+    uses = Counter(atom for split in pieces for atom in {*split[1::2]})
+    made = [_step(split, k, homes, types, uses) for k, split in enumerate(pieces[:-1])]
     places: dict[str, list[int]] = {}
     for k, step in enumerate(made):
         places.setdefault(step.text, []).append(k)
@@ -77,6 +79,12 @@ def outline(
             passed = [(made[k].holes[number], kind) for number, kind in takes]
             body[k] = _call(name, passed, [hole for hole, _ in passed if homes.get(hole) == k], steps[k])
     return functions, [line for lines in body for line in lines]
+
+
+def _form(pieces: list[str], types: dict[str, str]) -> str:
+    """The text of a step without what may differ from layer to layer."""
+    atoms = ["?" if atom in types or atom[0] in _LITERAL else atom for atom in pieces[1::2]]
+    return "\n".join((*pieces[::2], *atoms))
 
 
 def _layers(texts: Sequence[str], depth: int = 8) -> list[range]:
@@ -102,11 +110,6 @@ def _layers(texts: Sequence[str], depth: int = 8) -> list[range]:
     before, after = _layers(texts[: best.start], depth - 1), _layers(texts[end:], depth - 1)
     layers = [range(k, k + best.step) for k in best]
     return [*before, *layers, *(range(r.start + end, r.stop + end) for r in after)]
-
-
-def _marked(pieces: list[list[str]], homes: dict[str, int], types: dict[str, str]) -> list[Step]:
-    uses = Counter(atom for split in pieces for atom in {*split[1::2]})
-    return [_step(split, k, homes, types, uses) for k, split in enumerate(pieces[:-1])]
 
 
 def _step(
