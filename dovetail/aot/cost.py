@@ -22,7 +22,7 @@ from dovetail.util.library import find_op
 
 _BY_KIND: Final = {
     "pointwise": "cheap", "view": "view", "create": "cheap", "reduction": "reduction", "gather": "cheap",
-    "scatter": "reduction", "join": "cheap",
+    "scatter": "reduction", "scan": "reduction", "join": "cheap",
 }  # fmt: skip
 
 _CHEAP: Final = frozenset((

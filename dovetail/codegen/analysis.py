@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
-from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of
+from dovetail.ir.loop import SCAN, Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of
 from dovetail.ir.schedule import Group
 from dovetail.util.noun import dataclass
 
@@ -282,7 +282,7 @@ def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
             if (
                 any(b not in internal for b in write.buffers)
                 and write.index_scalar is None
-                and not write.reduce
+                and write.reduce in (None, SCAN)
             ):
                 yield write.index, STORE_WEIGHT
 

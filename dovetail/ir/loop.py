@@ -26,7 +26,7 @@ from dovetail.ir.expr import Expr, show_expr, substitute, sym
 from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import BOOL, CPU, I64, Device, DType, TensorType
 from dovetail.util.loc import Loc
-from dovetail.util.noun import dataclass, field, replace
+from dovetail.util.noun import dataclass, field
 
 
 class Scalar:
@@ -128,6 +128,10 @@ SCALAR_OPS: Final[dict[str, str]] = {
 """Name -> dtype of the result: 'same' as the first operand, 'bool', or the one given as an 'arg'. The
 numbers count operands. Besides these, there are the structural ops: const, index, input, load, load_at,
 masked."""
+
+SCAN: Final = "cumsum"
+"""The reduction along one loop that leaves what it has so far at each of its points."""
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
@@ -338,7 +342,7 @@ def moved_write(write: Write, env: Mapping[Expr, Expr], memo: dict[Scalar, Scala
     """The same write with loop variables replaced."""
     at = None if write.index_scalar is None else moved_scalar(write.index_scalar, env, memo)
     value = moved_scalar(write.value, env, memo)
-    return replace(write, index=substitute(write.index, env), value=value, index_scalar=at)
+    return Write(write.buffers, substitute(write.index, env), value, write.reduce, at)
 
 
 def moved_scalar(root: Scalar, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar]) -> Scalar:

@@ -10,7 +10,6 @@ stored becomes a Buffer and a Nest that inlines what it reads; every other op be
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, cast
 
 from dovetail.fake.kernels import IN_PLACE
@@ -32,7 +31,7 @@ from dovetail.ir.loop import (
     moved_write,
     scalar,
 )
-from dovetail.ir.types import I64, DType, ScalarType, TensorType, contiguous_stride
+from dovetail.ir.types import F64, I64, DType, ScalarType, TensorType, contiguous_stride
 from dovetail.lower import lazy
 from dovetail.lower.decide import find_loose, find_stored
 from dovetail.lower.index import Index, element_of, same_layout
@@ -41,6 +40,7 @@ from dovetail.lower.nests import index_exprs, memory_order, merge_ranges, region
 from dovetail.ops.build import is_dense
 from dovetail.ops.prims import kind_of
 from dovetail.ops.registry import STRIDE_FREE, is_view_call
+from dovetail.util.noun import replace
 
 
 def lower(graph: Graph) -> Loops:
@@ -98,8 +98,8 @@ class _Lowering:
                 self.env[node] = found
             return
         kind = kind_of(node.op)
-        if kind == "reduction":
-            self.reduce(node)
+        if kind in ("reduction", "scan"):
+            self.reduce(node, kind == "scan")
         elif kind is None:
             self.extern(node)
         elif kind == "scatter":
@@ -177,14 +177,15 @@ class _Lowering:
 
     # -- reductions --------------------------------------------------------------------------------
 
-    def reduce(self, node: Node) -> None:
+    def reduce(self, node: Node, is_scan: bool) -> None:
+        """A scan, of floats in fp64 as in eager, has its loop among the results' dimensions."""
         x = self.value(node.args[0])
         source = cast(Node, node.args[0]).tensor
         dims = cast("tuple[int, ...]", node.args[1])
         types = cast("tuple[TensorType, ...]", node.type if isinstance(node.type, tuple) else (node.type,))
         type = storable(types[0])
-        kept = [d for d in range(source.ndim) if d not in dims]
-        order = memory_order(type.shape, type.stride)
+        kept = [d for d in range(source.ndim) if is_scan or d not in dims]
+        order = [d for d in memory_order(type.shape, type.stride) if kept[d] not in dims]
         outer = {kept[d]: Range.over(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
         inner_order = _reduce_order(source, dims, keep_order="arg" in node.op)
         inner = {d: Range.over(f"r{n}", source.shape[d]) for n, d in enumerate(inner_order)}
@@ -197,6 +198,7 @@ class _Lowering:
         refs = [self.add_buffer(name, storable(kind), holds=node) for name, kind in zip(names, types)]
         place = element_of(refs[0], tuple(index[d] for d in kept))
         kind, value = node.op.removeprefix("prims."), x.at(index)
+        value = lazy.cast_to(value, F64) if is_scan and value.dtype.is_float else value
         if inner:
             writes = [Write(tuple(names), place, value, kind)]
         else:

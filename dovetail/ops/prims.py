@@ -28,7 +28,7 @@ Rule: TypeAlias = "Callable[[tuple[Arg, ...]], Result | tuple[Result, ...]]"
 
 @dataclass(frozen=True, slots=True)
 class Prim:
-    """kind: pointwise, view, reduction, create, gather, or scatter."""
+    """kind: pointwise, view, reduction, scan, create, gather, or scatter."""
 
     name: str
     kind: str
@@ -153,6 +153,8 @@ def _declare() -> dict[str, Prim]:
         declare("reduction", **dict.fromkeys(names, lambda args, dtype=dtype: (_reduced(args), dtype)))
     # (mean, sum of squared deviations)
     declare("reduction", welford=lambda args: (_reduce(args), _reduce(args)))
+    # cumsum(x, (dim,))
+    declare("scan", cumsum=_like_first)
     # full(shape, value, dtype, device)
     declare("create", full=lambda args: (_shape(args[0]), cast(DType, args[2])))
     # empty(shape, dtype, device): memory for a kernel to write to; read as anything else, zeros

@@ -14,7 +14,7 @@ from typing import Final
 
 from dovetail.errors import Reason
 from dovetail.ir.expr import ONE, ZERO, Expr, add, mul, product, substitute
-from dovetail.ir.loop import Loops, Nest, Range, Scalar, Write, index_value, loads_of, moved_write
+from dovetail.ir.loop import SCAN, Loops, Nest, Range, Scalar, Write, index_value, loads_of, moved_write
 from dovetail.schedule.domain import Common, by_stride, refine
 from dovetail.util.noun import dataclass, replace
 
@@ -41,7 +41,7 @@ class Cluster:
     writes: dict[str, Expr | None]
     position: int
     alone: bool = False
-    """Scatters keep to themselves: their writes may collide."""
+    """Scatters keep to themselves: their writes may collide. Scans do: they have results all along a row."""
 
     @property
     def has_reduce(self) -> bool:
@@ -71,7 +71,7 @@ def make_cluster(nest: Nest, step: int) -> Cluster:
     alone = False
     for write in nest.writes:
         computed = not write.reduce and write.index_scalar is not None
-        alone |= computed
+        alone |= computed or write.reduce == SCAN
         for buffer in write.buffers:
             if computed:
                 reads.setdefault(buffer, set()).add(UNKNOWN)

@@ -102,7 +102,7 @@ class Fuser:
     def why_not_fuse(self, first: Cluster, second: Cluster, is_sibling: bool) -> Cluster | Reason:
         """The joined cluster, or why there is none."""
         if (first.alone or second.alone) and not self._scatter_apart(first, second):
-            return Reason("S01", "scattered writes may collide")
+            return Reason("S01", "a scatter or a scan has a kernel of its own")
         if len({self.devices[name] for name in (*first.writes, *second.writes)}) > 1:
             return Reason("S11", "on different devices")
         both = first.writes.keys() & second.writes.keys()

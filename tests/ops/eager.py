@@ -112,6 +112,7 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
     "prims.argmax": _arg("argmax"),
     "prims.argmin": _arg("argmin"),
     "prims.welford": _welford,
+    "prims.cumsum": lambda x, dims: torch.cumsum(x, *dims),
     "prims.full": lambda shape, value, dtype, device: torch.full(shape, value, dtype=dtype, device=device),
     "prims.empty": lambda shape, dtype, device: torch.zeros(shape, dtype=dtype, device=device),
     "prims.iota": lambda n, start, step, dtype, device: (torch.arange(n, device=device) * step + start).to(

@@ -20,7 +20,7 @@ from dovetail.codegen.cpp.partial import PIECES, Partial
 from dovetail.codegen.cpp.reduce import Accumulator
 from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
 from dovetail.ir.expr import ONE, Expr, add, ceildiv, linear_in, mul, product, symbols
-from dovetail.ir.loop import Range, Scalar, loads_of
+from dovetail.ir.loop import SCAN, Range, Scalar, loads_of
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
 from dovetail.util.noun import dataclass
@@ -34,6 +34,7 @@ FEW_ROWS: Final = 64
 COPIES: Final = 4
 SHORT_ROW: Final = 512
 """Elements of a row that the processor fetches ahead by itself."""
+IN_ORDER: Final = frozenset({SCAN, "argmax", "argmin"})
 STACK_BYTES: Final = 1 << 20
 """Most bytes of rows kept on a thread's stack."""
 
@@ -81,7 +82,7 @@ class Body:
         walk does not do: a few columns of a few rows stay in cache."""
         first, *later = self.shape.passes
         kinds = {w.reduce for step in self.shape.passes for w in writes_in(step.points) if w.reduce}
-        if not (self.writer.column and self.group.inner and kinds) or kinds & {"argmax", "argmin"}:
+        if not (self.writer.column and self.group.inner and kinds) or kinds & IN_ORDER:
             return False
         is_one = not first.rows and "welford" not in kinds and not any(p.points for p in later)
         rows = product(r.size for r in self.group.inner)
@@ -95,7 +96,8 @@ class Body:
         if not self.has_threads or not count.is_const or count.value >= FEW or any(p.points for p in later):
             return False
         length = product(r.size for r in self.group.inner)
-        return any(n.reduce for n in first.points) and not (length.is_const and length.value < PARALLEL_WORK)
+        is_long = not (length.is_const and length.value < PARALLEL_WORK)
+        return is_long and any(w.reduce not in (None, SCAN) for w in writes_in(first.points))
 
     def emit(self) -> list[str]:
         root = Scope(0, None)
@@ -399,14 +401,9 @@ class Body:
         }
 
     def _copies(self, step: Pass) -> int:
-        """Accumulators side by side: as many as a row fills, and none for reductions that find positions."""
+        """Accumulators side by side: as many as a row fills, and one where the order counts."""
         kinds = [w.reduce for w in writes_in(step.points) if w.reduce]
-        if (
-            self.vector is None
-            or self.writer.column
-            or not kinds
-            or any(k in ("argmax", "argmin") for k in kinds)
-        ):
+        if self.vector is None or self.writer.column or not kinds or not IN_ORDER.isdisjoint(kinds):
             return 1
         size = self.vector.size
         copies = COPIES

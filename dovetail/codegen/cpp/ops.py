@@ -36,24 +36,14 @@ def _float_or(name: str, count: int, integer: str) -> Entry:
     return lambda result, args: _call(name, count) if args[0].is_float else integer
 
 
-_FLOAT_FUNCTIONS: Final = {
-    name: _call(name, 1)
-    for name in (
-        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh "
-        "asinh acosh atanh "
-        "erf erfc lgamma floor ceil round trunc frac sigmoid reciprocal"
-    ).split()
-}
-_FLOAT_BINARY: Final = {name: _call(name, 2) for name in ("atan2", "copysign")}
-_ANY_BINARY: Final = {
-    name: _call(name, 2) for name in ("remainder", "floordiv", "truncdiv", "pow")
-}
+_UNARY: Final = """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh
+    asinh acosh atanh erf erfc lgamma frac sigmoid reciprocal""".split()
+_BINARY: Final = ("atan2", "copysign", "remainder", "floordiv", "truncdiv", "pow")
 
 _SHARED: Final[dict[str, Entry]] = {
-    **_FLOAT_FUNCTIONS,
+    **{name: _call(name, 1) for name in _UNARY},
     **{name: _float_or(name, 1, "{0}") for name in ("floor", "ceil", "round", "trunc")},
-    **_FLOAT_BINARY,
-    **_ANY_BINARY,
+    **{name: _call(name, 2) for name in _BINARY},
     "sub": "({0} - {1})",
     "div": "({0} / {1})",
     "neg": "(-{0})",

@@ -39,7 +39,8 @@ _UNARY: Final = {
 }
 NEEDS: Final = {
     "rsqrt": ("sqrt",), "sigmoid": ("exp",), "frac": ("trunc",), "floordiv": ("fmod", "floor", "copysign"),
-    "remainder": ("fmod",),
+    "remainder": ("fmod",), "exp_within": ("round", "fma"), "exp": ("exp_within",),
+    "erf": ("trunc", "abs", "fma", "copysign"), "tanh": ("exp", "abs", "fma", "copysign"),
 }  # fmt: skip
 
 _BY_LANE: Final = {
@@ -160,14 +161,6 @@ INLINE f32v tanh_(f32v x) {
 }
 """,
 }
-NEEDS.update(
-    {
-        "exp_within": ("round", "fma"),
-        "exp": ("exp_within",),
-        "erf": ("trunc", "abs", "fma", "copysign"),
-        "tanh": ("exp", "abs", "fma", "copysign"),
-    }
-)
 
 _STREAM: Final = """\
 // Past the caches, where the address allows it.
@@ -315,7 +308,7 @@ _HALF: Final = {
 """Lanes -> conversions from and to half precision by one instruction; 0 is for any number of lanes."""
 
 
-def _shuffle(a: str, b: str, places: Iterable[int]) -> str:
+def shuffle(a: str, b: str, places: Iterable[int]) -> str:
     """The lanes of a and b, counted through, at these places."""
     return f"__builtin_shufflevector({a}, {b}, {', '.join(map(str, places))})"
 
@@ -324,12 +317,12 @@ def _vectors(lanes: int, widest: int) -> str:
     numbers = ", ".join(map(str, range(lanes)))
     steps = [h for h in (1, 2, 4, 8) if h < lanes]
     every = range(lanes)
-    turned = {h: _shuffle("v", "v", ((k + h) % lanes for k in every)) for h in steps}
+    turned = {h: shuffle("v", "v", ((k + h) % lanes for k in every)) for h in steps}
     turns = "".join(f"    case {h}: return {text};\n" for h, text in turned.items())
     swaps = "".join(
         f"    case {h}:\n"
-        f"        a = {_shuffle('x', 'y', (lanes + k - h if k & h else k for k in every))};\n"
-        f"        b = {_shuffle('x', 'y', (lanes + k if k & h else k + h for k in every))};\n"
+        f"        a = {shuffle('x', 'y', (lanes + k - h if k & h else k for k in every))};\n"
+        f"        b = {shuffle('x', 'y', (lanes + k if k & h else k + h for k in every))};\n"
         f"        break;\n"
         for h in steps
     )
@@ -339,7 +332,7 @@ def _vectors(lanes: int, widest: int) -> str:
         "scale": _SCALE.get(lanes * 4, _SCALE[0]),
         "from_half": from_half,
         "to_half": to_half,
-        "second": _shuffle("a", "b", (2 * k if k < lanes // 2 else 2 * k + 1 for k in every)),
+        "second": shuffle("a", "b", (2 * k if k < lanes // 2 else 2 * k + 1 for k in every)),
         "L": str(lanes), "M": str(widest), "iota": f"i32v{{{numbers}}}", "turns": turns,
         "splat": "V{" + ", ".join(["x"] * lanes) + "}",
     }  # fmt: skip

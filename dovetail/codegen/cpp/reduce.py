@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 from dovetail.codegen.cpp.exprs import c_expr, fits_int32
-from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, combine, functions_of, identity
+from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, cast, combine, functions_of, identity
+from dovetail.codegen.cpp.prelude import shuffle
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value, innermost
 from dovetail.ir.expr import ONE, Expr, linear_in, mul, product
-from dovetail.ir.loop import Nest, Write, index_value
+from dovetail.ir.loop import SCAN, Nest, Write, index_value
 from dovetail.ir.types import BOOL, I32, I64, DType
 from dovetail.util.noun import dataclass
 
@@ -72,7 +73,11 @@ class Accumulator:
 
     @property
     def kind(self) -> str:
-        return "sum" if self.needs_second else str(self.write.reduce)
+        return "sum" if self.needs_second else str(self.write.reduce).removeprefix("cum")
+
+    @property
+    def is_scan(self) -> bool:
+        return self.write.reduce == SCAN
 
     @property
     def tracks_nan(self) -> bool:
@@ -85,7 +90,8 @@ class Accumulator:
         count = product(r.size for r in self.nest.reduce)
         lanes = 1 if self.writer.column else self.writer.lanes
         chain = lanes * self.copies * CASCADE * 4
-        return self.kind == "sum" and self.dtype.is_float and not (count.is_const and count.value <= chain)
+        is_short = self.is_scan or (count.is_const and count.value <= chain)
+        return self.kind == "sum" and self.dtype.is_float and not is_short
 
     def type(self, dtype: DType) -> str:
         return VECTOR_TYPE[dtype] if self.is_vector else C_TYPE[dtype]
@@ -129,8 +135,10 @@ class Accumulator:
         value = self.writer.value(self.write.value, scope)
         if self.is_position:
             self._update_position(value, scope)
-            return
-        self._add(self.writer.as_vector(value) if self.is_vector else value.text, scope)
+        elif self.is_scan:
+            self._leave(value, scope)
+        else:
+            self._add(self.writer.as_vector(value) if self.is_vector else value.text, scope)
 
     def _add(self, text: str, scope: Scope) -> None:
         """Lanes beyond the end contribute nothing, where lanes are points of this reduction."""
@@ -192,6 +200,22 @@ class Accumulator:
         scope(f"{acc} = {pick.format(name, v, acc)};")
         scope(f"{acc_at} = {pick.format(name, where, acc_at)};")
 
+    def _leave(self, value: Value, scope: Scope) -> None:
+        """The next results of a scan. Each lane takes what is 1, 2, 4, ... lanes before it, and then what is
+        before the vector."""
+        buffer, lanes = self.write.buffers[0], self.writer.lanes
+        along = self.is_vector and not self.writer.column
+        text = self.named(self.writer.as_vector(value) if self.is_vector else value.text, scope)
+        for step in (1, 2, 4, 8) if along else ():
+            if step < lanes:
+                places = (lanes if k < step else k - step for k in range(lanes))
+                text = self.named(f"{shuffle(text, self.start, places)} + {text}", scope)
+        found = self.named(f"{self.name} + {text}", scope)
+        scope(f"{self.name} = {shuffle(found, found, [lanes - 1] * lanes) if along else found};")
+        dtype = self.writer.buffers[buffer].type.dtype
+        result = Value(cast(dtype, self.dtype, found, self.is_vector), dtype, self.is_vector)
+        self.writer.store(buffer, self.write.index, result, scope)
+
     # -- results
 
     def finish(self, scope: Scope) -> None:
@@ -201,7 +225,7 @@ class Accumulator:
             squares = self.finish_squares(scope, c_expr(product(r.size for r in self.nest.reduce)))
             self._keep(0, Value(self.mean, self.dtype, squares.is_vector, scope.depth), scope)
             self._keep(1, squares, scope)
-        else:
+        elif not self.is_scan:
             self._keep(0, self.total(scope), scope)
 
     def total(self, scope: Scope) -> Value:

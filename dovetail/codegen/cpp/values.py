@@ -28,9 +28,9 @@ from dovetail.codegen.cpp.ops import (
 )
 from dovetail.codegen.names import token
 from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, mul, symbols
-from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write
+from dovetail.ir.loop import Buffer, Nest, Range, Scalar
 from dovetail.ir.schedule import Group
-from dovetail.ir.types import BF16, BOOL, F16, I64, DType
+from dovetail.ir.types import BF16, BOOL, F16, DType
 from dovetail.util.noun import dataclass, field, replace
 
 EACH_LANE: Final = '_Pragma("GCC unroll 16")'
@@ -378,9 +378,6 @@ class KernelWriter:
     def point(self, nest: Nest, scope: Scope) -> None:
         for write in nest.writes:
             value = self.value(write.value, scope)
-            if write.reduce:
-                self._over_one(write, value, scope)
-                continue
             if write.index_scalar is not None:
                 self.scatter(write.buffers[0], self.value(write.index_scalar, scope), value, scope)
                 continue
@@ -393,16 +390,6 @@ class KernelWriter:
                 else:
                     call = "store_mask" if value.dtype is BOOL else "store"
                     scope(f"{call}({at}, {self.as_vector(value)});")
-
-    def _over_one(self, write: Write, value: Value, scope: Scope) -> None:
-        """A reduction over a single element."""
-        if write.reduce in ("argmax", "argmin"):
-            value = Value("0l", I64, False)
-        self.keep(write.buffers[0], write.index, value, scope)
-        if write.reduce == "welford":
-            self.keep(
-                write.buffers[1], write.index, Value(literal(0.0, value.dtype), value.dtype, False), scope
-            )
 
     def scatter(self, buffer: str, position: Value, value: Value, scope: Scope) -> None:
         """Positions computed from data, one at a time and in order."""

@@ -13,7 +13,7 @@ from typing import cast
 
 from dovetail.ir.expr import ONE, ZERO, Expr, product
 from dovetail.ir.graph import Node
-from dovetail.ir.types import BOOL, I64, U8, DType
+from dovetail.ir.types import BOOL, F64, I64, U8, DType
 from dovetail.ops.build import Build, Number, Value, plain
 from dovetail.ops.decomp.pointwise import truth
 from dovetail.ops.promote import compute_dtype
@@ -56,6 +56,14 @@ def _total(prim: str) -> Callable[..., Value]:
 
 decomposes("aten.sum", "aten.sum.dim_IntList")(_total("sum"))
 decomposes("aten.prod", "aten.prod.dim_int")(_total("prod"))
+
+
+@decomposes("aten.cumsum")
+def cumsum(b: Build, x: Value, dim: int, *, dtype: DType | None = None) -> Value:
+    """In fp64, where lanes may be added up in any order; the library has its own for that, and for GPUs."""
+    decline_if(x.type.device.kind != "cpu" or b.out.dtype is F64)
+    v, is_one = x.to(b.out.dtype), not x.ndim or x.shape[dim] is ONE or x.type.numel is ZERO
+    return b.prim("copy", v) if is_one else b.prim("cumsum", v, dims_of(x, dim))
 
 
 @decomposes("aten.mean", "aten.mean.dim")
