@@ -5,7 +5,6 @@
 """
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 import torch

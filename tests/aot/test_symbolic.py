@@ -102,7 +102,7 @@ def test_the_gpu_s_forms_of_ops() -> None:
     shapes = Shapes()
     sizes = ((4, 24), (4, 8), (4, 3, 5, 6), (4, 7, 8, 2))
     n = shapes.symbol(4)
-    examples = [fake_like(torch.randn(s, requires_grad=True), shapes=shapes, dims={0: n}) for s in sizes]
+    examples = [fake_like(torch.randn(s, requires_grad=True), shapes=shapes, extent={0: n}.get) for s in sizes]
     graph = str(aot.trace_joint(as_module(program, 4), examples).graph)
     assert "_thnn_fused_gru_cell_backward.default(tangent_0, program_1, False)" in graph
     assert "(f32[s0, 24], f32[s0, 24], f32[s0, 8], None, None)" in graph
