@@ -14,6 +14,7 @@ from typing import Final, TypeAlias, cast
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
 from dovetail.ir.loop import SCAN, Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of
 from dovetail.ir.schedule import Group
+from dovetail.ir.types import BOOL, DType
 from dovetail.util.noun import dataclass
 
 
@@ -285,6 +286,24 @@ def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
                 and write.reduce in (None, SCAN)
             ):
                 yield write.index, STORE_WEIGHT
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def neutral(kind: str, dtype: DType) -> int | float:
+    """What a reduction starts from: combined with anything, it changes nothing."""
+    if kind in ("sum", "any"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    is_max = kind in ("max", "argmax")
+    if dtype.is_float:
+        return -math.inf if is_max else math.inf
+    bits, is_signed = dtype.bits, dtype.kind == "int"
+    if is_max:
+        return -(2 ** (bits - 1)) if is_signed else 0
+    return 2 ** (bits - 1) - 1 if is_signed else 1 if dtype is BOOL else 2**bits - 1
 
 
 # -- cost ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from dovetail.codegen.analysis import neutral
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 
 C_TYPE: Final = {
@@ -192,18 +193,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 def identity(kind: str, dtype: DType) -> str:
     """What a reduction starts from."""
-    if kind in ("sum", "any"):
-        return literal(0, dtype)
-    if kind in ("prod", "all"):
-        return literal(1, dtype)
-    low = kind in ("max", "argmax")
-    if dtype is BOOL:
-        return literal(not low, dtype)
-    if dtype.is_float:
-        return literal(float("-inf") if low else float("inf"), dtype)
-    if dtype.kind == "uint":
-        return literal(0 if low else 2**dtype.bits - 1, dtype)
-    return literal(-(2 ** (dtype.bits - 1)) if low else 2 ** (dtype.bits - 1) - 1, dtype)
+    return literal(neutral(kind, dtype), dtype)
 
 
 def combine(kind: str, dtype: DType, is_vector: bool) -> str:

@@ -35,7 +35,7 @@ from dovetail.codegen.analysis import (
 )
 from dovetail.codegen.names import token
 from dovetail.codegen.target import Launchable, launchable
-from dovetail.codegen.triton.ops import COMBINE, FAST, IDENTITY, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON
+from dovetail.codegen.triton.ops import COMBINE, FAST, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON, identity
 from dovetail.ir.expr import ONE, ZERO, Expr, floordiv, mod, product, spell, substitute, sym, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
 from dovetail.ir.program import FOLLOW, Blocks
@@ -367,7 +367,7 @@ class Emitter:
             return [self._position(write, *self._candidates(write, tile))]
         return [
             self._folded(
-                write, self._kept(self._full(tile), IDENTITY[str(write.reduce)](tile.dtype)), tile.dtype
+                write, self._kept(self._full(tile), identity(str(write.reduce), tile.dtype)), tile.dtype
             )
         ]
 
@@ -380,7 +380,7 @@ class Emitter:
         """Values and their positions for a search; past the end the worst."""
         assert write.index_scalar is not None
         at = self._full(self._value(write.index_scalar))
-        worst = IDENTITY[str(write.reduce).removeprefix("arg")](tile.dtype)
+        worst = identity(str(write.reduce), tile.dtype)
         return self._kept(self._full(tile), worst), self._kept(at, str(1 << 62))
 
     def _position(self, write: Write, value: str, where: str) -> Tile:
@@ -410,7 +410,7 @@ class Emitter:
                     self.w(f"{pair} = {best}({pair}, {value}, {where})")
                 else:
                     kind = "sum" if write.reduce == "welford" else str(write.reduce)
-                    nothing = IDENTITY[kind](tile.dtype)
+                    nothing = identity(kind, tile.dtype)
                     value = self._kept(self._full(tile), nothing)
                     name = accumulators[write]
                     if total := next((accumulators[s] for s, top in shifted.items() if top is write), ""):
@@ -485,9 +485,9 @@ class Emitter:
         """Accumulators for each place in a block, or for some neighbours together."""
         name = self.fresh("acc")
         dtype = write.value.dtype
-        kind = {"welford": "sum", "argmax": "max", "argmin": "min"}.get(str(write.reduce), str(write.reduce))
+        kind = "sum" if write.reduce == "welford" else str(write.reduce)
         shape = f"({', '.join(a.block for a in self.axes)}{f' // {neighbours}' if neighbours > 1 else ''})"
-        self.w(f"{name} = tl.full({shape}, {IDENTITY[kind](dtype)}, {TL_TYPE[dtype]})")
+        self.w(f"{name} = tl.full({shape}, {identity(kind, dtype)}, {TL_TYPE[dtype]})")
         if write.reduce in ("argmax", "argmin"):
             self.w(f"{name}_at = tl.full({shape}, {1 << 62}, tl.int64)")
         return name

@@ -11,18 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from dovetail.codegen.analysis import neutral
 from dovetail.ir.types import BF16, BOOL, C32, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 
-TL_TYPE: Final = {
-    BOOL: "tl.int1", U8: "tl.uint8", U16: "tl.uint16", U32: "tl.uint32", U64: "tl.uint64", I8: "tl.int8",
-    I16: "tl.int16", I32: "tl.int32", I64: "tl.int64", F16: "tl.float16", BF16: "tl.bfloat16",
-    F32: "tl.float32",
-    F64: "tl.float64",
-}  # fmt: skip
+DTYPES: Final = (U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64)
+TL_TYPE: Final = {BOOL: "tl.int1", **{dtype: f"tl.{dtype.torch_name}" for dtype in DTYPES}}
 POINTER: Final = {
-    BOOL: "*i1", U8: "*u8", U16: "*u16", U32: "*u32", U64: "*u64",
-    I8: "*i8", I16: "*i16", I32: "*i32", I64: "*i64",
-    F16: "*fp16", BF16: "*bf16", F32: "*fp32", F64: "*fp64",
+    BOOL: "*i1", F16: "*fp16", F32: "*fp32", F64: "*fp64",
+    **{dtype: f"*{dtype.name}" for dtype in DTYPES if dtype not in (F16, F32, F64)},
     C32: "*i32", C64: "*i64",  # loops only copy complex numbers
 }  # fmt: skip
 
@@ -121,13 +117,11 @@ def _cast(result: DType, source: DType) -> str:
     return f"{{0}}.to({TL_TYPE[result]})"
 
 
-IDENTITY: Final = {
-    "sum": lambda dtype: "0", "prod": lambda dtype: "1",
-    "any": lambda dtype: "False", "all": lambda dtype: "True",
-    "max": lambda dtype: "float('-inf')" if dtype.is_float else str(_least(dtype)),
-    "min": lambda dtype: "float('inf')" if dtype.is_float else str(_greatest(dtype)),
-}  # fmt: skip
-"""What a masked lane contributes to a reduction."""
+def identity(kind: str, dtype: DType) -> str:
+    """What a masked lane contributes to a reduction."""
+    value = bool(neutral(kind, dtype)) if dtype is BOOL else neutral(kind, dtype)
+    return f"float('{value}')" if isinstance(value, float) else str(value)
+
 
 COMBINE: Final = {
     "sum": "({0} + {1})", "prod": "({0} * {1})", "any": "({0} | {1})", "all": "({0} & {1})",
@@ -145,13 +139,3 @@ REDUCE: Final = {
 
 SEARCH: Final = {"argmax": "dv.greater_first", "argmin": "dv.less_first"}
 """Of two (value, position) pairs the better one."""
-
-
-def _least(dtype: DType) -> int:
-    return 0 if dtype.kind in ("uint", "bool") else -(1 << (dtype.bits - 1))
-
-
-def _greatest(dtype: DType) -> int:
-    if dtype is BOOL:
-        return 1
-    return (1 << dtype.bits) - 1 if dtype.kind == "uint" else (1 << (dtype.bits - 1)) - 1
