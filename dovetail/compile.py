@@ -399,7 +399,9 @@ class Compiler:
             raise RecompileError(frame.loc, function=name, reason=why)
         limit = self.options.recompile_limit
         if self.compiled[frame.key] >= limit or entries >= limit * MODULES_OF_A_CLASS:
-            self._leave(frame, f"was compiled {entries} times", f"what changed last: {why}", entries)
+            advice = "pass what changes in a tensor, or raise the option recompile_limit"
+            last = f"what changed last: {why} ({advice})"
+            self._leave(frame, f"was compiled {entries} times", last, entries)
             return False
         EVENTS.emit("recompile", function=name, reason=why, entries=entries, loc=frame.loc)
         return None

@@ -9,6 +9,7 @@ decision not to do something (fuse, cache, use a CUDA graph) and only shows in r
 """
 from __future__ import annotations
 
+import linecache
 from typing import ClassVar
 
 from dovetail.util.loc import Loc
@@ -31,8 +32,10 @@ class DovetailError(Exception):
         return self.message.format(**self.fields)
 
     def __str__(self) -> str:
-        where = f"\n  at {self.loc.file}:{self.loc.line} in {self.loc.function}" if self.loc else ""
-        hint = self.hint.format(**self.fields)
+        hint, where = self.hint.format(**self.fields), ""
+        if self.loc is not None:
+            code = linecache.getline(self.loc.file, self.loc.line).strip()
+            where = f"\n  at {self.loc.file}:{self.loc.line} in {self.loc.function}\n    {code}".rstrip()
         return f"[{self.code}] {self.text}{where}" + (f"\n  hint: {hint}" if hint else "")
 
 
@@ -143,6 +146,12 @@ class DataDependentValue(Break):
     hint = "keep the value in a tensor, or compute it outside the compiled function"
 
 
+class DataDependentSize(DataDependentValue):
+    code = "B25"
+    message = "the size of what {function} gives depends on the values of a tensor"
+    hint = "use torch.where or a product with the mask, which keep the size, or do it outside"
+
+
 class DataDependentNumber(Break):
     code = "B21"
     message = "{function} needs the value of a float that changes from call to call"
@@ -184,6 +193,7 @@ class UnfinishedGenerator(UnsupportedGenerator):
 class FailedFake(Break):
     code = "B10"
     message = "{function} cannot run on tensors without data: {detail}"
+    hint = "use functions of dense tensors (torch.stack([a, b]) for torch.tensor([a, b])), or do it outside"
 
 
 class SkippedFrame(Break):

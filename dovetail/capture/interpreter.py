@@ -135,6 +135,9 @@ class Activation:
             while True:
                 try:
                     return self._loop()
+                except Break as stop:
+                    stop.loc = stop.loc or self.trace.loc()
+                    raise
                 except Raised as raised:
                     if id(raised.value) not in self.trace.raised:  # the program may change it afterwards
                         self.give_context(raised.value)

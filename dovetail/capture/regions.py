@@ -14,7 +14,7 @@ from dovetail.capture.builtins import Args, Kwargs, Special, on
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.torch_calls import call_torch
 from dovetail.capture.trace import Trace
-from dovetail.errors import Break, UnknownCall
+from dovetail.errors import UnknownCall
 from dovetail.fake.kernels import describe_launch, run_kernel, unwrapped
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
@@ -35,11 +35,7 @@ def _run_kernel(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     def evaluate(meta: dict[str, Any]) -> Any:
         return trace.call(grid, [meta], {})
 
-    try:
-        op, operands = describe_launch(kernel, rest, rest_named, grid, evaluate)
-    except Break as stop:
-        stop.loc = stop.loc or trace.loc()
-        raise
+    op, operands = describe_launch(kernel, rest, rest_named, grid, evaluate)
     return call_torch(trace, op, operands, {})
 
 

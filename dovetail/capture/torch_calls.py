@@ -20,7 +20,7 @@ from dovetail.capture.operations import has_fake, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, native
 from dovetail.capture.trace import Raised, Trace, Write
-from dovetail.errors import BackwardCall, Break, DataDependentValue, FailedFake, UnknownCall, UnsupportedValue
+from dovetail.errors import BackwardCall, DataDependentValue, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks, Predicate
 from dovetail.ir.source import Attr, DictAttr
@@ -152,9 +152,6 @@ def perform(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> A
     """Run on Fakes. torch's complaint about a Fake that lacks data is a break; others are the program's."""
     try:
         return native(fn, *args, **kwargs)
-    except Break as stop:
-        stop.loc = stop.loc or trace.loc()
-        raise
     except Raised as raised:
         text, name = str(raised.value), getattr(fn, "__name__", str(fn))
         is_fake = "Fake" in text or "meta" in text.lower() or "dispatch" in text

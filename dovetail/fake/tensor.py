@@ -10,6 +10,7 @@ ours or the op's meta kernel. Autograd runs above, in C++, as for any tensor.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
@@ -19,7 +20,7 @@ from torch._library.triton import set_wrap_triton_enabled
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dovetail.errors import DataDependentValue, FailedFake
+from dovetail.errors import DataDependentSize, DataDependentValue, FailedFake
 from dovetail.fake.form import Extent, Form, derive_strides
 from dovetail.fake.known import derive_known
 from dovetail.fake.layout import is_ambiguous, iterator_strides
@@ -500,11 +501,11 @@ def _run_kernel(func: Any, facts: Record, device: torch.device, args: list[Any],
         except NotImplementedError as error:
             if facts.fate == "probe":
                 return _probe(func, args, kwargs)
-            raise FailedFake(function=facts.name, detail=str(error).splitlines()[0]) from error
+            raise FailedFake(function=facts.name, detail=re.split(r"\. |\n", str(error))[0]) from error
         except RuntimeError as error:
             if "no fake impl" not in str(error) and '"meta"' not in str(error):  # which the program knows not
                 raise
-            raise FailedFake(function=facts.name, detail=str(error).splitlines()[0]) from error
+            raise FailedFake(function=facts.name, detail=re.split(r"\. |\n", str(error))[0]) from error
 
 
 PROBE_LIMIT: Final = 1 << 22
@@ -766,7 +767,8 @@ def _item(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _dependent(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
-    raise DataDependentValue(function=facts.name.split(".")[1])
+    is_size = torch.Tag.dynamic_output_shape in func.tags
+    raise (DataDependentSize if is_size else DataDependentValue)(function=facts.name.split(".")[1])
 
 
 def _decompose(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
@@ -778,13 +780,13 @@ def _decompose(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
 
 def _index(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
-        raise DataDependentValue(function="indexing with a mask")
+        raise DataDependentSize(function="indexing with a mask")
     return _run(func, facts, args, kwargs)
 
 
 def _repeat_interleave(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     if kwargs.get("output_size") is None:
-        raise DataDependentValue(function="repeat_interleave")
+        raise DataDependentSize(function="repeat_interleave")
     return _run(func, facts, args, kwargs)
 
 

@@ -103,7 +103,7 @@ def test_a_broken_compiler_on_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_eager_differentiates_where_backward_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the random numbers of the forward pass, and statistics that are updated once."""
     layers = [nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Tanh(), nn.LayerNorm(4)]
-    eager, x = nn.Sequential(*layers).double(), torch.randn(3, 4).double()
+    eager, x = nn.Sequential(*layers).double(), torch.randn(8, 4).double()
     model = copy.deepcopy(eager)
     torch.manual_seed(0)
     eager(x).square().sum().backward()

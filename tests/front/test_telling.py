@@ -36,6 +36,17 @@ print("arguments", sys.argv[1:])
 """
 
 
+def test_a_break_names_its_line() -> None:
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        return y[y > 0]
+
+    (seen,) = dovetail.explain(positive)(torch.randn(4)).graph_breaks
+    assert (seen.code, seen.place.line) == ("B25", positive.__code__.co_firstlineno + 2)
+    with pytest.raises(errors.GraphBreakError, match=r"(?s)in .*positive\n    return y\[y > 0\]\n  hint: use torch.where"):
+        dovetail.compile(positive, fullgraph=True)(torch.randn(4))
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "program.py"
