@@ -31,9 +31,6 @@ class Place:
 def place_of(value: object, function: str = "") -> Place:
     if isinstance(value, Loc):
         return Place(value.file, value.line, value.function or function)
-    if isinstance(value, str) and value:
-        file, _, line = value.rpartition(":")
-        return Place(file, int(line), function) if line.isdigit() else Place(value, 0, function)
     return Place("", 0, function)
 
 

@@ -61,14 +61,8 @@ class Expr:
     def __floordiv__(self, other: IntLike) -> Expr:
         return floordiv(self, other)
 
-    def __rfloordiv__(self, other: IntLike) -> Expr:
-        return floordiv(other, self)
-
     def __mod__(self, other: IntLike) -> Expr:
         return mod(self, other)
-
-    def __rmod__(self, other: IntLike) -> Expr:
-        return mod(other, self)
 
     __radd__ = __add__
     __rmul__ = __mul__

@@ -1,8 +1,8 @@
 """Text with indentation.
 
     w = Writer()
-    with w.block("for (;;) {", "}"):
-        w("x += 1;")
+    with w.block("while True:"):
+        w("x += 1")
     w.text
 """
 from __future__ import annotations
@@ -21,16 +21,14 @@ class Writer:
             self.lines.append(self._indent * self._depth + line if line else "")
 
     @contextmanager
-    def block(self, head: str, tail: str = "") -> Iterator[None]:
-        """One deeper level between head and tail."""
+    def block(self, head: str) -> Iterator[None]:
+        """One deeper level after the head."""
         self(head)
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
-            if tail:
-                self(tail)
 
     @property
     def text(self) -> str:
