@@ -264,7 +264,7 @@ class Build:
     def cat(self, parts: Sequence[Value], dim: int) -> Value:
         return parts[0] if len(parts) == 1 else self.prim("cat", tuple(parts), dim)
 
-    def extern(self, op: str, args: Sequence[object], type: TensorType, **kwargs: object) -> Value:
+    def extern(self, op: str, args: Sequence[object], type: Type, **kwargs: object) -> Value:
         """A library call that stays in the graph."""
         plain = cast("tuple[Arg, ...]", unwrap(tuple(args)))
         named = tuple((key, cast(Arg, unwrap(value))) for key, value in kwargs.items())

@@ -15,7 +15,7 @@ from typing import Final
 
 from dovetail.errors import Reason
 from dovetail.events import EVENTS
-from dovetail.ir.expr import Expr, product, substitute
+from dovetail.ir.expr import Expr, product, substitute, symbols
 from dovetail.ir.loop import Extern, Loops, Nest, Range
 from dovetail.ir.schedule import Group, Schedule
 from dovetail.ir.types import Device
@@ -141,15 +141,20 @@ class Fuser:
         points = joined.points
         if points.is_const and points.value <= SMALL:
             return None
-        enough = max(points.lo, 1) * 2
-        both = [
-            x
-            for x in first.reads
-            if x in second.reads and (len(joined.reads[x]) == 1 or first.reads[x] & second.reads[x])
-        ]
-        if any(self.sizes.get(x, 0) >= enough for x in both):
-            return None
+        for x in first.reads:
+            if x in second.reads and (len(joined.reads[x]) == 1 or first.reads[x] & second.reads[x]):
+                again = _repeats(joined, joined.reads[x])
+                if self.sizes.get(x, 0) * again >= max(points.lo, 1) * 2:
+                    return None
         return Reason("S08", "no large read in common")
+
+
+def _repeats(joined: Cluster, found: frozenset[Expr | None]) -> int:
+    """How often a kernel with reductions reads again what it has read, walk by walk."""
+    used = {symbol for index in found if index is not None for symbol in symbols(index)}
+    if not joined.has_reduce or any(r.var not in used for r in joined.ranges[joined.outer :]):
+        return 1
+    return product(r.size for r in joined.ranges[: joined.outer] if r.var not in used).lo
 
 
 def _why_not_parallel(joined: Cluster) -> Reason | None:
