@@ -39,8 +39,8 @@ _UNARY: Final = {
 }
 NEEDS: Final = {
     "rsqrt": ("sqrt",), "sigmoid": ("exp",), "frac": ("trunc",), "floordiv": ("fmod", "floor", "copysign"),
-    "remainder": ("fmod",), "exp_within": ("round", "fma"), "exp": ("exp_within",),
-    "erf": ("trunc", "abs", "fma", "copysign"), "tanh": ("exp", "abs", "fma", "copysign"),
+    "remainder": ("fmod",), "exp_within": ("round", "fma"), "exp": ("exp_within", "larger", "smaller"),
+    "erf": ("trunc", "abs", "fma", "copysign", "smaller"), "tanh": ("exp", "abs", "fma", "copysign"),
 }  # fmt: skip
 
 _BY_LANE: Final = {
@@ -49,9 +49,12 @@ _BY_LANE: Final = {
     "sqrt": "__builtin_sqrt{c}(x)", "floor": "__builtin_floor{c}(x)", "ceil": "__builtin_ceil{c}(x)",
     "trunc": "__builtin_trunc{c}(x)", "round": "__builtin_nearbyint{c}(x)", "abs": "__builtin_fabs{c}(x)",
     "fmod": "fmod{c}(x, y)", "copysign": "__builtin_copysign{c}(x, y)",
-    "fma": "__builtin_fma{c}(x, y, z)", "asinh": "__builtin_asinh{c}(x)", "acosh": "__builtin_acosh{c}(x)",
+    "larger": "x > y ? x : y", "smaller": "x < y ? x : y", "fma": "__builtin_fma{c}(x, y, z)",
+    "asinh": "__builtin_asinh{c}(x)", "acosh": "__builtin_acosh{c}(x)",
 }  # fmt: skip
-_PARAMETERS: Final = {"fmod": "x, y", "copysign": "x, y", "fma": "x, y, z"}
+_PARAMETERS: Final = {
+    **dict.fromkeys(("fmod", "copysign", "larger", "smaller"), "x, y"), "fma": "x, y, z",
+}  # fmt: skip
 
 _ROUNDING: Final = {"round": 8, "floor": 9, "ceil": 10, "trunc": 11}
 """The instruction's operand; 8 means that inexact results raise no flag."""
@@ -70,6 +73,8 @@ def _instruction(name: str, vector: str, size: int) -> str | None:
     forms: dict[str, dict[int, str]] = {
         "fma": {64: f"vfmadd{kind}512_mask(x, y, z, -1, 4)", 32: f"vfmadd{kind}256(x, y, z)"},
         "sqrt": {64: f"sqrt{kind}512_mask(x, {vector}{{}}, -1, 4)", 32: f"sqrt{kind}256(x)"},
+        "larger": {64: f"max{kind}512_mask(x, y, {vector}{{}}, -1, 4)", 32: f"max{kind}256(x, y)"},
+        "smaller": {64: f"min{kind}512_mask(x, y, {vector}{{}}, -1, 4)", 32: f"min{kind}256(x, y)"},
     }
     if name in _ROUNDING:
         how = _ROUNDING[name]
@@ -78,7 +83,7 @@ def _instruction(name: str, vector: str, size: int) -> str | None:
     call = forms.get(name, {}).get(size)
     if call is None:
         return None
-    params = ", ".join(f"{vector} {x}" for x in (("x", "y", "z") if name == "fma" else ("x",)))
+    params = ", ".join(f"{vector} {x}" for x in _PARAMETERS.get(name, "x").split(", "))
     return f"INLINE {vector} {name}_({params}) {{ return ({vector})__builtin_ia32_{call}; }}"
 
 
@@ -101,8 +106,7 @@ INLINE f32v exp_within_(f32v t) {
 """,
     "exp": """\
 INLINE f32v exp_(f32v x) {
-    const f32v t = x > 89.0f ? splat<f32v>(89.0f) : x;
-    return exp_within_(t < -104.5f ? splat<f32v>(-104.5f) : t);
+    return exp_within_(larger_(splat<f32v>(-104.5f), smaller_(splat<f32v>(89.0f), x)));
 }
 """,
     # Within one unit in the last place: 16 polynomials, of erf(t) / t - 1 below 1 and of erf(t) above.
@@ -135,7 +139,7 @@ INLINE f32v erf_term(int k, i32v at) {
     f32v v; for (int l = 0; l < L; ++l) v[l] = erf_table[k][at[l] & 15]; return v;
 }
 INLINE f32v erf_(f32v x) {
-    const f32v a = abs_(x), t = a > 3.9999998f ? splat<f32v>(3.9999998f) : a, n = trunc_(t * 4);
+    const f32v a = abs_(x), t = smaller_(splat<f32v>(3.9999998f), a), n = trunc_(t * 4);
     const f32v u = fma_(n, splat<f32v>(-0.25f), t) - 0.125f;
     const i32v at = convert<i32v>(n);
     f32v v = erf_term(5, at);

@@ -107,7 +107,7 @@ class Accumulator:
     def better(self) -> str:
         """Template over (accumulator, value)."""
         if self.tracks_nan:
-            return f"({{1}} {'>' if self.kind == 'max' else '<'} {{0}} ? {{1}} : {{0}})"
+            return f"{'larger' if self.kind == 'max' else 'smaller'}_({{1}}, {{0}})"
         return combine(self.kind, self.dtype, self.is_vector)
 
     # -- while walking
