@@ -56,6 +56,10 @@ _PARAMETERS: Final = {
     **dict.fromkeys(("fmod", "copysign", "larger", "smaller"), "x, y"), "fma": "x, y, z",
 }  # fmt: skip
 
+_CLANG: Final = {
+    "sqrt": "__builtin_elementwise_sqrt(x)", "larger": "x > y ? x : y", "smaller": "x < y ? x : y",
+}  # fmt: skip
+"""In place of instructions that only GCC has under their names."""
 _ROUNDING: Final = {"round": 8, "floor": 9, "ceil": 10, "trunc": 11}
 """The instruction's operand; 8 means that inexact results raise no flag."""
 
@@ -84,7 +88,10 @@ def _instruction(name: str, vector: str, size: int) -> str | None:
     if call is None:
         return None
     params = ", ".join(f"{vector} {x}" for x in _PARAMETERS.get(name, "x").split(", "))
-    return f"INLINE {vector} {name}_({params}) {{ return ({vector})__builtin_ia32_{call}; }}"
+    made = f"return ({vector})__builtin_ia32_{call};"
+    if name in _CLANG:
+        made = f"\n#ifdef __clang__\n    return {_CLANG[name]};\n#else\n    {made}\n#endif\n"
+    return f"INLINE {vector} {name}_({params}) {{ {made} }}"
 
 
 _SINGLE: Final = {
