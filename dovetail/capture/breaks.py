@@ -15,7 +15,7 @@ import operator
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, Final
 
 import torch
@@ -30,6 +30,7 @@ from dovetail.capture.text import format_value
 from dovetail.capture.trace import NULL, Handling, LastInstruction, Outside
 from dovetail.capture.versions import NULL_FIRST
 from dovetail.errors import SkippedFrame
+from dovetail.fake.tensor import Fake
 from dovetail.util.writer import Writer
 
 NULL_TEXT: Final = ""
@@ -208,6 +209,8 @@ def callable_text(site: Site, position: int) -> str:
     value = site.values[position]
     if value is torch.cond or (getattr(value, "__module__", "") or "").startswith("torch._higher_order_ops"):
         return site.const(AS_PYTHON.get(value.__name__, value))
+    if isinstance(value, MethodType) and isinstance(value.__self__, Fake):  # a tensor's, not the Fake's
+        return f"{site.emit.value(value.__self__)}.{value.__name__}"
     return site.stack[position]
 
 

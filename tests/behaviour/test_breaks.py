@@ -29,6 +29,15 @@ def x4() -> torch.Tensor:
     return torch.randn(4, requires_grad=True)
 
 
+@case("C3", breaks=2)
+def the_address_of_what_the_graph_made() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x + 1
+        return y.data_ptr() == y[0].data_ptr(), y
+
+    return f, (torch.ones(3),)
+
+
 @case("C3", breaks=1)
 def print_in_the_middle() -> Any:
     def f(x: torch.Tensor) -> Any:
