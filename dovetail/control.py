@@ -112,11 +112,8 @@ class _Disabled:
 def _disable(fn: F) -> F:
     @functools.wraps(fn)
     def disabled(*args: Any, **kwargs: Any) -> Any:
-        before = _turn(False)
-        try:
+        with _Disabled():
             return fn(*args, **kwargs)
-        finally:
-            _turn(before)
 
     disabled._dovetail_disable = True  # type: ignore[attr-defined]
     return disabled  # type: ignore[return-value]

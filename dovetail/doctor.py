@@ -14,9 +14,7 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +23,9 @@ from typing import Final
 import torch
 
 from dovetail.cache.store import Store, default_folder
-from dovetail.errors import CompilerMissing
+from dovetail.errors import BuildFailed, CompilerMissing
 from dovetail.explain.text import show_bytes
-from dovetail.runtime.build import find_compiler
+from dovetail.runtime.build import KERNEL_FLAGS, compile_text, find_compiler
 from dovetail.util.noun import dataclass
 
 PYTHONS: Final = ((3, 11), (3, 14))
@@ -73,13 +71,6 @@ def check_native() -> Finding:
     return Finding("ok", "native", Path(str(module.__file__)).name)
 
 
-def check_compiler() -> Finding:
-    try:
-        return _try_compiler(list(find_compiler()))
-    except CompilerMissing as error:
-        return Finding("miss", "C++", f"{error.text}; all runs in eager", error.hint)
-
-
 PROBE: Final = """
 extern "C" void add_one(float* x) {
     #pragma omp parallel for
@@ -88,19 +79,16 @@ extern "C" void add_one(float* x) {
 """
 
 
-def _try_compiler(command: list[str]) -> Finding:
+def check_compiler() -> Finding:
     """Build a shared library with OpenMP, as kernels are."""
-    with tempfile.TemporaryDirectory() as room:
-        source = Path(room) / "probe.cpp"
-        source.write_text(PROBE)
-        start = time.perf_counter()
-        flags = ["-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-o", f"{room}/probe.so"]
-        built = subprocess.run([*command, *flags, str(source)], capture_output=True, text=True, check=False)
-        seconds = time.perf_counter() - start
-    if built.returncode:
-        text = f"{' '.join(command)} fails: {built.stderr.strip()[:300]}"
-        return Finding("miss", "C++", text, "install a C++17 compiler")
-    return Finding("ok", "C++", f"{' '.join(command)}, one kernel in {seconds * 1e3:.0f} ms")
+    try:
+        command, start = " ".join(find_compiler()), time.perf_counter()
+        compile_text(PROBE, KERNEL_FLAGS, "doctor-probe")
+    except CompilerMissing as error:
+        return Finding("miss", "C++", f"{error.text}; all runs in eager", error.hint)
+    except BuildFailed as error:
+        return Finding("miss", "C++", error.text[:500], "install a C++17 compiler")
+    return Finding("ok", "C++", f"{command}, one kernel in {(time.perf_counter() - start) * 1e3:.0f} ms")
 
 
 def check_cpu() -> Finding:
