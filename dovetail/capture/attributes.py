@@ -559,10 +559,8 @@ def _store_module_attr(trace: Trace, obj: Any, name: str, value: Any) -> bool:
 
 
 def store_global(trace: Trace, where: dict[str, Any], name: str, value: Any, source: Source) -> None:
-    write = Write(where, name, value, "source")
-    trace.writes[(id(where), name)] = write
+    trace.writes[(id(where), name)] = Write(where, source.text, value, "source")
     trace.keep.append(where)
-    write.name = source.text
 
 
 def delete_attr(trace: Trace, obj: Any, name: str) -> None:

@@ -194,7 +194,6 @@ class Trace:
         self.shadows: list[Origin] = []
         self.unread: list[Unread] = []
         self.shapes: Any = None
-        self.symbols: dict[str, Source] = {}
         self.keep: list[Any] = []
         self.made_cells: dict[int, Any] = {}
         self.made: dict[int, Any] = {}
