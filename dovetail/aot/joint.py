@@ -152,6 +152,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         grad_inputs=tuple(grad_inputs),
         tangents=tuple(position for _, position in tangents),
         groups=groups if grads else (),
+        reached=tuple(_reached(trace, group) for group in groups) if grads and len(groups) > 1 else (),
         recompute=repeated,
         unread=unread,
     )
@@ -476,6 +477,17 @@ def derive_groups(trace: _Trace) -> tuple[tuple[int, ...], ...]:
             left += [f for f, _ in node.next_functions]
     groups = [tuple(i for i in group_of if group_of[i] == g) for g in dict.fromkeys(group_of.values())]
     return tuple(groups) if len(groups) <= MOST_GROUPS else (tuple(group_of),)
+
+
+def _reached(trace: _Trace, group: tuple[int, ...]) -> frozenset[int]:
+    """The inputs that have a gradient by these outputs, as autograd sees it."""
+    inputs = {id(leaf): i for i, leaf in enumerate(trace.leaves) if leaf is not None}
+    seen, left = set(), [trace.tensors[i].grad_fn for i in group]  # type: set[Any], list[Any]
+    while left:
+        if (node := left.pop()) is not None and node not in seen:
+            seen.add(node)
+            left += [f for f, _ in node.next_functions]
+    return frozenset(inputs[key] for node in seen if (key := id(getattr(node, "variable", None))) in inputs)
 
 
 @cache

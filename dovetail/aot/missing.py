@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from dovetail.aot.joint import prune
-from dovetail.aot.partition import Partition, with_symbols
+from dovetail.aot.partition import Partition, dependents, with_symbols
 from dovetail.ir.graph import Arg, Graph, Node, moved_over, nodes_in, swapped
 from dovetail.ir.types import contiguous_stride
 from dovetail.ops.decompose import SUPPORTED
@@ -75,9 +75,12 @@ def by_group(whole: Partition) -> list[Partition]:
         return [whole]
     tangents = backward.inputs[len(whole.saved) :]
     found: list[Partition] = []
-    for group in signature.groups:
+    tied = dependents(backward, tangents)
+    for group, reached in zip(signature.groups, signature.reached):
         missing = [node for node, i in zip(tangents, whole.tangents) if i not in group]
-        graph = without(backward, tangents, missing)
+        pairs = zip(backward.outputs, signature.grad_inputs)  # a gradient of nothing but zeros is not tied
+        outputs = tuple(output if output in tied or i in reached else None for output, i in pairs)
+        graph = without(replace(backward, outputs=outputs), tangents, missing)
         kept = [n for n, output in enumerate(graph.outputs) if output is not None]
         graph = prune(replace(graph, outputs=tuple(graph.outputs[n] for n in kept)))
         used = {*nodes_in(graph.outputs), *(operand for node in graph.nodes for operand in node.operands)}

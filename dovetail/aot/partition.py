@@ -78,7 +78,7 @@ def partition(graph: Graph, signature: Signature, budget: float = 1.0) -> Partit
     if not grads:
         forward = Graph("forward", primals, graph.nodes, values)
         return Partition(forward, None, signature)
-    problem = _Problem(graph, signature, set(primals), _dependents(graph, tangents), set(nodes_in(grads)))
+    problem = _Problem(graph, signature, set(primals), dependents(graph, tangents), set(nodes_in(grads)))
     cut = problem.solve(budget)
     forward, saved = _make_forward(graph, signature, primals, values, cut, problem)
     wanted = _ancestors(graph, nodes_in(grads))
@@ -100,7 +100,7 @@ def _report(result: Partition, problem: _Problem) -> None:
     )
 
 
-def _dependents(graph: Graph, roots: Iterable[Node]) -> set[Node]:
+def dependents(graph: Graph, roots: Iterable[Node]) -> set[Node]:
     """Every node that needs one of roots."""
     found = set(roots)
     for node in graph.nodes:
@@ -347,7 +347,7 @@ def _make_backward(
     for node in tangents:
         replaced[node] = node
     needed = _ancestors(graph, nodes_in(grads))
-    tied = _dependents(graph, tangents)
+    tied = dependents(graph, tangents)
     nodes: list[Node] = []
 
     def add(goal: Node) -> None:

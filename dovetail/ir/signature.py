@@ -112,6 +112,8 @@ class Signature:
     """Forward output positions that bring a tangent into backward, in order."""
     groups: tuple[tuple[int, ...], ...] = ()
     """The same, those together that autograd ties: the others can be differentiated one after the other."""
+    reached: tuple[frozenset[int], ...] = ()
+    """For each group, the inputs that autograd reaches from it, if only with zeros."""
     recompute: tuple[str, ...] = ()
     """Names of forward nodes that the program itself recomputes in backward."""
     unread: tuple[int, ...] = ()

@@ -594,3 +594,11 @@ def test_anomaly_detection_names_the_op() -> None:
     with pytest.raises(RuntimeError, match="DivBackward0"), pytest.warns(UserWarning, match="Error detected"):
         with torch.autograd.set_detect_anomaly(True):
             call(x).backward()
+
+
+def test_zeros_are_a_gradient_only_where_autograd_leads() -> None:
+    x, w = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    outputs = dovetail.compile(lambda x, w: (x.floor(), w * 2))(x, w)
+    first, second = (torch.autograd.grad(out.sum(), [x, w], allow_unused=True) for out in outputs)
+    assert first[1] is None and torch.equal(first[0], torch.zeros(4))
+    assert second[0] is None and torch.equal(second[1], torch.full((4,), 2.0))
