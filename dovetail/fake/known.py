@@ -155,6 +155,10 @@ def as_image(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     return channels_last(shape) if is_last else None
 
 
+def suggested(c: Call, shape: tuple[int, ...]) -> list[int] | None:
+    return channels_last(shape) if _suggests_channels_last(c.first) else contiguous(c, shape)
+
+
 def convolved(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """Channels-last where the input or the weight suggests it."""
     images = (c["input"], c["weight"])
@@ -266,8 +270,9 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
         max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward"""),
+    (on_cpu(first), suggested, "channel_shuffle"),
     (on_cpu(first), as_image, """
-        channel_shuffle pixel_shuffle reflection_pad2d replication_pad2d
+        pixel_shuffle reflection_pad2d replication_pad2d
         reflection_pad3d replication_pad3d reflection_pad2d_backward
         replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward"""),
 )  # fmt: skip

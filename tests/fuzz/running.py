@@ -32,7 +32,7 @@ from tests.sweeps.workers import short_error
 
 NARROW: Final = re.compile(r"\.(?:float|half|bfloat16)\(\)|torch\.(?:float32|float16|bfloat16|half)\b")
 OUTSIDE: Final = re.compile(r"index -?\d+ is out of bounds|index out of range in ")
-NEIGHBOURS: Final = 4
+NEIGHBOURS: Final = 16
 Judges: TypeAlias = tuple[Any, ...]
 """The exact value, and eager's on neighbouring inputs, where they are known."""
 KINDS: Final = {"tensors": "tests.fuzz.tensors", "python": "tests.fuzz.python"}
