@@ -155,10 +155,6 @@ def as_image(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     return channels_last(shape) if is_last else None
 
 
-def suggested(c: Call, shape: tuple[int, ...]) -> list[int] | None:
-    return channels_last(shape) if _suggests_channels_last(c.first) else contiguous(c, shape)
-
-
 def convolved(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """Channels-last where the input or the weight suggests it."""
     images = (c["input"], c["weight"])
@@ -261,20 +257,20 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (asked, contiguous, "new_zeros new_ones new_full new_empty"),
     (joined, concatenated, "cat"),
     (first, rolled, "roll"),
-    (joined, from_contiguous, "stack"),
     (first, from_contiguous, "_safe_softmax"),
     (lambda c: [first(c), torch.bool], preserved, "native_dropout"),
-    (joined, from_contiguous, "mse_loss smooth_l1_loss huber_loss"),
+    (joined, from_contiguous, "stack mse_loss smooth_l1_loss huber_loss"),
     (floating, from_contiguous, "soft_margin_loss"),
     (lambda c: [first(c)] * 2, contiguous, "nll_loss_forward nll_loss2d_forward"),
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
         max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward"""),
-    (on_cpu(first), suggested, "channel_shuffle"),
+    (on_cpu(first), lambda c, s: channels_last(s) if _suggests_channels_last(c.first) else contiguous(c, s),
+     "channel_shuffle"),
     (on_cpu(first), as_image, """
-        pixel_shuffle reflection_pad2d replication_pad2d
-        reflection_pad3d replication_pad3d reflection_pad2d_backward
-        replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward"""),
+        pixel_shuffle reflection_pad2d replication_pad2d reflection_pad3d replication_pad3d
+        reflection_pad2d_backward replication_pad2d_backward reflection_pad3d_backward
+        replication_pad3d_backward"""),
 )  # fmt: skip
 """Op -> the dtype of its results, and their strides."""
 
