@@ -234,7 +234,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
     (first, from_contiguous, """
         gather index_select index scatter scatter_add index_put index_add index_copy flip
-        glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd"""),
+        glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd _safe_softmax"""),
     (first, contiguous, "embedding_dense_backward slice_backward select_backward"),
     (first, contiguous, "masked_fill mse_loss_backward smooth_l1_loss_backward huber_loss_backward"),
     (on_cpu(lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
@@ -257,7 +257,6 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (asked, contiguous, "new_zeros new_ones new_full new_empty"),
     (joined, concatenated, "cat"),
     (first, rolled, "roll"),
-    (first, from_contiguous, "_safe_softmax"),
     (lambda c: [first(c), torch.bool], preserved, "native_dropout"),
     (joined, from_contiguous, "stack mse_loss smooth_l1_loss huber_loss"),
     (floating, from_contiguous, "soft_margin_loss"),
