@@ -148,7 +148,8 @@ for _name in ("bool", "int", "float", "complex", "index", "str", "repr", "format
 def array_attr(trace: Trace, array: Array, name: str) -> Any:
     if name in ATTRIBUTES:
         return ATTRIBUTES[name](array)
-    native(getattr, array.example(), name)  # AttributeError, if NumPy has no such thing
+    if not callable(native(getattr, array.example(), name)):  # AttributeError, if NumPy has no such thing
+        raise UnknownCall(trace.loc(), function=f"numpy.ndarray.{name}")
     if name not in vars(Array):
         setattr(Array, name, _method(name, name, lambda a, *rest, **named: getattr(a, name)(*rest, **named)))
     return MethodType(getattr(Array, name), array)
@@ -244,6 +245,8 @@ def torch_dtype(trace: Trace, dtype: Any) -> torch.dtype:
 
 
 def cast(trace: Trace, fake: Any, dtype: torch.dtype) -> Any:
+    if fake.dtype.is_complex and not dtype.is_complex:
+        raise UnknownCall(trace.loc(), function="a function of NumPy's of complex numbers")
     return fake if fake.dtype is dtype else trace.call(torch.Tensor.to, [fake, dtype], {})
 
 

@@ -23,8 +23,8 @@ from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.resume import growing_slots
 from dovetail.capture.text import format_value, is_late, late, native
 from dovetail.capture.trace import (
+    NOT_THROWN,
     NULL,
-    THROWN,
     Handling,
     LastInstruction,
     Outside,
@@ -36,7 +36,7 @@ from dovetail.capture.trace import (
     topmost_handled,
 )
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
-from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
+from dovetail.errors import ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Lacks, TypeIs
 from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
@@ -187,9 +187,9 @@ class Activation:
                 self.end_send(stop.value)
                 self.at = self.code.args[self.at - 2]  # type: ignore[assignment]
                 return self.run()
-            except THROWN as inner:
-                if isinstance(inner, Break):
-                    raise
+            except NOT_THROWN:
+                raise
+            except BaseException as inner:
                 is_kept, error = False, inner
             if is_kept:
                 return YIELD
@@ -473,9 +473,9 @@ class Activation:
             if self.stack and type(self.stack[-1]) is Unread:  # a comprehension has ended
                 self.stack[-1] = read_list(self.trace, self.stack[-1])
             self.next = arg
-        except Break:
+        except NOT_THROWN:
             raise
-        except THROWN as error:
+        except BaseException as error:
             raise Raised(error) from None
         else:
             self.stack.append(value)
@@ -640,9 +640,9 @@ class Activation:
         except StopIteration as stop:
             self.end_send(stop.value)
             self.next = arg
-        except Break:
+        except NOT_THROWN:
             raise
-        except THROWN as error:
+        except BaseException as error:
             raise Raised(error) from None
         else:
             self.stack.append(got)

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.trace import THROWN, Raised, Trace, leaves
-from dovetail.errors import Break, DataDependentValue, FailedFake, UnsupportedValue
+from dovetail.capture.trace import NOT_THROWN, Raised, Trace, leaves
+from dovetail.errors import DataDependentValue, FailedFake, UnsupportedValue
 from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Equals, Is, SameAs
@@ -188,9 +188,9 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if type(result) is str and "Fake(torch." in result:  # C code made a text that shows a tensor
             raise DataDependentValue(function=getattr(fn, "__name__", str(fn)))
         return result
-    except Break:
+    except NOT_THROWN:
         raise
-    except THROWN as error:
+    except BaseException as error:
         if isinstance(error, TypeError) and any(type(arg) is LateText for arg in args):
             return native(fn, *native(known, list(args)), **kwargs)  # C code that takes nothing but a str
         if isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error):

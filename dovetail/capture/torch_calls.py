@@ -235,7 +235,7 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
             return wrap(trace, origin.original.grad, Attr(origin.source, "grad"))
         if name == "_version":
             return wrap(trace, origin.original._version, Attr(origin.source, name)) + fake._version
-        if name in INPUT_FIELDS and (fake.is_inference() or not fake._version):
+        if name in INPUT_FIELDS and (name == "_base" or fake.is_inference() or not fake._version):
             return wrap(trace, getattr(origin.original, name), Attr(origin.source, name))
         kind = type(origin.original)
         if kind not in TENSOR_TYPES and (found := find_in_mro(kind, name))[1] not in torch.Tensor.__mro__:

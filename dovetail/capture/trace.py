@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from dovetail.capture.frame import Frame
-from dovetail.errors import GradientsSwitchedOn, LongLoop, SkippedFrame, UnsupportedValue
+from dovetail.errors import Break, GradientsSwitchedOn, LongLoop, SkippedFrame, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.graph import Loc
@@ -34,8 +34,8 @@ class Raised(BaseException):
         self.value = value
 
 
-THROWN: Final = (Exception, GeneratorExit, SystemExit)
-"""What the program may raise through C code that capture runs. KeyboardInterrupt is the person's, not its."""
+NOT_THROWN: Final = (Break, KeyboardInterrupt)
+"""What comes through C code that capture runs and is not the program's: ours, and the person's."""
 
 
 class Handling:

@@ -26,6 +26,27 @@ def twice() -> list[tuple[torch.Tensor]]:
     return [(torch.ones(3),), (torch.ones(3),)]
 
 
+@case("C4")
+def an_exception_that_is_no_exception_leaves_a_generator() -> Any:
+    class Jump(BaseException):
+        pass
+
+    def steps(x: torch.Tensor) -> Any:
+        yield x + 1
+        raise Jump(x * 2)
+
+    def f(x: torch.Tensor) -> Any:
+        made = []
+        try:
+            for step in steps(x):
+                made.append(step)
+        except Jump as jump:
+            made += jump.args
+        return made
+
+    return f, (torch.ones(3),)
+
+
 @case("C3", breaks=1)
 def break_in_except_block() -> Any:
     def f(x: torch.Tensor) -> Any:

@@ -114,6 +114,15 @@ def test_compiled(name: str) -> None:
     compare(*WHOLE[name], "dovetail", 0)
 
 
+def parts_of_complex_numbers(a: Any) -> Any:
+    waves = np.asarray(torch.complex(torch.from_numpy(a), torch.from_numpy(a) * 2))
+    return np.abs(waves), waves.real, waves.imag + 1, a.real
+
+
+def test_parts_of_complex_numbers() -> None:
+    compare(parts_of_complex_numbers, "f4", "eager", 4)
+
+
 def prints(a: Any) -> Any:
     b = a * 2
     print(b.sum(), b[0, 0])
