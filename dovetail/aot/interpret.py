@@ -65,7 +65,7 @@ def _torch_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) 
     if isinstance(arg, Device):
         return to_torch_device(arg)
     if isinstance(arg, str) and arg.startswith("torch."):
-        return getattr(torch, arg[len("torch.") :])
+        return getattr(torch, arg[len("torch.") :], arg)  # or the name of a function, for its errors
     return arg
 
 

@@ -398,7 +398,7 @@ def _native_rule(trace: Trace, obj: Any, name: str) -> Any:
     number = NUMBERS.get(type(obj))
     if name == "__class__":
         return number or type(obj)
-    if number and (name in ("as_integer_ratio", "bit_length", "hex") or not hasattr(obj, name)):
+    if number and not hasattr(obj, name):
         obj = native(number, obj)
     return native(getattr, obj, name)
 

@@ -221,7 +221,7 @@ def call_wrapper(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if cls in known.CLASSES:
         return known.CLASSES[cls](trace, cls, args, kwargs)
-    if cls.__module__ == "numpy":
+    if cls.__module__ == "numpy" and not isinstance(find_in_mro(cls, "__init__")[0], FunctionType):
         return call_numpy(trace, cls, args, kwargs)
     meta_call, _ = find_in_mro(type(cls), "__call__")
     if isinstance(meta_call, FunctionType) and type(cls).__module__ != "enum":

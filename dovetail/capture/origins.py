@@ -390,7 +390,9 @@ def is_value_type(kind: type) -> bool:
 
 
 def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
-    trace.guard(source, TypeIs(type(value)))
+    """What a callable of C code does, such as np.sin or itemgetter(1), only its identity tells."""
+    is_opaque = callable(value) and type(type(value).__call__) is types.WrapperDescriptorType
+    trace.guard(source, Is(value) if is_opaque else TypeIs(type(value)))
     register(trace, value, value, source)
     return value
 

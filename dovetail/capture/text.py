@@ -191,10 +191,14 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except NOT_THROWN:
         raise
     except BaseException as error:
-        if isinstance(error, TypeError) and any(type(arg) is LateText for arg in args):
-            return native(fn, *native(known, list(args)), **kwargs)  # C code that takes nothing but a str
         if isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error):
             raise UnsupportedValue(type="int", detail="a symbolic number as a member or a key") from None
+        if isinstance(error, (TypeError, AttributeError, NotImplementedError)):
+            owner = getattr(fn, "__self__", None)
+            if type(owner) in NUMBERS:  # which cannot do all that a number can
+                return native(getattr(native(known, owner), fn.__name__), *args, **kwargs)
+            if any(type(arg) is LateText or type(arg) in NUMBERS for arg in args):
+                return native(fn, *native(known, list(args)), **kwargs)  # C code that takes nothing else
         if isinstance(error, RuntimeError) and needs_data(error):
             name = getattr(fn, "__name__", str(fn))
             raise FailedFake(function=name, detail=str(error).split("\n")[0][:200]) from None

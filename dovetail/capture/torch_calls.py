@@ -194,6 +194,8 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         raise UnknownCall(trace.loc(), function="Tensor.requires_grad_ (a new autograd graph begins)")
     if name == "detach_" and args[0].requires_grad and id(args[0]) in trace.origins:
         raise UnknownCall(trace.loc(), function="Tensor.detach_ of an input (the caller sees it)")
+    if name == "new" and len(args) == 2 and type(args[1]) is torch.Size:  # a tuple would be its contents
+        name = "new_empty"
     if "from" in kwargs:  # a word of Python: the text of a graph cannot say it
         args, kwargs = [args[0], kwargs["from"]], {key: kwargs[key] for key in kwargs if key != "from"}
     if kwargs and name in SCALED and isinstance(kwargs.get(SCALED[name]), Fake):

@@ -21,7 +21,7 @@ from dovetail.fake.symbolic import find_shapes, hinted
 from dovetail.fake.tensor import Fake, make_static
 
 NEEDS_DATA: Final = (
-    "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta",
+    "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta", "got 1D meta",
     "leaf Variable that requires grad is being used in an in-place",
 )  # fmt: skip
 """How torch's C++ code complains about a tensor without memory; and about writing to a leaf, which every Fake

@@ -44,9 +44,10 @@ PROBED: Final = frozenset({
     "aten.histogram.bin_ct", "aten._histogramdd_bin_edges.default", "aten._histogramdd_from_bin_cts.default",
     "aten.fractional_max_pool3d_backward.default", "aten.multi_margin_loss_backward.default",
     "aten.multilabel_margin_loss_backward.default", "aten._ctc_loss_backward.default",
-    "aten._sample_dirichlet.default", "aten._dirichlet_grad.default",
+    "aten._sample_dirichlet.default", "aten._dirichlet_grad.default", "aten.multi_margin_loss.default",
+    "aten.multilabel_margin_loss_forward.default",
 })  # fmt: skip
-"""Ops whose meta kernel is missing, or says other strides than the CPU gives: tried out on zeros."""
+"""Ops whose meta kernel is missing, or says other sizes or strides than the CPU gives: tried out on zeros."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,22 @@ def parts_of_complex_numbers(a: Any) -> Any:
 
 def test_parts_of_complex_numbers() -> None:
     compare(parts_of_complex_numbers, "f4", "eager", 4)
+
+
+@pytest.mark.parametrize("functions", [(np.amin, np.amax), (np.sin, np.cos), (itemgetter(0), itemgetter(1))])
+def test_a_callable_that_is_passed_in(functions: Any) -> None:
+    compiled = dovetail.compile(lambda function, a: function(a) + 1, backend="eager")
+    for function in functions:
+        check(compiled(function, ARRAYS["f4"]), function(ARRAYS["f4"]) + 1)
+
+
+def ignores_errors(a: Any) -> Any:
+    with np.errstate(divide="ignore"):
+        return np.log(a * 0)
+
+
+def test_errors_are_ignored() -> None:
+    compare(ignores_errors, "f4", "eager", 2)
 
 
 def prints(a: Any) -> Any:

@@ -26,7 +26,8 @@ def methods_of_symbolic_numbers() -> Any:
         windows = n / 4
         if windows.is_integer():
             return x * windows
-        return x + n.bit_length(), n.numerator, windows.real, windows.as_integer_ratio()
+        powers = pow(n, 2, 5), -(n > 3), n.__format__("d")
+        return x + n.bit_length(), n.numerator, windows.real, windows.as_integer_ratio(), powers
 
     return f, [(torch.ones(n),) for n in (8, 6, 12)]
 

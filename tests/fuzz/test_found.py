@@ -247,6 +247,11 @@ def complex_numbers_returned_as_they_are_made(x: torch.Tensor, y: torch.Tensor) 
     return torch.view_as_complex(torch.stack([x, y], -1))
 
 
+@found(lambda: [torch.randn(4, 3)])
+def new_of_a_size_and_of_its_contents(x: torch.Tensor) -> Any:
+    return x.new(x.size()).fill_(7), x.new(tuple(x.size())), x.new(x[0, 0].size()).fill_(1)
+
+
 @found(lambda: [torch.randn(8, 5)])
 def values_put_at_places_known_while_compiling(x: torch.Tensor) -> Any:
     backwards, same = torch.zeros(8, 5), torch.zeros(8, 5)
