@@ -36,7 +36,7 @@ from dovetail.capture.trace import (
     topmost_handled,
 )
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
-from dovetail.errors import ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
+from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Lacks, TypeIs
 from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
