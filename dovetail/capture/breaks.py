@@ -251,22 +251,12 @@ def _with(count: int, function: Any = None) -> Callable[[Site], None]:
     return rule
 
 
-def _expression(form: str, count: int) -> Callable[[Site], None]:
-    """An instruction that is an expression of its operands and its argument."""
+def _line(form: str, count: int) -> Callable[[Site], None]:
+    """An instruction that is a line with its operands and its argument; what it assigns to _r it pushes."""
 
     def rule(site: Site) -> None:
-        site.do("_r = " + form.format(*site.stack[len(site.stack) - count :], name=site.arg))
-        site.go_on("_r", drop=count)
-
-    return rule
-
-
-def _effect(form: str, count: int) -> Callable[[Site], None]:
-    """An instruction that pushes nothing."""
-
-    def rule(site: Site) -> None:
-        site.do(form.format(*site.stack[-count:], name=site.arg))
-        site.go_on(drop=count)
+        site.do(form.format(*site.stack[len(site.stack) - count :], name=site.arg))
+        site.go_on(*["_r"] * form.startswith("_r = "), drop=count)
 
     return rule
 
@@ -377,16 +367,16 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "COMPARE_OP_BOOL": _truth("bool({operation}({0}, {1}))", 2),
     "GET_ITER": _with(1, iter),
     "LIST_TO_TUPLE": _with(1, tuple),
-    "CONTAINS_OP": lambda site: _expression("{0} not in {1}" if site.arg else "{0} in {1}", 2)(site),
-    "LOAD_ATTR": _expression("{0}.{name}", 1),
+    "CONTAINS_OP": lambda site: _line("_r = {0} not in {1}" if site.arg else "_r = {0} in {1}", 2)(site),
+    "LOAD_ATTR": _line("_r = {0}.{name}", 1),
     "LOAD_METHOD": _load_method,
-    "LOAD_GLOBAL": _expression("user_globals[{name!r}]", 0),
-    "STORE_ATTR": _effect("{1}.{name} = {0}", 2),
-    "DELETE_ATTR": _effect("del {0}.{name}", 1),
-    "STORE_SUBSCR": _effect("{1}[{2}] = {0}", 3),
-    "DELETE_SUBSCR": _effect("del {0}[{1}]", 2),
-    "STORE_SLICE": _effect("{1}[{2}:{3}] = {0}", 4),
-    "BINARY_SLICE": _expression("{0}[{1}:{2}]", 3),
+    "LOAD_GLOBAL": _line("_r = user_globals[{name!r}]", 0),
+    "STORE_ATTR": _line("{1}.{name} = {0}", 2),
+    "DELETE_ATTR": _line("del {0}.{name}", 1),
+    "STORE_SUBSCR": _line("{1}[{2}] = {0}", 3),
+    "DELETE_SUBSCR": _line("del {0}[{1}]", 2),
+    "STORE_SLICE": _line("{1}[{2}:{3}] = {0}", 4),
+    "BINARY_SLICE": _line("_r = {0}[{1}:{2}]", 3),
     "POP_JUMP_IF_TRUE": _branch(True, False),
     "POP_JUMP_IF_FALSE": _branch(False, False),
     "JUMP_IF_TRUE_OR_POP": _branch(True, True),
@@ -396,7 +386,7 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "UNPACK_SEQUENCE": _unpack,
     "BEFORE_WITH": _enter_with,
     "FORMAT_VALUE": _format,
-    "IMPORT_NAME": _expression("__import__({name!r}, user_globals, None, {1}, {0})", 2),
+    "IMPORT_NAME": _line("_r = __import__({name!r}, user_globals, None, {1}, {0})", 2),
     "LIST_EXTEND": _into("extend"),
     "SET_UPDATE": _into("update"),
     "SET_ADD": _into("add"),

@@ -239,14 +239,7 @@ def drain(trace: Trace, value: Any) -> Args:
 
 def any_of(trace: Trace, items: Any, wanted: bool) -> bool:
     """Whether any item's truth is `wanted`, stopping there as Python does."""
-    steps = iterate(trace, items)
-    while True:
-        try:
-            item = next(steps)
-        except StopIteration:
-            return False
-        if truth(trace, item) == wanted:
-            return True
+    return any(truth(trace, item) == wanted for item in iterate(trace, items))
 
 
 on(any)(lambda trace, args, kwargs: any_of(trace, args[0], True))
@@ -591,19 +584,15 @@ def late_text(trace: Trace, method: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def search_list(trace: Trace, name: str, items: list[Any], wanted: Any) -> Any:
-    count = 0
-    for i, item in enumerate(items):
-        if item is wanted or truth(trace, operations.compare(trace, operator.eq, item, wanted)):
-            if name == "index":
-                return i
-            if name == "remove":
-                del items[i]
-                return None
-            count += 1
+    equal = functools.partial(operations.compare, trace, operator.eq)
+    places = (i for i, item in enumerate(items) if item is wanted or truth(trace, equal(item, wanted)))
     if name == "count":
-        return count
-    text = f"{wanted!r} is not in list" if name == "index" else "list.remove(x): x not in list"
-    raise Raised(ValueError(text))
+        return sum(1 for _ in places)
+    first = next(places, None)
+    if first is None:
+        text = f"{wanted!r} is not in list" if name == "index" else "list.remove(x): x not in list"
+        raise Raised(ValueError(text))
+    return first if name == "index" else items.__delitem__(first)  # type: ignore[func-returns-value]
 
 
 def is_plain_owner(owner: Any) -> bool:
@@ -662,12 +651,8 @@ def _call_getter(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """operator.itemgetter and attrgetter objects."""
     _, wanted = fn.__reduce__()
     if isinstance(fn, operator.attrgetter):
-        found = []
-        for path in wanted:
-            value = args[0]
-            for name in path.split("."):
-                value = load_attr(trace, value, name)
-            found.append(value)
+        step = functools.partial(load_attr, trace)
+        found = [functools.reduce(step, path.split("."), args[0]) for path in wanted]
     else:
         found = [operations.get_item(trace, args[0], key) for key in wanted]
     return found[0] if len(found) == 1 else tuple(found)
@@ -695,6 +680,7 @@ CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     operator.attrgetter: _call_getter,
     operator.methodcaller: _call_methodcaller,
     weakref.ref: _call_reference,
+    types.GenericAlias: lambda trace, fn, args, kwargs: trace.call(fn.__origin__, args, kwargs),
     **dict.fromkeys((Callback, Appender), lambda trace, fn, args, kwargs: native(fn, *args, **kwargs)),
 }
 

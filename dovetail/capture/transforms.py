@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 from torch.utils._pytree import _broadcast_to_and_flatten as broadcast_tree
 
 from dovetail.capture.builtins import on
-from dovetail.capture.functions import changes
+from dovetail.capture.functions import changes, copy_of
 from dovetail.capture.graphs import GraphBuilder, used_ids
 from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import perform
@@ -191,12 +191,7 @@ TRANSFORMS: Final[dict[int, Transform]] = {id(row[0](torch.sin).__code__): row f
 
 def stand_in(trace: Trace, leaf: Any, dim: int | None) -> Any:
     """Another Fake like this one, or like one slice of it: the inner graph's own input."""
-    if not isinstance(leaf, Fake):
-        return leaf
-    part = leaf if dim is None else leaf.select(dim, 0)
-    made: Any = part.detach().requires_grad_(part.requires_grad and part.is_floating_point())
-    trace.owned[id(made)] = made
-    return made
+    return copy_of(trace, leaf.select(dim, 0) if isinstance(leaf, Fake) and dim is not None else leaf)
 
 
 def trace_function(trace: Trace, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Inner:

@@ -705,11 +705,10 @@ def _real(value: Any) -> Any:
 
 
 def _constant(func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwargs) -> Any:
-    """The value of the result where all inputs are known and small; None otherwise."""
-    fakes = inputs.fakes
-    if not fakes or facts.is_random or type(fakes[0]) is not Fake or fakes[0].constant is None:
+    """The value of the result where all inputs are known and small, or numbers as in torch.div(7, 2)."""
+    if not inputs.fakes and not (facts.is_pointwise and all(type(arg) in (int, float) for arg in args)):
         return None
-    if not all(map(_is_known, fakes)):
+    if facts.is_random or not all(map(_is_known, inputs.fakes)):
         return None
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         kept = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}

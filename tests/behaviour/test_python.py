@@ -22,6 +22,16 @@ def x4() -> torch.Tensor:
 
 
 @case("C4")
+def class_with_parameters_called() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        found = dict[str, Any](a=x + 1)
+        half = torch.div(x.shape[0], 2, rounding_mode="floor")
+        return found, list[int]((1, 2)), x[:half]
+
+    return f, (torch.ones(4),)
+
+
+@case("C4")
 def arithmetic() -> Any:
     return lambda x, y: ((x + y) * 2 - x / y) ** 2 // 1 % 3, (torch.rand(4) + 1, torch.rand(4) + 1)
 
