@@ -255,6 +255,11 @@ def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 def _extreme(function: Any, sign: str) -> Special:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         items = drain(trace, args[0]) if len(args) == 1 else args
+        if all(type(item) is Fake for item in items) and items and not kwargs:
+            if len({(item.dtype, item.device) for item in items}) == 1 and not any(x.dim() for x in items):
+                better = operator.gt if function is max else operator.lt
+                choose = lambda a, b: trace.call(torch.where, [trace.call(better, [b, a], {}), b, a], {})
+                return operations.as_copy(trace, functools.reduce(choose, items), *items)
         is_number = all(isinstance(item, (int, float, torch.SymInt, torch.SymFloat)) for item in items)
         if "key" in kwargs or not is_number:
             named = {**kwargs, "key": as_callback(trace, kwargs.get("key"))}

@@ -82,6 +82,15 @@ def as_before(function: Callable[..., Any], states: list[Any]) -> Callable[..., 
     return function
 
 
+def check_copies(emit: Emitter) -> None:
+    """A copy stood for a view (as_copy): neither may have been written since, nor may the caller get it."""
+    for made, original, version, step in emit.trace.copies:
+        is_written = version_of(made) != 0 or version_of(original) != version
+        if is_written or any(out is made or out._base is made for out in emit.outputs):
+            what = "an item that is written later or returned"
+            raise DataDependentValue(emit.trace.frame.loc, function=what, step=step)
+
+
 def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     """Lines that follow the call of the graph; `names` are the entry's parameters. A graph that itself raises
     (`out` is None then) has gone on where eager would have raised before."""

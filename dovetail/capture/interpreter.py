@@ -415,6 +415,8 @@ class Activation:
 
     def BINARY_OP(self, arg: Callable[[Any, Any], Any]) -> None:
         right = self.stack.pop()
+        if self.trace.copies and self.code.ops[self.at + 1 : self.at + 4] == AUGMENTED:
+            arg = operations.written_back(self.trace, arg, self.stack[-1])
         self.stack[-1] = operations.binary(self.trace, arg, self.stack[-1], right)
 
     def COMPARE_OP(self, arg: Callable[[Any, Any], Any]) -> None:
@@ -812,6 +814,8 @@ def loads_to_append(code: Code) -> list[int]:
     return [i for i, pair in pairs if pair[0] in LOADS and pair[1:] == ("LOAD_METHOD", "append")]
 
 
+AUGMENTED: Final = ["SWAP", "SWAP", "STORE_SUBSCR"]
+"""What follows the operator in `x[i] += 1`: the item is written back."""
 LOADS: Final = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR"})
 
 

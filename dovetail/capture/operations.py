@@ -17,13 +17,14 @@ import torch
 
 from dovetail.capture.attributes import MISSING, find_in_mro, guard_class, load_attr, python_method
 from dovetail.capture.origins import PLAIN
-from dovetail.capture.text import NUMBERS, Identity, LateText, is_late, known, late, native
+from dovetail.capture.text import NUMBERS, Identity, LateText, is_late, known, late, native, version_of
 from dovetail.capture.trace import Raised, Trace, leaves
 from dovetail.errors import DataDependentBranch, DataDependentNumber, DataDependentValue, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import SameAs
 from dovetail.sym.real import iter_leaves
 
+_aten: Final = torch.ops.aten
 SYMBOLIC: Final = tuple(NUMBERS)
 
 DUNDERS: Final[dict[Any, tuple[str, str]]] = {
@@ -284,7 +285,9 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
     if kind in (list, tuple, dict):
         return native(operator.getitem, container, as_key(trace, container, key))
     if kind is Fake:
-        return on_fakes(trace, operator.getitem, container, key)
+        if (picked := pick(trace, container, key)) is None:
+            return on_fakes(trace, operator.getitem, container, key)
+        return as_copy(trace, trace.call(_aten.index.Tensor, list(picked), {}), container)
     if kind.__module__ in ("typing", "typing_extensions"):
         return native(operator.getitem, container, key)
     method = dunder(trace, kind, "__getitem__")
@@ -299,6 +302,42 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
     return native(operator.getitem, container, key)
 
 
+PLACES: Final = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
+INTEGERS: Final = frozenset({int, torch.SymInt})
+BASIC: Final = INTEGERS | {slice, type(None), type(...)}
+
+
+def is_place(key: Any) -> bool:
+    """A tensor of one integer that only the graph knows."""
+    return type(key) is Fake and not key.dim() and key.dtype in PLACES and key.constant is None
+
+
+def pick(trace: Trace, container: Fake, key: Any) -> tuple[Any, list[Any]] | None:
+    """x[0, :, i] with such tensors in it: x[0], and for each of its dimensions the place there, if one is."""
+    keys = key if type(key) is tuple else (key,)
+    if not any(map(is_place, keys)) or not all(is_place(part) or type(part) in BASIC for part in keys):
+        return None
+    rest = container.dim() - sum(part is not None and part is not ... for part in keys)
+    full = [part for given in keys for part in ([slice(None)] * rest if given is ... else [given])]
+    others = tuple(slice(None) if is_place(part) else part for part in full)
+    window = on_fakes(trace, operator.getitem, container, others)
+    return window, [part if is_place(part) else None for part in full if type(part) not in INTEGERS]
+
+
+def as_copy(trace: Trace, made: Any, *originals: Fake) -> Any:
+    """What eager would show as a view of an original, or as one of them: the same until one is written."""
+    step = trace.places[0].steps - 1
+    trace.copies += [(made, original, version_of(original), step) for original in originals]
+    return made
+
+
+def written_back(trace: Trace, op: Any, item: Any) -> Any:
+    """The operator of `x[i] += 1`, where the item is a copy: it makes another, which is then assigned."""
+    others = [copy for copy in trace.copies if copy[0] is not item]
+    is_copy, trace.copies = len(others) < len(trace.copies), others
+    return INPLACE.get(op, op) if is_copy else op
+
+
 def _class_item(trace: Trace, container: type, key: Any) -> Any:
     """Color["RED"], list[int], and classes with __class_getitem__."""
     getter = dunder(trace, type(container), "__getitem__")
@@ -309,6 +348,14 @@ def _class_item(trace: Trace, container: type, key: Any) -> Any:
 
 def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
     if isinstance(container, Fake):
+        if (picked := pick(trace, container, key)) is not None:
+            wanted = {"dtype": container.dtype, "device": container.device}
+            if not isinstance(value, Fake):
+                value = trace.call(torch.full, [(), value], wanted)
+            if value.dim() <= picked[0].dim() - sum(map(is_place, picked[1])):
+                value = trace.call(torch.Tensor.to, [value], {**wanted, "copy": True})
+                trace.call(_aten.index_put_.default, [*picked, value], {})
+                return
         native(operator.setitem, container, key, value)
         trace.record("call_function", operator.setitem, (container, key, value), {}, None)
         return

@@ -18,6 +18,7 @@ from dovetail.errors import UnknownCall
 from dovetail.fake.kernels import describe_launch, run_kernel, unwrapped
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
+from dovetail.ops.flex import flex_attention
 from dovetail.util.noun import replace
 
 
@@ -42,7 +43,10 @@ def _run_kernel(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 on(torch.library.wrap_triton)(lambda trace, args, kwargs: args[0])  # only torch's own tracing needs a wrapper
 
 
-BY_NAME: Final[dict[tuple[str, str], Special]] = {}
+BY_NAME: Final[dict[tuple[str, str], Special]] = {
+    ("torch._higher_order_ops.flex_attention", "__call__"): (
+        lambda trace, args, kwargs: trace.call(flex_attention, args[1:], kwargs)),
+}  # fmt: skip
 """Functions of modules that must not be imported here; known by name when somebody else has."""
 
 CHECKPOINT_OPTIONS: Final = (

@@ -24,7 +24,7 @@ from dovetail.capture import contexts, copies, exceptions, functions, output, tr
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
-from dovetail.capture.checks import emit_checks, states_before
+from dovetail.capture.checks import check_copies, emit_checks, states_before
 from dovetail.capture.dynamic import History, Policy
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
 from dovetail.capture.frame import Frame, slot_count
@@ -248,6 +248,7 @@ class Attempt:
         names = entry_parameters(root, slot_count(frame.code))
         checks = emit_checks(emit, names) if trace.assumptions else []
         emit.effects()
+        check_copies(emit)
         for context in contexts.leave_for_break(trace):
             emit.body.append(f"{emit.value(context)}.__enter__()")
         for setter, now in contexts.switched_now(trace):

@@ -209,6 +209,8 @@ class Trace:
         self.changed_classes: set[int] = set()
         self.assumptions: list[tuple[Any, bool, object, int]] = []
         """Tensors whose truth was assumed: which, their versions then, and the frame's instructions."""
+        self.copies: list[tuple[Fake, Fake, object, int]] = []
+        """See operations.as_copy."""
         self.is_inner = False
         """What runs now becomes a graph of its own, which cannot be left in the middle."""
         self.told_apart: list[Source] = []

@@ -1,0 +1,122 @@
+"""SPEC C3, C9: items of tensors at places that only the graph knows, and what is built on them."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import dovetail
+from tests.behaviour.running import Suite
+
+suite = Suite()
+case = suite.case
+PLACES = [torch.tensor(i) for i in (1, 2, -1)]
+X = torch.randn(4, 4)
+
+
+def calls(wants_grad: bool = True) -> list[Any]:
+    return [(X.clone().requires_grad_(wants_grad), i) for i in PLACES]
+
+
+@case("C3", recompiles=0)
+def row_and_column_at_a_place() -> Any:
+    return lambda x, i: (x[i] * 2, x[:, i].sum() + x[i, 0] + x[None, ..., i].mean(), -x[i, 1:, None]), calls()
+
+
+@case("C3", recompiles=0)
+def row_of_the_largest() -> Any:
+    return lambda x, i: x[x[:, 0].argmax()].exp() + x[i.int()], calls()
+
+
+@case("C3", recompiles=0)
+def assigned_at_a_place() -> Any:
+    def f(x: torch.Tensor, i: torch.Tensor) -> Any:
+        y = x.clone()
+        y[i] = 5
+        y[:, i] = x[0] * 2
+        y[i, i] += 1
+        y[i] *= x[i]
+        return y
+
+    return f, calls()
+
+
+@case("C3", recompiles=0)
+def assigned_to_an_argument() -> Any:
+    def f(x: torch.Tensor, i: torch.Tensor) -> Any:
+        x[i] = x[0].double() + 1
+        return x.sum()
+
+    return f, calls(False)
+
+
+@case("C3", breaks=1)
+def view_at_a_place_is_written() -> Any:
+    def f(x: torch.Tensor, i: torch.Tensor) -> Any:
+        row = x[i]
+        row += 1
+        return x * 2
+
+    return f, calls(False)
+
+
+@case("C3", breaks=1)
+def tensor_is_written_after_its_view() -> Any:
+    def f(x: torch.Tensor, i: torch.Tensor) -> Any:
+        row = x[i]
+        x.add_(1)
+        return row * 2
+
+    return f, calls(False)
+
+
+@case("C3", breaks=1, same_storage=True)
+def view_at_a_place_is_returned() -> Any:
+    return lambda x, i: (x[i], x + 1), calls(False)
+
+
+@case("C4", recompiles=0)
+def largest_and_smallest_of_tensors() -> Any:
+    return lambda x, i: (max(x[0, 0], x[1, 1], x[2, 2]) * x, min([x.sum(), x.mean()]) + 1), calls()
+
+
+@case("C4", breaks=1)
+def largest_of_tensors_is_written() -> Any:
+    def f(x: torch.Tensor, i: torch.Tensor) -> Any:
+        top = max(x[0, 0], x[1, 1])
+        top += 1
+        return x * 2
+
+    return f, calls(False)
+
+
+test_program = suite.test()
+
+BIAS, DOCUMENTS, TABLE = torch.randn(2), torch.randint(0, 3, (2, 16)), torch.randn(2, 16)
+
+
+def by_distance(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return torch.tanh(score / 20) * 20 + BIAS[h] * (i - j) + TABLE[b][i]
+
+
+def within_document(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return (DOCUMENTS[b, i] == DOCUMENTS[b, j]) & (i >= j)
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+def test_flex_attention_is_captured() -> None:
+    masks = create_block_mask(within_document, 2, None, 16, 16, device="cpu")
+    f = lambda q, k, v: flex_attention(q, k, v, by_distance, masks, enable_gqa=True, return_lse=True)
+    q, k, v = torch.randn(2, 2, 16, 8), torch.randn(2, 1, 16, 8), torch.randn(2, 1, 16, 8)
+    expected = f(q, k, v)
+    compiled = dovetail.compile(f, fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), expected)
+
+
+def test_a_place_out_of_range() -> None:
+    f = dovetail.compile(lambda x, i: x[i] * 2)
+    torch.testing.assert_close(f(X, torch.tensor(-4)), X[0] * 2)
+    with pytest.raises(IndexError, match="out of"):
+        f(X, torch.tensor(4))
