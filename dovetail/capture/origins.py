@@ -390,8 +390,10 @@ def is_value_type(kind: type) -> bool:
 
 
 def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
-    """What a callable of C code does, such as np.sin or itemgetter(1), only its identity tells."""
+    """What a callable of C code does, such as np.sin or itemgetter(1), only its identity tells; a grad_fn
+    is not called."""
     is_opaque = callable(value) and type(type(value).__call__) is types.WrapperDescriptorType
+    is_opaque &= not isinstance(value, torch.autograd.graph.Node)
     trace.guard(source, Is(value) if is_opaque else TypeIs(type(value)))
     register(trace, value, value, source)
     return value
