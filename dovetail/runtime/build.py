@@ -29,11 +29,11 @@ from dovetail.errors import BuildFailed, CompilerMissing, DovetailError
 from dovetail.options import Options
 
 FLAGS: Final = (
-    "-std=c++17", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
-    "-fno-trapping-math", "-ffp-contract=off", "-fwrapv", "-fno-stack-protector",
-    "-fno-asynchronous-unwind-tables", "-fno-ident", "-w",
+    "-std=c++17", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-w",
+    "-ffp-contract=off", "-fwrapv", "-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-fno-ident",
 )  # fmt: skip
-"""IEEE results: no -ffast-math; contraction off, because eager rounds after every multiplication."""
+"""IEEE results: no -ffast-math; contraction off, because eager rounds after every multiplication; and no
+-fno-trapping-math, with which g++ takes (float)(int)x for trunc(x), which may be -0."""
 KERNEL_FLAGS: Final = ("-O2", "-fopenmp")
 HOST_FLAGS: Final = ("-O0",)
 LINK_FLAGS: Final = ("-shared", "-nostdlib", "-Wl,--no-as-needed", "-Wl,-z,norelro", "-Wl,--build-id=none")
