@@ -112,7 +112,7 @@ def target_of(graph: Graph) -> list[str]:
 def trace_joint(module: GraphModule, examples: Sequence[Any]) -> aot.Joint:
     """The program itself is kept for double backward; what it runs then is not compiled again."""
     joint = keeping_modes(module, aot.trace_joint)(module, examples)
-    return replace(joint, eager=functools.partial(_native.without, module.forward))
+    return replace(joint, eager=functools.partial(_native.without, run_in_eager(module)))
 
 
 def compile_graph(
