@@ -22,14 +22,13 @@ from dovetail.compile import compile_graph
 from dovetail.front import compile
 from dovetail.options import make_options
 from dovetail.util.loc import Loc
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
 WIDER |= {torch.complex64: torch.complex128}
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Noun):
     """One value of the program. Errors are largest absolute ones against fp64; None where fp64 has no say."""
 
     name: str
@@ -51,8 +50,7 @@ class Difference:
         return f"{text}; error against fp64: {errors} ({nearer} is nearer)"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Noun):
     """All values of all graphs, in the order of the program."""
 
     graphs: tuple[tuple[Difference, ...], ...]

@@ -26,15 +26,14 @@ from dovetail.cache.store import Store, default_folder
 from dovetail.errors import BuildFailed, CompilerMissing
 from dovetail.explain.text import show_bytes
 from dovetail.runtime.build import KERNEL_FLAGS, compile_text, find_compiler
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 PYTHONS: Final = ((3, 11), (3, 14))
 TORCHES: Final = ((2, 11), (2, 14))
 """From the first, before the second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Noun):
     """level: 'ok', 'note' (works, could be better), 'miss' (something does not work)."""
 
     level: str

@@ -13,7 +13,7 @@ import linecache
 from typing import ClassVar
 
 from dovetail.util.loc import Loc
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
 class DovetailError(Exception):
@@ -278,8 +278,7 @@ class ResumedLoop(Break):
 # -- reasons ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Noun):
     """Why a decision went against an optimisation. Build with the functions named after the decision."""
 
     code: str

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Noun):
     kind: str
     fields: dict[str, object]
     at: float
@@ -29,8 +28,7 @@ class Event:
         return self.fields.get(name, default)
 
 
-@dataclass(slots=True)
-class EventStream:
+class EventStream(Noun, frozen=False):
     """Keeps the last `limit` events and exact counts of all of them; of the values that events carry
     (graphs, programs), which may be large, only those of the last `heavy` events."""
 

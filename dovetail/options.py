@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from typing import Final, get_type_hints
 
 from dovetail.errors import BadOption, UnknownMode, UnknownOption
-from dovetail.util.noun import dataclass, fields, replace
+from dovetail.util.noun import Noun, fields, replace
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Noun):
     # -- capture
     recompile_limit: int = 8
     """Entries per function; past it the function runs in eager, and says so."""

@@ -20,11 +20,10 @@ from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.signature import ViewStep
 from dovetail.ir.types import TensorType
 from dovetail.util.loc import Loc
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 
-@dataclass(slots=True, eq=False)
-class Storage:
+class Storage(Noun, frozen=False, eq=False):
     """`owner` is the tensor the storage was made with; `input` its position if the caller made it."""
 
     owner: object
@@ -35,8 +34,7 @@ class Storage:
     """Every write so far, in order."""
 
 
-@dataclass(slots=True, eq=False)
-class Write:
+class Write(Noun, frozen=False, eq=False):
     """value was written to ref. If that was one op that a caller can repeat, its name and arguments."""
 
     ref: Ref
@@ -45,8 +43,7 @@ class Write:
     args: tuple[Arg, ...] = ()
 
 
-@dataclass(slots=True, eq=False)
-class Ref:
+class Ref(Noun, frozen=False, eq=False):
     """`node` is the value as of `generation`; a view that nobody has read yet has none."""
 
     storage: Storage
@@ -77,8 +74,7 @@ class Ref:
         return tuple(reversed(found))
 
 
-@dataclass(slots=True)
-class Memory:
+class Memory(Noun, frozen=False):
     """Reads and writes of Refs, as nodes of the graph being built."""
 
     builder: GraphBuilder

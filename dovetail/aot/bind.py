@@ -25,7 +25,6 @@ import itertools
 import linecache
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -50,6 +49,7 @@ from dovetail.ir.graph import Arg, Graph, Node
 from dovetail.ir.signature import Mutation, OutputIs, ValueRef, ViewStep
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
 from dovetail.util.library import find_op
+from dovetail.util.noun import Noun
 from dovetail.util.writer import Writer
 
 Executable: TypeAlias = "Callable[..., Sequence[Any]]"
@@ -62,8 +62,7 @@ _keeps_graph: Final[Callable[[], bool]] = torch._C._autograd._get_current_graph_
 """Whether backward was called with retain_graph."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bound:
+class Bound(Noun, eq=False):
     """`call(*inputs)` runs the program; `text` is its source."""
 
     call: Callable[..., list[Any]]
@@ -144,8 +143,7 @@ def write_back(
         torch._C._increment_version(written)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _Part(Noun, eq=False):
     """One autograd.Function; the names of what belongs to it end in `suffix`."""
 
     partition: Partition

@@ -19,11 +19,10 @@ import torch
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake.kernels import IN_PLACE
 from dovetail.util.library import define_op
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True)
-class Twin:
+class Twin(Noun):
     """`written` names the arguments that receive the trailing results of `op`."""
 
     op: Any

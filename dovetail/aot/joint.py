@@ -36,7 +36,7 @@ from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewS
 from dovetail.ir.types import F64, I64, ScalarType, TensorType
 from dovetail.ops.build import is_dense
 from dovetail.sym import Shapes
-from dovetail.util.noun import dataclass, field, replace
+from dovetail.util.noun import Noun, field, replace
 
 _DETACH = ViewStep("aten.detach.default")
 
@@ -48,8 +48,7 @@ MOST_GROUPS = 16
 """Separate autograd.Functions of one graph: each takes microseconds a call, and its backward is compiled."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Joint:
+class Joint(Noun, eq=False):
     """inputs: the caller's, then constants, then tangents; outputs: values, then gradients."""
 
     graph: Graph
@@ -85,8 +84,7 @@ class Joint:
         return f"{self.graph}\n{self.signature}"
 
 
-@dataclass(slots=True)
-class _Trace:
+class _Trace(Noun, frozen=False):
     """What is known while one program is traced."""
 
     recorder: Recorder

@@ -21,11 +21,10 @@ from torch._library.custom_ops import OPDEFS
 
 from dovetail.errors import DataDependentValue, UnsupportedMutation
 from dovetail.util.library import define_op
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Opaque:
+class Opaque(Noun, eq=False):
     """A call to record: op(tensors), whose results have the shapes of `like`, at `positions`."""
 
     op: str

@@ -24,7 +24,7 @@ from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, moved_over, nodes_in
 from dovetail.ir.signature import Signature
 from dovetail.ir.types import I64, ScalarType, TensorType
 from dovetail.util.mincut import INFINITE, Network
-from dovetail.util.noun import dataclass, replace
+from dovetail.util.noun import Noun, replace
 
 _SOURCE: Final = "source"
 _SINK: Final = "sink"
@@ -34,8 +34,7 @@ MANY_SOURCES: Final = 32
 """Past this many they are not followed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Noun):
     """One input of backward. source: 'input' (of forward), 'output' (of forward), or 'symbol'."""
 
     source: str
@@ -48,8 +47,7 @@ class Saved:
         return f"{self.name} ({self.source}, {self.bytes} bytes)"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Partition:
+class Partition(Noun, eq=False):
     """backward's inputs are `saved` in order, then the tangents of the forward outputs at `tangents` (those
     that some gradient needs); it is None without gradients."""
 

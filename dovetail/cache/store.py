@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from dovetail.events import EVENTS
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 TRIM_EVERY: Final = 50
 """Entries written by one process between two looks at the size, which is guessed from one of the folders."""
@@ -49,8 +49,7 @@ def store_in(folder: Path) -> Store:
     return Store(folder)
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Noun):
     """One entry as the listing shows it. `parts` is what its key was made of."""
 
     key: str

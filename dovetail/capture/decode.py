@@ -17,7 +17,7 @@ from types import CodeType
 from typing import Any, Final
 
 from dovetail.capture.versions import ARGUMENTS, FOR_ITER_SKIPS, TABLE
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 CACHES: Final = {
     name: (
@@ -33,8 +33,7 @@ HAVE_ARGUMENT: Final = opcode.HAVE_ARGUMENT
 NO_FALL_THROUGH: Final = frozenset({"RETURN_VALUE", "JUMP", "RAISE_VARARGS", "RERAISE"})
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(Noun):
     """One row of the exception table, in instruction indices: [start, end) unwinds to target."""
 
     start: int
@@ -44,8 +43,7 @@ class Region:
     keeps_last: bool
 
 
-@dataclass(slots=True, eq=False)
-class Code:
+class Code(Noun, frozen=False, eq=False):
     """`ops[i]`, `args[i]`, and the bytecode offset each came from."""
 
     code: CodeType

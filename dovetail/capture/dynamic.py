@@ -28,7 +28,7 @@ from dovetail.ir.expr import INF, Expr, eq, fold_expr, sym, symbols
 from dovetail.ir.guard import Equals, Guard, Holds, TypeIs
 from dovetail.ir.source import Arg, Computed, DictAttr, Item, KeyItem, Size, Source, Stride
 from dovetail.sym import Real, Shapes, iter_leaves, make_symfloat, make_symint
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 Dims = frozenset[int]
 
@@ -38,8 +38,7 @@ LARGEST: Final = 1 << 48
 """Larger Python ints are constants: compiled code computes with 64 bits, Python with as many as it takes."""
 
 
-@dataclass(slots=True)
-class Seen:
+class Seen(Noun, frozen=False):
     """What earlier captures of one code object read, by path: extents of tensors (their sizes, then their
     strides), values of numbers."""
 

@@ -13,14 +13,13 @@ from typing import Any, Final
 import torch
 
 from dovetail.ir.graph import Loc
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 CO_VARARGS: Final = 4
 CO_VARKEYWORDS: Final = 8
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frame:
+class Frame(Noun, eq=False):
     code: CodeType
     function: FunctionType
     globals: dict[str, Any]

@@ -18,7 +18,7 @@ from typing import Final
 
 from dovetail.capture.decode import CACHES, Code, decode, exception_rows, growing_entries
 from dovetail.errors import SkippedFrame
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 OP: Final = opcode.opmap
 SLOT_OPS: Final = frozenset(
@@ -38,8 +38,7 @@ NO_LOCATION: Final = 15
 ARGS_FLAGS: Final = 4 | 8
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Noun):
     """What a resume function is given: which slots are dead, and what each stack entry is."""
 
     dead: tuple[bool, ...]
@@ -48,8 +47,7 @@ class Layout:
     entry itself is what was handled before."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Resume:
+class Resume(Noun, eq=False):
     """`prologue` is how many normalised instructions come before the old code's first."""
 
     code: CodeType

@@ -86,7 +86,7 @@ class Root(Activation):
     __slots__ = ("steps", "stop")
 
     def __init__(self, trace: Trace, frame: Frame, slots: list[Any], stop: int | None) -> None:
-        super().__init__(trace, frame.function, slots, is_root=True)
+        super().__init__(trace, frame.function, slots, is_root=True)  # type: ignore[arg-type]
         if frame.closure:
             self.slots[len(self.slots) - len(frame.closure) :] = frame.closure
         self.steps, self.stop = 0, stop

@@ -11,7 +11,6 @@ native(function, *args)     -> C code run now, with such texts made where it ins
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -22,6 +21,7 @@ from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Equals, Is, SameAs
 from dovetail.ir.source import Source
+from dovetail.util.noun import Noun
 
 NUMBERS: Final[dict[type, type[Any]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 """What a number of the user's program is, where the trace has a symbol for it."""
@@ -78,8 +78,7 @@ class LateText:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GivenText:
+class GivenText(Noun, eq=False):
     """A text of the caller's that changes from call to call."""
 
     trace: Trace

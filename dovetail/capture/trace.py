@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from dovetail.ir.graph import Loc
 from dovetail.ir.guard import Check, Guard
 from dovetail.ir.source import Const, Source
 from dovetail.options import Options
+from dovetail.util.noun import Noun, field
 
 
 class Raised(BaseException):
@@ -65,8 +65,7 @@ NULL: Final = Null()
 DELETED: Final = Null()
 
 
-@dataclass(slots=True, eq=False)
-class Origin:
+class Origin(Noun, frozen=False, eq=False):
     """An object that existed before the frame: the original, what stands in for it in the trace
     (a Fake, a shadow copy, or itself) and where it is read."""
 
@@ -137,8 +136,7 @@ for _name in _asked + _computed:
     setattr(Outside, f"__{_name}__", Outside.leave)
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(Noun, frozen=False, eq=False):
     """One recorded torch call. Arguments hold Fakes; `result` is what the call gave."""
 
     kind: str
@@ -152,8 +150,7 @@ class Call:
     """The frame's instruction, counted from its start."""
 
 
-@dataclass(slots=True, eq=False)
-class Write:
+class Write(Noun, frozen=False, eq=False):
     """A pending write of an attribute, global or cell: `how` says which, as a format of target and value."""
 
     owner: Any

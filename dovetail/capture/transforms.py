@@ -29,14 +29,13 @@ from dovetail.errors import UnknownCall
 from dovetail.fake.calls import with_numbers
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import ClosureOf
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 """A transform with its settings: from a function to its gradient, its batched form..."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inner:
+class Inner(Noun):
     """A function interpreted into a graph: its tensors, then `free`, what it read from around it."""
 
     module: torch.fx.GraphModule

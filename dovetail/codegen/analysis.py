@@ -15,17 +15,15 @@ from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
 from dovetail.ir.loop import SCAN, Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, DType
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Noun):
     buffer: Buffer
     is_written: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(Noun):
     """First `rows`, once per outer point; then one walk over the inner ranges doing all of `points`."""
 
     level: int
@@ -33,8 +31,7 @@ class Pass:
     points: tuple[Nest, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Noun):
     args: tuple[Argument, ...]
     symbols: tuple[Expr, ...]
     """Of sizes, in order of name."""

@@ -15,11 +15,10 @@ from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Buffer
 from dovetail.ir.program import Kernel
 from dovetail.ir.schedule import Group
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True)
-class Launchable:
+class Launchable(Noun):
     """Parameters are the buffers `params`, then the size symbols, then run-time numbers."""
 
     kernel: Kernel

@@ -17,11 +17,10 @@ from dovetail.explain.html import show_page
 from dovetail.explain.stats import by_stage, seconds_in_all
 from dovetail.explain.text import show_explanation
 from dovetail.explain.views import FusionView, GraphView, Place, place_of, view_fusion, view_graphs
-from dovetail.util.noun import dataclass, field, fields, replace
+from dovetail.util.noun import Noun, field, fields, replace
 
 
-@dataclass(frozen=True, slots=True)
-class GraphSeen:
+class GraphSeen(Noun):
     """One captured graph; `lines` are the user's lines that went into it."""
 
     unit: str
@@ -34,8 +33,7 @@ class GraphSeen:
     lines: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BreakSeen:
+class BreakSeen(Noun):
     """A graph break, or (kind 'skip') a frame left to Python as a whole."""
 
     kind: str
@@ -47,8 +45,7 @@ class BreakSeen:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RecompileSeen:
+class RecompileSeen(Noun):
     function: str
     place: Place
     reason: str
@@ -57,8 +54,7 @@ class RecompileSeen:
     """The limit was reached: from here on the function runs in eager."""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelSeen:
+class KernelSeen(Noun):
     unit: str
     name: str
     language: str
@@ -67,8 +63,7 @@ class KernelSeen:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Declined:
+class Declined(Noun):
     """An optimisation that was not done, and why."""
 
     unit: str
@@ -77,8 +72,7 @@ class Declined:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class StageSeen:
+class StageSeen(Noun):
     """One run of a stage; `text` is what it made, as text."""
 
     unit: str
@@ -88,8 +82,7 @@ class StageSeen:
     text: str = field(repr=False, default="")
 
 
-@dataclass(frozen=True, slots=True)
-class LineSeen:
+class LineSeen(Noun):
     """What became of one line: ops captured, ops after decomposition, kernels and library calls it is
     in, ops that ran as themselves."""
 
@@ -101,8 +94,7 @@ class LineSeen:
     fallbacks: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSeen:
+class SavedSeen(Noun):
     """What forward keeps for backward, and what backward computes again instead."""
 
     unit: str
@@ -111,8 +103,7 @@ class SavedSeen:
     recomputed: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Noun):
     """An internal error that became eager, or compiled code that is slower than eager."""
 
     kind: str
@@ -120,8 +111,7 @@ class Failure:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Noun):
     """All of it. `print(explanation)` tells it in words, `.html(path)` shows it."""
 
     graphs: tuple[GraphSeen, ...] = ()
@@ -208,12 +198,12 @@ READERS: Final[dict[str, Callable[[Event, str], object]]] = {
 }
 """How a field is read off an event, by the field's type."""
 
-Noun = TypeVar("Noun")
+Seen = TypeVar("Seen", bound=Noun)
 
 
-def read(noun: Callable[..., Noun], event: Event, **known: object) -> Noun:
+def read(noun: type[Seen], event: Event, **known: object) -> Seen:
     """One of the classes above, from the event's fields of the same names."""
-    wanted = [item for item in fields(noun) if item.name not in known]  # type: ignore[arg-type]
+    wanted = [item for item in fields(noun) if item.name not in known]
     return noun(**known, **{item.name: READERS[str(item.type)](event, item.name) for item in wanted})
 
 

@@ -13,11 +13,10 @@ from dovetail.ir.graph import Graph, Node, show_arg, show_type
 from dovetail.ir.loop import Extern, Nest
 from dovetail.ir.schedule import Group, Plan, Schedule
 from dovetail.util.loc import Loc
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Noun):
     """A line of the user's program."""
 
     file: str = ""
@@ -34,8 +33,7 @@ def place_of(value: object, function: str = "") -> Place:
     return Place("", 0, function)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(Noun):
     name: str
     op: str
     args: str
@@ -44,8 +42,7 @@ class NodeView:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class GraphView:
+class GraphView(Noun):
     """`role` is the name of the graph within its unit: forward, backward, joint..."""
 
     unit: str
@@ -56,8 +53,7 @@ class GraphView:
     outputs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NestView:
+class NestView(Noun):
     name: str
     text: str
     bytes_moved: int
@@ -65,8 +61,7 @@ class NestView:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class GroupView:
+class GroupView(Noun):
     """One kernel ('kernel') or library call ('library')."""
 
     kind: str
@@ -77,8 +72,7 @@ class GroupView:
     bytes_after: int
 
 
-@dataclass(frozen=True, slots=True)
-class FusionView:
+class FusionView(Noun):
     unit: str
     groups: tuple[GroupView, ...]
 

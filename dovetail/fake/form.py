@@ -13,7 +13,7 @@ import torch
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, const, eq, floordiv, le, mul, product
 from dovetail.sym import Shapes
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 Shape: TypeAlias = "tuple[Expr, ...]"
 Extent: TypeAlias = "Callable[[int], Expr | None]"
@@ -24,8 +24,7 @@ class Unruled(Exception):
     """No rule applies: symbols must be fixed, or sizes do not fit and the kernel says how."""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Noun):
     shape: Shape
     stride: Shape
     offset: Expr = ZERO

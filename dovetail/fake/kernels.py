@@ -26,7 +26,7 @@ import torch
 from dovetail.fake.stores import find_written
 from dovetail.fake.tensor import Fake
 from dovetail.util.library import define_op
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 KERNELS: Final = (
     ("triton.runtime.jit", "JITFunction"),
@@ -111,8 +111,7 @@ def written_names(kernel: Any) -> frozenset[str]:
 # -- a launch as a call of an op -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hole:
+class Hole(Noun):
     """Where a run-time value goes in the arguments. A tensor may be a window onto its operand."""
 
     kind: str
@@ -122,8 +121,7 @@ class Hole:
     offset: Any = 0
 
 
-@dataclass(slots=True)
-class _Operands:
+class _Operands(Noun, frozen=False):
     """The run-time values of a launch, each once."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -192,8 +190,7 @@ def describe_launch(
     return op, [*operands.tensors, operands.numbers, *operands.floats]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Launch:
+class Launch(Noun, eq=False):
     """A launch with holes for what is known at run time."""
 
     kernel: Any

@@ -14,7 +14,7 @@ from torch._library.simple_registry import singleton as registry
 
 from dovetail.fake.known import is_listed
 from dovetail.fake.rules import Rule, find_rule
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 _RANDOM: Final = torch.Tag.nondeterministic_seeded
 _DEPENDENT: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -50,8 +50,7 @@ PROBED: Final = frozenset({
 """Ops whose meta kernel is missing, or says other sizes or strides than the CPU gives: tried out on zeros."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Noun):
     """One op. `fate`: meta, decompose, dependent, probe, or a value of FATES."""
 
     name: str

@@ -20,7 +20,7 @@ from types import FunctionType
 from typing import Any, Final
 
 from dovetail.errors import UnknownStores
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 Names = frozenset[str]
 NOTHING: Final[Names] = frozenset()
@@ -38,8 +38,7 @@ METHODS: Final = frozenset(
 """Methods of tiles, pointers and descriptors that write nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Noun):
     """What calling a function does with its parameters."""
 
     parameters: tuple[str, ...]
@@ -81,8 +80,7 @@ def _definition(function: FunctionType) -> ast.FunctionDef:
     return found
 
 
-@dataclass(slots=True)
-class _Reading:
+class _Reading(Noun, frozen=False):
     """One function's body, read again and again until nothing new is learned."""
 
     function: FunctionType
@@ -93,7 +91,7 @@ class _Reading:
     returned: Names = NOTHING
 
     def read(self) -> Summary:
-        definition = _definition(self.function)
+        definition = _definition(self.function)  # type: ignore[arg-type]
         self.origins = {name: frozenset((name,)) for name in self.names}
         for node in ast.walk(definition):
             if isinstance(node, (ast.Name, ast.Attribute)) and _last(node) == "pointer_type":
@@ -186,7 +184,7 @@ class _Reading:
             return _UNKNOWN if owner is _UNKNOWN else getattr(owner, node.attr, _UNKNOWN)
         if not isinstance(node, ast.Name) or node.id in self.origins:
             return _UNKNOWN
-        for scope in _scopes(self.function):
+        for scope in _scopes(self.function):  # type: ignore[arg-type]
             if node.id in scope:
                 return scope[node.id]
         return _UNKNOWN

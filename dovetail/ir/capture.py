@@ -15,11 +15,10 @@ from __future__ import annotations
 from dovetail.ir.guard import Guard
 from dovetail.ir.source import Source
 from dovetail.util.loc import Loc
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GraphInput:
+class GraphInput(Noun, eq=False):
     """One placeholder of the captured graph: where it is read at run time, and the value seen now
     (a real tensor, or an int or float for a symbolic number). `symbolic` is the same with symbols for
     sizes (a Fake, a SymInt, a SymFloat), where some are symbolic."""
@@ -35,8 +34,7 @@ class GraphInput:
         return self.example if self.symbolic is None else self.symbolic
 
 
-@dataclass(frozen=True, slots=True)
-class BreakPoint:
+class BreakPoint(Noun):
     """Why and where capture stopped."""
 
     code: str
@@ -45,8 +43,7 @@ class BreakPoint:
     loc: Loc
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Capture:
+class Capture(Noun, eq=False):
     """`graph` is a torch.fx.GraphModule, or None when the frame computed no tensors.
 
     `text` defines `entry(...)`: one positional parameter per argument slot of the frame (arguments,

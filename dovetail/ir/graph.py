@@ -21,7 +21,7 @@ from typing import Final, TypeAlias, cast
 from dovetail.ir.expr import Expr
 from dovetail.ir.types import Device, DType, TensorType, Type
 from dovetail.util.loc import Loc
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 INPUT: Final = "input"
 GET: Final = "get"
@@ -29,8 +29,7 @@ GET: Final = "get"
 Arg: TypeAlias = "Node | Expr | DType | Device | int | float | bool | complex | str | None | tuple[Arg, ...]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class Node(Noun, eq=False):
     """One value. Identity is the node itself; names are unique within a graph."""
 
     op: str
@@ -100,8 +99,7 @@ def key_of(args: tuple[Arg, ...]) -> tuple[object, ...]:
     ])  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Graph:
+class Graph(Noun, eq=False):
     """inputs are Nodes with op INPUT; nodes are in execution order and exclude the inputs."""
 
     name: str
@@ -132,8 +130,7 @@ class Graph:
         return show_graph(self)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Known:
+class Known(Noun, eq=False):
     """What another graph computed from the same first inputs: values of nodes, `at` inputs of this one."""
 
     graph: Graph
@@ -141,8 +138,7 @@ class Known:
     at: dict[Node, int]
 
 
-@dataclass(slots=True)
-class GraphBuilder:
+class GraphBuilder(Noun, frozen=False):
     """Appends nodes and hands out unique names. The only mutable thing here, and it ends in a Graph."""
 
     name: str = "forward"

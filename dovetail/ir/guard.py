@@ -12,11 +12,10 @@ from typing import ClassVar
 from dovetail.ir.expr import Expr
 from dovetail.ir.source import Source
 from dovetail.util.loc import Loc
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Noun):
     """Base of all checks on the object at a path."""
 
     form: ClassVar[str]
@@ -26,23 +25,20 @@ class Check:
         return self.form.format(self)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Is(Check):
+class Is(Check, eq=False):
     """The very same object. Kept alive by the guard; weakly where `weak`."""
 
     value: object
     form = "is {0.value!r:.60}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Equals(Check):
+class Equals(Check, eq=False):
     """Same exact type and equal: numbers (0.0 is not -0.0, NaN equals NaN), strings, tuples of those."""
 
     value: object
     form = "== {0.value!r:.60}"
 
 
-@dataclass(frozen=True, slots=True)
 class TypeIs(Check):
     """type(object) is `type`."""
 
@@ -50,7 +46,6 @@ class TypeIs(Check):
     form = "type is {0.type.__qualname__}"
 
 
-@dataclass(frozen=True, slots=True)
 class Length(Check):
     """len() of a list, tuple, dict or set."""
 
@@ -58,16 +53,14 @@ class Length(Check):
     form = "len == {0.length}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DictKeys(Check):
+class DictKeys(Check, eq=False):
     """A dict with exactly these keys in this order."""
 
     keys: tuple[object, ...]
     form = "keys == {0.keys!r:.80}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lacks(Check):
+class Lacks(Check, eq=False):
     """A dict (or an instance's __dict__, with attribute=True) without this key."""
 
     key: object
@@ -75,7 +68,6 @@ class Lacks(Check):
     form = "lacks {0.key!r}"
 
 
-@dataclass(frozen=True, slots=True)
 class SameAs(Check):
     """The same object as at another path (two names for one thing), or with same=False another one."""
 
@@ -86,8 +78,7 @@ class SameAs(Check):
         return f"{'is' if self.same else 'is not'} {self.other}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorIs(Check):
+class TensorIs(Check, eq=False):
     """A tensor with these properties. `type` is the Python class; a None in shape or stride is free.
 
     dispatch: the tensor's dispatch keys as torch._C._dispatch_keys(t).raw_repr() gives them."""
@@ -103,15 +94,13 @@ class TensorIs(Check):
     form = "tensor {0.dtype} {0.shape} stride {0.stride} grad={0.requires_grad}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassIs(Check):
+class ClassIs(Check, eq=False):
     """The class at this path has not been modified since (its type version): methods, class attributes."""
 
     type: type
     form = "class {0.type.__qualname__} unchanged"
 
 
-@dataclass(frozen=True, slots=True)
 class State(Check):
     """Torch's global state as at capture: grad mode, inference mode, autocast, default dtype and device,
     deterministic flags, torch-function modes, number of threads. The path is ignored."""
@@ -122,7 +111,6 @@ class State(Check):
         return "global state " + ", ".join(f"{k}={v}" for k, v in self.values)
 
 
-@dataclass(frozen=True, slots=True)
 class Holds(Check):
     """A boolean expression over shape symbols; `reads` gives each symbol's name and path."""
 
@@ -131,8 +119,7 @@ class Holds(Check):
     form = "{0.condition}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Predicate(Check):
+class Predicate(Check, eq=False):
     """A Python function of the object, for the rare check that has no native form."""
 
     test: object
@@ -140,8 +127,7 @@ class Predicate(Check):
     form = "{0.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
+class Guard(Noun):
     source: Source
     check: Check
     loc: Loc | None = None

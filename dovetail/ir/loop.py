@@ -26,7 +26,7 @@ from dovetail.ir.expr import Expr, show_expr, substitute, sym
 from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import BOOL, CPU, I64, Device, DType, TensorType
 from dovetail.util.loc import Loc
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 
 class Scalar:
@@ -133,8 +133,7 @@ SCAN: Final = "cumsum"
 """The reduction along one loop that leaves what it has so far at each of its points."""
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(Noun):
     """Flat storage. `type` gives shape, strides, dtype, device. kind: input, temp, output, or for kernels
     constant: an input that the program does not write."""
 
@@ -148,8 +147,7 @@ class Buffer:
         return f"{self.name}: {self.type}"
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Noun):
     """buffer[index] = value, or with `reduce` the combination of value over the reduction ranges.
 
     `index_scalar` replaces `index` for a computed position."""
@@ -161,8 +159,7 @@ class Write:
     index_scalar: Scalar | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Noun):
     """A loop: variable `var` runs over [0, size)."""
 
     var: Expr
@@ -178,8 +175,7 @@ class Range:
         return f"{self.var} < {self.size}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Nest:
+class Nest(Noun, eq=False):
     name: str
     ranges: tuple[Range, ...]
     reduce: tuple[Range, ...]
@@ -204,8 +200,7 @@ class Nest:
         return show_nest(self)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Extern:
+class Extern(Noun, eq=False):
     """A library call on whole buffers: `op` is an aten name (mm, convolution, or any fallback).
 
     args mix buffer names (as BufferRef) with constants. outputs are buffer names, already allocated
@@ -256,8 +251,7 @@ class Extern:
         return f"{', '.join(self.outputs)} = {self.op}({', '.join(shown)})"
 
 
-@dataclass(frozen=True, slots=True)
-class BufferRef:
+class BufferRef(Noun):
     """A buffer seen with a shape and strides of its own, `offset` elements in (a free view)."""
 
     buffer: str
@@ -268,8 +262,7 @@ class BufferRef:
 ExternArg: TypeAlias = "BufferRef | Scalar | Arg | tuple[ExternArg, ...]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Loops:
+class Loops(Noun, eq=False):
     """A lowered graph. Each output is a view of a buffer (BufferRef), a number, or None."""
 
     name: str

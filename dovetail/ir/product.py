@@ -11,14 +11,13 @@ from typing import Final
 from dovetail.ir.expr import Expr, product, symbols
 from dovetail.ir.loop import Nest, Range, Scalar, iter_scalars
 from dovetail.ir.types import F32
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 STEP: Final = 16
 """Matrix units take this many elements of a row at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Noun):
     """Either factor may be computed; `batch` are the loops that both vary with."""
 
     left: Scalar

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from dovetail.util.noun import dataclass, replace
+from dovetail.util.noun import Noun, replace
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(Noun):
     """A choice of block sizes for a GPU kernel: x is the fast axis of points, or the rows of a
     reduction; y the other axis of points; r the part of a row taken at once."""
 
@@ -31,8 +30,7 @@ FOLLOW: Final = "dv.follow()"
 """The line of a Triton kernel from which on it needs what kernels before it wrote."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(Noun):
     """`name` is that of its function; `key` identifies the text apart from it, so that equal kernels are
     compiled once."""
 
@@ -60,16 +58,14 @@ class Kernel:
     """Points along each grid axis, for tuning."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Noun):
     """A run-time value in the arguments of a PythonCall: tensor, int or float number `index`."""
 
     kind: str
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class PythonCall:
+class PythonCall(Noun):
     """A library call made through Python: `op` with these arguments; floats arrive as the bits of ints."""
 
     op: str
@@ -81,8 +77,7 @@ class PythonCall:
     """Which of several results are wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Noun):
     """One value the caller gets: tensor number `index` of the host program, or a constant, or an
     expression over the integer inputs."""
 
@@ -90,8 +85,7 @@ class Result:
     value: object
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Noun):
     """`host` is the text of the function that runs everything; `python_calls` are the library calls
     that the C shim cannot make and that go through Python, by position."""
 

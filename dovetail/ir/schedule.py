@@ -19,11 +19,10 @@ from __future__ import annotations
 from dovetail.errors import Reason
 from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Extern, Loops, Nest, Range
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class Group(Noun, eq=False):
     """A kernel. `outer` is how many leading ranges all nests share (the parallel loops)."""
 
     name: str
@@ -59,8 +58,7 @@ class Group:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Schedule:
+class Schedule(Noun, eq=False):
     loops: Loops
     steps: tuple[Group | Extern, ...]
     declined: tuple[tuple[str, Reason], ...] = ()
@@ -86,8 +84,7 @@ class Schedule:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Noun):
     """kind: 'input', 'output' (allocated for the caller), 'arena' (at byte `offset`), 'reuse' (of the
     input `of`, whose new value it is), 'extern' (the library call makes it), 'internal' (no memory outside
     its kernel)."""
@@ -97,8 +94,7 @@ class Place:
     of: str | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class Plan(Noun, eq=False):
     schedule: Schedule
     places: tuple[tuple[str, Place], ...]
     arena_bytes: Expr

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import TensorType
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True)
-class ViewStep:
+class ViewStep(Noun):
     """One view op to apply to a tensor: its first argument is that tensor."""
 
     op: str
@@ -27,8 +26,7 @@ class ViewStep:
         return f".{self.op.split('.')[1]}({', '.join(map(show_arg, self.args))})"
 
 
-@dataclass(frozen=True, slots=True)
-class ValueRef:
+class ValueRef(Noun):
     """An input of the graph, or an output of forward."""
 
     source: str
@@ -38,8 +36,7 @@ class ValueRef:
         return f"{self.source} {self.index}"
 
 
-@dataclass(frozen=True, slots=True)
-class Mutation:
+class Mutation(Noun):
     """What is written back to input `input`: forward output `output`, with copy_. Where the program wrote
     to a part only, `steps` are the views to that part. An `op` other than copy_ is replayed as it was,
     with ValueRefs for the tensors among its arguments; its output is -1."""
@@ -61,8 +58,7 @@ class Mutation:
         return target + value + seen
 
 
-@dataclass(frozen=True, slots=True)
-class OutputIs:
+class OutputIs(Noun):
     """How user output number i is made.
 
     kind: 'fresh'   forward output `index`
@@ -95,8 +91,7 @@ class OutputIs:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Noun):
     inputs: int
     """How many inputs the caller passes; the graph takes `constants` more after them."""
     mutations: tuple[Mutation, ...]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Final, TypeAlias
 
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 AS_WRITTEN: Final = (
     (re.compile(r"\.__dict__\['_(?:modules|parameters|buffers)'\]\['(\d+)'\]"), r"[\1]"),
@@ -24,8 +24,7 @@ AS_WRITTEN: Final = (
 Key: TypeAlias = "str | int | float | bool | bytes | None | tuple[Key, ...]"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Noun):
     """Base of all paths. `base` is the path this one steps from, None for a root."""
 
     form: ClassVar[str] = ""
@@ -46,7 +45,6 @@ class Source:
         return shown
 
 
-@dataclass(frozen=True, slots=True)
 class Arg(Source):
     """An argument slot of the frame, by position among the code's locals."""
 
@@ -55,7 +53,6 @@ class Arg(Source):
     form = "{0.name}"
 
 
-@dataclass(frozen=True, slots=True)
 class Cell(Source):
     """The contents of a closure cell of the frame's function, by position in co_freevars."""
 
@@ -64,7 +61,6 @@ class Cell(Source):
     form = "cell_{0.name}.cell_contents"
 
 
-@dataclass(frozen=True, slots=True)
 class Global(Source):
     """A name in the globals of the frame; `user_globals` in the generated entry."""
 
@@ -72,7 +68,6 @@ class Global(Source):
     form = "user_globals[{0.name!r}]"
 
 
-@dataclass(frozen=True, slots=True)
 class Const(Source):
     """An object that the entry holds on to itself (a module found in sys.modules, a class...). Two are
     equal when their names are: a name stands for one object within a capture."""
@@ -82,7 +77,6 @@ class Const(Source):
     form = "{0.name}"
 
 
-@dataclass(frozen=True, slots=True)
 class Step(Source):
     """One step from `of`."""
 
@@ -93,7 +87,6 @@ class Step(Source):
         return self.of
 
 
-@dataclass(frozen=True, slots=True)
 class Attr(Step):
     """of.name, by the full attribute protocol."""
 
@@ -105,7 +98,6 @@ class Attr(Step):
         return f"{owner}.{self.name}" if self.name.isidentifier() else f"getattr({owner}, {self.name!r})"
 
 
-@dataclass(frozen=True, slots=True)
 class Computed(Source):
     """A float that the entry computes from symbols before it calls the graph; `value` is a torch.SymFloat,
     and `leaves` are the symbols' sources and what they are now."""
@@ -116,7 +108,6 @@ class Computed(Source):
     form = "{0.shown}"
 
 
-@dataclass(frozen=True, slots=True)
 class DictAttr(Step):
     """of.__dict__[name]: an instance attribute, read without descriptors."""
 
@@ -124,7 +115,6 @@ class DictAttr(Step):
     form = "{0.of.text}.__dict__[{0.name!r}]"
 
 
-@dataclass(frozen=True, slots=True)
 class Item(Step):
     """of[key] of a list, tuple or dict; `builtin` names the class to ask where a subclass has its own []."""
 
@@ -138,7 +128,6 @@ class Item(Step):
         return f"{self.of.text}[{self.key!r}]"
 
 
-@dataclass(frozen=True, slots=True)
 class KeyItem(Step):
     """of[key] of a dict whose key is an object that the entry holds on to under `name`."""
 
@@ -147,7 +136,6 @@ class KeyItem(Step):
     form = "{0.of.text}[{0.name}]"
 
 
-@dataclass(frozen=True, slots=True)
 class DictKey(Step):
     """The position-th key of a dict (for keys that are no constants)."""
 
@@ -155,7 +143,6 @@ class DictKey(Step):
     form = "list({0.of.text})[{0.position}]"
 
 
-@dataclass(frozen=True, slots=True)
 class Applied(Step):
     """What a function gives for the object: the tensor that shares an array's memory, what a weak reference
     refers to. `name` is what the entry calls the function."""
@@ -168,7 +155,6 @@ class Applied(Step):
         return f"{self.name}({self.of.text})"
 
 
-@dataclass(frozen=True, slots=True)
 class ClosureOf(Step):
     """The contents of a function's closure cell."""
 
@@ -176,7 +162,6 @@ class ClosureOf(Step):
     form = "{0.of.text}.__closure__[{0.position}].cell_contents"
 
 
-@dataclass(frozen=True, slots=True)
 class Size(Step):
     """of.size(dim) of a tensor, as an integer: where a shape symbol is read."""
 
@@ -184,7 +169,6 @@ class Size(Step):
     form = "{0.of.text}.size({0.dim})"
 
 
-@dataclass(frozen=True, slots=True)
 class Stride(Step):
     dim: int
     form = "{0.of.text}.stride({0.dim})"

@@ -10,11 +10,10 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, mul, product, total
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DType:
+class DType(Noun, eq=False):
     """An element type; each is there once. `kind` is one of bool, int, uint, float, complex."""
 
     name: str
@@ -73,8 +72,7 @@ BY_NAME: Final = {dtype.name: dtype for dtype in DTYPES}
 BY_TORCH_NAME: Final = {dtype.torch_name: dtype for dtype in DTYPES}
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Noun):
     kind: str
     index: int | None = None
 
@@ -88,8 +86,7 @@ CPU: Final = Device("cpu")
 _numel: Final = lru_cache(4096)(product)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
+class TensorType(Noun):
     shape: tuple[Expr, ...]
     stride: tuple[Expr, ...]
     dtype: DType
@@ -132,8 +129,7 @@ class TensorType:
         return f"{self.dtype}[{dims}]{layout}{where}"
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarType:
+class ScalarType(Noun):
     """A Python number that is a run-time input of the graph; `expr` names it in shapes."""
 
     dtype: DType

@@ -27,11 +27,10 @@ from dovetail.ir.loop import (
 )
 from dovetail.ir.types import BOOL, F32, I64, DType, ScalarType, TensorType
 from dovetail.lower.index import Index, element_of, reshape_index, reshape_strides
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lazy:
+class Lazy(Noun, eq=False):
     """`origins` are the graph nodes that an inlined read computes. `cuts` are positions (dimension, index)
     where what it computes changes: a loop split there needs no conditions."""
 

@@ -19,15 +19,14 @@ from dovetail.ir.expr import Expr, add, as_expr, ceildiv, total
 from dovetail.ir.graph import Arg, Node
 from dovetail.ir.loop import SCALAR_OPS
 from dovetail.ir.types import BOOL, I64, DType, TensorType
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 Shape: TypeAlias = "tuple[Expr, ...]"
 Result: TypeAlias = "tuple[Shape, DType]"
 Rule: TypeAlias = "Callable[[tuple[Arg, ...]], Result | tuple[Result, ...]]"
 
 
-@dataclass(frozen=True, slots=True)
-class Prim:
+class Prim(Noun):
     """kind: pointwise, view, reduction, scan, create, gather, or scatter."""
 
     name: str

@@ -25,7 +25,7 @@ from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
 from dovetail.passes.clean import drop_dead
 from dovetail.passes.layout import PACK, channels_last
-from dovetail.util.noun import dataclass, replace
+from dovetail.util.noun import Noun, replace
 
 CONV: Final = "aten.convolution.default"
 RECURRENT: Final = "aten.mkldnn_rnn_layer.default"
@@ -40,8 +40,7 @@ LEAST_BYTES: Final = 1 << 16
 """Less than this is not worth watching weights for, unless a convolution gains."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frozen:
+class Frozen(Noun, eq=False):
     """`watched` are the positions of the original inputs that the prologue takes, in order."""
 
     prologue: Graph

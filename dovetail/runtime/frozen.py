@@ -21,7 +21,7 @@ from dovetail import _native
 from dovetail.events import EVENTS
 from dovetail.ir.types import TensorType
 from dovetail.runtime.torch_abi import IMPL_BYTES, UnknownLayout, attach, impl_of, is_pointer, only, words_at
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 COUNTER_WORDS: Final = 4
 STORAGE_WORDS: Final = 8
@@ -111,8 +111,7 @@ def readable_bytes(type: TensorType) -> tuple[int, int]:
     return item * (last + 1), item
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Held:
+class _Held(Noun, eq=False):
     states: bytes
     values: list[Any]
     storages: list[StorageWeakRef]

@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from dovetail.ir.program import FOLLOW, Blocks, Kernel
 from dovetail.options import Options
 from dovetail.runtime.build import scratch
 from dovetail.runtime.workers import WORKERS
+from dovetail.util.noun import Noun
 
 MOST_SHARED: Final = 48 * 1024
 """Bytes of shared memory a function gets without asking."""
@@ -38,8 +39,7 @@ MOST_THREADS: Final = 64
 """Requests under way at once; each waits for its worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFunction:
+class GpuFunction(Noun):
     address: int
     blocks: Blocks
     shared: int
@@ -48,8 +48,7 @@ class GpuFunction:
 _loaded: dict[tuple[str, str], GpuFunction] = {}
 
 
-@dataclass(slots=True, eq=False)
-class Pending:
+class Pending(Noun, frozen=False, eq=False):
     """Kernels being compiled."""
 
     kernels: Sequence[Kernel]

@@ -22,15 +22,14 @@ from typing import Any, Final
 import torch
 
 from dovetail.events import EVENTS
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 WARM_UPS: Final = 2
 MOST_RECORDINGS: Final = 3
 """Recordings of one program before addresses that keep changing make it give up."""
 
 
-@dataclass(slots=True, eq=False)
-class Shared:
+class Shared(Noun, frozen=False, eq=False):
     """What the recordings of one device have in common."""
 
     pool: Any
@@ -59,8 +58,7 @@ def shared_on(index: int) -> Shared:
         return _shared[index]
 
 
-@dataclass(slots=True)
-class Recording:
+class Recording(Noun, frozen=False):
     graph: torch.cuda.CUDAGraph
     fixed: list[int]
     """Positions of the inputs that must be where they were,"""
@@ -73,8 +71,7 @@ class Recording:
     """Results that are an input written in place, by position: which input."""
 
 
-@dataclass(slots=True)
-class Recorded:
+class Recorded(Noun, frozen=False):
     executable: Callable[..., list[Any]]
     unit: str
     device: torch.device

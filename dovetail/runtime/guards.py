@@ -24,7 +24,7 @@ from dovetail.ir.expr import Expr, fold_expr
 from dovetail.ir.guard import Guard
 from dovetail.ir.source import Source
 from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find_address
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 from dovetail.util.torch_state import READERS, TRACER
 
 OPERATIONS: Final = (
@@ -158,8 +158,7 @@ def emit_postfix(value: Expr, reads: dict[str, int]) -> list[tuple[int, int]]:
 # -- the program -------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Program:
+class _Program(Noun, frozen=False):
     """Appends loads and checks; a path has one slot."""
 
     instructions: list[Instruction] = field(default_factory=list)

@@ -28,7 +28,7 @@ from dovetail.runtime.arena import keep_freed_memory
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
 from dovetail.runtime.calls import make_call
 from dovetail.runtime.torch_abi import attach
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 UNIT_LINES: Final = 1200
 """Lines of kernels in one unit before another is opened."""
@@ -40,8 +40,7 @@ _begun: dict[str, threading.Thread] = {}
 _keep: list[ctypes.CDLL] = []
 
 
-@dataclass(slots=True)
-class Executable:
+class Executable(Noun, frozen=False):
     """A loaded program."""
 
     program: Program

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from dovetail.errors import BuildFailed
 from dovetail.events import EVENTS
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 PROGRAM: Final = Path(__file__).with_name("triton_worker.py")
 MOST: Final = 16
@@ -34,8 +34,7 @@ class Lost(Exception):
     """The worker is gone."""
 
 
-@dataclass(slots=True, eq=False)
-class Worker:
+class Worker(Noun, frozen=False, eq=False):
     process: subprocess.Popen[bytes]
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -62,8 +61,7 @@ class Worker:
                 continue
 
 
-@dataclass(slots=True, eq=False)
-class Workers:
+class Workers(Noun, frozen=False, eq=False):
     lock: threading.Lock = field(default_factory=threading.Lock)
     idle: SimpleQueue[Worker | None] = field(default_factory=SimpleQueue)
     """None stands for a worker that could not be replaced."""

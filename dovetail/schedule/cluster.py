@@ -16,14 +16,13 @@ from dovetail.errors import Reason
 from dovetail.ir.expr import ONE, ZERO, Expr, add, mul, product, substitute
 from dovetail.ir.loop import SCAN, Loops, Nest, Range, Scalar, Write, index_value, loads_of, moved_write
 from dovetail.schedule.domain import Common, by_stride, refine
-from dovetail.util.noun import dataclass, replace
+from dovetail.util.noun import Noun, replace
 
 UNKNOWN: Final = None
 """The index of a gather or a scatter: computed from data."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Noun):
     """A nest in a cluster. kind: point, reduce or row (see ir.schedule)."""
 
     nest: Nest
@@ -32,8 +31,7 @@ class Member:
     step: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Cluster:
+class Cluster(Noun, eq=False):
     members: tuple[Member, ...]
     ranges: tuple[Range, ...]
     outer: int
@@ -85,8 +83,7 @@ def make_cluster(nest: Nest, step: int) -> Cluster:
 # -- joining ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Alignment:
+class Alignment(Noun):
     """Both sides' variables over common ranges. `row` names the side that only runs per outer point."""
 
     ranges: tuple[Range, ...]

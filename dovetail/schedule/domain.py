@@ -12,11 +12,10 @@ from functools import lru_cache
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul
 from dovetail.ir.loop import Range
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 
-@dataclass(frozen=True, slots=True)
-class Common:
+class Common(Noun):
     """ranges of the common domain; each side's variables in terms of them; for every common range,
     the position of the range it came from on either side."""
 

@@ -22,7 +22,7 @@ from dovetail.ir.types import Device
 from dovetail.options import Options
 from dovetail.schedule.cluster import Cluster, buffer_sizes, derive_levels, join, make_cluster, rewritten
 from dovetail.schedule.libraries import choose_libraries
-from dovetail.util.noun import dataclass, field, replace
+from dovetail.util.noun import Noun, field, replace
 
 ROW_BYTES: Final = 65536
 """A row kept inside a kernel between two passes must fit in this (half of a second-level cache share)."""
@@ -36,8 +36,7 @@ HORIZON: Final = 256
 """How far apart two siblings may be: joining them keeps their results alive in between."""
 
 
-@dataclass(slots=True)
-class Fuser:
+class Fuser(Noun, frozen=False):
     loops: Loops
     options: Options
     sizes: dict[str, int]

@@ -16,15 +16,14 @@ from typing import Final, TypeAlias
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
 from dovetail.ir.loop import Buffer, Extern, loads_of
 from dovetail.ir.schedule import Group, Place, Plan, Schedule
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 ALIGN: Final = 64
 Time: TypeAlias = "tuple[int, int, int]"
 """In a kernel: the level; before, along or again along its rows; the place among the nests."""
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
+class Slot(Noun, frozen=False, eq=False):
     """Memory for one temporary, or for several that take it over from each other."""
 
     size: Expr

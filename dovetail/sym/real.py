@@ -28,13 +28,12 @@ from dovetail.ir.expr import (
     show_expr,
     symbols,
 )
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 Number: TypeAlias = "Real | float"
 
 
-@dataclass(frozen=True, slots=True)
-class Real:
+class Real(Noun):
     """`ratio` (Expr, int), `sym` (name,), or an op of UNARY or BINARY over Reals and floats."""
 
     op: str

@@ -34,11 +34,10 @@ from dovetail.ir.expr import (
 )
 from dovetail.ir.source import Size, Source
 from dovetail.util.loc import Loc
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(Noun):
     """An integer read at run time from `source`; `hint` is its value while tracing."""
 
     expr: Expr
@@ -46,15 +45,13 @@ class Symbol:
     source: Source | None
 
 
-@dataclass(frozen=True, slots=True)
-class FloatSymbol:
+class FloatSymbol(Noun):
     name: str
     hint: float
     source: Source | None
 
 
-@dataclass(frozen=True, slots=True)
-class Assumption:
+class Assumption(Noun):
     """A condition that held for the hints, and that the compiled code relies on."""
 
     condition: Expr
@@ -66,8 +63,7 @@ class Assumption:
         return f"{self.condition}{where}  {self.reason}".rstrip()
 
 
-@dataclass(slots=True)
-class Shapes:
+class Shapes(Noun, frozen=False):
     """`where` says the user's line."""
 
     where: Callable[[], Loc | None] = lambda: None

@@ -1,11 +1,10 @@
 """Where in the user's program something came from."""
 from __future__ import annotations
 
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 
-@dataclass(frozen=True, slots=True)
-class Loc:
+class Loc(Noun):
     """A file, a line (from 1) and the function around it."""
 
     file: str

@@ -1,7 +1,8 @@
-"""Dataclasses that are quick to declare and to make.
+"""Classes of fields that are quick to declare and to make: dataclasses with slots.
 
-    @dataclass(frozen=True, slots=True)      as that of Python's library; assigning to a field is an error to
-    class Range: ...                         the type checker alone
+    class Range(Noun): ...                      assigning to a field is an error to the type checker alone
+    class Loops(Noun, eq=False): ...            two are equal only if they are one
+    class Writer(Noun, frozen=False): ...       what changes
 
 Frozen at run time, too, an object costs twice as much, and compiling a model makes tens of thousands. And a
 class of which each method is compiled from a text takes half a millisecond of the import.
@@ -12,28 +13,40 @@ import dataclasses
 from dataclasses import field as field
 from dataclasses import fields as fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass as dataclass
     from dataclasses import replace as replace
 else:
-
-    def dataclass(*, slots: bool, frozen: bool = False, eq: bool = True) -> Any:
-        def make(kind: type) -> type:
-            made = dataclasses.dataclass(kind, slots=slots, eq=False, repr=False)
-            methods = {"__repr__": show, **(comparing(made, frozen) if eq else {})}
-            for name, method in methods.items():
-                if name not in vars(kind):
-                    setattr(made, name, method)
-            return made
-
-        return make
 
     def replace(it: Any, **changes: Any) -> Any:
         """A copy with these fields changed."""
         names = type(it).__match_args__
         return type(it)(*[changes[name] if name in changes else getattr(it, name) for name in names])
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class _Kind(type):
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], space: dict[str, Any], eq: bool = True, frozen: bool = True
+    ) -> Any:
+        if "__slots__" in space:
+            return super().__new__(mcs, name, bases, space)
+        cell = space.pop("__classcell__", None)  # where super() finds the class
+        kind: Any = super().__new__(mcs, name, bases, space)
+        made: Any = dataclasses.dataclass(kind, slots=True, eq=False, repr=False)  # another class, with slots
+        methods = {"__repr__": show, **(comparing(made, frozen) if eq else {})}
+        for method in methods.keys() - vars(kind).keys():
+            setattr(made, method, methods[method])
+        if cell is not None:
+            cell.cell_contents = made
+        return made
+
+
+class Noun(metaclass=_Kind):
+    __slots__ = ()
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
 
 def comparing(kind: type, has_hash: bool) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from dovetail.codegen.cpp.values import KernelWriter, Scope, Value
 from dovetail.ir.expr import ceildiv, mul, product
 from dovetail.ir.loop import Nest, Range, loads_of
 from dovetail.ir.types import BOOL, DType
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 if TYPE_CHECKING:
     from dovetail.codegen.cpp.loops import Body
@@ -64,8 +64,7 @@ _FLUSH_VARIANCE: Final = """\
 """Means are rounded, so that a sum of distances from them is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Noun):
     """A part of a loop: the texts of where it starts and stops, and how many elements that is, if known."""
 
     item: Range
@@ -79,8 +78,7 @@ class Span:
         return Span(item, "0", c_expr(item.size), item.size.value if item.size.is_const else None)
 
 
-@dataclass(slots=True)
-class Columns:
+class Columns(Noun, frozen=False):
     body: Body
     deals: bool = False
     """Rows are dealt out to threads; else tiles of columns are."""

@@ -23,7 +23,7 @@ from dovetail.ir.expr import ONE, Expr, add, ceildiv, linear_in, mul, product, s
 from dovetail.ir.loop import SCAN, Range, Scalar, loads_of
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 Visit: TypeAlias = Callable[[Scope], None]
 CHUNK: Final = 4096
@@ -39,8 +39,7 @@ STACK_BYTES: Final = 1 << 20
 """Most bytes of rows kept on a thread's stack."""
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+class Walk(Noun):
     """Over inner points: what is accumulated, and what happens at a point."""
 
     items: list[Accumulator]
@@ -52,8 +51,7 @@ class Walk:
             item.flush(inside)
 
 
-@dataclass(slots=True)
-class Body:
+class Body(Noun, frozen=False):
     writer: KernelWriter
     group: Group
     shape: Shape

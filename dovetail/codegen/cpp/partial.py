@@ -10,14 +10,13 @@ from dovetail.codegen.cpp.ops import C_TYPE, combine, functions_of
 from dovetail.codegen.cpp.reduce import Accumulator
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value
 from dovetail.ir.types import I64, DType
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 PIECES: Final = 64
 """Most pieces a walk is split into."""
 
 
-@dataclass(slots=True)
-class Partial:
+class Partial(Noun, frozen=False):
     """What the pieces of a split walk leave behind for one reduction."""
 
     writer: KernelWriter

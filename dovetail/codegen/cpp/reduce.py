@@ -16,14 +16,13 @@ from dovetail.codegen.cpp.values import KernelWriter, Scope, Value, innermost
 from dovetail.ir.expr import ONE, Expr, linear_in, mul, product
 from dovetail.ir.loop import SCAN, Nest, Write, index_value
 from dovetail.ir.types import BOOL, I32, I64, DType
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 CASCADE: Final = 64
 """Additions into one accumulator before it is flushed into the next."""
 
 
-@dataclass(slots=True)
-class Accumulator:
+class Accumulator(Noun, frozen=False):
     """The running result of one reduction over the inner loops. `copies` is how many run side by side;
     `at` is the text that picks one of them."""
 

@@ -31,22 +31,20 @@ from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, mul, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BF16, BOOL, F16, DType
-from dovetail.util.noun import dataclass, field, replace
+from dovetail.util.noun import Noun, field, replace
 
 EACH_LANE: Final = '_Pragma("GCC unroll 16")'
 """Before a loop over the lanes of a vector: element numbers become constants."""
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Noun):
     text: str
     dtype: DType
     is_vector: bool
     depth: int = 0
 
 
-@dataclass(slots=True)
-class Scope:
+class Scope(Noun, frozen=False):
     """The body of one loop: statements so far and values known."""
 
     depth: int
@@ -75,8 +73,7 @@ class Scope:
         ]
 
 
-@dataclass(slots=True)
-class KernelWriter:
+class KernelWriter(Noun, frozen=False):
     group: Group
     shape: Shape
     buffers: dict[str, Buffer]

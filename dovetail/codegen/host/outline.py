@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 FEWEST: Final = 3
 """Equal steps that are worth a function."""
@@ -32,8 +32,7 @@ _HOLE: Final = re.compile("\x01([^\x02]*)\x02")
 _RETURNED: Final = re.compile(r"^\w+\** (\x01\w+&[^\x02]*\x02)(?:; *|(\{)(.*)\};| = )", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Noun):
     """The text of a step with holes, each marked by its number and how it is passed, and what was in them."""
 
     text: str

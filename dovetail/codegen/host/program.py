@@ -29,11 +29,10 @@ from dovetail.ir.loop import Buffer, BufferRef
 from dovetail.ir.program import PythonCall, Result
 from dovetail.ir.schedule import Group, Place, Plan
 from dovetail.ir.types import Device, DType, TensorType
-from dovetail.util.noun import dataclass, field
+from dovetail.util.noun import Noun, field
 
 
-@dataclass(slots=True)
-class HostWriter:
+class HostWriter(Noun, frozen=False):
     """Statements so far, and how each buffer is reached."""
 
     plan: Plan
@@ -177,8 +176,7 @@ def _identifier(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-@dataclass(frozen=True, slots=True)
-class HostText:
+class HostText(Noun):
     text: str
     python_calls: tuple[PythonCall, ...]
     results: tuple[Result, ...]

@@ -41,7 +41,7 @@ from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, l
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, I64, DType
-from dovetail.util.noun import dataclass, field, replace
+from dovetail.util.noun import Noun, field, replace
 from dovetail.util.writer import Writer
 
 PRELUDE: Final = Path(__file__).with_name("prelude.py").read_text()
@@ -65,8 +65,7 @@ DOWN: Final = "[:, None]"
 ACROSS: Final = "[None, :]"
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(Noun):
     """One axis of the tile: the loops flattened into it and its place in the tile's shape."""
 
     name: str
@@ -86,8 +85,7 @@ class Axis:
         return sym(f"{self.name}index", 0, max(self.size.hi - 1, 0), self.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(Noun):
     """A value in the kernel: its text, its type, and which axes it varies along."""
 
     text: str
@@ -146,8 +144,7 @@ def _crossing(group: Group, shape: Shape) -> tuple[Range, Range] | None:
     return None
 
 
-@dataclass(slots=True)
-class Emitter:
+class Emitter(Noun, frozen=False):
     group: Group
     buffers: dict[str, Buffer]
     w: Writer = field(default_factory=Writer)

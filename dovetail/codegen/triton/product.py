@@ -17,7 +17,7 @@ of their own. The side with more lines is `y`: matrix units want 64 of them.
 """
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Final
 
 from dovetail.codegen.analysis import Pass, analyse, writes_in
@@ -52,11 +52,11 @@ def find_products(group: Group) -> dict[Write, Product]:
     return found if len({(p.rows, p.columns, p.batch) for p in found.values()}) == 1 else {}
 
 
-class ProductEmitter(Emitter):
+class ProductEmitter(Emitter, frozen=False):
     """Of several matrices a program takes a tile of one, which is number `zindex`."""
 
-    products: dict[Write, Product]
-    matrix: Axis
+    products: dict[Write, Product] = field(init=False)
+    matrix: Axis = field(init=False)
 
     def choose(self) -> None:
         self.products = find_products(self.group)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product as combinations
 from typing import Final
@@ -21,13 +20,13 @@ from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.reductions import accumulate
 from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import Declined, decline_if, decomposes
+from dovetail.util.noun import Noun
 
 MOST_PLACES: Final = 32
 """Places in a window that are written out one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(Noun):
     """Along each of the last dimensions: size, step, padding, and distance of places within a window."""
 
     size: tuple[int, ...]
