@@ -308,10 +308,7 @@ def _mul(a: Expr, b: Expr) -> Expr:
         a, b = b, a
     if a.op == "add":  # distribute: sums stay polynomials
         constant, parts = _parts_of(a)
-        total = mul(b, constant)
-        for term, n in parts:
-            total = add(total, mul(mul(term, b), n))
-        return total
+        return total([mul(b, constant), *(mul(mul(term, b), n) for term, n in parts)])
     (_, ((fa, na),)), (_, ((fb, nb),)) = _parts_of(a), _parts_of(b)
     factors = [f for x in (fa, fb) for f in (x.args if x.op == "mul" else (x,))]
     product = _make_product(factors)  # type: ignore[arg-type]
@@ -359,20 +356,15 @@ def _divide_exactly(value: Expr, divisor: Expr) -> Expr | None:
             factors[0] = const(factors[0].value // needed.value)  # type: ignore[attr-defined]
         else:
             return None
-    result = ONE
-    for factor in factors:
-        result = mul(result, factor)  # type: ignore[arg-type]
-    return result
+    return product(factors)
 
 
 def _split_multiple(value: Expr, divisor: Expr) -> tuple[Expr, Expr]:
     """value == divisor * quotient + rest, taking out every term that divides exactly."""
     constant, terms = _split(value)
-    quotient, rest = ZERO, ZERO
+    quotient, rest = ZERO, const(constant)
     if divisor.op == "const":
         quotient, rest = const(constant // divisor.value), const(constant % divisor.value)
-    else:
-        rest = const(constant)
     for term, n in terms.items():
         part = mul(term, n)
         exact = _divide_exactly(part, divisor)
@@ -413,11 +405,8 @@ def floordiv(left: IntLike, right: IntLike) -> Expr:
 
 def common_divisor(value: Expr, limit: int) -> int:
     """The common divisor of all coefficients of value and of limit."""
-    constant, terms = _split(value)
-    common = gcd(limit, constant)
-    for n in terms.values():
-        common = gcd(common, n)
-    return common
+    constant, terms = _parts_of(value)
+    return gcd(limit, constant, *(n for _, n in terms))
 
 
 def mod(left: IntLike, right: IntLike) -> Expr:
@@ -467,17 +456,11 @@ def ceildiv(left: IntLike, right: IntLike) -> Expr:
 
 
 def product(values: Iterable[IntLike]) -> Expr:
-    result = ONE
-    for value in values:
-        result = mul(result, value)
-    return result
+    return reduce(mul, values, ONE)
 
 
 def total(values: Iterable[IntLike]) -> Expr:
-    result = ZERO
-    for value in values:
-        result = add(result, value)
-    return result
+    return reduce(add, values, ZERO)
 
 
 # -- comparisons and booleans ----------------------------------------------------------------------
@@ -558,10 +541,7 @@ def rebuild(value: Expr, operands: tuple[Expr, ...]) -> Expr:
     """The same node over other operands, simplified anew."""
     if value.op == "add":
         constant, terms = value.args
-        result = const(constant)  # type: ignore[arg-type]
-        for operand, (_, n) in zip(operands, terms):  # type: ignore[call-overload]
-            result = add(result, mul(operand, n))
-        return result
+        return total([constant, *(mul(x, n) for x, (_, n) in zip(operands, terms))])  # type: ignore[call-overload, list-item]
     if value.op == "mul":
         return product(operands)
     if not operands:
