@@ -12,6 +12,7 @@ node the new value and carries it back to the root through the inverse of each s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeAlias
 
 from dovetail.errors import UnsupportedMutation
@@ -148,14 +149,10 @@ def _overlaps(kind: TensorType) -> bool:
 Inverse: TypeAlias = "Callable[[Ref, Node, Node], tuple[str, tuple[Arg, ...]]]"
 
 
-def _scatter(op: str) -> Inverse:
+def _scatter(op: str, view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
     """The base keeps what the view does not show: op(base, value, ...the view's arguments)."""
-
-    def inverse(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
-        assert view.step is not None
-        return op, (base, value, *view.step.args)
-
-    return inverse
+    assert view.step is not None
+    return op, (base, value, *view.step.args)
 
 
 def _reshape(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
@@ -190,10 +187,10 @@ def _undo_bits(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]
 
 
 INVERSES: Final[dict[str, Inverse]] = {
-    "aten.slice.Tensor": _scatter("aten.slice_scatter.default"),
-    "aten.select.int": _scatter("aten.select_scatter.default"),
-    "aten.diagonal.default": _scatter("aten.diagonal_scatter.default"),
-    "aten.as_strided.default": _scatter("aten.as_strided_scatter.default"),
+    "aten.slice.Tensor": partial(_scatter, "aten.slice_scatter.default"),
+    "aten.select.int": partial(_scatter, "aten.select_scatter.default"),
+    "aten.diagonal.default": partial(_scatter, "aten.diagonal_scatter.default"),
+    "aten.as_strided.default": partial(_scatter, "aten.as_strided_scatter.default"),
     "aten.view.default": _reshape,
     "aten.unsqueeze.default": _reshape,
     "aten.squeeze.default": _reshape,

@@ -13,13 +13,14 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import MethodType, ModuleType
 from typing import Any, Final
 
 import torch
 
 from dovetail.capture.attributes import RULES
-from dovetail.capture.builtins import Args, Kwargs, Special, on
+from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.operations import as_hashable, set_item
 from dovetail.capture.origins import BY_NAME, PLAIN, register, wrap_instance, wrap_tensor
 from dovetail.capture.text import NUMBERS, known, native
@@ -316,15 +317,11 @@ def _along(function: Any, brings: str = "result", over_many: bool = True) -> Rul
     return rule
 
 
-def _joined(function: Any) -> Rule:
+def _joined(function: Any, trace: Trace, fn: Any, arrays: Any, axis: int = 0) -> Any:
     """Arrays put together: concatenate, stack ..."""
-
-    def rule(trace: Trace, fn: Any, arrays: Any, axis: int = 0) -> Any:
-        made = ask(numpy().concatenate, [[ask(numpy().ravel, [array]) for array in arrays]])
-        parts = [operand(trace, array, torch_dtype(trace, made.dtype), True) for array in arrays]
-        return Array(trace, trace.call(function, [parts, *([] if function in STACKED else [axis])], {}))
-
-    return rule
+    made = ask(numpy().concatenate, [[ask(numpy().ravel, [array]) for array in arrays]])
+    parts = [operand(trace, array, torch_dtype(trace, made.dtype), True) for array in arrays]
+    return Array(trace, trace.call(function, [parts, *([] if function in STACKED else [axis])], {}))
 
 
 def _same(function: Any, unpacks: bool = False) -> Rule:
@@ -403,8 +400,8 @@ CALLS: Final[dict[str, Rule]] = {
     "max": _along(torch.amax), "min": _along(torch.amin), "norm": _along(torch.linalg.vector_norm),
     **{name: _along(getattr(torch, name), over_many=False) for name in ("prod", "cumsum", "cumprod")},
     **{name: _along(getattr(torch, name), "own", False) for name in ("argmax", "argmin")},
-    "concatenate": _joined(torch.cat), "stack": _joined(torch.stack), "vstack": _joined(torch.vstack),
-    "hstack": _joined(torch.hstack), "where": _where, "astype": _astype,
+    **{name: partial(_joined, getattr(torch, name)) for name in (
+        "concatenate", "stack", "vstack", "hstack")}, "where": _where, "astype": _astype,
     **dict.fromkeys((*FROM_TENSOR, "asanyarray", "ascontiguousarray"), _asarray),
     "zeros_like": _same(torch.zeros_like), "ones_like": _same(torch.ones_like), "copy": _same(torch.clone),
     "reshape": _same(torch.reshape, unpacks=True), "transpose": _transpose, "ravel": _same(torch.ravel),
@@ -449,38 +446,31 @@ METHOD_RULES["numpy"] = METHOD_RULES["__array__"] = from_tensor
 # -- back to tensors ---------------------------------------------------------------------------------
 
 
-def _from_array(function: Any) -> Special:
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        array: Any = args[0] if args else None
-        if type(array) is Array:
-            copy = torch.clone if function is torch.tensor else torch.Tensor.detach
-            tensor = trace.call(copy, [array.fake], {})
-            return trace.call(torch.Tensor.to, [tensor, *args[1:]], kwargs) if kwargs or args[1:] else tensor
-        if not type(array).__module__.startswith("numpy"):
-            return call_torch(trace, function, args, kwargs)
-        if array.ndim:
-            array.flags.writeable = False  # a tensor may share its memory: a later write is left to eager
-        tensor = operand(trace, array, None, True)
+def _from_array(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    array: Any = args[0] if args else None
+    if type(array) is Array:
+        copy = torch.clone if function is torch.tensor else torch.Tensor.detach
+        tensor = trace.call(copy, [array.fake], {})
         return trace.call(torch.Tensor.to, [tensor, *args[1:]], kwargs) if kwargs or args[1:] else tensor
-
-    return rule
+    if not type(array).__module__.startswith("numpy"):
+        return call_torch(trace, function, args, kwargs)
+    if array.ndim:
+        array.flags.writeable = False  # a tensor may share its memory: a later write is left to eager
+    tensor = operand(trace, array, None, True)
+    return trace.call(torch.Tensor.to, [tensor, *args[1:]], kwargs) if kwargs or args[1:] else tensor
 
 
 for _maker in (torch.from_numpy, torch.tensor, torch.as_tensor, torch.asarray):
-    on(_maker)(_from_array(_maker))
+    on(_maker)(partial(_from_array, _maker))
 
 
-def _typed(kind: Any) -> Special:
+def _typed(kind: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """torch.LongTensor([1, 2])"""
-
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        if len(args) != 1 or kwargs or not isinstance(args[0], (list, tuple)):
-            raise UnknownCall(trace.loc(), function=f"torch.{kind.__name__}")
-        dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
-        return call_torch(trace, torch.tensor, args, {"dtype": dtype})
-
-    return rule
+    if len(args) != 1 or kwargs or not isinstance(args[0], (list, tuple)):
+        raise UnknownCall(trace.loc(), function=f"torch.{kind.__name__}")
+    dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
+    return call_torch(trace, torch.tensor, args, {"dtype": dtype})
 
 
 for _kind in ("", "Long", "Int", "Short", "Byte", "Bool", "Float", "Double", "Half", "BFloat16"):
-    on(getattr(torch, f"{_kind}Tensor"))(_typed(getattr(torch, f"{_kind}Tensor")))
+    on(getattr(torch, f"{_kind}Tensor"))(partial(_typed, getattr(torch, f"{_kind}Tensor")))

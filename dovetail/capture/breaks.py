@@ -11,10 +11,10 @@ resumed as well.
 """
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
@@ -241,24 +241,12 @@ def _call_unpacked(site: Site) -> None:
     site.go_on("_r", drop=drop)
 
 
-def _with(count: int, function: Any = None) -> Callable[[Site], None]:
-    """An instruction that is one function of its operands: this one, or its argument."""
-
-    def rule(site: Site) -> None:
-        site.do(f"_r = {site.const(function or site.arg)}({', '.join(site.stack[-count:])})")
-        site.go_on("_r", drop=count)
-
-    return rule
-
-
-def _line(form: str, count: int) -> Callable[[Site], None]:
+def _line(form: str, count: int, site: Site) -> None:
     """An instruction that is a line with its operands and its argument; what it assigns to _r it pushes."""
-
-    def rule(site: Site) -> None:
-        site.do(form.format(*site.stack[len(site.stack) - count :], name=site.arg))
-        site.go_on(*["_r"] * form.startswith("_r = "), drop=count)
-
-    return rule
+    operation = site.const(site.arg) if callable(site.arg) else ""
+    operands = site.stack[len(site.stack) - count :]
+    site.do(form.format(*operands, name=site.arg, operation=operation))
+    site.go_on(*["_r"] * form.startswith("_r = "), drop=count)
 
 
 def _load_method(site: Site) -> None:
@@ -266,36 +254,28 @@ def _load_method(site: Site) -> None:
     site.go_on(*((NULL_TEXT, "_r") if NULL_FIRST else ("_r", NULL_TEXT)), drop=1)
 
 
-def _branch(jumps_if: bool, keeps: bool) -> Callable[[Site], None]:
+def _branch(jumps_if: bool, keeps: bool, site: Site) -> None:
     """A jump that depends on a truth value: one resume function for each way."""
-
-    def rule(site: Site) -> None:
-        rest = site.stack[:-1]
-        site.do(f"_r = bool({site.stack[-1]})")
-        jumped = site.resume(site.arg, [*rest, site.stack[-1]] if keeps else rest)
-        with site.lines.block("if _r:" if jumps_if else "if not _r:"):
-            site.lines(jumped)
-        site.lines(site.resume(site.at + 1, rest))
-
-    return rule
+    rest = site.stack[:-1]
+    site.do(f"_r = bool({site.stack[-1]})")
+    jumped = site.resume(site.arg, [*rest, site.stack[-1]] if keeps else rest)
+    with site.lines.block("if _r:" if jumps_if else "if not _r:"):
+        site.lines(jumped)
+    site.lines(site.resume(site.at + 1, rest))
 
 
-def _truth(form: str, count: int) -> Callable[[Site], None]:
+def _truth(form: str, count: int, site: Site) -> None:
     """An instruction that leaves a bool. If a jump asks for it at once, its two ways are resumed instead."""
-
-    def rule(site: Site) -> None:
-        operation = site.const(site.arg) if callable(site.arg) else ""
-        rest, following = site.stack[: len(site.stack) - count], site.code.ops[site.at + 1]
-        site.do(f"_r = {form.format(*site.stack[-count:], operation=operation)}")
-        if following not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
-            site.go_on("_r", drop=count)
-            return
-        target: Any = site.code.args[site.at + 1]
-        with site.lines.block("if _r:" if following == "POP_JUMP_IF_TRUE" else "if not _r:"):
-            site.lines(site.resume(target, rest))
-        site.lines(site.resume(site.at + 2, rest))
-
-    return rule
+    operation = site.const(site.arg) if callable(site.arg) else ""
+    rest, following = site.stack[: len(site.stack) - count], site.code.ops[site.at + 1]
+    site.do(f"_r = {form.format(*site.stack[-count:], operation=operation)}")
+    if following not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
+        site.go_on("_r", drop=count)
+        return
+    target: Any = site.code.args[site.at + 1]
+    with site.lines.block("if _r:" if following == "POP_JUMP_IF_TRUE" else "if not _r:"):
+        site.lines(site.resume(target, rest))
+    site.lines(site.resume(site.at + 2, rest))
 
 
 def _for_iter(site: Site) -> None:
@@ -330,14 +310,10 @@ def _format(site: Site) -> None:
     site.go_on("_r", drop=2 if site.arg & 4 else 1)
 
 
-def _into(method: str, count: int = 1) -> Callable[[Site], None]:
+def _into(method: str, count: int, site: Site) -> None:
     """LIST_EXTEND and the like: change a container deeper in the stack."""
-
-    def rule(site: Site) -> None:
-        site.do(f"{site.stack[-count - site.arg]}.{method}({', '.join(site.stack[-count:])})")
-        site.go_on(drop=count)
-
-    return rule
+    site.do(f"{site.stack[-count - site.arg]}.{method}({', '.join(site.stack[-count:])})")
+    site.go_on(drop=count)
 
 
 def _raise(site: Site) -> None:
@@ -352,47 +328,54 @@ def _leave_with(site: Site) -> None:
     site.go_on("_r")
 
 
+LINES: Final = {
+    "BINARY_OP": ("_r = {operation}({0}, {1})", 2),
+    "COMPARE_OP": ("_r = {operation}({0}, {1})", 2),
+    "BINARY_SUBSCR": ("_r = {0}[{1}]", 2),
+    "UNARY_NEGATIVE": ("_r = -({0})", 1),
+    "UNARY_INVERT": ("_r = ~({0})", 1),
+    "UNARY_POSITIVE": ("_r = +({0})", 1),
+    "UNARY_NOT": ("_r = not ({0})", 1),
+    "GET_ITER": ("_r = iter({0})", 1),
+    "LIST_TO_TUPLE": ("_r = tuple({0})", 1),
+    "LOAD_ATTR": ("_r = {0}.{name}", 1),
+    "LOAD_GLOBAL": ("_r = user_globals[{name!r}]", 0),
+    "STORE_ATTR": ("{1}.{name} = {0}", 2),
+    "DELETE_ATTR": ("del {0}.{name}", 1),
+    "STORE_SUBSCR": ("{1}[{2}] = {0}", 3),
+    "DELETE_SUBSCR": ("del {0}[{1}]", 2),
+    "STORE_SLICE": ("{1}[{2}:{3}] = {0}", 4),
+    "BINARY_SLICE": ("_r = {0}[{1}:{2}]", 3),
+    "IMPORT_NAME": ("_r = __import__({name!r}, user_globals, None, {1}, {0})", 2),
+}
+"""Instructions that are a line with that many operands."""
+CHANGES: Final = {
+    "LIST_EXTEND": ("extend", 1),
+    "SET_UPDATE": ("update", 1),
+    "SET_ADD": ("add", 1),
+    "MAP_ADD": ("__setitem__", 2),
+    "DICT_UPDATE": ("update", 1),
+    "DICT_MERGE": ("update", 1),
+}
 RULES: Final[dict[str, Callable[[Site], None]]] = {
+    **{op: partial(_line, *row) for op, row in LINES.items()},
+    **{op: partial(_into, *row) for op, row in CHANGES.items()},
     "CALL": lambda site: _call(site, site.arg, site.root.kw_names),
     "CALL_KW": lambda site: _call(site, site.arg, site.values[-1], extra=1),
     "CALL_FUNCTION_EX": _call_unpacked,
-    "BINARY_OP": _with(2),
-    "COMPARE_OP": _with(2),
-    "BINARY_SUBSCR": _with(2, operator.getitem),
-    "UNARY_NEGATIVE": _with(1, operator.neg),
-    "UNARY_INVERT": _with(1, operator.invert),
-    "UNARY_POSITIVE": _with(1, operator.pos),
-    "UNARY_NOT": _with(1, operator.not_),
-    "TO_BOOL": _truth("bool({0})", 1),
-    "COMPARE_OP_BOOL": _truth("bool({operation}({0}, {1}))", 2),
-    "GET_ITER": _with(1, iter),
-    "LIST_TO_TUPLE": _with(1, tuple),
-    "CONTAINS_OP": lambda site: _line("_r = {0} not in {1}" if site.arg else "_r = {0} in {1}", 2)(site),
-    "LOAD_ATTR": _line("_r = {0}.{name}", 1),
+    "TO_BOOL": partial(_truth, "bool({0})", 1),
+    "COMPARE_OP_BOOL": partial(_truth, "bool({operation}({0}, {1}))", 2),
+    "CONTAINS_OP": lambda site: _line("_r = {0} not in {1}" if site.arg else "_r = {0} in {1}", 2, site),
     "LOAD_METHOD": _load_method,
-    "LOAD_GLOBAL": _line("_r = user_globals[{name!r}]", 0),
-    "STORE_ATTR": _line("{1}.{name} = {0}", 2),
-    "DELETE_ATTR": _line("del {0}.{name}", 1),
-    "STORE_SUBSCR": _line("{1}[{2}] = {0}", 3),
-    "DELETE_SUBSCR": _line("del {0}[{1}]", 2),
-    "STORE_SLICE": _line("{1}[{2}:{3}] = {0}", 4),
-    "BINARY_SLICE": _line("_r = {0}[{1}:{2}]", 3),
-    "POP_JUMP_IF_TRUE": _branch(True, False),
-    "POP_JUMP_IF_FALSE": _branch(False, False),
-    "JUMP_IF_TRUE_OR_POP": _branch(True, True),
-    "JUMP_IF_FALSE_OR_POP": _branch(False, True),
+    "POP_JUMP_IF_TRUE": partial(_branch, True, False),
+    "POP_JUMP_IF_FALSE": partial(_branch, False, False),
+    "JUMP_IF_TRUE_OR_POP": partial(_branch, True, True),
+    "JUMP_IF_FALSE_OR_POP": partial(_branch, False, True),
     "FOR_ITER": _for_iter,
     "POP_TOP": lambda site: site.go_on(drop=1),
     "UNPACK_SEQUENCE": _unpack,
     "BEFORE_WITH": _enter_with,
     "FORMAT_VALUE": _format,
-    "IMPORT_NAME": _line("_r = __import__({name!r}, user_globals, None, {1}, {0})", 2),
-    "LIST_EXTEND": _into("extend"),
-    "SET_UPDATE": _into("update"),
-    "SET_ADD": _into("add"),
-    "MAP_ADD": _into("__setitem__", 2),
-    "DICT_UPDATE": _into("update"),
-    "DICT_MERGE": _into("update"),
     "RAISE_VARARGS": _raise,
     "WITH_EXCEPT_START": _leave_with,
 }

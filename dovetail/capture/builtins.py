@@ -24,6 +24,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any, Final
 
@@ -217,20 +218,17 @@ def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         raise
 
 
-def _folded(op: Callable[[Any, Any], Any], start: int) -> Special:
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        if op is operator.add and type(args[0]) is range:
-            return native(sum, *args, **kwargs)
-        total = args[1] if len(args) == 2 else kwargs.get("start", start)
-        for item in drain(trace, args[0]):
-            total = operations.binary(trace, op, total, item)
-        return total
-
-    return rule
+def _folded(op: Callable[[Any, Any], Any], start: int, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if op is operator.add and type(args[0]) is range:
+        return native(sum, *args, **kwargs)
+    total = args[1] if len(args) == 2 else kwargs.get("start", start)
+    for item in drain(trace, args[0]):
+        total = operations.binary(trace, op, total, item)
+    return total
 
 
-on(sum)(_folded(operator.add, 0))
-on(math.prod)(_folded(operator.mul, 1))
+on(sum)(partial(_folded, operator.add, 0))
+on(math.prod)(partial(_folded, operator.mul, 1))
 
 
 def drain(trace: Trace, value: Any) -> Args:
@@ -252,27 +250,24 @@ def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return native(sorted, drain(trace, args[0]), key=key, reverse=kwargs.get("reverse", False))
 
 
-def _extreme(function: Any, sign: str) -> Special:
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        items = drain(trace, args[0]) if len(args) == 1 else args
-        if all(type(item) is Fake for item in items) and items and not kwargs:
-            if len({(item.dtype, item.device) for item in items}) == 1 and not any(x.dim() for x in items):
-                better = operator.gt if function is max else operator.lt
-                choose = lambda a, b: trace.call(torch.where, [trace.call(better, [b, a], {}), b, a], {})
-                return operations.as_copy(trace, functools.reduce(choose, items), *items)
-        is_number = all(isinstance(item, (int, float, torch.SymInt, torch.SymFloat)) for item in items)
-        if "key" in kwargs or not is_number:
-            named = {**kwargs, "key": as_callback(trace, kwargs.get("key"))}
-            return native(function, items, **named)
-        if any(type(item) in NUMBERS for item in items):
-            return functools.reduce(lambda a, b: native(getattr(torch, sign), a, b), items)
-        return native(function, items, **kwargs)
-
-    return rule
+def _extreme(function: Any, sign: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    items = drain(trace, args[0]) if len(args) == 1 else args
+    if all(type(item) is Fake for item in items) and items and not kwargs:
+        if len({(item.dtype, item.device) for item in items}) == 1 and not any(x.dim() for x in items):
+            better = operator.gt if function is max else operator.lt
+            choose = lambda a, b: trace.call(torch.where, [trace.call(better, [b, a], {}), b, a], {})
+            return operations.as_copy(trace, functools.reduce(choose, items), *items)
+    is_number = all(isinstance(item, (int, float, torch.SymInt, torch.SymFloat)) for item in items)
+    if "key" in kwargs or not is_number:
+        named = {**kwargs, "key": as_callback(trace, kwargs.get("key"))}
+        return native(function, items, **named)
+    if any(type(item) in NUMBERS for item in items):
+        return functools.reduce(lambda a, b: native(getattr(torch, sign), a, b), items)
+    return native(function, items, **kwargs)
 
 
-on(min)(_extreme(min, "sym_min"))
-on(max)(_extreme(max, "sym_max"))
+on(min)(partial(_extreme, min, "sym_min"))
+on(max)(partial(_extreme, max, "sym_max"))
 
 
 @on(functools.reduce)
@@ -281,17 +276,14 @@ def _reduce(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return native(functools.reduce, Callback(trace, args[0]), items, *args[2:])
 
 
-def _unary_number(function: Any, method: str, dunder: str) -> Special:
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        if isinstance(args[0], Fake):
-            return trace.call(load_attr(trace, args[0], method), args[1:], kwargs)
-        own = operations.dunder(trace, type(args[0]), dunder)
-        return trace.call(own, args, kwargs) if own else native(function, *args, **kwargs)
-
-    return rule
+def _unary_number(function: Any, method: str, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], Fake):
+        return trace.call(load_attr(trace, args[0], method), args[1:], kwargs)
+    own = operations.dunder(trace, type(args[0]), dunder)
+    return trace.call(own, args, kwargs) if own else native(function, *args, **kwargs)
 
 
-on(abs)(_unary_number(abs, "abs", "__abs__"))
+on(abs)(partial(_unary_number, abs, "abs", "__abs__"))
 DIVMOD: Final = (operator.floordiv, operator.mod)
 on(divmod)(lambda trace, args, kwargs: tuple(operations.binary(trace, op, *args) for op in DIVMOD))
 
@@ -300,7 +292,7 @@ on(divmod)(lambda trace, args, kwargs: tuple(operations.binary(trace, op, *args)
 def _round(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(args[0], torch.SymInt):  # whose own __round__ forgets the digits
         args = [int(args[0]), *args[1:]] if args[1:] or kwargs else args
-    return _unary_number(round, "round", "__round__")(trace, args, kwargs)
+    return _unary_number(round, "round", "__round__", trace, args, kwargs)
 
 
 @on(pow)
@@ -311,31 +303,27 @@ def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 # -- text --------------------------------------------------------------------------------------------
 
 
-def _text(function: Any, dunder: str) -> Special:
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        if is_late(args) and not kwargs:
-            return late(trace, function, args)
-        if args:
-            args = [operations.as_known(args[0]), *args[1:]]
-        own = operations.dunder(trace, type(args[0]), dunder) if args else None
-        if own is None and args and dunder == "__str__":
-            own = operations.dunder(trace, type(args[0]), "__repr__")
-            if own is not None and find_in_mro(type(args[0]), "__str__")[0] is not object.__str__:
-                own = None
-        if own is not None and own.__module__ not in ("enum",):
-            return trace.call(own, args if function is not format or len(args) > 1 else [*args, ""], kwargs)
-        if args and isinstance(args[0], BaseException) and id(args[0]) in trace.origins:
-            return late(trace, function, args)
-        operations.check_operands(trace, f"{function.__name__}()", *args[:1])
-        return native(function, *args, **kwargs)
-
-    return rule
+def _text(function: Any, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if is_late(args) and not kwargs:
+        return late(trace, function, args)
+    if args:
+        args = [operations.as_known(args[0]), *args[1:]]
+    own = operations.dunder(trace, type(args[0]), dunder) if args else None
+    if own is None and args and dunder == "__str__":
+        own = operations.dunder(trace, type(args[0]), "__repr__")
+        if own is not None and find_in_mro(type(args[0]), "__str__")[0] is not object.__str__:
+            own = None
+    if own is not None and own.__module__ not in ("enum",):
+        return trace.call(own, args if function is not format or len(args) > 1 else [*args, ""], kwargs)
+    if args and isinstance(args[0], BaseException) and id(args[0]) in trace.origins:
+        return late(trace, function, args)
+    operations.check_operands(trace, f"{function.__name__}()", *args[:1])
+    return native(function, *args, **kwargs)
 
 
-on(repr)(_text(repr, "__repr__"))
-on(str)(_text(str, "__str__"))
-on(format)(_text(format, "__format__"))
-on(ascii)(_text(ascii, "__repr__"))
+for _function in (repr, str, format):
+    on(_function)(partial(_text, _function, f"__{_function.__name__}__"))
+on(ascii)(partial(_text, ascii, "__repr__"))
 
 
 @on(format_value)

@@ -10,6 +10,7 @@ torch, and Python functions of torch that ask has_torch_function (torch's own ma
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any, Final
 
@@ -55,14 +56,10 @@ REFUSED_METHODS: Final = frozenset(
 )  # fmt: skip
 
 
-def resolve(name: str) -> Callable[[Trace, Fake], Any]:
+def resolve(name: str, trace: Trace, fake: Fake) -> Any:
     """resolve_conj and resolve_neg: a Fake has no lazy conjugate to undo, what runs later may."""
-
-    def rule(trace: Trace, fake: Fake) -> Any:
-        made = perform(trace, torch.ops.aten.alias, [fake], {})
-        return trace.record("call_method", name, (fake,), {}, made)
-
-    return rule
+    made = perform(trace, torch.ops.aten.alias, [fake], {})
+    return trace.record("call_method", name, (fake,), {}, made)
 
 
 def ask_lazy(trace: Trace, fake: Fake) -> bool:
@@ -72,24 +69,23 @@ def ask_lazy(trace: Trace, fake: Fake) -> bool:
     return False
 
 
-def ask_input(name: str) -> Callable[[Trace, Fake], Any]:
+def ask_input(name: str, trace: Trace, fake: Fake) -> Any:
     """is_shared, storage_offset ...: of an input, and so of its views, the real tensor tells at each call."""
-
-    def rule(trace: Trace, fake: Fake) -> Any:
-        origin = trace.origins.get(id(fake)) or trace.origins.get(id(fake._base))
-        if origin is None:
-            return native(getattr(fake, name))
-        answer = getattr(origin.original, name)()
-        is_same = Predicate(lambda tensor: getattr(tensor, name)() == answer, f".{name}() == {answer}")
-        trace.guard(origin.source, is_same)
-        return answer if origin.stand_in is fake else native(getattr(fake, name))
-
-    return rule
+    origin = trace.origins.get(id(fake)) or trace.origins.get(id(fake._base))
+    if origin is None:
+        return native(getattr(fake, name))
+    answer = getattr(origin.original, name)()
+    is_same = Predicate(lambda tensor: getattr(tensor, name)() == answer, f".{name}() == {answer}")
+    trace.guard(origin.source, is_same)
+    return answer if origin.stand_in is fake else native(getattr(fake, name))
 
 
 METHOD_RULES: Final[dict[str, Callable[[Trace, Fake], Any]]] = {
-    **{name: ask_input(name) for name in ("is_inference", "is_shared", "storage_offset", "_is_view")},
-    **{name: resolve(name) for name in ("resolve_conj", "resolve_neg")},
+    **{name: partial(resolve, name) for name in ("resolve_conj", "resolve_neg")},
+    **{
+        name: partial(ask_input, name)
+        for name in ("is_inference", "is_shared", "storage_offset", "_is_view")
+    },
     **dict.fromkeys(("is_conj", "is_neg"), ask_lazy),
 }
 """Methods of tensors that give something else than tensors, or that a Fake cannot tell."""

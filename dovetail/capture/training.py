@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from dovetail.capture.attributes import load_attr, store_attr
-from dovetail.capture.builtins import Args, Kwargs, Special, on
+from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.operations import get_item, has_fake, iterate, truth
 from dovetail.capture.origins import wrap
 from dovetail.capture.text import native
@@ -60,23 +61,19 @@ def _grad(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     raise BackwardCall(trace.loc(), function="torch.autograd.grad", **{"step": made[-1]} if made else {})
 
 
-def _scaled(function: Any, name: str) -> Special:
+def _scaled(function: Any, name: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """A function of lists of tensors with a factor for each, which eager reads from tensors."""
-
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        factors = args[3] if len(args) > 3 else kwargs.get("scalars")
-        if not has_fake(factors):
-            return call_torch(trace, function, args, kwargs)
-        lists = [native(list, iterate(trace, arg)) for arg in args[:3]]
-        made = [
-            call_tensor_method(trace, name, list(operands), {"value": factor})
-            for *operands, factor in zip(*lists, iterate(trace, factors))
-        ]
-        return None if name.endswith("_") else tuple(made)
-
-    return rule
+    factors = args[3] if len(args) > 3 else kwargs.get("scalars")
+    if not has_fake(factors):
+        return call_torch(trace, function, args, kwargs)
+    lists = [native(list, iterate(trace, arg)) for arg in args[:3]]
+    made = [
+        call_tensor_method(trace, name, list(operands), {"value": factor})
+        for *operands, factor in zip(*lists, iterate(trace, factors))
+    ]
+    return None if name.endswith("_") else tuple(made)
 
 
 for _name in ("addcdiv_", "addcdiv", "addcmul_", "addcmul"):
     _function = getattr(torch, f"_foreach_{_name}")
-    on(_function)(_scaled(_function, _name))
+    on(_function)(partial(_scaled, _function, _name))

@@ -9,6 +9,7 @@ known here; None means: ask the meta kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -97,15 +98,11 @@ def row_statistics(c: Call) -> list[torch.dtype | None]:
     return statistics(c)
 
 
-def on_cpu(dtypes: DTypes) -> DTypes:
+def on_cpu(dtypes: DTypes, c: Call) -> Any:
     """Only for the CPU; other devices return something else."""
-
-    def rule(c: Call) -> Any:
-        if c.device != "cpu":
-            raise Unruled
-        return dtypes(c)
-
-    return rule
+    if c.device != "cpu":
+        raise Unruled
+    return dtypes(c)
 
 
 def masked(dtype: Callable[[Call], torch.dtype]) -> DTypes:
@@ -167,6 +164,10 @@ def concatenated(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """Channels-last where all parts suggest it."""
     is_last = all(map(_suggests_channels_last, c.tensors))
     return channels_last(shape) if is_last else contiguous(c, shape)
+
+
+def shuffled(c: Call, shape: tuple[int, ...]) -> list[int] | None:
+    return channels_last(shape) if _suggests_channels_last(c.first) else contiguous(c, shape)
 
 
 def rolled(c: Call, shape: tuple[int, ...]) -> list[int] | None:
@@ -237,7 +238,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
         glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd _safe_softmax"""),
     (first, contiguous, "embedding_dense_backward slice_backward select_backward"),
     (first, contiguous, "masked_fill mse_loss_backward smooth_l1_loss_backward huber_loss_backward"),
-    (on_cpu(lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
+    (partial(on_cpu, lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
     (first, contiguous, "amax amin"),
     (summed, contiguous, "sum prod"),
     (floating, contiguous, "mean var std logsumexp linalg_vector_norm"),
@@ -264,9 +265,8 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
         max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward"""),
-    (on_cpu(first), lambda c, s: channels_last(s) if _suggests_channels_last(c.first) else contiguous(c, s),
-     "channel_shuffle"),
-    (on_cpu(first), as_image, """
+    (partial(on_cpu, first), shuffled, "channel_shuffle"),
+    (partial(on_cpu, first), as_image, """
         pixel_shuffle reflection_pad2d replication_pad2d reflection_pad3d replication_pad3d
         reflection_pad2d_backward replication_pad2d_backward reflection_pad3d_backward
         replication_pad3d_backward"""),

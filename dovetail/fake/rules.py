@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -349,25 +350,22 @@ def _window(size: Expr, kernel: Any, stride: Any, padding: Any, dilation: Any) -
     return add(floordiv(add(add(size, mul(padding, 2)), mul(span, -1)), stride), 1)
 
 
-def pool(n: int) -> Callable[[Call], Result]:
-    def rule(c: Call) -> Result:
-        x = c["self"]
-        kernel = _per_axis(c["kernel_size"], n)
-        strides = _per_axis(c.get("stride") or kernel, n)
-        pads, gaps = _per_axis(c.get("padding", 0), n), _per_axis(c.get("dilation", 1), n)
-        sizes = []
-        for i in range(n):
-            size = x.shape[i - n]
-            if not c.get("ceil_mode", False):
-                sizes.append(_window(size, kernel[i], strides[i], pads[i], gaps[i]))
-                continue
-            span = add(mul(add(kernel[i], -1), gaps[i]), 1)
-            out = add(ceildiv(add(add(size, mul(pads[i], 2)), mul(span, -1)), strides[i]), 1)
-            starts_inside = lt(mul(add(out, -1), strides[i]), add(size, pads[i]))
-            sizes.append(out if c.holds(starts_inside) else add(out, -1))
-        return (*x.shape[:-n], *sizes)
-
-    return rule
+def pool(n: int, c: Call) -> Result:
+    x = c["self"]
+    kernel = _per_axis(c["kernel_size"], n)
+    strides = _per_axis(c.get("stride") or kernel, n)
+    pads, gaps = _per_axis(c.get("padding", 0), n), _per_axis(c.get("dilation", 1), n)
+    sizes = []
+    for i in range(n):
+        size = x.shape[i - n]
+        if not c.get("ceil_mode", False):
+            sizes.append(_window(size, kernel[i], strides[i], pads[i], gaps[i]))
+            continue
+        span = add(mul(add(kernel[i], -1), gaps[i]), 1)
+        out = add(ceildiv(add(add(size, mul(pads[i], 2)), mul(span, -1)), strides[i]), 1)
+        starts_inside = lt(mul(add(out, -1), strides[i]), add(size, pads[i]))
+        sizes.append(out if c.holds(starts_inside) else add(out, -1))
+    return (*x.shape[:-n], *sizes)
 
 
 def adaptive_pool(c: Call) -> Result:
@@ -468,15 +466,11 @@ def nll_loss(c: Call) -> Result:
 # -- indexing --------------------------------------------------------------------------------------
 
 
-def along(size: Callable[[Call, Expr], Expr]) -> Callable[[Call], Result]:
+def along(size: Callable[[Call, Expr], Expr], c: Call) -> Result:
     """As the tensor, but for the size along `dim`, which is made of the old one."""
-
-    def rule(c: Call) -> Result:
-        x, dim = c["self"], c["dim"]
-        d = _axis(dim[-1] if isinstance(dim, tuple) else dim, x.ndim)
-        return _with(x.shape, d, size(c, x.shape[d])) if x.ndim else ()
-
-    return rule
+    x, dim = c["self"], c["dim"]
+    d = _axis(dim[-1] if isinstance(dim, tuple) else dim, x.ndim)
+    return _with(x.shape, d, size(c, x.shape[d])) if x.ndim else ()
 
 
 def index(c: Call) -> Result:
@@ -560,8 +554,8 @@ RULES: Final[dict[str, Rule]] = _table(
         soft_margin_loss_backward"""),
     (lambda c: broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
-    (along(lambda c, n: add(floordiv(n, 2), 1) if c["onesided"] else n), "_fft_r2c"),
-    (along(lambda c, n: as_expr(c["last_dim_size"])), "_fft_c2r"),
+    (partial(along, lambda c, n: add(floordiv(n, 2), 1) if c["onesided"] else n), "_fft_r2c"),
+    (partial(along, lambda c, n: as_expr(c["last_dim_size"])), "_fft_c2r"),
     (lambda c: [c.first.shape, c.first.shape[:-2]], "linalg_inv_ex linalg_cholesky_ex"),
     (view_as_real, "view_as_real"),
     (view_as_complex, "view_as_complex"),
@@ -600,9 +594,9 @@ RULES: Final[dict[str, Rule]] = _table(
     (repeat, "repeat"),
     (convolution, "convolution convolution_overrideable _convolution"),
     (convolution_backward, "convolution_backward"),
-    (pool(1), "max_pool1d avg_pool1d"),
-    (pool(2), "max_pool2d_with_indices avg_pool2d max_pool2d"),
-    (pool(3), "max_pool3d_with_indices avg_pool3d max_pool3d"),
+    (partial(pool, 1), "max_pool1d avg_pool1d"),
+    (partial(pool, 2), "max_pool2d_with_indices avg_pool2d max_pool2d"),
+    (partial(pool, 3), "max_pool3d_with_indices avg_pool3d max_pool3d"),
     (adaptive_pool, """
         _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_avg_pool1d
         adaptive_max_pool2d adaptive_max_pool3d"""),
@@ -649,11 +643,11 @@ RULES: Final[dict[str, Rule]] = _table(
     (lambda c: (*c["indices"].shape, *c["weight"].shape[1:]), "embedding"),
     (lambda c: (as_expr(c["num_weights"]), c["grad_output"].shape[-1]), "embedding_dense_backward"),
     (like("index"), "gather take"),
-    (along(lambda c, n: c["index"].numel), "index_select"),
+    (partial(along, lambda c, n: c["index"].numel), "index_select"),
     (index, "index _unsafe_index"),
-    (along(lambda c, n: as_expr(c["k"])), "topk"),
+    (partial(along, lambda c, n: as_expr(c["k"])), "topk"),
     (lambda c: (*c["self"].shape[:-1], as_expr(c["num_samples"])), "multinomial"),
-    (along(lambda c, n: _divided(c, n, 2)), "glu"),
+    (partial(along, lambda c, n: _divided(c, n, 2)), "glu"),
     (cdist, "_cdist_forward"),
     (arange, "arange"),
     (lambda c: (as_expr(c["n"]), as_expr(c.get("m", c["n"]))), "eye"),

@@ -98,7 +98,7 @@ _ROWS: Final[tuple[tuple[Check, str], ...]] = (
     (lambda c: _fits(c["mask"].shape, c["self"].shape) and c["mask"].dtype == torch.bool, "masked_fill"),
     (lambda c: c["src"].shape == select(c).shape, "select_scatter"),  # type: ignore[union-attr]
     (lambda c: c["src"].shape == slice_(c).shape, "slice_scatter"),  # type: ignore[union-attr]
-    (lambda c: all(size.value > 0 for size in pool(2)(c)), "max_pool2d_with_indices avg_pool2d"),  # type: ignore[union-attr]
+    (lambda c: all(size.value > 0 for size in pool(2, c)), "max_pool2d_with_indices avg_pool2d"),  # type: ignore[union-attr]
     (_margins_fit, "max_pool2d_with_indices avg_pool2d"),
     (lambda c: len(c["repeats"]) >= c.first.ndim, "repeat"),
     (lambda c: c.first.ndim > 1, "tril triu"),

@@ -10,6 +10,7 @@ stored becomes a Buffer and a Nest that inlines what it reads; every other op be
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 from dovetail.fake.kernels import IN_PLACE
@@ -436,15 +437,11 @@ def _origins(node: Node, values: list[Lazy | Arg]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*names, node.name)))[-32:]
 
 
-def _mapped(change: Callable[[Scalar, DType], Scalar]) -> Callable[[_Lowering, Node], Lazy]:
+def _mapped(change: Callable[[Scalar, DType], Scalar], low: _Lowering, node: Node) -> Lazy:
     """Each element by itself, to the node's dtype."""
-
-    def rule(low: _Lowering, node: Node) -> Lazy:
-        x, dtype = low.value(node.args[0]), node.tensor.dtype
-        origins = _origins(node, [x])
-        return Lazy(node.tensor, lambda index: change(x.at(index), dtype), None, origins, x.cuts)
-
-    return rule
+    x, dtype = low.value(node.args[0]), node.tensor.dtype
+    origins = _origins(node, [x])
+    return Lazy(node.tensor, lambda index: change(x.at(index), dtype), None, origins, x.cuts)
 
 
 def _full(low: _Lowering, node: Node) -> Lazy:
@@ -475,9 +472,9 @@ def _view(rule: Callable[..., Lazy], *places: int) -> Callable[[_Lowering, Node]
 
 
 RULES: Final[dict[str, Callable[[_Lowering, Node], Lazy]]] = {
-    "prims.convert": _mapped(lazy.cast_to),
-    "prims.bitcast": _mapped(lambda value, dtype: scalar("bitcast", (value,), dtype)),
-    "prims.copy": _mapped(lambda value, dtype: value),
+    "prims.convert": partial(_mapped, lazy.cast_to),
+    "prims.bitcast": partial(_mapped, lambda value, dtype: scalar("bitcast", (value,), dtype)),
+    "prims.copy": partial(_mapped, lambda value, dtype: value),
     "prims.full": _full,
     "prims.empty": _full,
     "prims.iota": lambda low, node: lazy.iota(node.tensor, node.args[1], node.args[2]),

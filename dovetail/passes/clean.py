@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 from dovetail.ir.graph import Arg, Graph, Known, Node, moved_over, swapped, work_of
@@ -178,16 +179,12 @@ def choose_known(node: Node) -> Node | None:
     return _everywhere(node, chosen)
 
 
-def drop_bias(place: int) -> Callable[[Node], Node | None]:
+def drop_bias(place: int, node: Node) -> Node | None:
     """Attention with a bias of 0 everywhere."""
-
-    def rule(node: Node) -> Node | None:
-        bias = node.args[place] if place < len(node.args) else None
-        if not isinstance(bias, Node) or bias.op != "prims.full" or bias.args[1] != 0:
-            return None
-        return replace(node, args=(*node.args[:place], None, *node.args[place + 1 :]))
-
-    return rule
+    bias = node.args[place] if place < len(node.args) else None
+    if not isinstance(bias, Node) or bias.op != "prims.full" or bias.args[1] != 0:
+        return None
+    return replace(node, args=(*node.args[:place], None, *node.args[place + 1 :]))
 
 
 RULES: Final[dict[str, Callable[[Node], Node | None]]] = {
@@ -201,7 +198,7 @@ RULES: Final[dict[str, Callable[[Node], Node | None]]] = {
     "prims.ge": counts_from,
     "prims.where": choose_known,
     **{
-        f"aten._scaled_dot_product_{kind}_attention{which}.default": drop_bias(place)
+        f"aten._scaled_dot_product_{kind}_attention{which}.default": partial(drop_bias, place)
         for kind in ("cudnn", "efficient")
         for which, place in (("", 3), ("_backward", 4 if kind == "efficient" else 8))
     },

@@ -7,6 +7,7 @@ through Python.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dovetail.codegen.cpp.exprs import c_expr
@@ -35,24 +36,20 @@ def shim(writer: HostWriter) -> str:
 # -- straight calls --------------------------------------------------------------------------------
 
 
-def _into(function: str) -> Callable[[HostWriter, Extern], bool]:
+def _into(function: str, writer: HostWriter, extern: Extern) -> bool:
     """An out= variant on tensors only."""
-
-    def rule(writer: HostWriter, extern: Extern) -> bool:
-        if not extern.into or not all(isinstance(arg, BufferRef) for arg in extern.args):
-            return False
-        args = [writer.view(arg) for arg in extern.args if isinstance(arg, BufferRef)]
-        numbers = _beta_alpha(extern) if function in ("addmm", "baddbmm") else []
-        if numbers is None:
-            return False
-        out = writer.handle(extern.outputs[0])
-        writer(
-            f'TRY_OP("{extern.op}", '
-            f"aoti_torch_{shim(writer)}_{function}_out({', '.join([out, *args, *numbers])}))"
-        )
-        return True
-
-    return rule
+    if not extern.into or not all(isinstance(arg, BufferRef) for arg in extern.args):
+        return False
+    args = [writer.view(arg) for arg in extern.args if isinstance(arg, BufferRef)]
+    numbers = _beta_alpha(extern) if function in ("addmm", "baddbmm") else []
+    if numbers is None:
+        return False
+    out = writer.handle(extern.outputs[0])
+    writer(
+        f'TRY_OP("{extern.op}", '
+        f"aoti_torch_{shim(writer)}_{function}_out({', '.join([out, *args, *numbers])}))"
+    )
+    return True
 
 
 def _beta_alpha(extern: Extern) -> list[str] | None:
@@ -92,10 +89,10 @@ def _rnn_layer(writer: HostWriter, extern: Extern) -> bool:
 
 DIRECT: Final[dict[str, Callable[[HostWriter, Extern], bool]]] = {
     "aten.mkldnn_rnn_layer.default": _rnn_layer,
-    "aten.mm.default": _into("mm"),
-    "aten.bmm.default": _into("bmm"),
-    "aten.addmm.default": _into("addmm"),
-    "aten.baddbmm.default": _into("baddbmm"),
+    "aten.mm.default": partial(_into, "mm"),
+    "aten.bmm.default": partial(_into, "bmm"),
+    "aten.addmm.default": partial(_into, "addmm"),
+    "aten.baddbmm.default": partial(_into, "baddbmm"),
     "aten.convolution.default": _convolution,
 }
 

@@ -6,7 +6,8 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from dovetail.ir.expr import ZERO, Expr, as_expr, product
 from dovetail.ir.types import BOOL, I64, Device, DType
@@ -118,16 +119,13 @@ def positions(b: Build, x: Value, dim: int) -> Value:
     return b.broadcast(b.iota(x.shape[dim], I64, x.type.device), x.shape, (dim,))
 
 
-def _triangle(keeps: str) -> Callable[..., Value]:
-    def rule(b: Build, x: Value, diagonal: int = 0) -> Value:
-        rows, columns = positions(b, x, x.ndim - 2), positions(b, x, x.ndim - 1)
-        return b.where(b.call(keeps, columns, rows + int(diagonal)), x, _zero(x))
-
-    return rule
+def _triangle(keeps: str, b: Build, x: Value, diagonal: int = 0) -> Value:
+    rows, columns = positions(b, x, x.ndim - 2), positions(b, x, x.ndim - 1)
+    return b.where(b.call(keeps, columns, rows + int(diagonal)), x, _zero(x))
 
 
-decomposes("aten.triu")(_triangle("ge"))
-decomposes("aten.tril")(_triangle("le"))
+decomposes("aten.triu")(partial(_triangle, "ge"))
+decomposes("aten.tril")(partial(_triangle, "le"))
 
 
 def _zero(x: Value) -> Number:

@@ -6,7 +6,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dovetail.ir.expr import Expr
@@ -15,16 +15,13 @@ from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.registry import Declined, decomposes
 
 
-def _filled(value: Number) -> Callable[..., Value]:
-    def rule(b: Build, *args: Any, **kwargs: Any) -> Value:
-        return b.full(b.out.shape, value, b.out.dtype, b.out.device)
-
-    return rule
+def _filled(value: Number, b: Build, *args: Any, **kwargs: Any) -> Value:
+    return b.full(b.out.shape, value, b.out.dtype, b.out.device)
 
 
-decomposes("aten.zeros", "aten.zeros_like", "aten.new_zeros", prim=True)(_filled(0))
-decomposes("aten._efficientzerotensor", "aten.zero")(_filled(0))
-decomposes("aten.ones", "aten.ones_like", "aten.new_ones", prim=True)(_filled(1))
+decomposes("aten.zeros", "aten.zeros_like", "aten.new_zeros", prim=True)(partial(_filled, 0))
+decomposes("aten._efficientzerotensor", "aten.zero")(partial(_filled, 0))
+decomposes("aten.ones", "aten.ones_like", "aten.new_ones", prim=True)(partial(_filled, 1))
 
 
 @decomposes("aten.empty.memory_format", "aten.empty_like", "aten.new_empty", "aten.empty_strided",

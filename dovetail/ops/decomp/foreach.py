@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from dovetail.ir.types import TensorType
@@ -64,18 +65,14 @@ def norm(b: Build, xs: Sequence[Value], ord: float = 2, dtype: object = None) ->
     return each(b, DECOMPOSITIONS["aten.linalg_vector_norm.default"], xs, ord)
 
 
-def _scaled(op: str) -> Callable[..., list[Value]]:
+def _scaled(op: str, b: Build, xs: Any, ys: Any, zs: Any, value: Any = 1) -> list[Value]:
     """Ops whose fourth argument is a keyword of the single op."""
-
-    def rule(b: Build, xs: Any, ys: Any, zs: Any, value: Any = 1) -> list[Value]:
-        if isinstance(value, Value):
-            raise Declined
-        one = DECOMPOSITIONS[op]
-        return each(b, lambda b, x, y, z, factor: one(b, x, y, z, value=factor), xs, ys, zs, value)
-
-    return rule
+    if isinstance(value, Value):
+        raise Declined
+    one = DECOMPOSITIONS[op]
+    return each(b, lambda b, x, y, z, factor: one(b, x, y, z, value=factor), xs, ys, zs, value)
 
 
 for _name in ("addcmul", "addcdiv"):
     decomposes(f"aten._foreach_{_name}.Scalar", f"aten._foreach_{_name}.ScalarList",
-               f"aten._foreach_{_name}.Tensor")(_scaled(f"aten.{_name}.default"))  # fmt: skip
+               f"aten._foreach_{_name}.Tensor")(partial(_scaled, f"aten.{_name}.default"))  # fmt: skip

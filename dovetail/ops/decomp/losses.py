@@ -8,6 +8,7 @@ reduction: 0 none, 1 mean, 2 sum.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 from dovetail.ir.types import I64, TensorType
@@ -42,20 +43,19 @@ def pair(b: Build, x: Value, y: Value) -> tuple[Value, Value]:
     return b.expand(b.value(x), shape), b.expand(b.value(y), shape)
 
 
-def _loss(fn: Callable[..., Value]) -> Callable[..., Value]:
-    def rule(b: Build, x: Value, target: Value, reduction: int = MEAN, *rest: float) -> Value:
-        decline_if(b.out.dtype.is_low_precision and reduction != NONE)
-        return reduced(b, fn(b, *pair(b, x, target), *rest), reduction)
+def _loss(
+    fn: Callable[..., Value], b: Build, x: Value, target: Value, reduction: int = MEAN, *rest: float
+) -> Value:
+    decline_if(b.out.dtype.is_low_precision and reduction != NONE)
+    return reduced(b, fn(b, *pair(b, x, target), *rest), reduction)
 
-    return rule
 
-
-def _loss_backward(fn: Callable[..., Value]) -> Callable[..., Value]:
-    def rule(b: Build, grad: Value, x: Value, target: Value, reduction: int = MEAN, *rest: float) -> Value:
-        v, t = pair(b, x, target)
-        return finish(b, fn(b, v, t, *rest) * spread_grad(b, grad, v, reduction))
-
-    return rule
+def _loss_backward(
+    fn: Callable[..., Value], b: Build, grad: Value, x: Value, target: Value, reduction: int = MEAN,
+    *rest: float,
+) -> Value:  # fmt: skip
+    v, t = pair(b, x, target)
+    return finish(b, fn(b, v, t, *rest) * spread_grad(b, grad, v, reduction))
 
 
 def _mse(b: Build, x: Value, y: Value) -> Value:
@@ -83,8 +83,8 @@ LOSSES: Final[dict[str, tuple[Callable[..., Value], Callable[..., Value]]]] = {
 }
 """Of an input and a target: the loss of each element, and its slope."""
 for _name, (_value, _slope) in LOSSES.items():
-    decomposes(f"aten.{_name}")(_loss(_value))
-    decomposes(f"aten.{_name}_backward")(_loss_backward(_slope))
+    decomposes(f"aten.{_name}")(partial(_loss, _value))
+    decomposes(f"aten.{_name}_backward")(partial(_loss_backward, _slope))
 
 
 @decomposes("aten.binary_cross_entropy_with_logits")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -75,19 +76,15 @@ for _name in FLOAT_UNARY:
     decomposes(f"aten.{_name}", prim=True)(_unary(_name))
 
 
-def _rounding(prim: str) -> Callable[..., Value]:
+def _rounding(prim: str, b: Build, x: Value) -> Value:
     """floor, ceil... are the identity on integers."""
-
-    def rule(b: Build, x: Value) -> Value:
-        if not x.dtype.is_float:
-            return b.prim("copy", x)
-        return finish(b, b.call(prim, b.value(x)))
-
-    return rule
+    if not x.dtype.is_float:
+        return b.prim("copy", x)
+    return finish(b, b.call(prim, b.value(x)))
 
 
 for _name in ("floor", "ceil", "trunc", "round"):
-    decomposes(f"aten.{_name}", prim=True)(_rounding(_name))
+    decomposes(f"aten.{_name}", prim=True)(partial(_rounding, _name))
 
 
 def _on_numbers(prim: str) -> Callable[..., Value]:
@@ -110,19 +107,15 @@ def bitwise_not(b: Build, x: Value) -> Value:
     return ~x if x.dtype is BOOL else b.call("bit_not", x)
 
 
-def _class_test(prim: str) -> Callable[..., Value]:
+def _class_test(prim: str, b: Build, x: Value) -> Value:
     """A test that only floating point can pass."""
-
-    def rule(b: Build, x: Value) -> Value:
-        if not x.dtype.is_float:
-            return b.full(x.shape, False, BOOL, x.type.device)
-        return b.call(prim, x.to(compute_dtype(x.dtype)))
-
-    return rule
+    if not x.dtype.is_float:
+        return b.full(x.shape, False, BOOL, x.type.device)
+    return b.call(prim, x.to(compute_dtype(x.dtype)))
 
 
 for _name in ("isnan", "isinf"):
-    decomposes(f"aten.{_name}", prim=True)(_class_test(_name))
+    decomposes(f"aten.{_name}", prim=True)(partial(_class_test, _name))
 
 
 @decomposes("aten.nan_to_num")

@@ -8,7 +8,8 @@ Half types accumulate in fp32, bool and integers in i64, as in eager.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from dovetail.ir.expr import ONE, ZERO, Expr, product
@@ -42,20 +43,16 @@ def accumulate(x: Value, out: DType) -> Value:
     return x.to(compute_dtype(out))
 
 
-def _total(prim: str) -> Callable[..., Value]:
+def _total(
+    prim: str, b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
+    dtype: DType | None = None,
+) -> Value:  # fmt: skip
     """sum and prod, over some dimensions or over all"""
-
-    def rule(
-        b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
-        dtype: DType | None = None,
-    ) -> Value:  # fmt: skip
-        return b.reduce(prim, accumulate(x, b.out.dtype), dims_of(x, dim), keepdim).to(b.out.dtype)
-
-    return rule
+    return b.reduce(prim, accumulate(x, b.out.dtype), dims_of(x, dim), keepdim).to(b.out.dtype)
 
 
-decomposes("aten.sum", "aten.sum.dim_IntList")(_total("sum"))
-decomposes("aten.prod", "aten.prod.dim_int")(_total("prod"))
+decomposes("aten.sum", "aten.sum.dim_IntList")(partial(_total, "sum"))
+decomposes("aten.prod", "aten.prod.dim_int")(partial(_total, "prod"))
 
 
 @decomposes("aten.cumsum")
@@ -78,42 +75,38 @@ def as_float(size: Expr) -> Number:
     return float(size.value) if size.is_const else size
 
 
-def _extreme(*prims: str) -> Callable[..., Value | tuple[Value, ...]]:
-    def rule(
-        b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False
-    ) -> Value | tuple[Value, ...]:
-        dims = dims_of(x, dim)
-        check_not_empty(x, dims)
-        # max and min select, so half types need no detour; fp32 keeps the loop body uniform.
-        v = x.to(U8) if x.dtype is BOOL else accumulate(x, x.dtype)
+def _extreme(
+    prims: tuple[str, ...], b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False
+) -> Value | tuple[Value, ...]:
+    dims = dims_of(x, dim)
+    check_not_empty(x, dims)
+    # max and min select, so half types need no detour; fp32 keeps the loop body uniform.
+    v = x.to(U8) if x.dtype is BOOL else accumulate(x, x.dtype)
 
-        def found(prim: str) -> Value:
-            if not dims:
-                return b.full((), 0, I64, x.type.device) if prim.startswith("arg") else b.prim("copy", x)
-            best = b.reduce(prim, v, dims, keepdim)
-            return best if prim.startswith("arg") else best.to(x.dtype)
+    def found(prim: str) -> Value:
+        if not dims:
+            return b.full((), 0, I64, x.type.device) if prim.startswith("arg") else b.prim("copy", x)
+        best = b.reduce(prim, v, dims, keepdim)
+        return best if prim.startswith("arg") else best.to(x.dtype)
 
-        return found(prims[0]) if len(prims) == 1 else tuple(map(found, prims))
-
-    return rule
+    return found(prims[0]) if len(prims) == 1 else tuple(map(found, prims))
 
 
 for _name in ("max", "min"):
-    decomposes(f"aten.a{_name}", f"aten.{_name}")(_extreme(_name))
-    decomposes(f"aten.arg{_name}")(_extreme(f"arg{_name}"))
-    decomposes(f"aten.{_name}.dim")(_extreme(_name, f"arg{_name}"))
-decomposes("aten.aminmax")(_extreme("min", "max"))
+    decomposes(f"aten.a{_name}", f"aten.{_name}")(partial(_extreme, (_name,)))
+    decomposes(f"aten.arg{_name}")(partial(_extreme, (f"arg{_name}",)))
+    decomposes(f"aten.{_name}.dim")(partial(_extreme, (_name, f"arg{_name}")))
+decomposes("aten.aminmax")(partial(_extreme, ("min", "max")))
 
 
-def _truth_reduction(prim: str) -> Callable[..., Value]:
-    def rule(b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Value:
-        return b.reduce(prim, truth(b, x), dims_of(x, dim), keepdim).to(b.out.dtype)
-
-    return rule
+def _truth_reduction(
+    prim: str, b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False
+) -> Value:
+    return b.reduce(prim, truth(b, x), dims_of(x, dim), keepdim).to(b.out.dtype)
 
 
 for _name in ("any", "all"):
-    decomposes(f"aten.{_name}", f"aten.{_name}.dim", f"aten.{_name}.dims")(_truth_reduction(_name))
+    decomposes(f"aten.{_name}", f"aten.{_name}.dim", f"aten.{_name}.dims")(partial(_truth_reduction, _name))
 
 
 # -- variance --------------------------------------------------------------------------------------
@@ -143,25 +136,21 @@ def variance(
     return squares / divisor, mean
 
 
-def _spread(has_root: bool, has_mean: bool) -> Callable[..., Value | tuple[Value, Value]]:
+def _spread(
+    has_root: bool, has_mean: bool, b: Build, x: Value, dim: Sequence[int] | None = None, *,
+    correction: Number | None = 1, keepdim: bool = False,
+) -> Value | tuple[Value, Value]:  # fmt: skip
     """var, std, var_mean and std_mean"""
-
-    def rule(
-        b: Build, x: Value, dim: Sequence[int] | None = None, *, correction: Number | None = 1,
-        keepdim: bool = False,
-    ) -> Value | tuple[Value, Value]:  # fmt: skip
-        less = 1 if correction is None else correction
-        found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), less, keepdim)
-        spread = (b.call("sqrt", found) if has_root else found).to(b.out.dtype)
-        return (spread, mean.to(b.out.dtype)) if has_mean else spread
-
-    return rule
+    less = 1 if correction is None else correction
+    found, mean = variance(b, accumulate(x, x.dtype), dims_of(x, dim), less, keepdim)
+    spread = (b.call("sqrt", found) if has_root else found).to(b.out.dtype)
+    return (spread, mean.to(b.out.dtype)) if has_mean else spread
 
 
-decomposes("aten.var.correction")(_spread(False, False))
-decomposes("aten.std.correction")(_spread(True, False))
-decomposes("aten.var_mean.correction")(_spread(False, True))
-decomposes("aten.std_mean.correction")(_spread(True, True))
+decomposes("aten.var.correction")(partial(_spread, False, False))
+decomposes("aten.std.correction")(partial(_spread, True, False))
+decomposes("aten.var_mean.correction")(partial(_spread, False, True))
+decomposes("aten.std_mean.correction")(partial(_spread, True, True))
 
 
 # -- norms over elements ---------------------------------------------------------------------------
@@ -204,24 +193,21 @@ def logsumexp(b: Build, x: Value, dim: Sequence[int], keepdim: bool = False) -> 
 # -- softmax ---------------------------------------------------------------------------------------
 
 
-def _softmax(is_log: bool) -> Callable[..., Value]:
-    def rule(b: Build, x: Value, dim: int, half_to_float: bool) -> Value:
-        dims = dims_of(x, dim)
-        if not dims:
-            return b.full((), 0 if is_log else 1, b.out.dtype, x.type.device)
-        check_not_empty(x, dims)
-        v = accumulate(x, x.dtype if not b.out.dtype.bits == 32 else b.out.dtype)
-        decline_if(not v.dtype.is_float)
-        shifted = v - b.reduce("max", v, dims, keepdim=True)
-        e = b.call("exp", shifted)
-        total = b.reduce("sum", e, dims, keepdim=True)
-        return (shifted - b.call("log", total) if is_log else e / total).to(b.out.dtype)
-
-    return rule
+def _softmax(is_log: bool, b: Build, x: Value, dim: int, half_to_float: bool) -> Value:
+    dims = dims_of(x, dim)
+    if not dims:
+        return b.full((), 0 if is_log else 1, b.out.dtype, x.type.device)
+    check_not_empty(x, dims)
+    v = accumulate(x, x.dtype if not b.out.dtype.bits == 32 else b.out.dtype)
+    decline_if(not v.dtype.is_float)
+    shifted = v - b.reduce("max", v, dims, keepdim=True)
+    e = b.call("exp", shifted)
+    total = b.reduce("sum", e, dims, keepdim=True)
+    return (shifted - b.call("log", total) if is_log else e / total).to(b.out.dtype)
 
 
-decomposes("aten._softmax")(_softmax(is_log=False))
-decomposes("aten._log_softmax")(_softmax(is_log=True))
+decomposes("aten._softmax")(partial(_softmax, False))
+decomposes("aten._log_softmax")(partial(_softmax, True))
 
 
 @decomposes("aten._softmax_backward_data")
