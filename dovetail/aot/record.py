@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -235,15 +234,19 @@ def result_type(result: Any) -> Type:
     return None
 
 
-def record_random(route: Route, recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def record_random(route: Route) -> Route:
     """A random op leaves its mark on the real generator, so that replayed states can be told apart."""
-    with torch._C._DisableTorchDispatch():
-        state = torch.get_rng_state().numpy().tobytes()
-        torch.rand(1)
-    count = len(recorder.builder.nodes)
-    result = route(recorder, func, args, kwargs)
-    recorder.draws.update(dict.fromkeys(recorder.builder.nodes[count:], state))
-    return result
+
+    def recorded(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        with torch._C._DisableTorchDispatch():
+            state = torch.get_rng_state().numpy().tobytes()
+            torch.rand(1)
+        count = len(recorder.builder.nodes)
+        result = route(recorder, func, args, kwargs)
+        recorder.draws.update(dict.fromkeys(recorder.builder.nodes[count:], state))
+        return result
+
+    return recorded
 
 
 # -- how each kind of op is recorded -------------------------------------------------------------------
@@ -638,7 +641,7 @@ ROUTES: Final[dict[str, Route]] = {
 def _route(func: Any) -> Route:
     facts = facts_of(func)
     route = _route_by_kind(func, facts)
-    return partial(record_random, route) if facts.is_random else route
+    return record_random(route) if facts.is_random else route
 
 
 def _route_by_kind(func: Any, facts: Record) -> Route:
