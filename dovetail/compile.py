@@ -126,8 +126,8 @@ def compile_graph(
         joint = replace(joint, signature=replace(joint.signature, unread=()))
     frozen = freeze(unit, joint, module.meta.get("steady", ()), options)
     stages: list[Stage] = [("20.prims", ops.decompose), ("30.passes", passes.optimize)]
-    if joint.signature.tangents:
-        stages.insert(0, ("15.layout", passes.channels_last_in_training))
+    if frozen is None:
+        stages.insert(0, ("15.layout", passes.channels_last_where_it_pays))
     stages += [("35.reuse", functools.partial(passes.reuse, known=other)) for other in known]
     graph: Any = run_stages(unit, stages, joint.graph if frozen is None else frozen.main)
     if frozen is not None:

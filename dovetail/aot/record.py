@@ -552,9 +552,9 @@ def record_clone(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
 def record_batch_norm(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """In training it updates the running statistics, else it only reads them, whatever its schema says."""
     if not args[5] or args[3] is None:
-        op = _aten.native_batch_norm.default if func is _aten._native_batch_norm_legit.default else func
-        return record_call(recorder, op, args, kwargs)
-    result = record_write(recorder, _aten._native_batch_norm_legit.default, args, kwargs)
+        result = record_call(recorder, _aten.native_batch_norm.default, args, kwargs)
+    else:
+        result = record_write(recorder, _aten._native_batch_norm_legit.default, args, kwargs)
     if func is not _aten.cudnn_batch_norm.default:
         return result
     named = {"dtype": torch.uint8, "device": args[0].device}

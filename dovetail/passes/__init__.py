@@ -5,14 +5,14 @@ from __future__ import annotations
 from dovetail.ir.graph import Graph
 from dovetail.passes.clean import drop_dead, merge_equal, reuse, simplify
 from dovetail.passes.freeze import Frozen, freeze
-from dovetail.passes.layout import channels_last_in_training
+from dovetail.passes.layout import channels_last_where_it_pays
 from dovetail.passes.pad import pad_products
 from dovetail.passes.products import alone, open_products
 from dovetail.passes.rows import join_rows
 from dovetail.passes.split import split_reductions
 
 __all__ = [
-    "Frozen", "alone", "channels_last_in_training", "freeze", "open_products", "optimize", "reuse",
+    "Frozen", "alone", "channels_last_where_it_pays", "freeze", "open_products", "optimize", "reuse",
 ]  # fmt: skip
 
 

@@ -13,7 +13,8 @@ and fusing it saves less than a hundredth.
 
 In training the weights change with every step, and the plain calls, forward and backward, turn them
 around each time. That pays where convolutions are grouped, which oneDNN does by copying patches
-otherwise, and where there are few weights to turn.
+otherwise, and where there are few weights to turn. On a GPU, where nothing is known to stay, every
+convolution gains, and the weights are turned by kernels of ours, as they are cast or by themselves.
 """
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ import torch
 
 from dovetail.ir.expr import ONE, Expr, mul
 from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
-from dovetail.ir.types import F32, TensorType, Type
+from dovetail.ir.types import BF16, F16, F32, DType, TensorType, Type
 from dovetail.ops.registry import DECOMPOSITIONS
 
 CONV: Final = "aten.convolution.default"
@@ -40,8 +41,15 @@ FOLLOWS: Final = frozenset((
     "aten.max_pool2d_with_indices_backward.default", "aten.avg_pool2d_backward.default",
 ))  # fmt: skip
 """Library calls whose results are laid out as their operand is."""
+RESIZES: Final = FOLLOWS | frozenset((
+    "aten.cat.default", "aten.slice.Tensor", "aten.constant_pad_nd.default", "aten.upsample_nearest2d.default",
+    "aten.upsample_bilinear2d.default",
+))  # fmt: skip
+"""Ops that make images of other images."""
 AGAINST: Final = frozenset(("aten.native_group_norm.default",))
 """Ops that lose more on scattered channels than convolutions gain."""
+LAID: Final[dict[str, tuple[DType, ...]]] = {"cpu": (F32,), "cuda": (F32, F16, BF16)}
+"""Types of images that libraries convolve faster channels-last."""
 EXACT: Final = frozenset(("aten.as_strided.default", "aten.as_strided_scatter.default"))
 """Ops of ours whose meaning depends on memory."""
 
@@ -61,15 +69,22 @@ def channels_last(graph: Graph, fixed: set[Node]) -> Graph:
     return _Layout(graph, convs, fixed).run()
 
 
-def channels_last_in_training(graph: Graph) -> Graph:
-    """The same for a joint graph, where it pays."""
+def channels_last_where_it_pays(graph: Graph) -> Graph:
+    """The same where weights may change with every call: for a joint graph, and on a GPU."""
     convs = {node for node in graph.nodes if _is_plain(node)}
-    grouped = [_tensor(node, 0) for node in convs if node.op == CONV and cast(int, node.args[8]) > 1]
-    turned = [_tensor(node, 1) for node in convs if node.op == CONV and not is_laid(_tensor(node, 1))]
-    gain = sum(type.bytes.value for type in grouped)
+    forward = [node for node in convs if node.op == CONV]
+    gaining = [_tensor(node, 0) for node in forward if _gains(node)]
+    turned = [_tensor(node, 1) for node in forward if not is_laid(_tensor(node, 1))]
+    gain = sum(type.bytes.value for type in gaining)
     if gain <= sum(type.bytes.value for type in turned) or not _may_move(graph):
         return graph
     return _Layout(graph, convs, set()).run()
+
+
+def _gains(node: Node) -> bool:
+    """Its library call is faster on channels-last images that it does not have yet."""
+    images = _tensor(node, 0)
+    return not is_laid(images) if images.device.kind == "cuda" else cast(int, node.args[8]) > 1
 
 
 def _may_move(graph: Graph) -> bool:
@@ -86,13 +101,13 @@ def _is_eligible(node: Node, fixed: set[Node]) -> bool:
 
 
 def _is_plain(node: Node) -> bool:
-    """A convolution of images, or its gradient, on the CPU, of known sizes and not transposed."""
+    """A convolution of images, or its gradient, of known sizes and not transposed."""
     if node.op not in (CONV, CONV_BACKWARD):
         return False
     operands, transposed = (node.args[:2], 6) if node.op == CONV else (node.args[:3], 7)
     types = [cast(Node, arg).tensor for arg in operands]
     return node.args[transposed] is False and all(
-        each.ndim == 4 and each.dtype is F32 and each.device.kind == "cpu"
+        each.ndim == 4 and each.dtype in LAID[each.device.kind]
         and all(size.is_const and size.value > 0 for size in each.shape)
         for each in types
     )  # fmt: skip
@@ -172,14 +187,14 @@ class _Layout:
     # -- kinds of nodes
 
     def follow(self, node: Node) -> None:
-        """The result is laid out as an operand of its shape (its batch, for pooling) is."""
+        """The result is laid out as an operand of its shape is, or that it was made of."""
         shapes = {now.tensor.shape for now in map(self.current, node.operands) if now in self.eager}
-        pools = node.op in FOLLOWS and bool(shapes)
+        resizes = node.op in RESIZES and bool(shapes)
         if node.op == GET:
             source = self.current(cast(Node, node.args[0]))
             type = cast("tuple[Type, ...]", source.type)[cast(int, node.args[1])]
         else:
-            type = _relaid(node.type, shapes, pools)
+            type = _relaid(node.type, shapes, resizes)
         self.keep(node, self.moved(node, self.current, type), type)
 
     def convolve(self, node: Node) -> None:
@@ -188,7 +203,7 @@ class _Layout:
         (bias,) = swapped(node.args[2:3], self.env)
         type = laid(node.tensor)
         is_fixed, is_small = node.args[1] in self.fixed, weight.tensor.numel.value < SMALLEST_PACKED
-        filters = self.copied_weight(weight) if is_fixed else weight
+        filters = self.copied_weight(weight) if is_fixed else self.turned(node.args[1])
         if not is_fixed or groups == 1 and is_small:
             made = Node(CONV, (x, filters, bias, *node.args[3:]), type, node.name, (), node.loc)
         else:
@@ -204,15 +219,20 @@ class _Layout:
     def convolve_back(self, node: Node) -> None:
         """The gradients of images and weights come out as the images are laid out."""
         gradient, x = self.laid_out(node.args[0]), self.laid_out(node.args[1])
-        rest = swapped(node.args[2:], self.env)
+        weight, rest = self.turned(node.args[2]), swapped(node.args[3:], self.env)
         kinds = cast("tuple[Type, ...]", node.type)
         types = tuple(laid(t) if isinstance(t, TensorType) and t.ndim == 4 else t for t in kinds)
-        made = Node(CONV_BACKWARD, (gradient, x, *rest), types, node.name, node.kwargs, node.loc)
+        made = Node(CONV_BACKWARD, (gradient, x, weight, *rest), types, node.name, node.kwargs, node.loc)
         self.keep(node, made, types)
 
     def laid_out(self, arg: Arg) -> Node:
         now = self.current(cast(Node, arg))
         return now if is_laid(now.type) else self.copied(now, laid(now.tensor))
+
+    def turned(self, weight: Arg) -> Node:
+        """Weights that may change with every call."""
+        now = self.current(cast(Node, weight))
+        return self.laid_out(now) if now.tensor.device.kind == "cuda" else now
 
     def copied_weight(self, weight: Node) -> Node:
         """Channels-last, by an op that the prologue can run."""
@@ -221,9 +241,9 @@ class _Layout:
         return self.builder.call("aten.clone.default", (weight,), type, kwargs, name, weight.loc)
 
 
-def _relaid(type: Type, shapes: Collection[tuple[Expr, ...]], pools: bool) -> Type:
+def _relaid(type: Type, shapes: Collection[tuple[Expr, ...]], resizes: bool) -> Type:
     if isinstance(type, tuple):
-        return tuple(_relaid(each, shapes, pools) for each in type)
-    if not isinstance(type, TensorType) or type.ndim != 4 or not (pools or type.shape in shapes):
+        return tuple(_relaid(each, shapes, resizes) for each in type)
+    if not isinstance(type, TensorType) or type.ndim != 4 or not (resizes or type.shape in shapes):
         return type
     return laid(type)

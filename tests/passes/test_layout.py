@@ -8,6 +8,7 @@ from torch import nn
 
 import dovetail
 from dovetail import aot, passes
+from dovetail.fake.tensor import Fake, _empty_meta
 from dovetail.passes.layout import CONV, CONV_BACKWARD, is_laid
 
 
@@ -55,7 +56,7 @@ def test_gradients_equal_eager() -> None:
 
 def test_grouped_convolutions_move_the_graph() -> None:
     model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(), nn.Conv2d(16, 32, 1))
-    graph = passes.channels_last_in_training(joint_graph(model, torch.randn(4, 16, 32, 32)).graph)
+    graph = passes.channels_last_where_it_pays(joint_graph(model, torch.randn(4, 16, 32, 32)).graph)
     convs = [node for node in graph.nodes if node.op == CONV]
     assert len(convs) == 2 and all(is_laid(node.type) for node in convs)
     assert any(node.op == CONV_BACKWARD for node in graph.nodes)
@@ -64,4 +65,57 @@ def test_grouped_convolutions_move_the_graph() -> None:
 def test_large_filters_stay() -> None:
     model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1))
     joint = joint_graph(model, torch.randn(2, 64, 8, 8))
-    assert passes.channels_last_in_training(joint.graph) is joint.graph
+    assert passes.channels_last_where_it_pays(joint.graph) is joint.graph
+
+
+def on_a_gpu(*shape: int) -> torch.Tensor:
+    like = torch.empty(shape, device="meta")
+    return Fake(_empty_meta(shape, like.stride(), like.dtype), torch.device("cuda", 0))
+
+
+def test_on_a_gpu_every_convolution_moves() -> None:
+    def block(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:
+        y = torch.conv2d(x, a, padding=1)
+        y, *_ = torch.ops.aten.cudnn_batch_norm(y, stats, stats, stats, stats, False, 0.1, 1e-5)
+        return torch.conv2d(torch.cat([x, y.relu()], 1), b).amax((2, 3))
+
+    program = torch.fx.Graph()
+    inputs = [program.placeholder(name) for name in ("x", "a", "b", "stats")]
+    program.output((program.call_function(block, tuple(inputs)),))
+    shapes = ((4, 8, 32, 32), (8, 8, 3, 3), (16, 16, 1, 1), (8,))
+    module = torch.fx.GraphModule(nn.Module(), program)
+    graph = aot.trace_joint(module, [on_a_gpu(*shape) for shape in shapes]).graph
+    moved = passes.channels_last_where_it_pays(graph)
+    assert all(is_laid(node.type) for node in moved.nodes if node.op in (CONV, "aten.cat.default"))
+    copied = [node.name for node in moved.nodes if node.op == "prims.copy"]
+    assert copied == ["x_laid_out", "a_laid_out"], "the images once, and the weights that are no vectors"
+    assert [node.op for node in moved.nodes if "batch_norm" in node.op] == ["aten.native_batch_norm.default"]
+
+
+def test_images_made_of_images_stay_laid_out() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+            self.c = nn.Conv2d(35, 8, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = self.a(x)
+            small = nn.functional.pad(nn.functional.avg_pool2d(self.b(first), 2), (1, 1, 1, 1))
+            back = nn.functional.interpolate(small[:, :, 1:-1, 1:-1], scale_factor=2.0)
+            left, right = self.c(torch.cat([first, back, x], 1)).chunk(2, 1)
+            return left * right.sigmoid()
+
+    torch.manual_seed(0)
+    model = Mixed()
+    other, x = copy.deepcopy(model), torch.randn(4, 3, 32, 32)
+    graph = passes.channels_last_where_it_pays(joint_graph(model, x).graph)
+    ops = ("aten.cat.default", "aten.constant_pad_nd.default", "aten.upsample_nearest2d.default")
+    made = [node for node in graph.nodes if node.op in ops and "grad" not in node.name]
+    assert len(made) == 3 and all(is_laid(node.type) for node in made)
+    want, got = model(x), dovetail.compile(other)(x)
+    torch.testing.assert_close(got, want)
+    want.square().sum().backward()
+    got.square().sum().backward()
+    for have, given in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(given.grad, have.grad, rtol=1e-4, atol=1e-3)
