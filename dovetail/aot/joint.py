@@ -30,10 +30,10 @@ from dovetail.aot.record import Recorder
 from dovetail.errors import Break, UnsupportedMutation
 from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
 from dovetail.fake.kernels import watch_kernels
-from dovetail.ir.expr import Expr
+from dovetail.ir.expr import Expr, le
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Known, Node, moved_over, nodes_in, swapped, work_of
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
-from dovetail.ir.types import F64, I64, ScalarType, TensorType
+from dovetail.ir.types import F64, I64, NARROW, ScalarType, TensorType
 from dovetail.ops.build import is_dense
 from dovetail.sym import Shapes
 from dovetail.util.noun import Noun, field, replace
@@ -139,6 +139,8 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     graph = builder.finish((*trace.values, *grads))
     unread = _unread(graph, boundary, [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))])
     graph, repeated = merge_repeated(graph, boundary, recorder.draws)
+    if shapes is not None:
+        assume_narrow(graph, shapes)
     if shapes is not None and shapes.equalities:  # learned late, they hold from the beginning
         graph, outputs = simplify_graph(graph, shapes), [simplify_output(o, shapes) for o in outputs]
     signature = Signature(
@@ -571,6 +573,22 @@ def _shapes_of(examples: Sequence[Any]) -> Shapes | None:
         if type(example) is Fake and example.shapes is not None:
             return example.shapes
     return None
+
+
+def assume_narrow(graph: Graph, shapes: Shapes) -> None:
+    """Symbolic tensors on a GPU have no more elements than 32-bit indices reach; those that have more are
+    not symbolic."""
+    made = [node.type for node in (*graph.inputs, *graph.nodes)]
+    types = [part for type in made for part in (type if isinstance(type, tuple) else (type,))]
+    tensors = [type for type in types if isinstance(type, TensorType) and type.device.kind == "cuda"]
+    counts = {shapes.simplify(type.numel) for type in tensors}
+    reason, checked = "kernels of a GPU index with 32 bits", list[Expr]()
+    for count in sorted((c for c in counts if not c.is_const), key=shapes.hint, reverse=True):
+        if any(shapes.is_true(le(count, other)) for other in checked):
+            continue
+        if not shapes.decide(le(count, NARROW), reason):
+            shapes.specialise_symbols(count, reason)
+        checked.append(count)
 
 
 def simplify_graph(graph: Graph, shapes: Shapes) -> Graph:

@@ -46,6 +46,9 @@ class DType(Noun, eq=False):
         return self.name.upper()  # the name that it has here
 
 
+NARROW: Final = (1 << 31) - (1 << 16)
+"""Elements that kernels of a GPU reach with 32-bit indices, what a last block counts beyond them included."""
+
 BOOL: Final = DType("bool", "bool", 8, "bool")
 U8: Final = DType("u8", "uint", 8, "uint8")
 U16: Final = DType("u16", "uint", 16, "uint16")

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import dovetail
 from dovetail import aot
 from dovetail.fake import fake_like
+from dovetail.fake.tensor import Fake, _symbolic
 from dovetail.sym import Shapes, make_symfloat, make_symint
 from tests.aot.running import as_module, compiled
 
@@ -107,3 +108,18 @@ def test_the_gpu_s_forms_of_ops() -> None:
     assert "_thnn_fused_gru_cell_backward.default(tangent_0, program_1, False)" in graph
     assert "(f32[s0, 24], f32[s0, 24], f32[s0, 8], None, None)" in graph
     assert "aten.cudnn_grid_sampler_backward.default(x2, x3, tangent_1)" in graph
+
+
+@pytest.mark.parametrize("rows", [6, 1 << 20])
+def test_symbolic_sizes_on_a_gpu_fit_its_indices(rows: int) -> None:
+    shapes = Shapes()
+    like = torch.empty(rows, 64, device="meta")
+    extent = {0: shapes.symbol(rows)}.get
+    form = fake_like(like, shapes=shapes, extent=extent).form
+    assert form is not None
+    example = _symbolic(Fake(like, torch.device("cuda", 0)), form, shapes)
+    joint = aot.trace_joint(as_module(lambda x: x.unsqueeze(2) * x.unsqueeze(1), 1), [example])
+    product = joint.graph.nodes[-1]
+    assert product.tensor.shape[0].is_const == (rows > 6)
+    guarded = [str(assumption.condition) for assumption in shapes.freeze()]
+    assert guarded[-1:] == (["s0 == 1048576"] if rows > 6 else ["(4096*s0) <= 2147418112"]), guarded

@@ -185,16 +185,33 @@ def test_programs_in_the_interpreter(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_gpu_reads_a_copy_of_what_the_cpu_made():
-    def fake(device, *shape):
-        stride = torch.empty(shape, device="meta").stride()
-        return Fake(_empty_meta(shape, stride, torch.float32), torch.device(device))
+def fake(device, *shape):
+    stride = torch.empty(shape, device="meta").stride()
+    return Fake(_empty_meta(shape, stride, torch.float32), torch.device(device))
 
+
+def host_text(program, *examples):
+    joint = aot.trace_joint(symbolic_trace(program), list(examples))
+    loops = lower.lower(aot.partition(ops.decompose(joint.graph), joint.signature).forward)
+    return codegen.emit(schedule.plan(schedule.schedule(loops, Options())), Options()).host
+
+
+def test_a_gpu_reads_a_copy_of_what_the_cpu_made():
     def program(x, n):
         total = n.prod()
         return x * total, total + 1
 
-    joint = aot.trace_joint(symbolic_trace(program), [fake("cuda:0", 64), fake("cpu", 3)])
-    loops = lower.lower(aot.partition(ops.decompose(joint.graph), joint.signature).forward)
-    text = codegen.emit(schedule.plan(schedule.schedule(loops, Options())), Options()).host
+    text = host_text(program, fake("cuda:0", 64), fake("cpu", 3))
     assert "= moved(h_" in text and text.index("= moved(h_") < text.index("launch of mul")
+
+
+def test_attention_is_called_without_python():
+    """It returns numbers besides tensors, which nobody reads."""
+
+    def program(q):
+        return torch.ops.aten._scaled_dot_product_flash_attention.default(q, q, q)[0]
+
+    text = host_text(program, fake("cuda:0", 2, 4, 64, 32))
+    assert 'dispatch(python, "aten::_scaled_dot_product_flash_attention"' in text
+    assert "python->call_with(python, " not in text
+    assert text.count("{(Handle)stack") == 7, "two of its nine results are numbers"

@@ -40,7 +40,7 @@ from dovetail.ir.expr import ONE, ZERO, Expr, floordiv, mod, product, spell, sub
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
-from dovetail.ir.types import BOOL, I64, DType
+from dovetail.ir.types import BOOL, I64, NARROW, DType
 from dovetail.util.noun import Noun, field, replace
 from dovetail.util.writer import Writer
 
@@ -59,7 +59,6 @@ FEW_PROGRAMS: Final = 264
 SHORTEST_ROW: Final = 64
 MOST_EARLY: Final = 3
 """Loads of constants that are made first: each takes registers."""
-INT32_LIMIT: Final = (1 << 31) - 1
 
 DOWN: Final = "[:, None]"
 ACROSS: Final = "[None, :]"
@@ -267,10 +266,10 @@ class Emitter(Noun, frozen=False):
         return tuple((axis.size, k) for k, axis in enumerate(self.axes) if axis.name != "r")
 
     def _is_wide(self) -> bool:
-        """Some index may not fit in 32 bits."""
-        if any(a.buffer.type.numel.hi > INT32_LIMIT for a in self.shape.args if a.buffer.type.numel.is_const):
+        """Some index may not fit in 32 bits. Symbolic ones do: see aot/joint.py."""
+        if any(a.buffer.type.numel.hi > NARROW for a in self.shape.args if a.buffer.type.numel.is_const):
             return True
-        return any(expr.hi > INT32_LIMIT for expr in group_exprs(self.group) if not symbols(expr))
+        return any(expr.hi > NARROW for expr in group_exprs(self.group) if not symbols(expr))
 
     def _indices(self) -> None:
         """Positions along each axis, and the loop variables they stand for."""
