@@ -22,21 +22,20 @@ MARK: Final = "__dynamo_disable"
 @cache
 def quiet_references() -> int:
     """Mark every wrapped function among torch's reference implementations; how many there are."""
-    seen: set[FunctionType] = set()
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("torch._refs", "torch._meta_registrations", "torch._decomp", "torch._prims")):
-            for value in list(vars(module).values()):
-                _quiet(value, seen)
-    return sum(function.__code__ is WRAPPER for function in seen)
-
-
-def _quiet(value: object, seen: set[FunctionType]) -> None:
-    """Follow what wraps what: a wrapper holds the wrapped function in its closure."""
-    if not isinstance(value, FunctionType) or value in seen:
-        return
-    seen.add(value)
-    for cell in value.__closure__ or ():
-        inner = cell.cell_contents
-        if value.__code__ is WRAPPER and isinstance(inner, FunctionType):
-            setattr(inner, MARK, inner)
-        _quiet(inner, seen)
+    families = ("torch._refs", "torch._meta_registrations", "torch._decomp", "torch._prims")
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(families)]
+    stack: list[object] = [value for module in modules for value in list(vars(module).values())]
+    seen: set[object] = set()
+    count = 0
+    while stack:  # a wrapper holds the wrapped function in its closure
+        value = stack.pop()
+        if type(value) is FunctionType and value.__closure__ and value not in seen:
+            seen.add(value)
+            held = [cell.cell_contents for cell in value.__closure__]
+            stack += held
+            if value.__code__ is WRAPPER:
+                count += 1
+                for inner in held:
+                    if isinstance(inner, FunctionType):
+                        setattr(inner, MARK, inner)
+    return count

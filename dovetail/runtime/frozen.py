@@ -37,7 +37,8 @@ def attach_watch() -> None:
     attach()
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         tensor = torch.zeros(60013)[31337:]
-        before = [tensor.zero_()._version for _ in range(1000)][-1]
+        before = 1000
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (before,))  # type: ignore[attr-defined]
         words, alias, other = (
             words_at(impl_of(each), IMPL_BYTES // 8)
             for each in (tensor, tensor.detach(), torch.zeros(60013)[31337:])
