@@ -30,6 +30,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch.autograd import Function
 
+from dovetail.aot.chain import NEVER_ASKED, Chained, Watch, tell_hooks
 from dovetail.aot.cost import class_of
 from dovetail.aot.double import (
     MOST_COMPILED,
@@ -84,6 +85,8 @@ def bind(
     is_tied = bool(partition.signature.tangents)
     groups = by_group(partition) if is_tied else []
     parts = [_Part(group, f"_{i}" if i else "", joint.has_grad) for i, group in enumerate(groups)]
+    for part in parts:
+        emitter.scope[f"eager{part.suffix}"] = Eager(joint, part.partition, part.places)
     emitter.emit_call(parts)
     for part in parts:
         emitter.emit_function(part, build)
@@ -101,7 +104,7 @@ def _make_function(scope: dict[str, Any], suffix: str) -> Callable[..., Any]:
     """The autograd.Function over the generated forward and backward. Its own `apply` first asks whether a
     functorch transform is active, which costs as much as the rest; the base class does the work."""
     parts = {name: staticmethod(scope[f"{name}{suffix}"]) for name in ("forward", "backward")}
-    made = type("CompiledFunction", (Function,), parts)
+    made = tell_hooks(type("CompiledFunction", (Function,), parts))
     return super(Function, made).apply  # type: ignore[misc, no-any-return]
 
 
@@ -195,6 +198,9 @@ class _Emitter:
             "run_eager": joint.eager,
             "eager_results": eager_results,
             "eager_after": eager_after,
+            "Watch": Watch,
+            "never_asked": NEVER_ASKED,
+            "chained": super(Function, Chained).apply,  # type: ignore[misc]
             **{f"constant_{i}": value for i, value in enumerate(joint.constants)},
         }
 
@@ -351,6 +357,7 @@ class _Emitter:
             if parts:
                 is_random = any(class_of(node.op) == "random" for node in self.partition.forward.nodes)
                 self.w(f"random = {'eager.random_state()' if is_random else None}")
+                self.w(f"watch = {'Watch()' if self.signature.chains else None}")
             if self.results or self.partition.forward.nodes:
                 with self.raising_as_eager():
                     with self.without_grad() if any(self.joint.has_grad) else nullcontext():
@@ -365,13 +372,23 @@ class _Emitter:
                 passed = [self.results[i] for i in part.partition.signature.tangents]
                 given = [self.everything, *(self.inputs[i] for i in part.places if i is not None)]
                 self.w(f"{_targets(passed)} = apply{part.suffix}({', '.join(given)})")
+            self.emit_chains(parts)
             self.emit_write_back([m for m in self.signature.mutations if m.output not in self.unseen])
             self.emit_return()
         self.w()
 
+    def emit_chains(self, parts: list[_Part]) -> None:
+        part_of = {i: part for part in parts for i in part.partition.signature.tangents}
+        for i, before in self.signature.chains:
+            value, given = self.results[i], [self.results[p] for p in before]
+            self.scope[f"made_{i}"] = self.scope[f"eager{part_of[i].suffix}"], i, before
+            self.w(f"{value} = chained({value}, never_asked, watch, made_{i}, {', '.join(given)})")
+        if followed := sorted({p for _, before in self.signature.chains for p in before}):
+            self.w(f"watch.follow({', '.join(self.results[p] for p in followed)})")
+
     @property
     def everything(self) -> str:
-        return _tuple(["random", *self.inputs, *self.results])
+        return _tuple(["random", "watch", *self.inputs, *self.results])
 
     # -- the functions
 
@@ -383,7 +400,6 @@ class _Emitter:
                 self.emit_forward(part)
             self.w(f"return {_tuple(self.results[i] for i in part.partition.signature.tangents)}")
         self.w()
-        self.scope[f"eager{part.suffix}"] = Eager(self.joint, part.partition, part.places)
         if part.partition.signature.grad_inputs:
             backward = part.partition.backward
             assert backward is not None and build is not None
@@ -395,7 +411,7 @@ class _Emitter:
 
     def emit_forward(self, part: _Part) -> None:
         partition = part.partition
-        self.w("ctx.random = random")
+        self.w("ctx.random, ctx.watch = random, watch")
         kept = [self.saved_name(part, s) for _, s in partition.kept(TensorType)]
         self.w(f"ctx.save_for_backward({', '.join(kept)})")
         if numbers := [self.saved_name(part, s) for _, s in partition.kept(ScalarType)]:
@@ -424,7 +440,9 @@ class _Emitter:
         with self.w.block(f"def backward{suffix}(ctx, {', '.join(tangents.values())}):"):
             with self.w.block(f"if {' and '.join(f'{name} is None' for name in tangents.values())}:"):
                 self.w(f"return {_tuple(['None'] * len(part.places))}")
-            with self.w.block(f"if is_grad_enabled() or lack_memory({', '.join(tangents.values())}):"):
+            conditions = ["is_grad_enabled()", f"lack_memory({', '.join(tangents.values())})"]
+            conditions += ["ctx.watch.is_cut"] * bool(self.signature.chains)
+            with self.w.block(f"if {' or '.join(conditions)}:"):
                 self.w(by_eager)
             if kept := [f"saved_{i}" for i, _ in partition.kept(TensorType)]:
                 self.w(f"{_targets(kept)} = ctx.saved_tensors")

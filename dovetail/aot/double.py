@@ -12,7 +12,7 @@ forward, with the same random numbers; the compiled one only what backward does 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from typing import Any, Final
@@ -27,6 +27,7 @@ from dovetail.errors import InternalWarning, UnsupportedMutation
 from dovetail.events import EVENTS
 from dovetail.ir.graph import Known, Node, nodes_in
 from dovetail.ir.types import TensorType
+from dovetail.util.noun import dataclass
 
 MOST_COMPILED: Final = 4
 """Geometries for which the gradient's program is compiled."""
@@ -35,6 +36,16 @@ _BATCH_NORMS: Final = (
     "aten._native_batch_norm_legit_functional.default", "aten._batch_norm_with_update_functional.default",
 )  # fmt: skip
 """In training their running statistics are updated, and play no part in the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which gradients: of the inputs less the `unwanted`, or of the outputs `goals`, where what flows through
+    one of them to another does not count. is_cut: their own tangents flow on from such outputs."""
+
+    unwanted: tuple[int, ...] = ()
+    goals: tuple[int, ...] = ()
+    is_cut: bool = False
 
 
 class Eager:
@@ -46,8 +57,10 @@ class Eager:
         self.places = places
         """The input that each argument of the autograd.Function is; None for one that is no input."""
         self.mutated = frozenset(m.input for m in signature.mutations)
-        self.compiled: dict[object, Callable[..., Any] | None] = {}
+        self.compiled: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
         """Gradient programs by geometry; None where compiling failed."""
+        self.met: set[object] = set()
+        """The same, asked for: what was never asked for before, as by a single retain_grad(), is eager's."""
         self.asked = sorted(enumerate(signature.grad_inputs), key=lambda entry: entry[1] in joint.loose)
         """Gradients and their inputs, parameters first."""
         self.may_skip = any(i in joint.loose for i in signature.grad_inputs)
@@ -56,26 +69,33 @@ class Eager:
         saved = [s.index if s.source == "output" else None for _, s in partition.kept(TensorType)]
         self.saved = [i if i is None else partition.forward.outputs[i] for i in saved]
         """For each tensor that autograd keeps, the node of forward that made it; None for inputs."""
+        own = [before for i, before in signature.chains if i in signature.tangents]
+        self.cuts = tuple(sorted({p for before in own for p in before}))
+        """Outputs that others are computed from; see chain.py."""
         self.has_cuda = any(c.is_cuda for c in joint.constants) or torch.cuda.is_available()
 
     def random_state(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         return torch.get_rng_state(), torch.cuda.get_rng_state_all() if self.has_cuda else []
 
-    def gradients(self, ctx: Any, tangents: Sequence[Any]) -> Sequence[Any]:
-        """Of the inputs that get one, in order; differentiable where grad mode is on."""
+    def gradients(
+        self, ctx: Any, tangents: Sequence[Any], goals: tuple[int, ...] = (), is_cut: bool = False
+    ) -> Sequence[Any]:
+        """Of the inputs that get one, in order, or of the outputs `goals`; differentiable where grad mode
+        is on."""
         inputs, is_kept = ctx.inputs, torch.is_grad_enabled()
-        unwanted = self.unwanted(ctx) if self.may_skip else ()
+        asked = _Asked(self.unwanted(ctx) if self.may_skip and not goals else (), goals, is_cut)
         is_plain = is_kept and ctx.random is None and not self.joint.autocast
         with nullcontext() if is_plain else self.as_it_was(ctx.random):
-            if is_kept and not lack_memory(*tangents):
+            if (is_kept or is_cut or goals) and not lack_memory(*tangents):
                 kept = [t for t, node in zip(ctx.saved_tensors, self.saved) if node is not None]
-                program, given = self.program_for(inputs, tangents, kept, unwanted)
+                program, given = self.program_for(inputs, tangents, kept, asked)
                 if program is not None:
-                    return program(*given)  # type: ignore[no-any-return]
+                    grads = program(*given)
+                    return grads if is_kept else [None if g is None else g.detach() for g in grads]
             assert self.joint.eager is not None
             own = [x.clone() if i in self.mutated else x for i, x in enumerate(inputs)]
             results = eager_results(self.joint.eager(*own))
-            return self.differentiated(inputs, own, tangents, results, unwanted, is_kept)
+            return self.differentiated(inputs, own, tangents, results, asked, is_kept)
 
     def as_it_was(self, random: tuple[torch.Tensor, list[torch.Tensor]] | None) -> ExitStack:
         """Grad mode, random numbers and autocast of the forward pass."""
@@ -99,7 +119,7 @@ class Eager:
         at = {i: next(edges)[0] for i in tensors}
         found: list[int] = []
         for n, i in self.asked:
-            if len(found) < len(self.asked) - 1 and not _executes(at[i]):
+            if len(found) < len(self.asked) - 1 and not executes(at[i]):
                 found.append(n)
             elif i not in self.joint.loose:
                 return ()
@@ -107,38 +127,46 @@ class Eager:
 
     def differentiated(
         self, inputs: Sequence[Any], own: Sequence[Any], tangents: Sequence[Any], results: list[Any],
-        unwanted: Collection[int], is_kept: bool = True,
+        asked: _Asked, is_kept: bool = True,
     ) -> list[Any]:  # fmt: skip
         """Gradients of the program's results. `own` are the inputs that it was given, and may have
         written to."""
-        values = self.values(own, results)
-        heads = [(values[p], t) for p, t in zip(self.signature.tangents, tangents) if t is not None]
-        wanted = [inputs[i] for n, i in enumerate(self.signature.grad_inputs) if n not in unwanted]
+        values, tangent_of = self.values(own, results), dict(zip(self.signature.tangents, tangents))
+        heads = [(values[p], t) for p, t in tangent_of.items() if t is not None]
+        unwanted = asked.unwanted
+        count = range(len(asked.goals or self.signature.grad_inputs))
+        wanted = [values[p] for p in asked.goals]
+        wanted = wanted or [inputs[i] for n, i in enumerate(self.signature.grad_inputs) if n not in unwanted]
         run = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
         with ExitStack() as stack:
             for device, _ in self.joint.autocast:  # backward runs outside of the autocast region
                 stack.enter_context(torch.autocast(device, enabled=False))
+            for p in asked.goals or (self.cuts if asked.is_cut else ()):
+                stack.enter_context(_replaced_gradient(values[p], tangent_of.get(p)))
             ends, given = tuple(v for v, _ in heads), tuple(t for _, t in heads)
             grads = iter(run(ends, given, is_kept, is_kept, tuple(wanted), True, False))
-        return [None if n in unwanted else next(grads) for n in range(len(self.signature.grad_inputs))]
+        return [None if n in unwanted else next(grads) for n in count]
 
     def program_for(
-        self, inputs: Sequence[Any], tangents: Sequence[Any], kept: list[Any], unwanted: tuple[int, ...]
+        self, inputs: Sequence[Any], tangents: Sequence[Any], kept: list[Any], asked: _Asked
     ) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
         """The compiled gradient, and what to call it with; None: let PyTorch do it."""
-        key = unwanted, *(_geometry(x) for x in (*inputs, *tangents))
+        key = asked, *(_geometry(x) for x in (*inputs, *tangents))
         given = (*inputs, *(t for t in tangents if t is not None), *kept)
         if key not in self.compiled:
-            if self.joint.again is None or len(self.compiled) >= MOST_COMPILED:
+            before = sum(other[0].goals == asked.goals for other in self.compiled)
+            is_first = (asked.is_cut or bool(asked.goals)) and key not in self.met
+            self.met.add(key)
+            if self.joint.again is None or before >= MOST_COMPILED or is_first:
                 return None, ()
-            module = self.as_program(tangents, len(kept), unwanted)
+            module = self.as_program(tangents, len(kept), asked)
             made = [node for node in self.saved if isinstance(node, Node)]
             at = {node: len(given) - len(made) + i for i, node in enumerate(made)}
             known = Known(self.partition.forward, len(inputs), at)
             self.compiled[key] = self.joint.again(module, given, (*self.joint.known, known))
         return self.compiled[key], given
 
-    def as_program(self, tangents: Sequence[Any], kept: int, unwanted: Collection[int]) -> GraphModule:
+    def as_program(self, tangents: Sequence[Any], kept: int, asked: _Asked) -> GraphModule:
         """inputs, tangents, saved values -> gradients, as a graph of the captured calls and one more."""
         module = self.joint.program
         assert module is not None
@@ -157,7 +185,7 @@ class Eager:
         def gradient(inputs: Any, own: Any, results: Any, places: Any) -> list[Any]:
             left = iter(places)
             given = [next(left) if here else None for here in present]
-            return self.differentiated(inputs, own, given, eager_results(results), unwanted)
+            return self.differentiated(inputs, own, given, eager_results(results), asked)
 
         graph.output(graph.call_function(gradient, (inputs, own, results, places)))
         return GraphModule(module, graph)
@@ -217,17 +245,24 @@ def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any,
         raise UnsupportedMutation(
             detail="eager's gradient of a region that overwrites an input that it needs"
         )
-    grads = eager.gradients(ctx, tangents)
+    grads = eager.gradients(ctx, tangents, is_cut=bool(eager.cuts) and ctx.watch.is_cut)
     at: dict[int | None, Any] = dict(zip(eager.signature.grad_inputs, grads))
     return tuple(at.get(i) for i in eager.places)
 
 
-def _executes(node: Any) -> bool:
+def executes(node: Any) -> bool:
     """The backward pass that is running wants what it would give this node."""
     try:
         return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined, no-any-return]
     except RuntimeError:  # a leaf that torch.autograd.grad was asked about
         return True
+
+
+def _replaced_gradient(tensor: torch.Tensor, gradient: Any) -> Any:
+    """While entered, this is what flows on from tensor in a backward pass; None: nothing does."""
+    at, node = tensor.output_nr, tensor.grad_fn
+    assert node is not None
+    return node.register_prehook(lambda given: (*given[:at], gradient, *given[at + 1 :]))
 
 
 def lack_memory(*tangents: torch.Tensor | None) -> bool:

@@ -31,7 +31,7 @@ from dovetail.errors import Break, UnsupportedMutation
 from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
 from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.expr import Expr, le
-from dovetail.ir.graph import Arg, Graph, GraphBuilder, Known, Node, moved_over, nodes_in, swapped, work_of
+from dovetail.ir.graph import Arg, Graph, GraphBuilder, Known, Node, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
 from dovetail.ir.types import F64, I64, NARROW, ScalarType, TensorType
 from dovetail.ops.build import is_dense
@@ -109,7 +109,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     recorder = Recorder(builder)
     trace = _Trace(recorder, example_inputs)
     autocast = _autocast_now()
-    random_state, grad_mode = torch.get_rng_state(), torch.is_grad_enabled()
+    grad_mode = torch.is_grad_enabled()
     shapes = _shapes_of(example_inputs)
     try:
         with recorder:
@@ -120,7 +120,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         mutations = _derive_mutations(trace)
         outputs = _derive_outputs(trace, results)
         boundary = len(builder.nodes)
-        groups = derive_groups(trace)
+        groups, reached, chains = derive_ties(trace, outputs)
         shown = [recorder.ref(x).storage for x in (*trace.passed, *results) if isinstance(x, torch.Tensor)]
         generations = [storage.generation for storage in shown]
         tangents, grad_inputs, grads = _trace_backward(trace, autocast)
@@ -129,7 +129,6 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     finally:
         recorder.close()
         torch._C._set_grad_enabled(grad_mode)
-        torch.set_rng_state(random_state)
     n, constants = len(example_inputs), tuple(recorder.constants)
     has_grad = tuple(torch.is_grad_enabled() and leaf is not None for leaf in trace.leaves)
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
@@ -138,7 +137,6 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     )
     graph = builder.finish((*trace.values, *grads))
     unread = _unread(graph, boundary, [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))])
-    graph, repeated = merge_repeated(graph, boundary, recorder.draws)
     if shapes is not None:
         assume_narrow(graph, shapes)
     if shapes is not None and shapes.equalities:  # learned late, they hold from the beginning
@@ -151,9 +149,9 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         values=len(trace.values),
         grad_inputs=tuple(grad_inputs),
         tangents=tuple(position for _, position in tangents),
-        groups=groups if grads else (),
-        reached=tuple(_reached(trace, group) for group in groups) if grads and len(groups) > 1 else (),
-        recompute=repeated,
+        groups=tuple(groups) if grads else (),
+        reached=tuple(reached) if grads else (),
+        chains=chains if grads else (),
         unread=unread,
     )
     made = [x.is_inference() for out, x in zip(outputs, results) if out.kind in ("fresh", "alias")]
@@ -452,48 +450,61 @@ def _has_history_of(base: Any, result: Any) -> bool:
 # -- backward ----------------------------------------------------------------------------------------
 
 
-def derive_groups(trace: _Trace) -> tuple[tuple[int, ...], ...]:
-    """Outputs, those together whose histories have a node in common that keeps tensors: backward from one
-    frees these for all. From the others, eager can call backward one after the other, and from one without
-    a trace of the others' inputs."""
-    heads = [(i, t.grad_fn) for i, t in enumerate(trace.tensors) if t is not None and t.requires_grad]
-    group_of = {i: i for i, _ in heads}
-    """The first head of its group."""
-    ends, met = set(trace.histories), {}  # type: set[Any], dict[Any, int]
-    for i, head in heads if len(heads) > 1 else ():
-        seen, left = set(ends), [head]
-        while left:
-            node = left.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            kind: Any = type(node)
-            if issubclass(kind, torch.autograd.function.BackwardCFunction) or _keeps_tensors(kind):
-                other, own = group_of[met.setdefault(node, i)], group_of[i]
-                if other != own:
-                    group_of = {head: other if group == own else group for head, group in group_of.items()}
-                if met[node] != i:
-                    continue  # what lies behind is tied too
-            left += [f for f, _ in node.next_functions]
-    groups = [tuple(i for i in group_of if group_of[i] == g) for g in dict.fromkeys(group_of.values())]
-    return tuple(groups) if len(groups) <= MOST_GROUPS else (tuple(group_of),)
-
-
-def _reached(trace: _Trace, group: tuple[int, ...]) -> frozenset[int]:
-    """The inputs that have a gradient by these outputs, as autograd sees it."""
+def derive_ties(
+    trace: _Trace, outputs: Sequence[OutputIs]
+) -> tuple[list[tuple[int, ...]], list[frozenset[int]], tuple[tuple[int, tuple[int, ...]], ...]]:
+    """How autograd ties outputs. Groups: those together whose histories have a node in common that keeps
+    tensors, since backward from one frees these for all; from the others, eager can call backward one after
+    the other. For each group the inputs that have a gradient by it. And, in the program's order, outputs that
+    are computed from others, with those that no third one is in between of."""
+    shown = {output.index for output in outputs if output.kind in ("fresh", "alias")}
+    shown = {i for i in shown if not getattr(trace.tensors[i], "_backward_hooks", None)}
+    tensors = [(i, t) for i, t in enumerate(trace.tensors) if t is not None and t.requires_grad]
+    groups: list[tuple[int, ...]] = [(i,) for i, _ in tensors]
+    if len(groups) < 2:
+        return groups, [], ()
+    heads = {(t.grad_fn, t.output_nr): i for i, t in tensors if t.grad_fn is not None}
+    nodes = _behind(node for node, _ in heads)
+    above: dict[Any, set[int]] = {node: set() for node in nodes}
+    before: dict[Any, set[int]] = {}
+    for (node, _), i in heads.items():
+        above[node].add(i)
+    for node in reversed(nodes):
+        for following, _ in nodes[node]:
+            above[following] |= above[node]
+    for node, edges in nodes.items():
+        found = ({heads[e]} if heads.get(e) in shown else before[e[0]] for e in edges)
+        before[node] = set().union(*found)
+    kinds: dict[Any, Any] = {node: type(node) for node in nodes}
+    for tied in {frozenset(above[node]) for node, kind in kinds.items() if _keeps_tensors(kind)}:
+        joined = [group for group in groups if not tied.isdisjoint(group)]
+        groups = [g for g in groups if g not in joined] + [tuple(sorted(i for g in joined for i in g))]
+    groups = sorted(groups) if len(groups) <= MOST_GROUPS else [tuple(i for i, _ in tensors)]
     inputs = {id(leaf): i for i, leaf in enumerate(trace.leaves) if leaf is not None}
-    seen, left = set(), [trace.tensors[i].grad_fn for i in group]  # type: set[Any], list[Any]
+    leaves = [(inputs.get(id(getattr(node, "variable", None))), above[node]) for node in nodes]
+    reached = [frozenset(i for i, by in leaves if i is not None and not by.isdisjoint(g)) for g in groups]
+    chained = [(node._sequence_nr(), i, before[node]) for (node, _), i in heads.items() if i in shown]
+    chains = tuple((i, tuple(sorted(others))) for _, i, others in sorted(chained) if others)
+    return groups, reached, chains
+
+
+def _behind(heads: Iterable[Any]) -> dict[Any, list[tuple[Any, int]]]:
+    """The nodes of these histories and the edges of each, which lead to nodes before it."""
+    found: dict[Any, list[tuple[Any, int]]] = {}
+    left = list(heads)
     while left:
-        if (node := left.pop()) is not None and node not in seen:
-            seen.add(node)
-            left += [f for f, _ in node.next_functions]
-    return frozenset(inputs[key] for node in seen if (key := id(getattr(node, "variable", None))) in inputs)
+        edges = [edge for edge in left[-1].next_functions if edge[0] is not None]
+        if unknown := [node for node, _ in edges if node not in found]:
+            left += unknown
+        else:
+            found.setdefault(left.pop(), edges)
+    return found
 
 
 @cache
 def _keeps_tensors(kind: type) -> bool:
-    """One of autograd's own kinds of nodes."""
-    return any(name.startswith("_raw_saved_") for name in dir(kind))
+    is_custom = issubclass(kind, torch.autograd.function.BackwardCFunction)
+    return is_custom or any(name.startswith("_raw_saved_") for name in dir(kind))
 
 
 def _trace_backward(
@@ -543,10 +554,7 @@ def _gradients(heads: list[Any], leaves: list[Any], tangents: list[Any]) -> Sequ
     except Break:
         raise
     except RuntimeError as error:
-        if "use_reentrant=True" not in str(error):
-            raise UnsupportedMutation(detail=f"backward cannot be traced: {error}") from error
-    run(tuple(heads), tuple(tangents), False, False, (), True, True)  # what a reentrant checkpoint wants
-    return [leaf.grad for leaf in leaves]
+        raise UnsupportedMutation(detail=f"backward cannot be traced: {error}") from error
 
 
 def _tangent_like(tensor: torch.Tensor) -> Fake:
@@ -627,28 +635,6 @@ def _simplified(value: Any, shapes: Shapes, made: dict[Node, Node]) -> Any:
 
 
 # -- cleaning ----------------------------------------------------------------------------------------
-
-
-def merge_repeated(graph: Graph, boundary: int, draws: dict[Node, bytes]) -> tuple[Graph, tuple[str, ...]]:
-    """Nodes of backward that compute what forward computed, as a checkpoint makes them, are forward's own.
-    The partitioner decides anew what to recompute; it is told their names, since the user wanted it."""
-    known: dict[tuple[object, ...], Node] = {}
-    merged: dict[Node, Node] = {}
-    repeated: list[str] = []
-    nodes: list[Node] = []
-    for i, node in enumerate(graph.nodes):
-        new = moved_over(node, merged)
-        if new is not node:
-            merged[node] = new
-        key = work_of(new), draws.get(node)
-        if i < boundary:
-            known[key] = new
-        elif key in known:
-            merged[node] = known[key]
-            repeated.append(known[key].name)
-            continue
-        nodes.append(new)
-    return replace(graph, nodes=tuple(nodes), outputs=swapped(graph.outputs, merged)), tuple(repeated)
 
 
 def prune(graph: Graph) -> Graph:

@@ -132,11 +132,9 @@ class _Problem:
         }
         """What library calls of backward read: recomputed, it takes memory until then."""
         self.kept: set[Node] = set()
-        wanted = frozenset(signature.recompute)
         self.region = {n: n.loc.region for n in graph.nodes if n.loc and n.loc.region and n not in tied}
         """The checkpoint of each node in one."""
-        wished = {node for node in graph.nodes if node.name in wanted or node in self.region}
-        self.checkpointed = {node for node in wished if kind_of(node) != "random"}
+        self.checkpointed = {node for node in self.region if kind_of(node) != "random"}
         self.inside, self.borders = self._inside_and_borders()
 
     def _inside_and_borders(self) -> tuple[set[Node], set[Node]]:

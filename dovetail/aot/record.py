@@ -77,8 +77,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """custom ops whose backward is watched, and what ends that"""
         self.numbers: dict[str, Node] = {}
         """run-time floats by name"""
-        self.draws: dict[Node, bytes] = {}
-        """random node -> the generator's state before it; a checkpoint that replays draws from the same"""
         self.sequence: list[int] = []
         self.places: list[tuple[str, Loc | None]] = []
 
@@ -235,16 +233,10 @@ def result_type(result: Any) -> Type:
 
 
 def record_random(route: Route) -> Route:
-    """A random op leaves its mark on the real generator, so that replayed states can be told apart."""
-
     def recorded(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        with torch._C._DisableTorchDispatch():
-            state = torch.get_rng_state().numpy().tobytes()
-            torch.rand(1)
-        count = len(recorder.builder.nodes)
-        result = route(recorder, func, args, kwargs)
-        recorder.draws.update(dict.fromkeys(recorder.builder.nodes[count:], state))
-        return result
+        if recorder.is_backward and torch.is_grad_enabled():
+            raise UnsupportedMutation(recorder.loc, detail="forward run again in backward draws numbers")
+        return route(recorder, func, args, kwargs)
 
     return recorded
 

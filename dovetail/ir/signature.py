@@ -109,8 +109,8 @@ class Signature(Noun):
     """The same, those together that autograd ties: the others can be differentiated one after the other."""
     reached: tuple[frozenset[int], ...] = ()
     """For each group, the inputs that autograd reaches from it, if only with zeros."""
-    recompute: tuple[str, ...] = ()
-    """Names of forward nodes that the program itself recomputes in backward."""
+    chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Forward outputs with those that autograd sees them computed from, the latter first."""
     unread: tuple[int, ...] = ()
     """Inputs that may be written to before backward runs, since eager's backward does not read them."""
 
@@ -131,4 +131,5 @@ class Signature(Noun):
             *(f"  output {i} is {output}" for i, output in enumerate(self.outputs)),
             f"  tangents for {self.tangents}, gradients of inputs {self.grad_inputs}",
             *(f"  tied: {' '.join(map(str, group))}" for group in self.groups if len(self.groups) > 1),
+            *(f"  {i} from {' '.join(map(str, before))}" for i, before in self.chains),
         ])  # fmt: skip

@@ -1,0 +1,94 @@
+"""Outputs that are computed from other outputs.
+
+    h = encode(x); return h, loss_of(h)         inputs ─ CompiledFunction ─┬─ h ──────────► the user's
+                                                                           └─ loss ┐
+                                                                      h ─ Chained ─┴─ loss ► the user's
+
+Both are differentiated together, by one compiled backward. But somebody may look at the gradient of h: with
+h.retain_grad(), a hook, autograd.grad(loss, h). So the user's loss hangs on h too. In a backward pass where
+nobody can look, Chained hands on the tangent of loss and no more. Else it computes the gradient of h as well;
+and the compiled function takes what comes for h, perhaps changed by a hook, and nothing through h: it is cut.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+from weakref import ref
+
+import torch
+from torch.autograd import Function
+from torch.autograd.graph import _engine_run_backward
+
+from dovetail.aot.double import Eager, executes
+
+NEVER_ASKED: Final = torch.zeros(0, requires_grad=True)
+"""A leaf that every Chained has: autograd.grad, asked about others, leaves it out."""
+_NODE: Final[Any] = NEVER_ASKED.view_as(NEVER_ASKED).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+class Watch:
+    """Who may look at outputs of one call that others are computed from."""
+
+    def __init__(self) -> None:
+        self.is_hooked, self.is_cut = False, False
+        self.tensors: tuple[ref[torch.Tensor], ...] = ()
+
+    def follow(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tuple(map(ref, tensors))
+
+    def look(self) -> bool:
+        """In the backward pass that is running."""
+        left = [tensor for weak in self.tensors if (tensor := weak()) is not None]
+        self.is_cut = self.is_hooked or any(tensor.retains_grad for tensor in left)
+        if not self.is_cut and not executes(_NODE):
+            asked = asked_about()
+            self.is_cut = asked is None or any(x is tensor for x in asked for tensor in left)
+        return self.is_cut
+
+
+def asked_about() -> Sequence[torch.Tensor] | None:
+    """What torch.autograd.grad was given, seen from the backward pass that it runs. None: cannot be told, as
+    in another thread than the caller's, where those for a GPU run."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not _engine_run_backward.__code__:
+        frame = frame.f_back
+    given = None if frame is None else frame.f_locals["args"][3]
+    return given if given and all(isinstance(x, torch.Tensor) for x in given) else None
+
+
+class Chained(Function):
+    """Gives `value` as a tensor that is computed from `before` too; `made` says which outputs they are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: torch.Tensor, never_asked: torch.Tensor, watch: Watch,
+        made: tuple[Eager, int, tuple[int, ...]], *before: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.watch, ctx.made = watch, made
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Any) -> tuple[Any, ...]:
+        eager, position, goals = ctx.made
+        if not ctx.watch.look() or tangent is None:
+            return tangent, None, None, None, *(None for _ in goals)
+        given = [tangent if p == position else None for p in eager.signature.tangents]
+        return tangent, None, None, None, *eager.gradients(ctx.next_functions[0][0], given, goals)
+
+
+def tell_hooks(function: Any) -> Any:
+    """A Function whose outputs tell `ctx.watch` when a hook is put on them."""
+
+    def register(node: Any, tensor: torch.Tensor) -> None:
+        watch = getattr(node, "watch", None)
+        if watch is not None:
+            watch.is_hooked = True
+        torch._C._FunctionBase._register_hook_dict(node, tensor)  # type: ignore[attr-defined]
+
+    function._backward_cls._register_hook_dict = register
+    return function
+
+
+tell_hooks(Chained)
