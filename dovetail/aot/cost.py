@@ -25,20 +25,6 @@ _BY_KIND: Final = {
     "scatter": "reduction", "scan": "reduction", "join": "cheap",
 }  # fmt: skip
 
-_CHEAP: Final = frozenset((
-    "_to_copy", "clone", "copy", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "arange",
-    "empty", "empty_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "cat", "stack",
-    "constant_pad_nd", "where", "slice_scatter", "select_scatter", "new_empty", "new_empty_strided",
-    "empty_strided", "fill", "_unsafe_view", "gelu", "gelu_backward", "silu", "silu_backward", "masked_fill",
-    "tril", "triu", "threshold_backward",
-))  # fmt: skip
-_REDUCTIONS: Final = frozenset((
-    "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var", "var_mean", "std", "std_mean",
-    "prod", "any", "all", "logsumexp", "linalg_vector_norm", "_softmax", "_log_softmax", "native_layer_norm",
-    "embedding", "native_group_norm", "_native_batch_norm_legit_functional", "native_batch_norm", "index",
-    "gather", "index_select",
-))  # fmt: skip
-
 
 @cache
 def class_of(op: str) -> str:
@@ -46,14 +32,12 @@ def class_of(op: str) -> str:
         return "view"
     if op in PRIMS:
         return _BY_KIND[PRIMS[op].kind]
-    func, name = find_op(op), op.split(".")[1]
+    func = find_op(op)
     if is_impure(op) or torch.Tag.nondeterministic_seeded in func.tags:
         return "random"
     if facts_of(func).is_view:
         return "view"
-    if name in _CHEAP or torch.Tag.pointwise in func.tags:
-        return "cheap"
-    return "reduction" if name in _REDUCTIONS else "heavy"
+    return "cheap" if torch.Tag.pointwise in func.tags else "heavy"
 
 
 def kind_of(node: Node) -> str:

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 import dovetail
-from dovetail import aot
+from dovetail import aot, ops, passes
 from dovetail.util.mincut import INFINITE, Network
 from tests.aot.running import as_module, check
 
 
 def _parts(f: Any, *examples: torch.Tensor, budget: float = 1.0) -> aot.Partition:
     joint = aot.trace_joint(as_module(f, len(examples)), examples)
-    return aot.partition(joint.graph, joint.signature, budget)
+    return aot.partition(passes.optimize(ops.decompose(joint.graph)), joint.signature, budget)
 
 
 def _saved_bytes(parts: aot.Partition) -> int:
