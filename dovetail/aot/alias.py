@@ -57,22 +57,18 @@ class Ref(Noun, frozen=False, eq=False):
     loc: Loc | None = None
 
     @property
+    def above(self) -> list[Ref]:
+        """What it is a view of, and what that is one of, up to the root."""
+        return [] if self.parent is None else [self.parent, *self.parent.above]
+
+    @property
     def root(self) -> Ref:
-        ref = self
-        while ref.parent is not None:
-            ref = ref.parent
-        return ref
+        return [self, *self.above][-1]
 
     @property
     def steps(self) -> tuple[ViewStep, ...]:
         """The view steps from the root to here; a step of None is the same tensor again."""
-        found: list[ViewStep] = []
-        ref = self
-        while ref.parent is not None:
-            if ref.step is not None:
-                found.append(ref.step)
-            ref = ref.parent
-        return tuple(reversed(found))
+        return tuple(ref.step for ref in reversed([self, *self.above]) if ref.step is not None)
 
 
 class Memory(Noun, frozen=False):
@@ -98,7 +94,7 @@ class Memory(Noun, frozen=False):
 
     def write(self, ref: Ref, value: Node, loc: Loc | None = None) -> None:
         """Make value what ref holds, and every tensor of the storage see it."""
-        if _overlaps(ref.type):
+        if overlaps(ref.type):
             raise UnsupportedMutation(loc, detail="writing to a tensor whose elements share memory")
         written = Write(ref, value)
         chain: list[tuple[Ref, Node]] = [(ref, value)]
@@ -133,7 +129,7 @@ class Memory(Noun, frozen=False):
         return node
 
 
-def _overlaps(kind: TensorType) -> bool:
+def overlaps(kind: TensorType) -> bool:
     """Elements may share memory: an expanded dimension, or steps shorter than what they step over."""
     reach = 0
     dims = [(step, size) for step, size in zip(kind.stride, kind.shape) if step.is_const and size.hi > 1]

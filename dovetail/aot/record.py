@@ -20,14 +20,14 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dovetail.aot.alias import Memory, Ref, Storage, relative_offset
+from dovetail.aot.alias import Memory, Ref, Storage, overlaps, relative_offset
 from dovetail.aot.functional import twin_of
 from dovetail.aot.opaque import Opaque, definition_of, watch
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torch_dtype, infer, type_of
 from dovetail.fake.record import Record
 from dovetail.fake.record import record as facts_of
-from dovetail.ir.expr import ZERO, Expr, as_expr
+from dovetail.ir.expr import ZERO, as_expr
 from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.signature import ViewStep
 from dovetail.ir.types import I64, ScalarType, TensorType, Type
@@ -199,9 +199,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ref = Ref(parent.storage, fake_type(fake), None, -1, parent, step, label, self.loc)
         fake.ref = ref  # type: ignore[attr-defined]
 
+    def stride(self, fake: Fake, root: Ref) -> None:
+        """A view as geometry within the storage, counted from its first element."""
+        kind = type_of(fake)
+        if kind.dtype != root.type.dtype:  # a root of complex numbers, say, counts its elements differently
+            raise UnsupportedMutation(self.loc, detail="strides of a tensor seen as another element type")
+        offset = relative_offset(expr_of(fake.storage_offset()), root.storage)
+        self.view(fake, root, ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset)))
+
     def write(self, fake: Any, node: Node) -> None:
         """node is the new value of fake, cast to its element type if need be."""
         ref = self.ref(fake)
+        if any(overlaps(part.type) for part in ref.above):  # where one place has several values: go around
+            self.stride(fake, ref.root)
+            ref = self.ref(fake)
         if node.tensor.dtype != ref.type.dtype:
             node = self.call("aten._to_copy.default", (node,), ref.type, {"dtype": fake.dtype})
         fake.constant = None
@@ -316,27 +327,23 @@ def record_same(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> An
 
 
 def record_as_strided(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Geometry within the storage, so a step from the root, counted from its first element."""
     root = recorder.ref(args[0]).root
+    if func is _aten.unfold.default and from_torch_dtype(args[0].dtype) != root.type.dtype:
+        return record_view(recorder, func, args, kwargs)
     result = infer(func, args, kwargs)
-    offset = relative_offset(expr_of(result.storage_offset()), root.storage)
-    kind = type_of(result)
-    if kind.dtype != root.type.dtype:  # a root of complex numbers, say, counts its elements differently
-        if func is _aten.unfold.default:
-            return record_view(recorder, func, args, kwargs)
-        raise UnsupportedMutation(recorder.loc, detail=f"{func} of a tensor seen as another element type")
+    recorder.stride(result, root)
     if func is _aten.as_strided.default and root.storage.input is not None:
-        _check_within(recorder, kind, as_expr(offset), root.type)
-    recorder.view(result, root, ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset)))
+        _check_within(recorder, recorder.ref(result).steps[-1], root.type)
     return result
 
 
-def _check_within(recorder: Recorder, kind: TensorType, offset: Expr, whole: TensorType) -> None:
+def _check_within(recorder: Recorder, step: ViewStep, whole: TensorType) -> None:
     """An input's graph value is its own elements, not those around or between them in memory."""
+    shape, stride, offset = step.args  # type: Any, Any, Any
     last = offset
-    for size, step in zip(kind.shape, kind.stride):
+    for size, step in zip(shape, stride):
         last = last + (size - 1) * step
-    is_outside = offset.hi < 0 or (last.lo >= whole.numel.hi and kind.numel.lo > 0)
+    is_outside = offset.hi < 0 or (last.lo >= whole.numel.hi and all(size.lo > 0 for size in shape))
     if is_outside or not is_dense(whole):
         detail = "as_strided of an input beyond the input's own elements"
         raise UnsupportedMutation(recorder.loc, detail=detail)
@@ -476,9 +483,7 @@ def record_reshaped(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -
     infer(func, args, kwargs)
     packet, overload = str(func).split(".")[1:]
     if packet == "as_strided_":
-        after, root = type_of(fake), before.root
-        offset = relative_offset(expr_of(fake.storage_offset()), root.storage)
-        recorder.view(fake, root, ViewStep("aten.as_strided.default", (after.shape, after.stride, offset)))
+        recorder.stride(fake, before.root)
         return fake
     name = f"aten.{packet[:-1]}.{'int' if packet == 'transpose_' else overload}"
     recorder.view(fake, before, ViewStep(name, tuple([recorder.arg(a) for a in args[1:]])))

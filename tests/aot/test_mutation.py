@@ -33,6 +33,8 @@ VIEWS = {
     "permute": lambda x: x.view(2, 2, 6).permute(2, 0, 1)[1],
     "squeeze": lambda x: x[None].squeeze(0)[2:],
     "unfold": lambda x: x.unfold(1, 2, 2)[0],
+    "windows": lambda x: x.unfold(1, 3, 1)[:, 1],
+    "expanded": lambda x: x.expand(3, 4, 6)[1, :, 2:],
     "movedim": lambda x: x.movedim(1, 0),
 }
 
