@@ -121,6 +121,9 @@ def compile_graph(
     """Dovetail's own backend. Backward is built when it is first needed."""
     unit = f"graph_{next(_numbers)}"
     joint: Any = run_stage(unit, "10.joint", lambda: trace_joint(module, examples))
+    types = [node.type for node in (*joint.graph.inputs, *joint.graph.nodes)]
+    if not {type.device.kind for type in types if isinstance(type, TensorType)} <= {"cpu", "cuda"}:
+        return run_in_eager(module)  # on the meta device there is nothing to compute
     joint = replace(joint, again=functools.partial(compile_again, options=options), known=known)
     if known:  # this is double backward, and its inputs were saved for it: nobody writes to them
         joint = replace(joint, signature=replace(joint.signature, unread=()))
@@ -274,8 +277,15 @@ def keeping_modes(module: GraphModule, run: Callable[..., Any]) -> Callable[...,
 
 
 def run_in_eager(module: GraphModule) -> Callable[..., Any]:
-    """The graph as it stands; it becomes Python when it is first called."""
-    return keeping_modes(module, lambda *inputs: module.forward(*inputs))
+    """The graph as it stands; it becomes Python when it is first called. Not as a module: the program's hooks
+    on all modules are not for it."""
+
+    def run(*inputs: Any) -> Any:
+        if module._needs_recompile():  # type: ignore[operator]
+            module.real_recompile()  # type: ignore[operator]
+        return module.forward(*inputs)
+
+    return keeping_modes(module, run)
 
 
 AUTOCAST_SWITCHES: Final[tuple[tuple[Any, Any], ...]] = (

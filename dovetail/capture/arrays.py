@@ -317,6 +317,12 @@ def _along(function: Any, brings: str = "result", over_many: bool = True) -> Rul
     return rule
 
 
+def _norm(trace: Trace, fn: Any, a: Any, ord: None = None, axis: Any = None, **kwargs: Any) -> Any:
+    if ord is not None:
+        raise TypeError(f"of order {ord}")
+    return _along(torch.linalg.vector_norm)(trace, fn, a, axis, **kwargs)
+
+
 def _joined(function: Any, trace: Trace, fn: Any, arrays: Any, axis: int = 0) -> Any:
     """Arrays put together: concatenate, stack ..."""
     made = ask(numpy().concatenate, [[ask(numpy().ravel, [array]) for array in arrays]])
@@ -397,7 +403,7 @@ CALLS: Final[dict[str, Rule]] = {
     "dot": _rule(torch.matmul, most=2), "outer": _rule(torch.outer, most=1),
     **{name: _along(getattr(torch, name)) for name in (
         "sum", "mean", "std", "var", "amax", "amin", "any", "all")},
-    "max": _along(torch.amax), "min": _along(torch.amin), "norm": _along(torch.linalg.vector_norm),
+    "max": _along(torch.amax), "min": _along(torch.amin), "norm": _norm,
     **{name: _along(getattr(torch, name), over_many=False) for name in ("prod", "cumsum", "cumprod")},
     **{name: _along(getattr(torch, name), "own", False) for name in ("argmax", "argmin")},
     **{name: partial(_joined, getattr(torch, name)) for name in (

@@ -260,8 +260,10 @@ def _getattr_hook(trace: Trace, obj: Any, name: str) -> Any:
     if hook is _module_getattr:
         value = module_entry(trace, obj, name, origin)
         return value if value is not MISSING else raise_attribute_error(obj, name)
-    if hook is MISSING:
+    if hook is MISSING and (type(obj).__flags__ & 512 or (id(obj), name) in trace.writes):
         return raise_attribute_error(obj, name)
+    if hook is MISSING:  # a C type may have its own way to find attributes
+        return native(getattr, obj, name) if origin is None else _native_field(trace, obj, name, origin)
     return trace.call(hook, [obj, name], {})
 
 
@@ -464,7 +466,7 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if isinstance(obj, Fake):
         trace.store_tensor_attr(trace, obj, name, value)  # type: ignore[attr-defined]
         return
-    if isinstance(obj, ModuleType):
+    if isinstance(obj, ModuleType) and not has_setter(type(obj), name):
         store_global(trace, obj.__dict__, name, value, DictAttr(trace.const(obj, obj.__name__), name))
         return
     if isinstance(obj, type):
@@ -545,6 +547,8 @@ def _store_module_attr(trace: Trace, obj: Any, name: str, value: Any) -> bool:
     origin = trace.origins.get(id(obj))
     if origin is None:
         return False
+    if isinstance(value, Fake) and trace.call(isinstance, [value, torch.nn.Buffer], {}):
+        return False
     attributes = origin.original.__dict__
     for table in MODULE_TABLES:
         if name in attributes.get(table, ()):  # none yet while its __init__ runs
@@ -583,7 +587,8 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
         store_in_class(trace, obj, name, DELETED)
         return
     if not existed(trace, obj, name):
-        native(delattr, obj, name)
+        if trace.writes.pop((id(obj), name), None) is None:
+            native(delattr, obj, name)
         return
     if issubclass(type(obj), threading.local):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"deleting its {name}")

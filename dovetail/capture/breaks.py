@@ -12,6 +12,7 @@ resumed as well.
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -41,15 +42,17 @@ class Rest:
     """What the entry of a resumed frame returns when it breaks again: the call that goes on. The entry
     of the frame itself makes these calls in a loop, so that a thousand breaks are not a thousand deep."""
 
-    __slots__ = ("function", "args")
+    __slots__ = ("function", "args", "held")
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.function, self.args = function, args
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], held: Any = ()) -> None:
+        self.function, self.args, self.held = function, args, held
 
 
 def run_on(result: Any) -> Any:
     """Make the calls that are left, and give the frame's result."""
+    held: dict[int, Any] = {}
     while type(result) is Rest:
+        held.update(result.held)
         function, args = result.function, [result.args]
         result.args = ()  # no reference is left here or in who called: an abandoned generator ends in time
         result = function(*args.pop())
@@ -119,8 +122,18 @@ class Site:
         args += [text for text in stack if text != NULL_TEXT]
         call = self.resume_function(made.code)
         if self.prologue:
-            return f"return {self.const(Rest)}({call}, ({''.join(f'{arg}, ' for arg in args)}))"
+            dead = [(i, self.root.slots[i]) for i, keep in enumerate(kept) if not keep]
+            held = [f"{i}: {self.emit.value(value)}" for i, value in dead if self.notices(value)]
+            more = f", {{{', '.join(held)}}}" if held else ""
+            return f"return {self.const(Rest)}({call}, ({''.join(f'{arg}, ' for arg in args)}){more})"
         return f"return {self.const(run_on)}({call}({', '.join(args)}))"
+
+    def notices(self, value: Any) -> bool:
+        """Whether something happens when the object dies: its variable puts that off to the frame's end."""
+        origin = self.emit.trace.origins.get(id(value))
+        if origin is None or isinstance(value, (Fake, Outside)):
+            return False
+        return hasattr(type(origin.original), "__del__") or weakref.getweakrefcount(origin.original) > 0
 
     def resume_function(self, code: Any) -> str:
         trace = self.emit.trace

@@ -524,6 +524,10 @@ CONSUMERS: Final = frozenset(
 )  # fmt: skip
 
 
+ELSEWHERE: Final = frozenset({"__enter__", "__exit__", "register_hook", "register_prehook"})
+"""Methods of torch.device and of autograd's nodes that change more than their object."""
+
+
 def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """A C function: a method of a builtin value, or a function of a module known to be pure."""
     name = fn.__name__
@@ -545,7 +549,7 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
                 raise UnknownCall(trace.loc(), function=f"{owner.__qualname__}.{name}")
     else:
         operations.check_native_use(trace, owner, f".{name}()")
-        if not is_plain_owner(owner):
+        if not is_plain_owner(owner) or name in ELSEWHERE:
             raise UnknownCall(trace.loc(), function=f"{type(owner).__qualname__}.{name}")
     if args:
         args = [operations.as_key(trace, owner, args[0]), *args[1:]]

@@ -49,6 +49,8 @@ def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
         return value
     method = operations.dunder(trace, kind, "__deepcopy__")
     if isinstance(value, Fake) and not value.requires_grad:  # else a new leaf, or an error
+        if load_attr(trace, value, "grad") is not None:
+            raise UnknownCall(trace.loc(), function="a copy of a tensor that has a gradient")
         made = trace.call(load_attr(trace, value, "clone"), [], {})
     elif method is not None:
         made = trace.call(method, [value, {}], {})
@@ -58,6 +60,8 @@ def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
         made = {key: deep_copy(trace, item, memo) for key, item in value.items()}
     elif kind in MAPPINGS:
         made = kind([[deep_copy(trace, part, memo) for part in pair] for pair in value.items()])
+        if kind is not dict:
+            vars(made).update(deep_copy(trace, InstanceDict(trace, value), memo))
     else:
         made = copy_instance(trace, value, lambda item: deep_copy(trace, item, memo))
     memo[id(value)] = made

@@ -137,9 +137,8 @@ class Emitter:
 
     def effects(self) -> None:
         """Write back what the frame changed. Texts are made first: a path is read before it is written."""
-        lines = []
-        for write in self.trace.writes.values():
-            lines.append(self.write(write))
+        tags = [write for write in self.trace.writes.values() if write.how == "tag"]
+        lines = [self.write(write) for write in self.trace.writes.values() if write.how != "tag"]
         for unread in self.trace.unread:
             if unread.shadow is None and unread.added:
                 lines.append(f"{self.load(unread.source)}.extend([{self.items(unread.added)}])")
@@ -149,6 +148,9 @@ class Emitter:
             named = [f"{key}={self.value(item)}" for key, item in kwargs.items()]
             shown = ", ".join([*(self.value(arg) for arg in args), *named])
             lines.append(f"{self.const(function, 'output')}({shown})")
+        while ready := [write for write in tags if id(write.owner) in self.memo]:  # tensors that live on
+            tags = [write for write in tags if write not in ready]
+            lines.extend([self.write(write) for write in ready])
         self.body.extend(lines)
 
     def write(self, write: Write) -> str:
@@ -362,6 +364,7 @@ def _pairs(emit: Emitter, value: Any) -> str:
     return ", ".join(f"({emit.value(key)}, {emit.value(item)})" for key, item in value.items())
 
 
+_ordered: Final = _made_of(collections.OrderedDict, lambda emit, value: f"[{_pairs(emit, value)}]")
 ITERATED: Final[tuple[Any, ...]] = ([], (), {}, {}.keys(), {}.values(), {}.items(), set(), "", range(1), b"")
 
 REBUILD: Final[dict[type, Rule]] = {
@@ -387,7 +390,7 @@ REBUILD: Final[dict[type, Rule]] = {
     type(NULL): lambda emit, value: "None",
     Generator: _unfinished,
     Pullback: _pullback,
-    collections.OrderedDict: _made_of(collections.OrderedDict, lambda emit, v: f"[{_pairs(emit, v)}]"),
+    collections.OrderedDict: lambda emit, value: (_instance if vars(value) else _ordered)(emit, value),
     collections.defaultdict: _made_of(
         collections.defaultdict, lambda emit, v: f"{emit.value(v.default_factory)}, [{_pairs(emit, v)}]"
     ),

@@ -671,6 +671,9 @@ def _written(
         _update_constants(func, facts, inputs, args, kwargs)
     if facts.changes_shape or facts.name.endswith("out"):
         for fake, meta in zip(inputs.fakes, inputs.metas):
+            if facts.is_pointwise and fake.size() != meta.size():  # torch's meta kernels know one layout only
+                operands = [(m.size(), m.stride()) for m in inputs.metas if m is not meta]
+                meta = _empty_meta(meta.size(), iterator_strides(meta.size(), operands), meta.dtype)
             if type(fake) is Fake:
                 _resize(fake, meta)
     return _wrap_result(result, device, inputs)

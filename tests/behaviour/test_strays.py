@@ -1,0 +1,155 @@
+"""Programs that reach into corners: attributes of tensors and dicts, state kept by torch, objects of C code.
+
+Each was wrong once in somebody's code, silently. A break is fine here; another result than eager's is not.
+"""
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dovetail
+from tests.behaviour.running import ANY, Suite
+
+suite = Suite()
+
+
+def stray(f: Any) -> Any:
+    """A program of one tensor."""
+
+    def make() -> tuple[Any, ...]:
+        return f, (torch.arange(1.0, 7.0).view(2, 3),)
+
+    make.__name__ = f.__name__
+    suite.case("C4", breaks=ANY)(make)
+    return f
+
+
+@stray
+def attributes_of_a_new_tensor(x: torch.Tensor) -> Any:
+    y, z = x * 2, x + 1
+    y.label, y.key, y.other, z.other, y.gone = "a", 3, z, y, 1  # type: ignore[attr-defined]
+    del y.gone  # type: ignore[attr-defined]
+    dovetail.graph_break()
+    return y, y.label, y.key, y.other is z, z.other is y, hasattr(y, "gone")  # type: ignore[attr-defined]
+
+
+@stray
+def attributes_of_an_ordered_dict(x: torch.Tensor) -> Any:
+    made: Any = collections.OrderedDict(a=x + 1)
+    made.note = [1, 2]
+    again = copy.deepcopy(made)
+    names = nn.Sequential(nn.Linear(2, 2)).state_dict()
+    dovetail.graph_break()
+    return made["a"], made.note, again.note, again.note is made.note, sorted(names._metadata)
+
+
+@stray
+def buffers_by_assignment(x: torch.Tensor) -> Any:
+    module = nn.Module()
+    module.state = nn.Buffer(x + 1, persistent=False)
+    first = len(module.state_dict())
+    module.state = nn.Buffer(x + 2)
+    dovetail.graph_break()
+    return first, len(module.state_dict()), [name for name, _ in module.named_buffers()], module.state
+
+
+@stray
+def made_under_a_device(x: torch.Tensor) -> Any:
+    with torch.device("meta"):
+        y, norm = torch.ones(3), nn.BatchNorm1d(3)
+    return x + 1, str(y.device), str(norm.weight.device), str(torch.ones(2).device)
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(3, 2), 0
+        self.register_backward_hook(self.note)  # type: ignore[arg-type]
+
+    def note(self, *_: Any) -> None:
+        self.seen += 1
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"loss": self.layer(x).sum()}
+
+
+@stray
+def a_hook_on_a_node_of_autograd(x: torch.Tensor) -> Any:
+    module = Hooked()
+    module(x)["loss"].backward()
+    return module.seen, module.layer.bias.grad
+
+
+@stray
+def copy_of_a_tensor_with_a_gradient(x: torch.Tensor) -> Any:
+    x.grad = torch.ones_like(x)
+    y = copy.deepcopy(x)
+    return y + 1, y.grad
+
+
+@stray
+def results_that_are_resized(x: torch.Tensor) -> Any:
+    found = []
+    for order in itertools.permutations(range(3)):
+        y = x.repeat(4, 1, 2)[:, :, ::2].permute(order)
+        for op in (torch.eq, torch.add):
+            out = torch.empty(0, dtype=op(y, y).dtype)
+            found.append((op(y, y[0], out=out).stride(), out.shape, out))
+    return found
+
+
+@stray
+def kron_into_a_tensor(x: torch.Tensor) -> Any:
+    out = torch.zeros(4, 9)
+    return torch.kron(x, x, out=out) is out, out + 1
+
+
+@stray
+def orders_of_a_norm(x: torch.Tensor) -> Any:
+    a = x.numpy()
+    return [np.linalg.norm(a[0], order) for order in (0, 1, np.inf)], np.linalg.norm(a, 1), np.linalg.norm(a, axis=0).tolist()
+
+
+@stray
+def resize_nothing(x: torch.Tensor) -> Any:
+    return F.interpolate(x[:0, :, None], size=(4,)), x + 1
+
+
+class Resource:
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def __del__(self) -> None:
+        self.log.append("gone")
+
+
+@stray
+def what_a_variable_keeps_alive(x: torch.Tensor) -> Any:
+    log: list[str] = []
+    resource = Resource(log)  # noqa: F841
+    folder = tempfile.TemporaryDirectory()
+    path = folder.name
+    y = x * 2
+    dovetail.graph_break()
+    return y, list(log), os.path.exists(path)
+
+
+@stray
+def property_of_a_module_of_torch(x: torch.Tensor) -> Any:
+    state = torch.utils.deterministic
+    state.fill_uninitialized_memory = False
+    now = torch._C._get_deterministic_fill_uninitialized_memory()
+    state.fill_uninitialized_memory = True
+    return x + 1, now, torch._C._get_deterministic_fill_uninitialized_memory()
+
+
+test_stray = suite.test()
