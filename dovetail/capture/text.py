@@ -11,14 +11,16 @@ native(function, *args)     -> C code run now, with such texts made where it ins
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.capture.trace import NOT_THROWN, Raised, Trace, leaves
 from dovetail.errors import DataDependentValue, FailedFake, UnsupportedValue
 from dovetail.fake.calls import needs_data
-from dovetail.fake.tensor import Fake
+from dovetail.fake.tensor import PROBE_LIMIT, Fake
 from dovetail.ir.guard import Equals, Is, SameAs
 from dovetail.ir.source import Source
 from dovetail.util.noun import Noun
@@ -201,7 +203,34 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if isinstance(error, RuntimeError) and needs_data(error):
             name = getattr(fn, "__name__", str(fn))
             raise FailedFake(function=name, detail=str(error).split("\n")[0][:200]) from None
-        raise Raised(error) from None
+        raise Raised(ask_eager(fn, args, kwargs, error)) from None
+
+
+def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> BaseException:
+    """What eager raises, for zeros, where a function of torch's refuses Fakes: torch's meta kernels say it in
+    other words, and refuse more. What is large, symbolic or on a GPU is taken at their word."""
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, Fake):
+        fn, args = getattr(torch.Tensor, fn.__name__), (owner, *args)
+    fakes = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Fake)]
+    is_known = isinstance(fn, FunctionType) and fn.__module__.startswith("torch.") or isinstance(fn, C_CODE)
+    is_plain = all(fake.device.type == "cpu" and fake.form is None for fake in fakes)
+    if not fakes or not is_known or not is_plain or sum(fake.numel() for fake in fakes) > PROBE_LIMIT:
+        return error
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        zeros = {id(f): torch.empty_strided(f.size(), f.stride(), dtype=f.dtype).zero_() for f in fakes}
+        args, kwargs = tree_map_only(Fake, lambda fake: zeros[id(fake)], (args, kwargs))
+        state = torch.get_rng_state()
+        try:
+            fn(*args, **kwargs)
+        except Exception as said:
+            return said.with_traceback(None)
+        finally:
+            torch.set_rng_state(state)
+    raise FailedFake(function=fn.__name__, detail=f"eager does not raise {type(error).__name__}: {error}")
+
+
+C_CODE: Final = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, torch._ops.OpOverload)
 
 
 def is_late(value: Any) -> bool:

@@ -119,11 +119,6 @@ def orders_of_a_norm(x: torch.Tensor) -> Any:
     return [np.linalg.norm(a[0], order) for order in (0, 1, np.inf)], np.linalg.norm(a, 1), np.linalg.norm(a, axis=0).tolist()
 
 
-@stray
-def resize_nothing(x: torch.Tensor) -> Any:
-    return F.interpolate(x[:0, :, None], size=(4,)), x + 1
-
-
 class Resource:
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -141,6 +136,28 @@ def what_a_variable_keeps_alive(x: torch.Tensor) -> Any:
     y = x * 2
     dovetail.graph_break()
     return y, list(log), os.path.exists(path)
+
+
+def complaint(function: Any, *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        return type(error), str(error).split("\n")[0]
+
+
+@stray
+def what_eager_says_is_wrong(x: torch.Tensor) -> Any:
+    half = x.long()
+    wrong = [(torch.matmul, x, x), (torch.normal, x, x[0, :2]), (x.view, 4), (F.linear, x, x.t()), (F.embedding, x, x),
+             (torch.addr, half, half[0], half[1]), (F.fold, x.repeat(3, 2), [4, 5], [2, 3]), (x.index_select, 0, x[0])]
+    return x + 1, complaint(lambda: x @ x), [complaint(*each) for each in wrong]
+
+
+@stray
+def what_only_a_meta_kernel_refuses(x: torch.Tensor) -> Any:
+    lengths = torch.tensor([3, 2])
+    packed = nn.utils.rnn.pack_padded_sequence(x[:, :, None], lengths, batch_first=True)
+    return x + 1, packed.data, F.interpolate(x[:0, :, None], size=(4,))
 
 
 @stray
