@@ -225,10 +225,19 @@ def bind_class_value(trace: Trace, found: Any, owner: type | None, obj: Any, kin
         return native(getattr, obj, name)
     if hasattr(found_kind, "__get__") and not isinstance(found, (type, BuiltinFunctionType)):
         return found if obj is None and found_kind is property else _descriptor_get(trace, found, obj, kind)
-    if type(found) in PLAIN:
-        return found
     assert owner is not None
-    return wrap(trace, found, Attr(trace.const(owner, owner.__name__), name), stable=True)
+    return class_value(trace, owner, name, found)
+
+
+def class_value(trace: Trace, owner: type, name: str, found: Any) -> Any:
+    """What lies in a class, which is guarded; a number there has a guard of its own."""
+    is_number, key = type(found) in (int, float), (id(owner), name)
+    if key in trace.writes or type(found) in PLAIN and not is_number:
+        return found
+    if key in trace.reads:
+        return trace.reads[key]
+    source = Attr(trace.const(owner, owner.__name__), name)
+    return trace.remember(key, wrap(trace, found, source, stable=not is_number))
 
 
 def _note_function(trace: Trace, function: Any, owner: type | None, name: str, field: str = "") -> None:
@@ -364,7 +373,9 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     guard_class(trace, type(obj))
     found, owner = find_in_class(trace, obj, name)
     if found is MISSING:
-        meta_found, _ = find_in_mro(type(obj), name)
+        meta_found, meta = find_in_mro(type(obj), name)
+        if meta is not None and type(meta_found) in (int, float):
+            return class_value(trace, meta, name, meta_found)
         if isinstance(meta_found, FunctionType):
             return MethodType(meta_found, obj)
         if isinstance(meta_found, property):
@@ -384,7 +395,8 @@ def function_attr(trace: Trace, obj: Any, name: str) -> Any:
     if is_own and name not in obj.__dict__:
         trace.guard(source, Lacks(name, attribute=True))
     value = native(getattr, obj, name)
-    if not is_own and (type(value) in PLAIN or isinstance(value, IDENTITY) or id(obj) not in trace.origins):
+    is_known = isinstance(value, (*IDENTITY, types.MethodWrapperType)) or type(value) in PLAIN
+    if not is_own and (is_known or id(obj) not in trace.origins):
         return value
     return wrap(trace, value, Attr(source, name))
 

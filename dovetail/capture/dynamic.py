@@ -11,6 +11,7 @@ has run, because the backend may assume more.
 """
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +26,7 @@ from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.expr import INF, Expr, eq, fold_expr, sym, symbols
-from dovetail.ir.guard import Equals, Guard, Holds, TypeIs
+from dovetail.ir.guard import Equals, Guard, Holds, Predicate, TypeIs
 from dovetail.ir.source import Arg, Computed, DictAttr, Item, KeyItem, Size, Source, Stride
 from dovetail.sym import Real, Shapes, iter_leaves, make_symfloat, make_symint
 from dovetail.util.noun import Noun, field
@@ -338,4 +339,7 @@ def all_guards(captured: Capture) -> tuple[Guard, ...]:
         source = sources[number.name]
         fixed = source.leaves if isinstance(source, Computed) else ((source, number.hint),)
         made.extend(Guard(leaf, Equals(hint)) for leaf, hint in fixed)
+    for text, (number, loc) in shapes.conditions.items():
+        test = eval(f"lambda {number.name}: {text}", {"math": math})
+        made.append(Guard(sources[number.name], Predicate(test, text), loc))
     return tuple(made)

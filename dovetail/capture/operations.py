@@ -150,7 +150,7 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
         return result
     if kind is Fake or other is Fake:
         return on_fakes(trace, op, left, right)
-    check_unknown_float(trace, "a comparison", left, right)
+    check_unknown_float(trace, "a comparison of two", left, right)
     if op is operator.ne and dunder(trace, kind, "__eq__"):
         return not truth(trace, compare(trace, operator.eq, left, right))
     if kind.__eq__ is not object.__eq__ and other.__eq__ is not object.__eq__:
@@ -236,11 +236,12 @@ def check_native_use(trace: Trace, value: Any, what: str) -> None:
 
 def check_unknown_float(trace: Trace, what: str, *values: Any) -> None:
     """A float that changes from call to call, such as a loss or a learning rate: rather than assume its
-    value, which hardly comes again, leave the question to Python. Where a break is an error, assume it."""
-    for value in values:
-        if type(value) is torch.SymFloat and not trace.is_whole:
-            if any(leaf in trace.dynamic.unsteady for leaf in iter_leaves(value.node.expr)):
-                raise DataDependentNumber(trace.loc(), function=what)
+    value, which hardly comes again, leave the question to Python. Where a break is an error, assume it. How
+    one compares with a constant is assumed: that comes again."""
+    floats = [value for value in values if type(value) is torch.SymFloat]
+    leaves = {leaf for value in floats for leaf in iter_leaves(value.node.expr)}
+    if not trace.is_whole and len(leaves) >= len(values) and not leaves.isdisjoint(trace.dynamic.unsteady):
+        raise DataDependentNumber(trace.loc(), function=what)
 
 
 def check_operands(trace: Trace, what: str, *values: Any) -> None:

@@ -25,8 +25,8 @@ static int read_instruction(Guards *self, Instruction *at, PyObject *tuple) {
     int needs_source = operation == SAME_AS || (IS_LOAD(operation) && !IS_ROOT(operation));
     int needs_slot = operation != STATE && operation != HOLDS;
     if (operation < 0 || operation > PREDICATE || (needs_source && !is_slot(self, at->source)) ||
-        (needs_slot && !is_slot(self, at->slot)) || (operation == CLASS_IS && !PyTuple_Check(object)) ||
-        (operation == TENSOR && !PyType_Check(object)))
+        (needs_slot && !is_slot(self, at->slot)) || (operation == TENSOR && !PyType_Check(object)) ||
+        ((operation == CLASS_IS || operation == PREDICATE) && !PyTuple_Check(object)))
         return PyErr_Format(PyExc_ValueError, "malformed guard instruction %.200R", tuple), -1;
     if (!needs_source) at->source = -1;
     if (!needs_slot) at->slot = -1;

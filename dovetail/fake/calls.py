@@ -128,6 +128,16 @@ def set_item(x: Any, key: Any, value: Any) -> None:
         found[...] = value
 
 
+def matmul(x: Any, y: Any, **kwargs: Any) -> Any:
+    """Batches of products as the one bmm they become: torch's C++ before 2.13 asks for their numbers."""
+    if kwargs or min(x.dim(), y.dim()) < 3 or (x.dim() == y.dim() == 3 and x.shape[0] != y.shape[0]):
+        return torch.matmul(x, y, **kwargs)
+    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    left, right = (t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch), *t.shape[-2:]) for t in (x, y))
+    return left.bmm(right).view(*batch, x.shape[-2], y.shape[-1])
+
+
 STAND_INS: Final[dict[Any, Callable[..., Any]]] = {
     F.interpolate: interpolate, torch.Tensor.__getitem__: get_item, torch.Tensor.__setitem__: set_item,
+    **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__), matmul),
 }  # fmt: skip

@@ -74,7 +74,7 @@ CHECKS: Final[dict[type, Callable[[Any], tuple[int, object, object]]]] = {
     checks.DictKeys: lambda c: (0, c.keys, None),
     checks.Lacks: lambda c: (int(c.attribute), c.key, None),
     checks.ClassIs: lambda c: (0, tuple((base, base.__dict__.copy()) for base in c.type.__mro__), None),
-    checks.Predicate: lambda c: (0, c.test, None),
+    checks.Predicate: lambda c: (0, (c.test, c.text), None),
     checks.TensorIs: lambda c: (0, c.type, encode_tensor(c)),
 }
 

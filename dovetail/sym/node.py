@@ -36,6 +36,7 @@ from dovetail.ir.expr import (
     symbols,
     total,
 )
+from dovetail.ir.source import Computed
 from dovetail.sym.real import (
     BINARY,
     UNARY,
@@ -232,6 +233,20 @@ def _fix(node: Node, reason: str) -> None:
             node.shapes.fix_float(leaf)
 
 
+def _compare_reals(op: str, a: Node, b: Node) -> bool:
+    """Whether it holds now, which is assumed of one run-time float; of more, their values are assumed."""
+    holds: bool = getattr(operator, op)(a.hint, b.hint)
+    compared = Real(op, (_as_float(a), _as_float(b)))
+    names = {*iter_leaves(compared)}
+    symbol = a.shapes.floats.get(str(*names)) if len(names) == 1 else None
+    if symbol is None or isinstance(symbol.source, Computed):
+        for node in (a, b):
+            _fix(node, "its value was compared")
+    else:
+        a.shapes.conditions[f"({compared}) is {holds}"] = (symbol, a.shapes.where())
+    return holds
+
+
 def _to_int(node: Node, op: str, on_hint: Callable[[float], int]) -> Node:
     if node.is_int():
         return node
@@ -311,8 +326,7 @@ def _comparison(name: str) -> Method:
         if a.is_float() or b.is_float():
             condition = compare(base, _as_float(a), _as_float(b))
             if condition is None:
-                holds = getattr(operator, base)(a.sym_float().guard_float(), b.sym_float().guard_float())
-                return self.wrap_bool(holds is not is_negated)
+                return self.wrap_bool(_compare_reals(base, a, b) is not is_negated)
         else:
             condition = _compared(base, a.expr, b.expr)
         return _boolean(self.shapes, not_(condition) if is_negated else condition)

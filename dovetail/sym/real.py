@@ -145,7 +145,8 @@ def iter_leaves(value: object) -> Iterator[Expr | str]:
             yield from iter_leaves(arg)
 
 
-_INFIX: Final = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "mod": "%", "pow": "**"}
+_INFIX: Final = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "mod": "%", "pow": "**", "eq": "==",
+                 "lt": "<", "le": "<="}  # fmt: skip
 
 
 def show_real(value: Number) -> str:

@@ -72,6 +72,8 @@ class Shapes(Noun, frozen=False):
     assumptions: list[Assumption] = field(default_factory=list)
     fixed_floats: list[FloatSymbol] = field(default_factory=list)
     """Run-time floats whose value was needed after all: guard them by value."""
+    conditions: dict[str, tuple[FloatSymbol, Loc | None]] = field(default_factory=dict)
+    """Comparisons of one run-time float that hold, as Python text."""
     remembered: dict[Any, Any] = field(default_factory=dict)
     """Results of shape rules, by what they were asked; see fake."""
     equalities: dict[Expr, Expr] = field(default_factory=dict)

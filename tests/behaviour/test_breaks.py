@@ -570,7 +570,7 @@ def print_of_a_formatted_tensor() -> Any:
     return f, [(torch.randn(4),) for _ in range(12)]
 
 
-@case("C3", breaks=4, recompiles=2)
+@case("C3", breaks=2, recompiles=1)
 def print_and_compare_a_loss_that_was_read() -> Any:
     def f(x: torch.Tensor) -> Any:
         loss = (x * x).mean().item()

@@ -95,6 +95,37 @@ def rows_without_gaps_are_another_case() -> Any:
 
 
 @case("C8", recompiles=1)
+def class_that_counts() -> Any:
+    class Model:
+        calls, rate = 0, 0.5
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            Model.calls += 1
+            type(self).rate *= 0.5
+            return x * self.calls + Model.rate
+
+    model = Model()
+    return lambda x: (model(x), Model.calls, Model.rate), [(torch.ones(3),)] * 12
+
+
+@case("C8", recompiles=2)
+def changing_float_is_compared() -> Any:
+    def f(x: torch.Tensor, rate: float) -> torch.Tensor:
+        scale = max(1.0, rate**-0.8)
+        return x * scale if 1 / rate > 3.0 else x - rate
+
+    return f, [(torch.ones(3), 0.1 + 0.05 * i) for i in range(12)]
+
+
+@case("C8", recompiles=0)
+def method_of_a_function_in_a_closure() -> Any:
+    def times(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * self
+
+    return lambda x: times.__get__(3.0)(x), [(torch.ones(2),)] * 4
+
+
+@case("C8", recompiles=1)
 def tokens_counted_by_expert() -> Any:
     return lambda x: torch.histc(x[:, 0], bins=4, min=0, max=3).cumsum(0) + x.sum(), batches(4)
 

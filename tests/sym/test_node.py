@@ -65,7 +65,9 @@ def test_run_time_floats() -> None:
     shapes = Shapes()
     rate = make_symfloat(shapes, shapes.float_symbol(0.1))
     assert hint_of(rate * 2) == 0.2 and not shapes.fixed_floats
-    assert bool(rate < 0.5) and [f.name for f in shapes.fixed_floats] == ["f_0"]
+    assert bool(rate < 0.5) and list(shapes.conditions) == ["((f_0) < (0.5)) is True"]
+    other = make_symfloat(shapes, shapes.float_symbol(0.3))
+    assert bool(rate < other) and [f.name for f in shapes.fixed_floats] == ["f_0", "f_1"]
 
 
 def test_branches_are_assumed_and_constants_are_numbers() -> None:
