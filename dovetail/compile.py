@@ -525,7 +525,7 @@ def _report(captured: Capture) -> None:
             "graph_break", function=captured.name, code=point.code, text=point.text, hint=point.hint,
             loc=point.loc,
         )  # fmt: skip
-    EVENTS.emit("guards", function=captured.name, guards=tuple(captured.guards))
+    EVENTS.emit("guards", function=captured.name, value=captured.guards)
     EVENTS.emit("entry", function=captured.name, loc=captured.loc, value=captured.text)
     if module is None:
         return

@@ -18,7 +18,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from torch import nn
 
@@ -166,8 +166,6 @@ def _recompile(fn: Any, settings: Settings) -> Any:
 
 # -- modules ---------------------------------------------------------------------------------------
 
-_classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()
-
 
 class _Forward:
     """`compiled.forward`: the original's forward, run compiled; assigning replaces the original's."""
@@ -262,13 +260,15 @@ class _DropIn:
 
 
 def _class_of_compiled(kind: type) -> type:
-    """The subclass for compiled modules of this class: same name, one per class."""
-    if kind not in _classes:
-        names = {"__slots__": ("_dovetail_state",), "__module__": kind.__module__, "__doc__": kind.__doc__}
-        made = types.new_class(kind.__name__, (_DropIn, kind), {}, lambda space: space.update(names))
-        made.__qualname__ = kind.__qualname__
-        _classes[kind] = made
-    return _classes[kind]
+    """The subclass for compiled modules of this class: same name, one per class, which knows it weakly."""
+    subclasses: list[type] = type.__subclasses__(kind)
+    for known in subclasses:
+        if known.__bases__ == (_DropIn, kind):
+            return known
+    names = {"__slots__": ("_dovetail_state",), "__module__": kind.__module__, "__doc__": kind.__doc__}
+    made = types.new_class(kind.__name__, (_DropIn, kind), {}, lambda space: space.update(names))
+    made.__qualname__ = kind.__qualname__
+    return made
 
 
 def compile_module(original: nn.Module, settings: Settings) -> nn.Module:

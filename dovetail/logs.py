@@ -73,7 +73,7 @@ def _show_break(event: Event) -> str:
 
 
 def _show_guards(event: Event) -> str:
-    guards = event.get("guards")
+    guards = event.get("value")
     lines = [str(guard) for guard in guards] if isinstance(guards, (list, tuple)) else []
     return "\n    ".join([f"{_where(event)}: {len(lines)}", *lines])
 

@@ -49,7 +49,7 @@ def collect() -> list[Event]:
 
 def text_of(event: Event) -> str:
     if event.kind == "guards":
-        guards = event["guards"]
+        guards = event["value"]
         assert isinstance(guards, tuple)
         return "\n".join(map(str, guards))
     value = event.get("value")

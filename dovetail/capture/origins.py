@@ -24,6 +24,7 @@ from fractions import Fraction
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
 from typing import Any, Final
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -63,7 +64,7 @@ def wrap(trace: Trace, value: Any, source: Source, stable: bool = False) -> Any:
         return value if stable else wrap_constant(trace, value, source)
     if kind is FunctionType:
         return wrap_function(trace, value, source, stable)
-    if kind is BuiltinFunctionType and (type(value.__self__) in WRAPPERS):
+    if kind is BuiltinFunctionType and ((owner := type(value.__self__)) in WRAPPERS or owner in _found):
         return wrap_bound(trace, value, source)
     if isinstance(value, IDENTITY):
         if not stable:
@@ -78,9 +79,7 @@ def wrap(trace: Trace, value: Any, source: Source, stable: bool = False) -> Any:
         if type(seen.stand_in) is Unread and not trace.is_appending:
             return read_list(trace, seen.stand_in)
         return seen.stand_in
-    wrapper = WRAPPERS.get(kind)
-    if wrapper is None:
-        wrapper = _find_wrapper(kind)
+    wrapper = WRAPPERS.get(kind) or _found.get(kind) or _find_wrapper(kind)
     return wrapper(trace, value, source)
 
 
@@ -486,6 +485,7 @@ BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
 
 BY_NAME: Final[dict[str, Wrapper]] = {}
 """For types of packages that are not imported here."""
+_found: WeakKeyDictionary[type, Wrapper] = WeakKeyDictionary()
 
 
 def _find_wrapper(kind: type) -> Wrapper:
@@ -495,5 +495,5 @@ def _find_wrapper(kind: type) -> Wrapper:
         if issubclass(kind, base):
             found = wrapper
             break
-    found = WRAPPERS[kind] = BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}", found)
+    found = _found[kind] = BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}", found)
     return found

@@ -310,7 +310,7 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         fallbacks=dict(Counter(_text(event, "op") for event in of("fallback"))),
         kernels=tuple(read(KernelSeen, e) for e in of("kernel")),
         declined=tuple(read(Declined, e) for e in of("fusion")),
-        guards=tuple((_text(e, "function"), tuple(map(str, _items(e, "guards")))) for e in of("guards")),
+        guards=tuple((_text(e, "function"), tuple(map(str, _items(e, "value")))) for e in of("guards")),
         stages=tuple(map(_stage, of("stage"))),
         compiles=tuple((_text(e, "function"), _float(e, "seconds"), e.at) for e in of("compile")),
         partitions=_partitions(of("partition", "stage")),
