@@ -27,7 +27,7 @@ from dovetail.errors import InternalWarning, UnsupportedMutation
 from dovetail.events import EVENTS
 from dovetail.ir.graph import Known, Node, nodes_in
 from dovetail.ir.types import TensorType
-from dovetail.util.noun import dataclass
+from dovetail.util.noun import Noun
 
 MOST_COMPILED: Final = 4
 """Geometries for which the gradient's program is compiled."""
@@ -38,8 +38,7 @@ _BATCH_NORMS: Final = (
 """In training their running statistics are updated, and play no part in the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(Noun):
     """Which gradients: of the inputs less the `unwanted`, or of the outputs `goals`, where what flows through
     one of them to another does not count. is_cut: their own tangents flow on from such outputs."""
 

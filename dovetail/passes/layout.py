@@ -42,8 +42,8 @@ FOLLOWS: Final = frozenset((
 ))  # fmt: skip
 """Library calls whose results are laid out as their operand is."""
 RESIZES: Final = FOLLOWS | frozenset((
-    "aten.cat.default", "aten.slice.Tensor", "aten.constant_pad_nd.default", "aten.upsample_nearest2d.default",
-    "aten.upsample_bilinear2d.default",
+    "aten.cat.default", "aten.slice.Tensor", "aten.constant_pad_nd.default",
+    "aten.upsample_nearest2d.default", "aten.upsample_bilinear2d.default",
 ))  # fmt: skip
 """Ops that make images of other images."""
 AGAINST: Final = frozenset(("aten.native_group_norm.default",))
