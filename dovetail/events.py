@@ -2,8 +2,9 @@
 
     EVENTS.emit("graph_break", code="B02", text=..., loc=...)
 
-An event is a kind and a dict of plain values. Kinds in use: stage (seconds), graph, graph_break,
-recompile, skip, kernel, fallback, fusion, cache, fallback_to_eager, warning, slow, frozen.
+An event is a kind and a dict of plain values. Kinds in use: compile and stage (seconds), entry, graph,
+guards, graph_break, recompile, limit, skip, partition, fallback, fusion, kernel, tuning, cache,
+cudagraph, frozen, override, call, slow, warning, fallback_to_eager.
 """
 from __future__ import annotations
 
@@ -11,20 +12,20 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 from dovetail.util.noun import Noun, field
 
 
 class Event(Noun):
     kind: str
-    fields: dict[str, object]
+    fields: dict[str, Any]
     at: float
 
-    def __getitem__(self, name: str) -> object:
+    def __getitem__(self, name: str) -> Any:
         return self.fields[name]
 
-    def get(self, name: str, default: object = None) -> object:
+    def get(self, name: str, default: Any = None) -> Any:
         return self.fields.get(name, default)
 
 

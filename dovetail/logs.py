@@ -73,9 +73,8 @@ def _show_break(event: Event) -> str:
 
 
 def _show_guards(event: Event) -> str:
-    guards = event.get("value")
-    lines = [str(guard) for guard in guards] if isinstance(guards, (list, tuple)) else []
-    return "\n    ".join([f"{_where(event)}: {len(lines)}", *lines])
+    guards = event.get("value") or ()
+    return "\n    ".join([f"{_where(event)}: {len(guards)}", *map(str, guards)])
 
 
 def _show_fields(event: Event) -> str:
@@ -93,7 +92,7 @@ SHOW: Final[dict[str, Callable[[Event], str]]] = {
     "limit": lambda e: f"{_where(e)}: {e.get('reason')}; runs in eager from now on",
     "guards": _show_guards,
     "fusion": lambda e: f"{e.get('subject')}: {e.get('code')} {e.get('text')}",
-    "stage": lambda e: f"{e.get('stage')} of {e.get('unit')}: {float(str(e.get('seconds', 0))) * 1e3:.1f} ms",
+    "stage": lambda e: f"{e.get('stage')} of {e.get('unit')}: {e['seconds'] * 1e3:.1f} ms",
 }
 
 

@@ -29,7 +29,6 @@ class GraphSeen(Noun):
     ops: int
     inputs: int
     whole: bool
-    training: bool
     lines: tuple[Place, ...]
 
 
@@ -178,23 +177,13 @@ def _text(event: Event, name: str) -> str:
     return "" if value is None else str(value)
 
 
-def _float(event: Event, name: str) -> float:
-    value = event.get(name, 0.0)
-    return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def _items(event: Event, name: str) -> tuple[object, ...]:
-    value = event.get(name)
-    return tuple(value) if isinstance(value, (tuple, list)) else ()
-
-
 READERS: Final[dict[str, Callable[[Event, str], object]]] = {
     "str": _text,
-    "int": lambda event, name: int(_float(event, name)),
-    "bool": lambda event, name: bool(event.get(name)),
+    "int": lambda event, name: event.get(name, 0),
+    "bool": lambda event, name: event[name],
     "Place": lambda event, name: place_of(event.get("loc"), _text(event, "function")),
-    "tuple[str, ...]": lambda event, name: tuple(map(str, _items(event, name))),
-    "tuple[Place, ...]": lambda event, name: tuple(dict.fromkeys(map(place_of, _items(event, name)))),
+    "tuple[str, ...]": lambda event, name: tuple(map(str, event[name])),
+    "tuple[Place, ...]": lambda event, name: tuple(dict.fromkeys(map(place_of, event[name]))),
 }
 """How a field is read off an event, by the field's type."""
 
@@ -212,7 +201,7 @@ def _graphs(events: list[Event]) -> tuple[GraphSeen, ...]:
     found: list[GraphSeen] = []
     for event in events:
         if event.kind == "graph":
-            found.append(read(GraphSeen, event, whole=bool(event.get("whole", True))))
+            found.append(read(GraphSeen, event))
         elif found and not found[-1].unit and "joint" in _text(event, "stage"):
             found[-1] = replace(found[-1], unit=_text(event, "unit"))
     return tuple(found)
@@ -232,7 +221,7 @@ def _partitions(events: list[Event]) -> tuple[SavedSeen, ...]:
     found: list[SavedSeen] = []
     for event in events:
         if event.kind == "partition":
-            found.append(read(SavedSeen, event, bytes=int(_float(event, "saved_bytes"))))
+            found.append(read(SavedSeen, event, bytes=event["saved_bytes"]))
         elif found and found[-1].unit == "forward" and "partition" in _text(event, "stage"):
             found[-1] = replace(found[-1], unit=_text(event, "unit"))
     return tuple(found)
@@ -241,16 +230,12 @@ def _partitions(events: list[Event]) -> tuple[SavedSeen, ...]:
 def _stage(event: Event) -> StageSeen:
     stage = _text(event, "stage")
     text = "" if "executable" in stage else _text(event, "value")  # it prints as the program does
-    return StageSeen(_text(event, "unit"), stage, _float(event, "seconds"), event.at, text)
+    return StageSeen(_text(event, "unit"), stage, event["seconds"], event.at, text)
 
 
 def _failure(event: Event) -> Failure:
-    if event.kind == "slow":
-        times = f"compiled {_float(event, 'compiled_seconds') * 1e3:.3f} ms"
-        times += f", eager {_float(event, 'eager_seconds') * 1e3:.3f} ms"
-        return Failure("slow", _text(event, "function"), _text(event, "text") or times)
-    detail = " ".join(filter(None, (_text(event, "stage"), _text(event, "error"), _text(event, "repro"))))
-    return Failure(event.kind, _text(event, "function"), detail or _text(event, "text"))
+    told = (_text(event, name) for name in ("text", "error", "repro"))
+    return Failure(event.kind, _text(event, "function"), " ".join(filter(None, told)))
 
 
 def _line(place: Place) -> Place:
@@ -310,9 +295,9 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         fallbacks=dict(Counter(_text(event, "op") for event in of("fallback"))),
         kernels=tuple(read(KernelSeen, e) for e in of("kernel")),
         declined=tuple(read(Declined, e) for e in of("fusion")),
-        guards=tuple((_text(e, "function"), tuple(map(str, _items(e, "value")))) for e in of("guards")),
+        guards=tuple((_text(e, "function"), tuple(map(str, e.get("value") or ()))) for e in of("guards")),
         stages=tuple(map(_stage, of("stage"))),
-        compiles=tuple((_text(e, "function"), _float(e, "seconds"), e.at) for e in of("compile")),
+        compiles=tuple((_text(e, "function"), e["seconds"], e.at) for e in of("compile")),
         partitions=_partitions(of("partition", "stage")),
         cudagraphs=tuple(
             (_text(e, "unit"), bool(e.get("used")), _text(e, "reason")) for e in of("cudagraph")
@@ -322,5 +307,5 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         programs=programs,
         fusions=fusions,
         lines=_lines(programs, fusions, of("fallback")),
-        calls=tuple((_text(e, "function"), _float(e, "seconds"), e.at) for e in of("call")),
+        calls=tuple((_text(e, "function"), e["seconds"], e.at) for e in of("call")),
     )

@@ -4,6 +4,7 @@ stats() -> {"graphs": 2, "graph_breaks": 1, "recompiles": 0, "kernels": 5, "fall
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from dovetail.events import EVENTS, EventStream
@@ -23,21 +24,16 @@ COUNTED = {
 
 
 def stats(stream: EventStream = EVENTS) -> dict[str, int | float | dict[str, float]]:
-    found: dict[str, int | float | dict[str, float]] = {
-        name: stream.counts[kind] for name, kind in COUNTED.items()
+    frames, stages = stream.of("compile"), stream.of("stage")
+    times = ([(event["seconds"], event.at) for event in events] for events in (frames, stages))
+    found = Counter(event["what"] for event in stream.of("cache"))
+    return {
+        **{name: stream.counts[kind] for name, kind in COUNTED.items()},
+        "cache_hits": found["hit"],
+        "cache_misses": found["miss"],
+        "compile_seconds": seconds_in_all(*times),
+        "stage_seconds": by_stage((event["stage"], event["seconds"]) for event in stages),
     }
-    for what in ("hit", "miss"):
-        found[f"cache_{what}{'es' if what == 'miss' else 's'}"] = sum(
-            1 for event in stream.of("cache") if event.get("what") == what
-        )
-    times = {
-        kind: [(float(str(event.get("seconds", 0.0))), event.at) for event in stream.of(kind)]
-        for kind in ("compile", "stage")
-    }
-    found["compile_seconds"] = seconds_in_all(times["compile"], times["stage"])
-    names = [str(event.get("stage", "?")) for event in stream.of("stage")]
-    found["stage_seconds"] = by_stage(zip(names, (seconds for seconds, _ in times["stage"])))
-    return found
 
 
 def seconds_in_all(frames: list[tuple[float, float]], stages: list[tuple[float, float]]) -> float:

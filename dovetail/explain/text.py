@@ -68,12 +68,11 @@ def _sections(found: Explanation) -> Iterator[tuple[str, list[str]]]:
     yield "graphs", [
         f"{graph.unit or '?'}  {graph.function} ({graph.place}): {count(graph.ops, 'op')}, "
         f"{count(graph.inputs, 'input')}{'' if graph.whole else ', up to a break'}"
-        f"{', with backward' if graph.training else ''}"
         for graph in found.graphs
     ]
     yield "graph breaks", _break_lines(found, "graph_break")
     yield "frames left to Python", _break_lines(found, "skip")
-    yield "recompiles", [
+    yield "recompiles (a size that changes becomes a symbol; pass what else changes in a tensor)", [
         f"{item.function} ({item.place}): {item.reason}"
         + (f"; limit of {item.entries} reached, runs in eager from now on" if item.limit else "")
         for item in found.recompiles

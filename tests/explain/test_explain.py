@@ -92,7 +92,7 @@ def make_events() -> list[Event]:
     emit("partition", unit="graph_0", saved_bytes=2048, saved=("y: f32[8, 64]",), recomputed=("a", "b"))
     emit("cache", what="hit", key="k")
     emit("compile", function="f", seconds=0.25)
-    emit("slow", function="f", compiled_seconds=0.002, eager_seconds=0.001)
+    emit("slow", function="f", text="compiled 2 ms, eager 1 ms", compiled_seconds=0.002, eager_seconds=0.001)
     emit("call", function="f", seconds=0.25)
     emit("call", function="f", seconds=1e-5)
     emit("cudagraph", unit="graph_0", used=False, reason="on the CPU")
