@@ -26,7 +26,7 @@ def key_of(text: str) -> str:
 
 
 def symbol_of(name: str, key: str) -> str:
-    return f"{_identifier(name)[:60]}_{key}"
+    return f"{identifier(name)[:60]}_{key}"
 
 
 def with_names(text: str, kernel: str, reserved: Iterable[str]) -> str:
@@ -34,7 +34,7 @@ def with_names(text: str, kernel: str, reserved: Iterable[str]) -> str:
     taken = {*reserved, *re.findall(r"[A-Za-z_]\w*", _TOKEN.sub(" ", text))}
     chosen = {"": kernel}
     for name in dict.fromkeys(_TOKEN.findall(text)):
-        spelled = _identifier(name)
+        spelled = identifier(name)
         while spelled in taken:
             spelled += "_"
         taken.add(spelled)
@@ -42,5 +42,5 @@ def with_names(text: str, kernel: str, reserved: Iterable[str]) -> str:
     return _TOKEN.sub(lambda m: chosen[m[1]], text)
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
     return re.sub(r"\W", "_", name)

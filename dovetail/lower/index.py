@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import TypeAlias
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, mod, mul, product
@@ -84,12 +85,7 @@ def reshape_index(source: Shape, target: Shape, index: Index) -> Index:
 
 def element_of(ref: BufferRef, index: Index) -> Expr:
     """The flat element of the buffer."""
-    flat = ref.offset
-    for position, stride in zip(index, ref.type.stride):
-        if position is ZERO:
-            continue
-        flat = add(flat, mul(position, stride))
-    return flat
+    return reduce(add, map(mul, index, ref.type.stride), ref.offset)
 
 
 def reshape_strides(type: TensorType, target: Shape) -> tuple[Expr, ...] | None:

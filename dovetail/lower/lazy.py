@@ -7,7 +7,7 @@ that views of memory stay free for library calls too.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ceildiv, ge, lt, mul, sym, symbols
@@ -114,74 +114,61 @@ def shifted(x: Lazy, start: Index) -> Lazy:
     """The same value counted from another first element."""
     if all(place is ZERO for place in start):
         return x
-    return Lazy(x.type, lambda index: x.at(tuple(map(add, index, start))), None, x.origins)
+    return moved(x, x.type, lambda index: tuple(map(add, index, start)))
 
 
 # -- views -----------------------------------------------------------------------------------------
 
 
+def moved(
+    x: Lazy, type: TensorType, place: Callable[[Index], Index], strides: Sequence[Expr] | None = None,
+    start: Expr = ZERO, cuts: tuple[tuple[int, Expr], ...] = (),
+) -> Lazy:  # fmt: skip
+    """x at another place. Of a window onto memory it is one too, where there are strides for it."""
+    if x.ref is not None and strides is not None:
+        kind = TensorType(type.shape, tuple(strides), type.dtype, type.device)
+        return window(BufferRef(x.ref.buffer, kind, add(x.ref.offset, start)))
+    return Lazy(type, lambda index: x.at(place(index)), None, x.origins, cuts)
+
+
 def permute(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
-    ref = x.ref
-    if ref is not None:
-        kind = TensorType(type.shape, tuple(ref.type.stride[d] for d in dims), type.dtype, type.device)
-        return window(BufferRef(ref.buffer, kind, ref.offset))
-    place = [dims.index(d) for d in range(len(dims))]
-    return Lazy(type, lambda index: x.at(tuple(index[p] for p in place)), None, x.origins)
+    order = [dims.index(d) for d in range(len(dims))]
+    strides = [x.type.stride[d] for d in dims]
+    return moved(x, type, lambda index: tuple(index[p] for p in order), strides)
 
 
 def broadcast(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
-    ref = x.ref
-    if ref is not None:
-        strides = [ZERO] * type.ndim
-        for dim, stride, size in zip(dims, ref.type.stride, ref.type.shape):
-            strides[dim] = ZERO if size is ONE else stride
-        return window(
-            BufferRef(ref.buffer, TensorType(type.shape, tuple(strides), type.dtype, type.device), ref.offset)
-        )
     grown = [size is ONE for size in x.type.shape]
-    return Lazy(
-        type,
-        lambda index: x.at(tuple(ZERO if more else index[d] for d, more in zip(dims, grown))),
-        None,
-        x.origins,
+    strides = [ZERO] * type.ndim
+    for dim, stride, more in zip(dims, x.type.stride, grown):
+        strides[dim] = ZERO if more else stride
+    return moved(
+        x, type, lambda index: tuple(ZERO if more else index[d] for d, more in zip(dims, grown)), strides
     )
 
 
 def reshape(x: Lazy, type: TensorType) -> Lazy:
     source, target = x.type.shape, type.shape
-    if x.ref is not None:
-        strides = reshape_strides(x.ref.type, target)
-        if strides is not None:
-            kind = TensorType(target, strides, type.dtype, type.device)
-            return window(BufferRef(x.ref.buffer, kind, x.ref.offset))
-    return Lazy(type, lambda index: x.at(reshape_index(source, target, index)), None, x.origins)
+    strides = None if x.ref is None else reshape_strides(x.type, target)
+    return moved(x, type, lambda index: reshape_index(source, target, index), strides)
 
 
 def slice_(x: Lazy, type: TensorType, dim: int, start: Expr, step: int) -> Lazy:
-    ref = x.ref
-    if ref is not None:
-        stride = ref.type.stride
-        strides = tuple(mul(s, step) if d == dim else s for d, s in enumerate(stride))
-        kind = TensorType(type.shape, strides, type.dtype, type.device)
-        return window(BufferRef(ref.buffer, kind, add(ref.offset, mul(start, stride[dim]))))
+    stride = x.type.stride
+    strides = [mul(s, step) if d == dim else s for d, s in enumerate(stride)]
+    cuts = tuple((d, ceildiv(place - start, step) if d == dim else place) for d, place in x.cuts)
 
-    def at(index: Index) -> Scalar:
-        moved = list(index)
-        moved[dim] = add(mul(index[dim], step), start)
-        return x.at(tuple(moved))
+    def place(index: Index) -> Index:
+        return (*index[:dim], add(mul(index[dim], step), start), *index[dim + 1 :])
 
-    moved_cuts = ((d, ceildiv(place - start, step) if d == dim else place) for d, place in x.cuts)
-    return Lazy(type, at, None, x.origins, tuple(moved_cuts))
+    return moved(x, type, place, strides, mul(start, stride[dim]), cuts)
 
 
 def flip(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
-    def at(index: Index) -> Scalar:
-        turned = list(index)
-        for d in dims:
-            turned[d] = type.shape[d] - 1 - index[d]
-        return x.at(tuple(turned))
+    def place(index: Index) -> Index:
+        return tuple(type.shape[d] - 1 - at if d in dims else at for d, at in enumerate(index))
 
-    return Lazy(type, at, None, x.origins)
+    return moved(x, type, place)
 
 
 # -- joins -----------------------------------------------------------------------------------------

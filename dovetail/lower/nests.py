@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias, cast
 
-from dovetail.ir.expr import INF, ONE, ZERO, Expr, const, is_at_most, linear_in, mul, symbols
+from dovetail.ir.expr import INF, ONE, ZERO, Expr, const, is_at_most, linear_in, mul, product, symbols
 from dovetail.ir.loop import Range, Scalar, iter_scalars
 from dovetail.ir.types import TensorType
 from dovetail.lower.index import Index
@@ -82,10 +82,7 @@ def merge_ranges(
     def close() -> None:
         if not run:
             return
-        size = ONE
-        for each in run:
-            size = mul(size, each.size)
-        fresh = Range.over(f"{name}{len(merged)}", size)
+        fresh = Range.over(f"{name}{len(merged)}", product(each.size for each in run))
         merged.append(fresh)
         for each in run[:-1]:
             env[each.var] = ZERO

@@ -10,21 +10,17 @@ the CPU, threads split the work inside the kernel instead.
 """
 from __future__ import annotations
 
+import math
 from typing import Final, cast
 
 from dovetail.ir.expr import ONE, Expr, as_expr
 from dovetail.ir.graph import Arg, Graph, Node
 from dovetail.ir.types import TensorType
 from dovetail.ops.build import Build, Value, replace_nodes
+from dovetail.ops.prims import PRIMS
 
-SPLITTABLE: Final = (
-    "prims.sum",
-    "prims.prod",
-    "prims.max",
-    "prims.min",
-    "prims.any",
-    "prims.all",
-    "prims.welford",
+SPLITTABLE: Final = frozenset(
+    op for op, prim in PRIMS.items() if prim.kind == "reduction" and not op.startswith("prims.arg")
 )
 ENOUGH_COLUMNS: Final = 65536
 ENOUGH_ROWS: Final = 1024
@@ -61,9 +57,8 @@ def _parts(node: Node) -> int:
     type, dims = _operand(node)
     if type.device.kind == "cpu" or not dims or not all(size.is_const for size in type.shape):
         return 1
-    results = count = 1
-    for d, size in enumerate(type.shape):
-        results, count = (results, count * size.value) if d in dims else (results * size.value, count)
+    count = math.prod(type.shape[d].value for d in dims)
+    results = math.prod(size.value for d, size in enumerate(type.shape) if d not in dims)
     length = type.shape[_place(type, dims)].value
     rows = all(type.stride[d] is not ONE or d in dims for d in range(type.ndim) if type.shape[d] is not ONE)
     enough, shortest = (ENOUGH_ROWS, SHORTEST) if rows else (ENOUGH_COLUMNS, SHORTEST_COLUMN)
@@ -86,9 +81,7 @@ def _split(node: Node, parts: int, b: Build) -> Arg:
         first = b.prim(name, x, inner)
         last = b.prim(name, first, (part,))
         return _typed(last, node, b)
-    count = 1
-    for d in inner:
-        count *= shape[d].value
+    count = math.prod(shape[d].value for d in inner)
     mean_of_part, square_of_part = b.prims("welford", x, inner)
     mean = b.prim("sum", mean_of_part, (part,)) / float(parts)
     apart = mean_of_part - b.unsqueeze(mean, (part,))

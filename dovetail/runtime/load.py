@@ -33,6 +33,9 @@ from dovetail.util.noun import Noun
 UNIT_LINES: Final = 1200
 """Lines of kernels in one unit before another is opened."""
 
+SHOWN: Final = ("name", "language", "bytes_moved", "origins", "text")
+"""What a report wants to know of a kernel."""
+
 _loaded: dict[str, int] = {}
 """Kernel key -> address of its function."""
 _begun: dict[str, threading.Thread] = {}
@@ -80,15 +83,7 @@ def load(program: Program, options: Options | None = None) -> Executable:
     (host_path,) = build_units([(program.host, host_flags)], options)
     _finish_kernels(program.kernels, options)
     for kernel in program.kernels:
-        EVENTS.emit(
-            "kernel",
-            unit=program.name,
-            name=kernel.name,
-            language=kernel.language,
-            bytes_moved=kernel.bytes_moved,
-            origins=kernel.origins,
-            text=kernel.text,
-        )
+        EVENTS.emit("kernel", unit=program.name, **{name: getattr(kernel, name) for name in SHOWN})
     attach()
     host = open_library(host_path)
     _connect(host, program)

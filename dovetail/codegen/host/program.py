@@ -13,7 +13,6 @@
 """
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 from dovetail.codegen.cpp.exprs import c_expr
@@ -23,6 +22,7 @@ from dovetail.codegen.host.dispatch import DISPATCH_HEAD
 from dovetail.codegen.host.externs import emit_extern
 from dovetail.codegen.host.outline import outline
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
+from dovetail.codegen.names import identifier
 from dovetail.codegen.target import Launchable
 from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.loop import Buffer, BufferRef
@@ -87,7 +87,7 @@ class HostWriter(Noun, frozen=False):
         if name not in self.pointers:
             kind = c_type(self.buffers[name].type.dtype)
             place = self.places[name]
-            text = f"p_{_identifier(name)}"
+            text = f"p_{identifier(name)}"
             if place.kind == "arena":
                 source = f"((char*)arena.start + {c_expr(place.offset or ZERO)})"
             else:
@@ -111,7 +111,7 @@ class HostWriter(Noun, frozen=False):
 
     def allocate(self, name: str) -> None:
         type = self.buffers[name].type
-        text = f"h_{_identifier(name)}"
+        text = f"h_{identifier(name)}"
         sizes, strides = self.sizes(type.shape), self.sizes(type.stride)
         where = f"{TORCH_CODE[type.dtype]}, {device_code(type.device)}"
         call = f"aoti_torch_empty_strided({type.ndim}, {sizes}, {strides}, {where}, &{text}.handle)"
@@ -170,10 +170,6 @@ def c_type(dtype: DType) -> str:
 
 def same_layout(a: TensorType, b: TensorType) -> bool:
     return a.shape == b.shape and a.stride == b.stride
-
-
-def _identifier(name: str) -> str:
-    return re.sub(r"\W", "_", name)
 
 
 class HostText(Noun):
