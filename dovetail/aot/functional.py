@@ -12,6 +12,7 @@ custom op, most often) gets one made: it copies what the op writes, calls the op
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -34,21 +35,12 @@ class Twin(Noun):
     """By position: what the dispatcher leaves out when it is the default, which op may not have."""
 
 
-_twins: Final[dict[Any, Twin]] = {}
-
-
-def twin_of(func: Any) -> Twin:
-    found = _twins.get(func)
-    if found is None:
-        found = _twins[func] = _find(func)
-    return found
-
-
 def _types(arguments: Any) -> list[str]:
     return [str(argument.type) for argument in arguments]
 
 
-def _find(func: Any) -> Twin:
+@cache
+def twin_of(func: Any) -> Twin:
     schema = func._schema
     namespace, base = schema.name.split("::")
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]

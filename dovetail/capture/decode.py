@@ -13,6 +13,7 @@ import dis
 import opcode
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import cache
 from types import CodeType
 from typing import Any, Final
 
@@ -77,23 +78,14 @@ class Code(Noun, frozen=False, eq=False):
         return None
 
 
-_decoded: dict[CodeType, Code] = {}
-
-
-def decode(code: CodeType) -> Code:
-    found = _decoded.get(code)
-    if found is None:
-        found = _decoded[code] = _decode(code)
-    return found
-
-
 def slot_names(code: CodeType) -> tuple[str, ...]:
     """Names of the frame's slots: locals, then cells that are no locals, then free variables."""
     only_cells = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
     return code.co_varnames + only_cells + code.co_freevars
 
 
-def _decode(code: CodeType) -> Code:
+@cache
+def decode(code: CodeType) -> Code:
     raw = code.co_code
     ops: list[str] = []
     args: list[object] = []
@@ -132,42 +124,21 @@ def _decode(code: CodeType) -> Code:
     return Code(code, ops, args, offsets, tuple(_regions(code, index_at)), names, cells)
 
 
-def exception_rows(table: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Decode co_exceptiontable: start, length and target in code units, and flags. Each is a big-endian
-    base-64 number; a row's first byte is marked."""
-    rest = iter(table)
-
-    def number(first: int) -> int:
-        value = first & 63
-        while first & 64:
-            first = next(rest)
-            value = value << 6 | first & 63
-        return value
-
-    for first in rest:
-        yield number(first), number(next(rest)), number(next(rest)), number(next(rest))
-
-
 def _regions(code: CodeType, index_at: dict[int, int]) -> Iterator[Region]:
-    for start, length, target, flags in exception_rows(code.co_exceptiontable):
-        first, last, to = (index_at[2 * unit] for unit in (start, start + length, target))
-        yield Region(first, last, to, flags >> 1, bool(flags & 1))
+    for row in dis._parse_exception_table(code):  # type: ignore[attr-defined]
+        first, last, to = (index_at[offset] for offset in (row.start, row.end, row.target))
+        yield Region(first, last, to, row.depth, row.lasti)
 
 
 # -- liveness: which slots an instruction's future still reads ----------------------------------------
 
 READS: Final = frozenset({"LOAD_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
-_live: dict[CodeType, list[frozenset[int]]] = {}
-
-
 ASKS_FOR_ALL: Final = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
 
+@cache
 def live_before(code: Code) -> list[frozenset[int]]:
     """For each instruction the plain local slots that may be read at or after it."""
-    found = _live.get(code.code)
-    if found is not None:
-        return found
     count = len(code.ops)
     always = range(len(code.slot_names)) if not ASKS_FOR_ALL.isdisjoint(code.code.co_names) else ()
     live: list[frozenset[int]] = [frozenset(always)] * (count + 1)
@@ -192,7 +163,6 @@ def live_before(code: Code) -> list[frozenset[int]]:
                 after |= {arg}
             if after != live[i]:
                 live[i], changed = after, True
-    _live[code.code] = live
     return live
 
 

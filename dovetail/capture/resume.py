@@ -11,12 +11,14 @@ comes back to the same code each time round.
 """
 from __future__ import annotations
 
+import dis
 import opcode
 from collections.abc import Iterator
+from functools import cache
 from types import CodeType
 from typing import Final
 
-from dovetail.capture.decode import CACHES, Code, decode, exception_rows, growing_entries
+from dovetail.capture.decode import CACHES, Code, decode, growing_entries
 from dovetail.errors import SkippedFrame
 from dovetail.util.noun import Noun
 
@@ -56,7 +58,6 @@ class Resume(Noun, eq=False):
     growing: frozenset[int]
 
 
-_made: dict[tuple[CodeType, int, Layout], Resume] = {}
 _by_code: dict[CodeType, Resume] = {}
 
 
@@ -76,14 +77,11 @@ def growing_slots(code: CodeType) -> frozenset[int]:
     return frozenset() if made is None else made.growing
 
 
+@cache
 def make_resume(origin: Code, target: int, layout: Layout) -> Resume:
     """Code that continues `origin` at the instruction `target`."""
-    key = (origin.code, target, layout)
-    found = _made.get(key)
-    if found is None:
-        found = _made[key] = _make(origin, target, layout)
-        _by_code[found.code] = found
-    return found
+    made = _make(origin, target, layout)
+    return _by_code.setdefault(made.code, made)
 
 
 def _unit(op: str, arg: int = 0) -> bytes:
@@ -127,7 +125,7 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
         co_cellvars=tuple(name for name in slots if name in code.co_cellvars),  # super() wants to know
         co_flags=code.co_flags & ~ARGS_FLAGS,
         co_stacksize=max(code.co_stacksize, len(layout.stack) + 2),
-        co_exceptiontable=_shift_regions(code.co_exceptiontable, len(head) // 2),
+        co_exceptiontable=_shift_regions(code, len(head) // 2),
         co_linetable=_blank_lines(len(head) // 2) + code.co_linetable,
         co_name=f"{code.co_name}_resumed_at_{origin.line(target)}",
         co_qualname=f"{code.co_qualname} resumed at line {origin.line(target)}",
@@ -175,11 +173,12 @@ def _number(value: int, is_first: bool = False) -> bytes:
     return bytes(made)
 
 
-def _shift_regions(table: bytes, by: int) -> bytes:
+def _shift_regions(code: CodeType, by: int) -> bytes:
     """The exception table with all positions `by` code units later."""
     made = b""
-    for start, length, target, flags in exception_rows(table):
-        made += _number(start + by, True) + _number(length) + _number(target + by) + _number(flags)
+    for row in dis._parse_exception_table(code):  # type: ignore[attr-defined]
+        made += _number(row.start // 2 + by, True) + _number((row.end - row.start) // 2)
+        made += _number(row.target // 2 + by) + _number(row.depth << 1 | row.lasti)
     return made
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -85,16 +86,6 @@ class Record(Noun):
     """The arguments' metadata say all about the results, which are new or arguments: may be remembered."""
 
 
-_records: Final[dict[Any, Record]] = {}
-
-
-def record(func: Any) -> Record:
-    found = _records.get(func)
-    if found is None:
-        found = _records[func] = _read(func)
-    return found
-
-
 def _fate(func: Any, name: str) -> str:
     if name in FATES:
         return FATES[name]
@@ -107,7 +98,8 @@ def _fate(func: Any, name: str) -> str:
     return "decompose" if is_composite else "meta"
 
 
-def _read(func: Any) -> Record:
+@cache
+def record(func: Any) -> Record:
     schema = func._schema
     name = str(func)
     fate = _fate(func, name)
