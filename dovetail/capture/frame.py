@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
@@ -44,53 +45,32 @@ def slot_count(code: CodeType) -> int:
     return code.co_argcount + code.co_kwonlyargcount + extra
 
 
+@cache
+def binder(code: CodeType) -> CodeType:
+    """Code with the parameters of another, which gives its arguments as they fill the slots."""
+    given = enumerate(code.co_varnames[: slot_count(code)])
+    names = [name if name.isidentifier() else f"slot_{i}" for i, name in given]  # a comprehension's is `.0`
+    count, keywords = code.co_argcount, names[code.co_argcount :][: code.co_kwonlyargcount]
+    parameters, rest = names[:count], iter(names[count + len(keywords) :])
+    if code.co_posonlyargcount:
+        parameters.insert(code.co_posonlyargcount, "/")
+    if code.co_flags & CO_VARARGS or keywords:
+        parameters.append(f"*{next(rest) if code.co_flags & CO_VARARGS else ''}")
+    parameters += [*keywords, *(f"**{name}" for name in rest)]
+    space: dict[str, Any] = {}
+    exec(f"def bound({', '.join(parameters)}): return [{', '.join(names)}]", space)
+    return space["bound"].__code__  # type: ignore[no-any-return]
+
+
 def bind(
-    fn: FunctionType,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    defaults: Sequence[Any],
+    fn: FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any], defaults: Sequence[Any],
     kwdefaults: Mapping[str, Any],
-) -> list[Any]:
-    """Arguments to slots, with Python's own errors."""
+) -> list[Any]:  # fmt: skip
+    """Arguments to slots, by Python itself and with its own errors."""
     code = fn.__code__
-    count, flags = code.co_argcount, code.co_flags
-    if len(args) == count and not kwargs and not code.co_kwonlyargcount and not flags & 12:
+    is_plain = not code.co_kwonlyargcount and not code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
+    if len(args) == code.co_argcount and is_plain and not kwargs:
         return list(args)
-    names = code.co_varnames
-    slots: list[Any] = list(args[:count])
-    rest = dict(kwargs)
-    missing = object()
-    first_default = count - len(defaults)
-    if len(args) > count and not flags & CO_VARARGS:
-        takes = f"from {first_default} to {count}" if defaults else str(count)
-        given = f"argument{'s' * (takes != '1')} but {len(args)} {'was' if len(args) == 1 else 'were'} given"
-        raise TypeError(f"{fn.__qualname__}() takes {takes} positional {given}")
-    for i, name in enumerate(names[:count]):
-        value = rest.pop(name, missing) if i >= code.co_posonlyargcount else missing
-        if i < len(slots):
-            if value is not missing:
-                raise TypeError(f"{fn.__qualname__}() got multiple values for argument '{name}'")
-        elif value is not missing:
-            slots.append(value)
-        elif i >= first_default:
-            slots.append(defaults[i - first_default])
-        else:
-            raise_missing(fn, "positional", [other for other in names[i:first_default] if other not in rest])
-    keywords = names[count : count + code.co_kwonlyargcount]
-    if lacking := [name for name in keywords if name not in rest and name not in kwdefaults]:
-        raise_missing(fn, "keyword-only", lacking)
-    slots.extend(rest.pop(name) if name in rest else kwdefaults[name] for name in keywords)
-    if flags & CO_VARARGS:
-        slots.append(tuple(args[count:]))
-    if flags & CO_VARKEYWORDS:
-        slots.append(rest)
-    elif rest:
-        raise TypeError(f"{fn.__qualname__}() got an unexpected keyword argument '{next(iter(rest))}'")
-    return slots
-
-
-def raise_missing(fn: FunctionType, kind: str, names: Sequence[str]) -> None:
-    *first, last = map(repr, names)
-    shown = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
-    what = f"{len(names)} required {kind} argument{'s' * bool(first)}: {shown}"
-    raise TypeError(f"{fn.__qualname__}() missing {what}")
+    bound: Any = FunctionType(binder(code), {}, fn.__name__, tuple(defaults))
+    bound.__kwdefaults__, bound.__qualname__ = dict(kwdefaults), fn.__qualname__
+    return bound(*args, **kwargs)  # type: ignore[no-any-return]
