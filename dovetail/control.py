@@ -11,6 +11,7 @@ knows no stage, and a program full of markers runs without the compiler.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -79,19 +80,12 @@ class set_stance:
 
 # -- markers on functions --------------------------------------------------------------------------
 
-Switch = Callable[[bool], bool]
-"""Turns the frame hook on or off on this thread, and says what it was."""
-
-_switches: list[Switch] = []
-
-
-def install_switch(switch: Switch) -> None:
-    """The front door gives the native module's switch; without it there is no hook to turn off."""
-    _switches[:] = [switch]
-
 
 def _turn(enabled: bool) -> bool:
-    return _switches[0](enabled) if _switches else enabled
+    """Turns the frame hook on or off on this thread, and says what it was; as long as nothing is compiled
+    there is none."""
+    native = sys.modules.get("dovetail._native")
+    return enabled if native is None else native.set_enabled(enabled)  # type: ignore[no-any-return]
 
 
 class _Disabled:

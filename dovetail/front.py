@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from dovetail import _native, control
+from dovetail import control
 from dovetail.compile import Compiler, is_library_code
 from dovetail.errors import BadArgument, UnknownBackend
 from dovetail.events import EVENTS
@@ -38,7 +38,6 @@ BACKENDS: Final = ("dovetail", "eager", "aot_eager")
 
 _compilers: WeakSet[Compiler] = WeakSet()
 
-control.install_switch(_native.set_enabled)
 start_logging(EVENTS)
 
 

@@ -52,7 +52,7 @@ LIST_KERNELS: Final = ("_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_fore
 
 REFUSED_METHODS: Final = frozenset(
     {"register_post_accumulate_grad_hook", "share_memory_", "storage", "untyped_storage", "_typed_storage",
-     "set_", "pin_memory", "retain_grad", "_use_count"}
+     "set_", "pin_memory", "retain_grad", "_use_count", "as_subclass"}
 )  # fmt: skip
 
 

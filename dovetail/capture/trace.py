@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cache
 from types import CodeType
 from typing import Any, Final
 
@@ -38,13 +39,11 @@ NOT_THROWN: Final = (Break, KeyboardInterrupt)
 """What comes through C code that capture runs and is not the program's: ours, and the person's."""
 
 
-class Handling:
+class Handling(Noun, eq=False):
     """The stack entry under an exception that is being handled: what was handled before, and it itself."""
 
-    __slots__ = ("previous", "error")
-
-    def __init__(self, previous: BaseException | None, error: BaseException) -> None:
-        self.previous, self.error = previous, error
+    previous: BaseException | None
+    error: BaseException
 
 
 class LastInstruction(int):
@@ -76,29 +75,24 @@ class Origin(Noun, frozen=False, eq=False):
     """For a shadow, a copy of its contents as first read; compared at exit to find mutations."""
 
 
-class Unread:
+class Unread(Noun, frozen=False, eq=False):
     """Stands in for a list of which nothing was read: what is appended to it waits. So a loop or a model
     that collects results does not depend on how many there are already."""
 
-    __slots__ = ("original", "source", "added", "shadow")
-
-    def __init__(self, original: list[Any], source: Source) -> None:
-        self.original, self.source = original, source
-        self.added: list[Any] = []
-        self.shadow: list[Any] | None = None
+    original: list[Any]
+    source: Source
+    added: list[Any] = field(default_factory=list)
+    shadow: list[Any] | None = None
 
     def append(self, item: Any) -> None:
         (self.added if self.shadow is None else self.shadow).append(item)
 
 
-class Appender:
+class Appender(Noun, eq=False):
     """The bound method `append` of such a list."""
 
-    __slots__ = ("owner",)
+    owner: Unread
     __name__ = "append"
-
-    def __init__(self, owner: Unread) -> None:
-        self.owner = owner
 
     def __call__(self, item: Any) -> None:
         self.owner.append(item)
@@ -353,28 +347,21 @@ def topmost_handled(trace: Trace) -> BaseException | None:
     return next((place.handled for place in reversed(trace.places) if place.handled is not None), None)
 
 
-_locs: dict[tuple[CodeType, int], Loc] = {}
+@cache
+def _loc(code: CodeType, line: int) -> Loc:
+    return Loc(code.co_filename, line, code.co_qualname)
 
 
 def place_loc(place: Any) -> Loc:
-    code = place.code
-    line = code.line(place.at)
-    key = (code.code, line)
-    found = _locs.get(key)
-    if found is None:
-        found = _locs[key] = Loc(code.code.co_filename, line, code.code.co_qualname)
-    return found
+    return _loc(place.code.code, place.code.line(place.at))
 
 
 TORCH_FOLDER: Final = torch.__file__.rsplit("/", 1)[0] + "/"
 STDLIB_FOLDER: Final = field.__code__.co_filename.rsplit("/", 1)[0] + "/"
-_library: dict[str, bool] = {}
 
 
+@cache
 def is_library_file(name: str) -> bool:
     """Whether a file belongs to torch or to Python itself."""
-    found = _library.get(name)
-    if found is None:
-        in_stdlib = name.startswith(STDLIB_FOLDER) and "/site-packages/" not in name
-        found = _library[name] = in_stdlib or name.startswith(TORCH_FOLDER) or name.startswith("<frozen")
-    return found
+    in_stdlib = name.startswith(STDLIB_FOLDER) and "/site-packages/" not in name
+    return in_stdlib or name.startswith((TORCH_FOLDER, "<frozen"))

@@ -19,6 +19,7 @@ from dovetail.fake.layout import channels_last, dense_strides, is_dense, is_laid
 from dovetail.fake.rules import Call, view
 from dovetail.fake.suspect import Suspected, is_suspect
 from dovetail.ir.expr import Expr
+from dovetail.sym.node import seems_channels_last
 
 DTypes: TypeAlias = "Callable[[Call], torch.dtype | list[torch.dtype | None]]"
 Layout: TypeAlias = "Callable[[Call, tuple[int, ...]], Sequence[int] | None]"
@@ -177,16 +178,7 @@ def rolled(c: Call, shape: tuple[int, ...]) -> list[int] | None:
 
 
 def _suggests_channels_last(form: Form) -> bool:
-    """Eager's guess from the strides alone: the channel is innermost, then width, height, batch."""
-    size, stride = _numbers(form)
-    if len(size) not in (4, 5) or stride[1] == 0:
-        return False
-    least = 0
-    for d in (1, *range(len(size) - 1, 1, -1), 0):
-        if size[d] == 0 or stride[d] < least or (d == 0 and least == stride[1]):
-            return False
-        least = stride[d] * max(size[d], 1)
-    return True
+    return seems_channels_last(*_numbers(form))
 
 
 def viewed(c: Call, shape: tuple[int, ...]) -> list[int] | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -30,6 +29,7 @@ from dovetail.fake.suspect import Suspected
 from dovetail.fake.symbolic import bind, derive_forms, find_shapes, hinted
 from dovetail.ir.expr import const
 from dovetail.sym import Shapes, make_symint
+from dovetail.util.noun import Noun, field, replace
 
 Args: TypeAlias = "tuple[Any, ...]"
 Kwargs: TypeAlias = "dict[str, Any]"
@@ -394,16 +394,13 @@ def _from_template(made: Any, fakes: list[Fake]) -> Any:
     return parts if kind is None else kind([_from_template(part, fakes) for part in parts])
 
 
-class _Inputs:
+class _Inputs(Noun, frozen=False, eq=False):
     """The tensors met while arguments were replaced by their metas."""
 
-    __slots__ = ("device", "fakes", "is_mixed", "metas")
-
-    def __init__(self) -> None:
-        self.fakes: list[torch.Tensor] = []
-        self.metas: list[torch.Tensor] = []
-        self.device: torch.device | None = None
-        self.is_mixed = False
+    fakes: list[torch.Tensor] = field(default_factory=list)
+    metas: list[torch.Tensor] = field(default_factory=list)
+    device: torch.device | None = None
+    is_mixed: bool = False
 
     def meta(self, tensor: torch.Tensor) -> torch.Tensor:
         meta = tensor.meta if type(tensor) is Fake else tensor if tensor.is_meta else _meta_like(tensor)

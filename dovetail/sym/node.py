@@ -372,7 +372,7 @@ def _is_packed_as(order: tuple[int, ...]) -> Method:
 
 def _seems(order: tuple[int, ...]) -> Method:
     return lambda self, sizes, strides: self.wrap_bool(
-        len(sizes) == len(order) and _seems_channels_last(sizes, strides, order)
+        len(sizes) == len(order) and seems_channels_last([x.hint for x in sizes], [y.hint for y in strides])
     )
 
 
@@ -404,16 +404,16 @@ def is_packed(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]
     return condition
 
 
-def _seems_channels_last(sizes: Sequence[Node], strides: Sequence[Node], order: Sequence[int]) -> bool:
-    """By the hints, without assuming anything: this only suggests a layout for results."""
-    least = 0
-    if strides[1].hint == 0:
+def seems_channels_last(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Eager's guess from the strides alone, which only suggests a layout for results: the channel is
+    innermost, then width, height, batch."""
+    if len(size) not in (4, 5) or stride[1] == 0:
         return False
-    for d in order:
-        size, stride = sizes[d].hint, strides[d].hint
-        if size == 0 or stride < least or (d == 0 and least == strides[1].hint):
+    least = 0
+    for d in (1, *range(len(size) - 1, 1, -1), 0):
+        if size[d] == 0 or stride[d] < least or (d == 0 and least == stride[1]):
             return False
-        least = stride * max(size, 1)
+        least = stride[d] * max(size[d], 1)
     return True
 
 
