@@ -203,15 +203,3 @@ def test_a_gpu_reads_a_copy_of_what_the_cpu_made():
 
     text = host_text(program, fake("cuda:0", 64), fake("cpu", 3))
     assert "= moved(h_" in text and text.index("= moved(h_") < text.index("launch of mul")
-
-
-def test_attention_is_called_without_python():
-    """It returns numbers besides tensors, which nobody reads."""
-
-    def program(q):
-        return torch.ops.aten._scaled_dot_product_flash_attention.default(q, q, q)[0]
-
-    text = host_text(program, fake("cuda:0", 2, 4, 64, 32))
-    assert 'dispatch(python, "aten::_scaled_dot_product_flash_attention"' in text
-    assert "python->call_with(python, " not in text
-    assert text.count("{(Handle)stack") == 7, "two of its nine results are numbers"

@@ -104,10 +104,7 @@ def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
         return False
     if len(schema.returns) != len(extern.results) and not extern.positions:
         return False
-    kinds = [str(result.type) for result in schema.returns]
-    if not {"Tensor", "int"}.issuperset(kinds):  # a number, which nobody reads, is dropped
-        return False
-    if any(kinds[k] == "int" for k in extern.positions or range(len(kinds))):
+    if any(str(result.type) != "Tensor" for result in schema.returns):
         return False
     given = dict(extern.kwargs)
     back = writer.mark()
@@ -119,7 +116,7 @@ def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     except NotCarried:
         back()
         return False
-    _emit(writer, extern, values, kinds)
+    _emit(writer, extern, values, len(schema.returns))
     return True
 
 
@@ -128,18 +125,17 @@ def _default(argument: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _emit(writer: HostWriter, extern: Extern, values: list[str], kinds: list[str]) -> None:
+def _emit(writer: HostWriter, extern: Extern, values: list[str], results: int) -> None:
     stack = writer.fresh("stack")
     namespace, name, overload = extern.op.split(".")
-    room = max(len(values), len(kinds))
+    room = max(len(values), results)
     writer(f"uint64_t {stack}[{room}] = {{{', '.join(values)}}};")
     overload = "" if overload == "default" else overload
     writer(f'if (dispatch(python, "{namespace}::{name}", "{overload}", {stack})) return 1;')
     places = extern.positions or range(len(extern.results))
     for k, output in zip(places, extern.results):
         writer(f"Tensor h_{output}{{(Handle){stack}[{k}]}};")
-    for k, kind in enumerate(kinds):
-        if k not in places and kind == "Tensor":  # an undefined one, most often
-            writer(f"Tensor {writer.fresh('unused')}{{(Handle){stack}[{k}]}};")
+    for k in sorted(set(range(results)) - set(places)):  # an undefined tensor, most often
+        writer(f"Tensor {writer.fresh('unused')}{{(Handle){stack}[{k}]}};")
     for output in extern.results:
         writer.settle(output, f"h_{output}")
