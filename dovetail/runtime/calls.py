@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from dovetail.ir.program import PythonCall, Slot
 from dovetail.ir.types import Device, DType
@@ -25,7 +26,7 @@ def make_call(call: PythonCall) -> Callable[..., list[Any]]:
     args = [_constant(arg, name in text_arguments) for arg, name in zip(call.args, names)]
     kwargs = {name: _constant(arg, name in text_arguments) for name, arg in call.kwargs}
     count = call.tensors
-    function = partial(call_in_grad_mode, op) if call.op == "aten.mkldnn_rnn_layer.default" else op
+    function = partial(call_in_grad_mode, op) if call.op == "aten.mkldnn_rnn_layer.default" else _bound(op)
 
     def run(*given: Any) -> list[Any]:
         filled = [_fill(arg, given, count) for arg in args]
@@ -36,6 +37,13 @@ def make_call(call: PythonCall) -> Callable[..., list[Any]]:
         return [torch.empty(0) if result[k] is None else result[k] for k in call.positions]
 
     return run
+
+
+def _bound(op: OpOverload) -> Callable[..., Any]:
+    """The op as torch binds it to Python, a few microseconds quicker to call, where its name means no other."""
+    packet = op._overloadpacket
+    is_only = op.namespace == "aten" and {"default", "out"}.issuperset(packet.overloads())
+    return getattr(torch._C._VariableFunctions, packet.__name__, op) if is_only else op
 
 
 def _constant(arg: object, is_text: bool) -> object:
