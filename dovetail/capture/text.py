@@ -208,17 +208,19 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> BaseException:
     """What eager raises, for zeros, where a function of torch's refuses Fakes: torch's meta kernels say it in
-    other words, and refuse more. What is large, symbolic or on a GPU is taken at their word."""
+    other words, and refuse more. What is large or symbolic is taken at their word."""
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, Fake):
         fn, args = getattr(torch.Tensor, fn.__name__), (owner, *args)
     fakes = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Fake)]
     is_known = isinstance(fn, FunctionType) and fn.__module__.startswith("torch.") or isinstance(fn, C_CODE)
-    is_plain = all(fake.device.type == "cpu" and fake.form is None for fake in fakes)
+    is_here = torch.cuda.is_initialized() or all(fake.device.type == "cpu" for fake in fakes)
+    is_plain = is_here and all(fake.form is None for fake in fakes)
     if not fakes or not is_known or not is_plain or sum(fake.numel() for fake in fakes) > PROBE_LIMIT:
         return error
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        zeros = {id(f): torch.empty_strided(f.size(), f.stride(), dtype=f.dtype).zero_() for f in fakes}
+        made = [torch.empty_strided(f.size(), f.stride(), dtype=f.dtype, device=f.device) for f in fakes]
+        zeros = {id(fake): each.zero_() for fake, each in zip(fakes, made)}
         args, kwargs = tree_map_only(Fake, lambda fake: zeros[id(fake)], (args, kwargs))
         state = torch.get_rng_state()
         try:

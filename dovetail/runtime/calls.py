@@ -40,7 +40,7 @@ def make_call(call: PythonCall) -> Callable[..., list[Any]]:
 
 
 def _bound(op: OpOverload) -> Callable[..., Any]:
-    """The op as torch binds it to Python, some microseconds quicker to call, where its name means no other."""
+    """The op as torch binds it to Python, microseconds quicker to call, where its name means no other."""
     packet = op._overloadpacket
     is_only = op.namespace == "aten" and {"default", "out"}.issuperset(packet.overloads())
     return getattr(torch._C._VariableFunctions, packet.__name__, op) if is_only else op
