@@ -24,18 +24,14 @@ def quiet_references() -> int:
     """Mark every wrapped function among torch's reference implementations; how many there are."""
     families = ("torch._refs", "torch._meta_registrations", "torch._decomp", "torch._prims")
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(families)]
-    stack: list[object] = [value for module in modules for value in list(vars(module).values())]
-    seen: set[object] = set()
-    count = 0
-    while stack:  # a wrapper holds the wrapped function in its closure
+    stack = [value for m in modules for value in vars(m).values() if type(value) is FunctionType]
+    seen: set[FunctionType] = set()
+    while stack:
         value = stack.pop()
-        if type(value) is FunctionType and value.__closure__ and value not in seen:
-            seen.add(value)
+        if value.__closure__ and value not in seen:
+            seen.add(value)  # a wrapper holds the wrapped function in its closure
             held = [cell.cell_contents for cell in value.__closure__]
-            stack += held
-            if value.__code__ is WRAPPER:
-                count += 1
-                for inner in held:
-                    if isinstance(inner, FunctionType):
-                        setattr(inner, MARK, inner)
-    return count
+            stack += (functions := [each for each in held if type(each) is FunctionType])
+            for inner in functions if value.__code__ is WRAPPER else ():
+                setattr(inner, MARK, inner)
+    return sum(function.__code__ is WRAPPER for function in seen)

@@ -333,6 +333,8 @@ def _below(root: Scalar) -> tuple[Scalar, ...]:
 
 def moved_write(write: Write, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar]) -> Write:
     """The same write with loop variables replaced."""
+    if all(old is new for old, new in env.items()):
+        return write
     at = None if write.index_scalar is None else moved_scalar(write.index_scalar, env, memo)
     value = moved_scalar(write.value, env, memo)
     return Write(write.buffers, substitute(write.index, env), value, write.reduce, at)

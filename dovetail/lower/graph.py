@@ -146,6 +146,8 @@ class _Lowering:
 
     def write_all(self, node: Node, ref: BufferRef, value: Lazy) -> None:
         """One nest, or one for each region between the value's cuts."""
+        if not value.cuts:
+            return self.write_region(node, ref, value)
         for start, shape in regions(ref.type, value.cuts):
             type = TensorType(shape, ref.type.stride, ref.type.dtype, ref.type.device)
             place = BufferRef(ref.buffer, type, element_of(ref, start))

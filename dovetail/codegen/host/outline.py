@@ -22,12 +22,11 @@ CANDIDATES: Final = 4
 """Lengths of a layer to try: the most frequent distances between equal steps."""
 
 _ATOM: Final = re.compile(
-    r'("(?:[^"\\]|\\.)*"|[A-Za-z_]\w*'
-    r"|(?<=arena\.start \+ )\d+|(?<=inputs\[)\d+|(?<=python, inputs, )\d+|(?<=call_with\(python, )\d+)"
+    r'([A-Za-z_]\w*|"(?:[^"\\]|\\.)*"|(?=\d)'
+    r"(?:(?<=arena\.start \+ )|(?<=inputs\[)|(?<=python, inputs, )|(?<=call_with\(python, ))\d+)"
 )
 _LITERAL: Final = frozenset('"0123456789')
 _DECLARATION: Final = re.compile(r"(?P<type>(?:const )?\w+\**) (?P<name>\w+)(?P<rest>;|\{| =|\[|\()")
-_COMMENT: Final = re.compile(r"(?:^|    )// .*")
 _HOLE: Final = re.compile("\x01([^\x02]*)\x02")
 _RETURNED: Final = re.compile(r"^\w+\** (\x01\w+&[^\x02]*\x02)(?:; *|(\{)(.*)\};| = )", re.MULTILINE)
 
@@ -49,10 +48,7 @@ def outline(
         for match in filter(None, map(_DECLARATION.match, lines)):
             homes[match["name"]] = k - 1
             types[match["name"]] = match["type"] + ("[]" if match["rest"] == "[" else "")
-    pieces = [
-        _ATOM.split("\n".join(filter(None, (_COMMENT.sub("", line) for line in lines))))
-        for lines in (*steps, after)
-    ]
+    pieces = [_ATOM.split("\n".join(filter(None, map(_code, lines)))) for lines in (*steps, after)]
     layers = _layers([_form(split, types) for split in pieces[:-1]])
     if len(layers) < len(steps):
         owner = {k: n for n, layer in enumerate(layers) for k in layer}
@@ -78,6 +74,11 @@ def outline(
             passed = [(made[k].holes[number], kind) for number, kind in takes]
             body[k] = _call(name, passed, [hole for hole, _ in passed if homes.get(hole) == k], steps[k])
     return functions, [line for lines in body for line in lines]
+
+
+def _code(line: str) -> str:
+    """A line without its comment."""
+    return "" if line.startswith("// ") else line.split("    // ", 1)[0]
 
 
 def _form(pieces: list[str], types: dict[str, str]) -> str:
@@ -169,7 +170,7 @@ def _call(name: str, passed: list[tuple[str, str]], made: list[str], lines: Sequ
     """What the function makes for others is declared here; comments stay."""
     out = " ".join(f"{kind.rstrip('&')} {hole};" for hole, kind in passed if hole in made)
     notes = [line for line in lines if line.startswith("//")]
-    rest = "".join(m[0] for line in lines if not line.startswith("//") and (m := _COMMENT.search(line)))
+    rest = "".join(line[len(_code(line)) :] for line in lines if not line.startswith("//"))
     takes = "".join(f", {hole}" for hole, _ in passed)
     call = f"if ({name}(python, inputs{takes})) return 1;{rest}"
     return [*notes, *([out] if out else []), call]

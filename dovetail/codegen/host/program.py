@@ -70,12 +70,12 @@ class HostWriter(Noun, frozen=False):
 
     def sizes(self, values: Sequence[Expr | int]) -> str:
         """An array of these numbers; constant ones are shared."""
-        texts = [c_expr(v) if isinstance(v, Expr) else str(v) for v in values]
-        if not texts:
+        if not values:
             return "nullptr"
-        if all(t.lstrip("-").rstrip("l").isdigit() for t in texts):
-            key = tuple(int(t.rstrip("l")) for t in texts)
+        if all(v.is_const for v in values if isinstance(v, Expr)):
+            key = tuple(v.value if isinstance(v, Expr) else v for v in values)
             return self.constants.setdefault(key, f"z{len(self.constants)}")
+        texts = [c_expr(v) if isinstance(v, Expr) else str(v) for v in values]
         name = self.fresh("n")
         self(f"const int64_t {name}[] = {{{', '.join(texts)}}};")
         return name
@@ -134,9 +134,8 @@ class HostWriter(Noun, frozen=False):
                 call = f"aoti_torch_create_tensor_from_blob({start}, {shape}, 0, {code}, &{text}.handle)"
             else:
                 source = self.handle(ref.buffer)
-                call = (
-                    f"aoti_torch__reinterpret_tensor({source}, {shape}, {c_expr(ref.offset)}, &{text}.handle)"
-                )
+                start = c_expr(ref.offset)
+                call = f"aoti_torch__reinterpret_tensor({source}, {shape}, {start}, &{text}.handle)"
             self(f'Tensor {text}; TRY("a view", {call})')
             self.views[ref] = text
         return self.views[ref]
