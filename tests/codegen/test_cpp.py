@@ -167,6 +167,20 @@ def test_every_scalar_operation_has_text() -> None:
         assert not set(SCALAR_OPS) - set(table) - structural
 
 
+@pytest.mark.parametrize("fn", [F.relu, F.relu6, lambda x: x.clamp(0, 1), lambda x: x.clamp(max=-0.0)])
+def test_what_equals_a_bound_keeps_its_sign(fn: Callable[..., Any]) -> None:
+    x = torch.tensor([-0.0, 0.0, float("nan"), -1.0, 2.0]).repeat(9)
+    eager, ours = fn(x), dovetail.compile(fn)(x)
+    assert torch.equal(eager.view(torch.int32), ours.view(torch.int32))
+
+
+@pytest.mark.parametrize("fn", [F.hardtanh, F.hardswish])
+def test_gradients_where_the_input_is_nan(fn: Callable[..., Any]) -> None:
+    x = torch.full((32,), float("nan"), requires_grad=True)
+    wanted = torch.autograd.grad(fn(x).sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(dovetail.compile(fn)(x).sum(), x), wanted, equal_nan=True)
+
+
 def test_index_out_of_range_raises() -> None:
     executable = make(lambda w, i: F.embedding(i, w), [normal(4, 8), whole(0, 4, 3)], Options())
     with pytest.raises((IndexError, RuntimeError), match="index out of range"):

@@ -165,9 +165,11 @@ def test_a_bias_between_two_matrix_products_stays_in_the_library():
 
 @pytest.mark.parametrize("index", [[10, 0], [-1, 0]])
 def test_positions_out_of_range_fail(index):
-    graph, inputs, _ = traced(F.embedding, torch.tensor(index), torch.randn(10, 4))
-    with pytest.raises(IndexError):
-        run_loops(lower(optimize(decompose(graph))), inputs)
+    index, rows = torch.tensor(index), torch.randn(10, 4)
+    for program in (F.embedding, lambda i, x: x.index_copy(0, i, x[:2])):
+        graph, inputs, _ = traced(program, index, rows)
+        with pytest.raises(IndexError):
+            run_loops(lower(optimize(decompose(graph))), inputs)
 
 
 @pytest.mark.parametrize(("start", "end", "step"), [(0, None, 2), (1, None, 2), (2, 7, 3), (0, 1, 2)])

@@ -189,8 +189,8 @@ template <class T, class V> INLINE void stream(T* p, V v) {
 
 _BINARY: Final = {
     # for vectors and scalars alike, where `?:` picks per lane; V is the type, x and y the arguments
-    "maximum": "x != x ? x : (y != y ? y : (x > y ? x : y))",
-    "minimum": "x != x ? x : (y != y ? y : (x < y ? x : y))",
+    "maximum": "x != x ? x : (x > y ? x : y)",
+    "minimum": "x != x ? x : (x < y ? x : y)",
     "fmax": "x != x ? y : (y != y ? x : (x > y ? x : y))",
     "fmin": "x != x ? y : (y != y ? x : (x < y ? x : y))",
 }

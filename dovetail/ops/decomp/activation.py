@@ -61,11 +61,11 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "hardsigmoid_backward": lambda b, grad, x: b.where((x > -3.0) & (x < 3.0), grad * (1.0 / 6.0), 0.0),
     "hardswish": lambda b, x: x * _clamped(b, x + 3.0) / 6.0,
     "hardswish_backward": lambda b, grad, x: b.where(
-        x <= -3.0, 0.0, b.where(x < 3.0, grad * (x / 3.0 + 0.5), grad)),
+        x <= -3.0, 0.0, b.where(x >= 3.0, grad, grad * (x / 3.0 + 0.5))),
     "_prelu_kernel": lambda b, x, weight: b.where(x > 0.0, x, weight * x),
     "mish": lambda b, x: x * _mish_gate(b, x),
     "mish_backward": _mish_backward,
-    "hardtanh_backward": lambda b, grad, x, low, high: b.where((x <= low) | (x >= high), 0.0, grad),
+    "hardtanh_backward": lambda b, grad, x, low, high: b.where((x > low) & (x < high), grad, 0.0),
     "elu": _elu,
     "celu": lambda b, x, alpha=1.0: b.where(x > 0.0, x, b.call("expm1", x / plain(alpha)) * plain(alpha)),
     "leaky_relu": lambda b, x, slope=0.01: b.where(x > 0.0, x, x * slope),
@@ -82,7 +82,7 @@ for _name, _formula in FORMULAS.items():
 @decomposes("aten.relu", prim=True)
 def relu(b: Build, x: Value) -> Value:
     v = b.value(x)
-    return finish(b, b.call("maximum", v, 0.0 if v.dtype.is_float else 0))
+    return finish(b, b.call("maximum", 0.0 if v.dtype.is_float else 0, v))
 
 
 @decomposes("aten.threshold_backward")

@@ -123,6 +123,6 @@ def index_copy(b: Build, x: Value, dim: int, index: Value, source: Value) -> Val
     decline_if(not x.ndim or not source.ndim)
     check_room(x)
     dim %= x.ndim
-    flat = as_index(b.reshape(index, (index.type.numel,)))
+    flat = as_position(b, b.reshape(index, (index.type.numel,)), x.shape[dim])
     front = b.permute(source.to(x.dtype), [dim, *(d for d in range(x.ndim) if d != dim)])
     return b.prim("put", x, (flat,), (dim,), front)

@@ -267,10 +267,10 @@ def pow_tensor(b: Build, x: Operand, y: Operand) -> Value:
 
 
 def clamp_values(b: Build, v: Value, low: Operand | None, high: Operand | None) -> Value:
-    """NaN stays NaN; where the bounds cross, the upper one wins."""
+    """NaN stays NaN, and what equals a bound stays as it is (-0); the upper bound wins if they cross."""
     if low is not None:
-        v = b.call("maximum", v, low)
-    return v if high is None else b.call("minimum", v, high)
+        v = b.call("maximum", low, v)
+    return v if high is None else b.call("minimum", high, v)
 
 
 @decomposes("aten.clamp", "aten.clamp.Tensor", "aten.clamp_min", "aten.clamp_min.Tensor")
