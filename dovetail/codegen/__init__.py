@@ -69,18 +69,9 @@ def emit(
     index = {key: k for k, key in enumerate(kernels)}
     host = emit_host(plan, launches, index)
     return Program(
-        loops.name,
-        str(loops.device),
-        tuple(kernels.values()),
-        host.text,
-        len(loops.inputs),
-        host.outputs,
-        host.python_calls,
-        loops.kinds,
-        loops.inputs,
-        host.results,
-        len(plan.schedule.steps),
-    )
+        loops.name, str(loops.device), tuple(kernels.values()), host.text, len(loops.inputs), host.outputs,
+        host.python_calls, loops.kinds, loops.inputs, host.results, len(plan.schedule.steps),
+    )  # fmt: skip
 
 
 def _kinds(plan: Plan) -> dict[str, str]:

@@ -42,13 +42,8 @@ def refine(left: tuple[Range, ...], right: tuple[Range, ...]) -> Common | None:
         return None
     parts.reverse()
     ranges = tuple(Range.over(f"d{k}", size) for k, (size, _, _) in enumerate(parts))
-    return Common(
-        ranges,
-        _rebuild(left, ranges, [a for _, a, _ in parts]),
-        _rebuild(right, ranges, [b for _, _, b in parts]),
-        tuple(a for _, a, _ in parts),
-        tuple(b for _, _, b in parts),
-    )
+    lefts, rights = tuple(a for _, a, _ in parts), tuple(b for _, _, b in parts)
+    return Common(ranges, _rebuild(left, ranges, lefts), _rebuild(right, ranges, rights), lefts, rights)
 
 
 def _split(left: list[Expr], right: list[Expr]) -> list[tuple[Expr, int, int]] | None:
@@ -76,7 +71,7 @@ def _split(left: list[Expr], right: list[Expr]) -> list[tuple[Expr, int, int]] |
     return parts
 
 
-def _rebuild(old: Sequence[Range], new: Sequence[Range], owner: list[int]) -> dict[Expr, Expr]:
+def _rebuild(old: Sequence[Range], new: Sequence[Range], owner: Sequence[int]) -> dict[Expr, Expr]:
     """Each old variable as a row-major combination of the new ones that it was split into."""
     env: dict[Expr, Expr] = {r.var: ZERO for r in old}
     scale = [ONE] * len(old)
