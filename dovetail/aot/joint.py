@@ -536,14 +536,12 @@ def _trace_backward(
 
 
 def _unread(graph: Graph, boundary: int, inputs: Iterable[int]) -> tuple[int, ...]:
-    """Of these inputs those that eager's backward reads nothing of: until it runs, they may be written to.
-    A copy of another than a dense one would be laid out in another way."""
+    """Of these inputs those that eager's backward reads nothing of: until it runs, they may be written to."""
     read: set[Node] = set()
     for i, node in reversed([*enumerate(graph.nodes)]):
         if i >= boundary or (node in read and class_of(node.op) == "view"):
             read.update(node.operands)
-    others = ((i, graph.inputs[i].type) for i in inputs if graph.inputs[i] not in read)
-    return tuple(i for i, type in others if isinstance(type, TensorType) and is_dense(type))
+    return tuple(i for i in inputs if graph.inputs[i] not in read)
 
 
 def _gradients(heads: list[Any], leaves: list[Any], tangents: list[Any]) -> Sequence[Any]:

@@ -23,6 +23,7 @@ from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, moved_over, nodes_in, swapped
 from dovetail.ir.signature import Signature
 from dovetail.ir.types import I64, ScalarType, TensorType
+from dovetail.ops.build import is_dense
 from dovetail.util.mincut import INFINITE, Network
 from dovetail.util.noun import Noun, replace
 
@@ -117,7 +118,10 @@ class _Problem:
         self, graph: Graph, signature: Signature, primals: set[Node], tied: set[Node], grads: set[Node]
     ) -> None:
         self.graph, self.primals, self.tied = graph, primals, tied
-        self.written = {graph.inputs[i] for i in (*(m.input for m in signature.mutations), *signature.unread)}
+        unread = {graph.inputs[i] for i in signature.unread}
+        self.unsaved = {node for node in unread if not is_dense(node.tensor)}
+        """Inputs whose value may be gone when backward runs, and that a copy would be laid out unlike."""
+        self.written = {graph.inputs[m.input] for m in signature.mutations} | unread - self.unsaved
         """Inputs whose value may be gone when backward runs: a copy is saved."""
         self.outputs = set(nodes_in(graph.outputs[: signature.values]))
         needed = _ancestors(graph, grads)
@@ -169,7 +173,7 @@ class _Problem:
         """What saving costs. Inputs are there anyway; a value close to its use is worth more than one
         from which a long chain would have to be computed again."""
         if node in self.primals and node not in self.written:
-            return 2
+            return INFINITE // 2**20 if node in self.unsaved else 2  # rather all that is computed from it
         if node not in self.primals:
             if isinstance(node.type, tuple) or (node.op != GET and kind_of(node) == "view"):
                 return INFINITE
