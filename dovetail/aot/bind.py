@@ -75,13 +75,11 @@ class Bound(Noun, eq=False):
         return self.call(*inputs)
 
 
-def bind(
-    forward: Executable, build: Build | None, partition: Partition, joint: Joint
-) -> Bound:
+def bind(forward: Executable, build: Build | None, partition: Partition, joint: Joint) -> Bound:
     """`build` makes an executable of backward, for each set of outputs that are used; None where it fails,
     and eager's gradient has to do."""
     emitter = _Emitter(partition, joint)
-    emitter.scope["run_forward"] = forward
+    emitter.scope["run_forward"] = getattr(forward, "direct", forward)
     is_tied = bool(partition.signature.tangents)
     groups = by_group(partition) if is_tied else []
     parts = [_Part(group, f"_{i}" if i else "", joint.has_grad) for i, group in enumerate(groups)]
@@ -105,6 +103,7 @@ def _make_function(scope: dict[str, Any], suffix: str) -> Callable[..., Any]:
     functorch transform is active, which costs as much as the rest; the base class does the work."""
     parts = {name: staticmethod(scope[f"{name}{suffix}"]) for name in ("forward", "backward")}
     made = tell_hooks(type("CompiledFunction", (Function,), parts))
+    made._backward_cls.apply = scope[f"backward{suffix}"]  # the base class's would only find and call it
     return super(Function, made).apply  # type: ignore[misc, no-any-return]
 
 
@@ -464,8 +463,9 @@ class _Emitter:
     def emit_tangent(self, name: str, kind: TensorType) -> None:
         """One with other strides is laid out anew."""
         stride = self.literal(kind.stride)
+        made = f"{name}.contiguous()" if kind.is_contiguous else f"restride({name}, {stride})"
         with self.w.block(f"if {name} is not None and {name}.stride() != {stride}:"):
-            self.w(f"{name} = restride({name}, {stride})")
+            self.w(f"{name} = {made}")
 
     def emit_grads(self, part: _Part, backward: Graph, given: list[str]) -> None:
         """Gradients that are inputs of backward pass through; each other is computed once. Whoever runs
@@ -491,7 +491,8 @@ class _Emitter:
 
 def _consumer(executable: Executable, missing: bool) -> Callable[[list[Any]], Sequence[Any]]:
     """A call that takes its inputs out of a list; one that cannot free them early just runs."""
-    consume = getattr(executable, "consume", None) or (lambda given: executable(*given))
+    direct = getattr(executable, "direct", executable)
+    consume = getattr(direct, "consume", None) or (lambda given: executable(*given))
     if not missing:
         return consume  # type: ignore[no-any-return]
 

@@ -267,9 +267,10 @@ def _replaced_gradient(tensor: torch.Tensor, gradient: Any) -> Any:
 def lack_memory(*tangents: torch.Tensor | None) -> bool:
     """One of them is sparse, or batched (grad(..., is_grads_batched=True), vmap): kernels cannot read it."""
     try:
-        return any(tangent is not None and tangent.data_ptr() < 0 for tangent in tangents)
+        _ = [tangent.data_ptr() for tangent in tangents if tangent is not None]
     except RuntimeError:
         return True
+    return False
 
 
 def _geometry(value: Any) -> object:

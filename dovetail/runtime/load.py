@@ -50,6 +50,11 @@ class Executable(Noun, frozen=False):
     launch: Callable[..., list[Any]]
     has_plain_results: bool
 
+    @property
+    def direct(self) -> Callable[..., list[Any]]:
+        """The same without a step in between, where none is needed."""
+        return self.launch if self.has_plain_results else self
+
     def __call__(self, *inputs: Any) -> list[Any]:
         tensors = self.launch(*inputs)
         return tensors if self.has_plain_results else self._results(tensors, inputs)
