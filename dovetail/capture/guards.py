@@ -37,6 +37,9 @@ def why_not_now() -> tuple[str, bool] | None:
         return "torch.jit.trace and dispatch modes see what runs in eager", False
     if torch.is_anomaly_enabled():
         return "anomaly detection names the op of eager that it finds", False
+    torch._C._vmapmode_increment_nesting()
+    if torch._C._vmapmode_decrement_nesting():  # what is left
+        return "gradients in a batch (is_grads_batched=True) have no memory of their own", False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a function under torch.func runs in eager", True
     if forward_ad._current_level >= 0:

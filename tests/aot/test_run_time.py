@@ -446,6 +446,24 @@ def test_tangents_without_memory_go_through_eager() -> None:
     assert weight.grad.to_dense().sum().item() == 18.0
 
 
+def test_a_backward_of_the_users_is_not_compiled_for_gradients_in_a_batch() -> None:
+    times = dovetail.compile(lambda x, grad: 2 * x * grad)
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x**2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return times(ctx.saved_tensors[0], grad)
+
+    x = torch.randn(3, requires_grad=True)
+    (rows,) = torch.autograd.grad(Square.apply(x), x, torch.eye(3), is_grads_batched=True)
+    torch.testing.assert_close(rows, torch.diag(2 * x.detach()))
+
+
 def test_custom_ops_run_for_what_they_do() -> None:
     calls: list[str] = []
 
