@@ -11,6 +11,7 @@ from itertools import chain
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from dovetail.capture.origins import may_be_written, raw_items
 from dovetail.capture.trace import Origin, Trace, Unread
@@ -35,6 +36,9 @@ def why_not_now() -> tuple[str, bool] | None:
     whether that is an error with fullgraph=True: a transform could be applied inside instead."""
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return "torch.jit.trace and dispatch modes see what runs in eager", False
+    for i in range(torch._C._len_torch_function_stack()):
+        if type(torch._C._get_function_stack_at(i)) is not DeviceContext:
+            return "a torch function mode sees what runs in eager", False
     if torch.is_anomaly_enabled():
         return "anomaly detection names the op of eager that it finds", False
     torch._C._vmapmode_increment_nesting()

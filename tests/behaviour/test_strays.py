@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import dovetail
 from tests.behaviour.running import ANY, Suite
@@ -158,6 +159,24 @@ def what_only_a_meta_kernel_refuses(x: torch.Tensor) -> Any:
     lengths = torch.tensor([3, 2])
     packed = nn.utils.rnn.pack_padded_sequence(x[:, :, None], lengths, batch_first=True)
     return x + 1, packed.data, F.interpolate(x[:0, :, None], size=(4,))
+
+
+class Counts(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@stray
+def what_a_function_mode_sees(x: torch.Tensor) -> Any:
+    x = x + 1
+    with Counts() as mode:
+        y = x.sin() + torch.ones(3)
+    return y * 2, mode.seen
 
 
 @stray
