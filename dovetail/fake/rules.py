@@ -392,6 +392,25 @@ def pixel_shuffle(c: Call) -> Result:
     return (*lead, _divided(c, channels, r * r), mul(height, r), mul(width, r))
 
 
+def pixel_unshuffle(c: Call) -> Result:
+    *lead, channels, height, width = c["self"].shape
+    r = c["downscale_factor"]
+    return (*lead, mul(channels, r * r), _divided(c, height, r), _divided(c, width, r))
+
+
+def im2col(c: Call) -> Result:
+    *lead, channels, height, width = c["self"].shape
+    settings = [c[name] for name in ("kernel_size", "stride", "padding", "dilation")]
+    rows, columns = (_window(*each) for each in zip((height, width), *settings))
+    return (*lead, mul(channels, mul(*c["kernel_size"])), mul(rows, columns))
+
+
+def col2im(c: Call) -> Result:
+    *lead, channels, _ = c["self"].shape
+    height, width = c["kernel_size"]
+    return (*lead, _divided(c, channels, height * width), *c.size("output_size"))
+
+
 def _divided(c: Call, size: Expr, by: int) -> Expr:
     """size // by, which eager demands to be exact."""
     part = floordiv(size, by)
@@ -492,6 +511,28 @@ def cdist(c: Call) -> Shape:
     return (*broadcast(c.shapes, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
 
 
+def rot90(c: Call) -> Result:
+    shape, (a, b) = list(c["self"].shape), c["dims"]
+    if c["k"] % 2:
+        shape[a], shape[b] = shape[b], shape[a]
+    return tuple(shape)
+
+
+def diag_embed(c: Call) -> Result:
+    *lead, size = c["self"].shape
+    if (c.get("dim1", -2), c.get("dim2", -1)) != (-2, -1):
+        raise Unruled
+    whole = add(size, abs(c.get("offset", 0)))
+    return (*lead, whole, whole)
+
+
+def solve(c: Call) -> Result:
+    a, b = c["A"].shape, c["B"].shape
+    if len(a) != len(b):
+        raise Unruled
+    return [(*broadcast(c.shapes, a[:-2], b[:-2]), *b[-2:]), a, a[:-1], a[:-2]]
+
+
 # -- factories -------------------------------------------------------------------------------------
 
 
@@ -537,7 +578,7 @@ RULES: Final[dict[str, Rule]] = _table(
         _unsafe_index_put index_add index_copy index_fill index_reduce slice_scatter
         select_scatter diagonal_scatter as_strided_scatter _softmax_backward_data _log_softmax_backward_data
         channel_shuffle renorm contiguous exponential uniform random cauchy log_normal geometric
-        fill zero cholesky matrix_exp inverse rot90 _index_put_impl gelu linalg_matrix_exp _fft_c2c
+        fill zero cholesky matrix_exp inverse _index_put_impl gelu linalg_matrix_exp _fft_c2c
         native_dropout_backward log_sigmoid_backward rrelu_with_noise celu selu bucketize isin lift_fresh
         embedding_renorm slice_inverse softplus_backward put _unsafe_masked_index_put_accumulate"""),
     (reduction, """
@@ -553,6 +594,7 @@ RULES: Final[dict[str, Rule]] = _table(
         rrelu_with_noise_backward softshrink_backward hardshrink_backward hardsigmoid_backward
         soft_margin_loss_backward"""),
     (lambda c: broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
+    (likes("self", "noise"), "rrelu_with_noise_functional"),
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
     (partial(along, lambda c, n: add(floordiv(n, 2), 1) if c["onesided"] else n), "_fft_r2c"),
     (partial(along, lambda c, n: as_expr(c["last_dim_size"])), "_fft_c2r"),
@@ -569,7 +611,8 @@ RULES: Final[dict[str, Rule]] = _table(
         reflection_pad2d_backward multilabel_margin_loss_backward reflection_pad3d_backward
         replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
         binary_cross_entropy_backward glu_backward _adaptive_avg_pool2d_backward
-        _adaptive_avg_pool3d_backward gelu_backward adaptive_max_pool3d_backward"""),
+        _adaptive_avg_pool3d_backward gelu_backward adaptive_max_pool3d_backward _pdist_backward
+        multi_margin_loss_backward"""),
     (view, "view _unsafe_view _reshape_alias reshape _reshape_copy"),
     (expand, "expand"),
     (permute, "permute"),
@@ -619,6 +662,26 @@ RULES: Final[dict[str, Rule]] = _table(
     (lambda c: [c["hx"].shape, (c["hx"].shape[0], mul(c["hx"].shape[1], 5))], "_thnn_fused_gru_cell"),
     (gru_cell_backward, "_thnn_fused_gru_cell_backward"),
     (pixel_shuffle, "pixel_shuffle"),
+    (pixel_unshuffle, "pixel_unshuffle"),
+    (im2col, "im2col"),
+    (col2im, "col2im"),
+    (rot90, "rot90"),
+    (diag_embed, "diag_embed"),
+    (solve, "_linalg_solve_ex"),
+    (lambda c: (*broadcast(c.shapes, c.first.shape[:-2], c["B"].shape[:-2]), *c["B"].shape[-2:]),
+     "linalg_solve_triangular linalg_lu_solve"),
+    (lambda c: [c["A"].shape[:-2], c["A"].shape, c["A"].shape[:-1]], "_linalg_det"),
+    (lambda c: [c["A"].shape[:-2]] * 2 + [c["A"].shape, c["A"].shape[:-1]], "_linalg_slogdet"),
+    (lambda c: [c["A"].shape[:-1], c["A"].shape if c.get("compute_v", True) else None], "_linalg_eigh"),
+    (lambda c: c["self"].shape if isinstance(c["self"], Form) else (), "searchsorted"),
+    (lambda c: (floordiv(mul(c["self"].shape[0], add(c["self"].shape[0], -1)), 2),), "_pdist_forward"),
+    (lambda c: (*c["self"].shape[:-2], *c.size("output_size")), "max_unpool2d"),
+    (lambda c: (*c.size("size")[:1], *c.size("size")[2:], const(len(c["size"]) - 2)),
+     "affine_grid_generator"),
+    (lambda c: () if c["reduction"] else c["self"].shape[:-1], "multi_margin_loss"),
+    (lambda c: [() if c["reduction"] else c["self"].shape[:-1], c["target"].shape],
+     "multilabel_margin_loss_forward"),
+    (lambda c: (as_expr(c["n"]),), "randperm"),
     (layer_norm, "native_layer_norm"),
     (likes("input", "weight", "bias"), "native_layer_norm_backward"),
     (likes("input", "weight"), "_fused_rms_norm_backward"),

@@ -326,3 +326,50 @@ def test_optimizer_step_counter_does_not_recompile() -> None:
         if n == 3:
             before = dovetail.stats()["recompiles"]
     assert dovetail.stats()["recompiles"] == before
+
+
+def image(n: int) -> torch.Tensor:
+    return torch.rand(2, 4, 2 * n, 2 * n + 2)
+
+
+def rows(n: int) -> torch.Tensor:
+    return torch.rand(n, 6)
+
+
+def gram(x: torch.Tensor) -> torch.Tensor:
+    return x @ x.t() + 6 * torch.eye(x.shape[0])
+
+
+OF_ANY_SIZE: dict[str, tuple[Any, Any]] = {
+    "unfold": (lambda x: F.unfold(x, 3, padding=1, stride=2), image),
+    "fold": (lambda x: F.fold(x, (4, 4), 2), lambda n: torch.rand(n, 12, 9)),
+    "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), image),
+    "rot90": (lambda x: x.rot90(1, (-1, -2)), image),
+    "affine grid": (lambda x: F.grid_sample(x, F.affine_grid(torch.eye(2, 3).expand(2, 2, 3), x.shape)), image),
+    "unpool": (lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), image),
+    "diag_embed": (lambda x: x.diag_embed(1), rows),
+    "searchsorted": (lambda x: torch.searchsorted(x.sort(1)[0], x), rows),
+    "solve": (lambda x: torch.linalg.solve(gram(x), x), rows),
+    "determinants": (lambda x: gram(x).logdet() + torch.linalg.det(gram(x)), rows),
+    "eigenvalues": (lambda x: torch.linalg.eigvalsh(gram(x)), rows),
+    "pdist": (lambda x: F.pdist(x), rows),
+    "margins": (lambda x: F.multi_margin_loss(x, x.argmax(1), reduction="none"), rows),
+    "rrelu": (lambda x: F.rrelu(x - 1, training=True), rows),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_a_function_of_any_size_is_compiled_twice(name: str) -> None:
+    function, make = OF_ANY_SIZE[name]
+    dovetail.reset()
+    compiled = dovetail.compile(function)
+    for n in (5, 7, 10):
+        x = make(n).requires_grad_()
+        for f in (function, compiled):
+            torch.manual_seed(0)
+            made = f(x)
+            gradients = torch.autograd.grad(made.sum(), x) if made.requires_grad else ()
+            if f is function:
+                want = made, gradients
+        torch.testing.assert_close((made, gradients), want, rtol=1e-4, atol=1e-5)
+    assert dovetail.stats()["recompiles"] <= 1
