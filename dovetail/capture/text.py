@@ -15,12 +15,12 @@ from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, Wrapp
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from dovetail.capture.trace import NOT_THROWN, Raised, Trace, leaves
 from dovetail.errors import DataDependentValue, FailedFake, UnsupportedValue
 from dovetail.fake.calls import needs_data
-from dovetail.fake.tensor import PROBE_LIMIT, Fake
+from dovetail.fake.tensor import PROBE_LIMIT, Fake, probe
 from dovetail.ir.guard import Equals, Is, SameAs
 from dovetail.ir.source import Source
 from dovetail.util.noun import Noun
@@ -219,16 +219,10 @@ def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Bas
     if not fakes or not is_known or not is_plain or sum(fake.numel() for fake in fakes) > PROBE_LIMIT:
         return error
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        made = [torch.empty_strided(f.size(), f.stride(), dtype=f.dtype, device=f.device) for f in fakes]
-        zeros = {id(fake): each.zero_() for fake, each in zip(fakes, made)}
-        args, kwargs = tree_map_only(Fake, lambda fake: zeros[id(fake)], (args, kwargs))
-        state = torch.get_rng_state()
         try:
-            fn(*args, **kwargs)
+            probe(fn, args, kwargs)
         except Exception as said:
             return said.with_traceback(None)
-        finally:
-            torch.set_rng_state(state)
     raise FailedFake(function=fn.__name__, detail=f"eager does not raise {type(error).__name__}: {error}")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -490,14 +490,14 @@ def _by_table(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> tuple[Any
 def _run_kernel(func: Any, facts: Record, device: torch.device, args: list[Any], kwargs: Kwargs) -> Any:
     with torch._C._DisableTorchDispatch():
         if facts.fate == "probe" and device.type == "cpu":
-            return _probe(func, args, kwargs)
+            return probe(func, args, kwargs)
         if facts.name in MISSING:
             return MISSING[facts.name](*args)
         try:
             return func(*args, **kwargs)
         except NotImplementedError as error:
             if facts.fate == "probe":
-                return _probe(func, args, kwargs)
+                return probe(func, args, kwargs)
             raise FailedFake(function=facts.name, detail=re.split(r"\. |\n", str(error))[0]) from error
         except RuntimeError as error:
             if "no fake impl" not in str(error) and '"meta"' not in str(error):  # which the program knows not
@@ -509,13 +509,19 @@ PROBE_LIMIT: Final = 1 << 22
 """Elements that a probe may touch."""
 
 
-def _probe(func: Any, args: list[Any], kwargs: Kwargs) -> Any:
-    """Run the CPU kernel on zeros, and keep the metadata of its results."""
+def probe(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+    """Run the kernel on zeros, the CPU's for tensors on the meta device, and keep the metadata of its results.
+    It draws from no generator given."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     if sum(x.numel() for x in tensors) > PROBE_LIMIT:
         return func(*args, **kwargs)
-    made = {id(x): torch.empty_strided(x.size(), x.stride(), dtype=x.dtype).zero_() for x in tensors}
+    made: dict[int, torch.Tensor] = {}
+    for x in tensors:
+        where = _CPU if x.is_meta else x.device
+        made[id(x)] = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=where).zero_()
     real_args, real_kwargs = tree_map_only(torch.Tensor, lambda x: made[id(x)], (args, kwargs))
+    if real_kwargs.get("generator") is not None:
+        real_kwargs["generator"] = torch.Generator()
     with torch.no_grad():
         result = func(*real_args, **real_kwargs)
     return tree_map_only(torch.Tensor, _meta_like, result)

@@ -180,6 +180,13 @@ def what_a_function_mode_sees(x: torch.Tensor) -> Any:
 
 
 @stray
+def draws_of_a_generator(x: torch.Tensor) -> Any:
+    own = torch.Generator().manual_seed(3)
+    drawn = [x.clone().log_normal_(generator=own), x.clone().cauchy_(generator=own), x.clone().geometric_(0.5, generator=own)]
+    return drawn, own.get_state().sum()
+
+
+@stray
 def property_of_a_module_of_torch(x: torch.Tensor) -> Any:
     state = torch.utils.deterministic
     state.fill_uninitialized_memory = False
