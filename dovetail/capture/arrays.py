@@ -25,7 +25,7 @@ from dovetail.capture.operations import as_hashable, set_item
 from dovetail.capture.origins import BY_NAME, PLAIN, register, wrap_instance, wrap_tensor
 from dovetail.capture.text import NUMBERS, known, native
 from dovetail.capture.torch_calls import METHOD_RULES, call_torch
-from dovetail.capture.trace import Trace
+from dovetail.capture.trace import Raised, Trace
 from dovetail.errors import DataDependentValue, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import TypeIs
@@ -221,7 +221,7 @@ def call_named(trace: Trace, name: str, args: Args, kwargs: Kwargs, fn: Any = No
     fn = getattr(numpy(), name, None) if fn is None else fn
     try:
         return rule(trace, fn, *args, **kwargs)
-    except TypeError as error:  # arguments that the rule does not know
+    except (TypeError, Raised) as error:  # arguments that the rule does not know: NumPy says what they do
         raise UnknownCall(trace.loc(), function=f"numpy.{name}: {error}") from None
 
 
@@ -334,15 +334,16 @@ def _same(function: Any, unpacks: bool = False) -> Rule:
     """A function that keeps the dtype. `unpacks`: a.reshape(2, 3) is a.reshape((2, 3))."""
 
     def rule(trace: Trace, fn: Any, a: Any, *args: Any) -> Any:
-        is_many = unpacks and len(args) > 1
+        is_many = unpacks and (len(args) > 1 or isinstance(args[0], (int, torch.SymInt)))
         return Array(trace, trace.call(function, [a.fake, *([args] if is_many else args)], {}))
 
     return rule
 
 
 def _transpose(trace: Trace, fn: Any, a: Any, *axes: Any) -> Any:
-    order = axes if axes and axes[0] is not None else tuple(reversed(range(a.fake.dim())))
-    return _same(torch.permute, unpacks=True)(trace, fn, a, *([order] if len(order) == 1 else order))
+    given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+    order = tuple(given) if given else tuple(reversed(range(a.fake.dim())))
+    return Array(trace, trace.call(torch.permute, [a.fake, order], {}))
 
 
 def _astype(trace: Trace, fn: Any, a: Any, dtype: Any, copy: bool = True) -> Any:

@@ -218,3 +218,23 @@ def test_an_array_may_overlap_a_tensor_that_is_written() -> None:
     x, y = torch.arange(6.0), torch.arange(6.0)
     check(dovetail.compile(f)(x.numpy()[1:], x), f(y.numpy()[1:], y))
     check(x, y)
+
+
+def spell(a: Any) -> Any:
+    turned = np.transpose(a, (0, 2, 1)), a.transpose([2, 0, 1]), a.transpose(1, 0, 2), a.transpose(None)
+    return [*turned, a.reshape(-1), a.reshape(6, -1), a.reshape((4, 6)), np.reshape(a, -1)]
+
+
+def test_axes_and_sizes_in_all_spellings() -> None:
+    a = np.arange(24.0).reshape(2, 3, 4)
+    for got, want in zip(dovetail.compile(spell, fullgraph=True)(a), spell(a), strict=True):
+        check(got, want)
+
+
+def test_an_argument_that_no_rule_knows_is_left_to_numpy() -> None:
+    def f(a: Any) -> Any:
+        return np.sum(a, where=a > 2) + np.clip(a, None, 5), a.reshape((2, 3), order="F")
+
+    a = np.arange(6.0)
+    for got, want in zip(dovetail.compile(f, backend="eager")(a), f(a), strict=True):
+        check(got, want)
