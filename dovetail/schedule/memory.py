@@ -201,8 +201,15 @@ def _write_positions(group: Group) -> dict[str, tuple[Time, Expr]]:
 
 @lru_cache(1)
 def _read_positions(group: Group) -> dict[str, list[tuple[Time, Expr | None]]]:
+    """A later pass computes again what is internal, and reads again what that is computed from."""
     found: dict[str, list[tuple[Time, Expr | None]]] = {}
-    for order, nest in enumerate(group.nests):
+    passes: dict[str, tuple[int, int]] = {}
+    for order, nest in reversed([*enumerate(group.nests)]):
+        level, walk, _ = _time(group, order)
+        if walk and not nest.reduce:
+            level, walk = max((level, walk), *(passes.get(name, (0, 0)) for name in nest.written_buffers))
         for buffer, index in loads_of(nest):
-            found.setdefault(buffer, []).append((_time(group, order), index))
+            found.setdefault(buffer, []).append(((level, walk, order), index))
+            if buffer in group.internal:
+                passes[buffer] = max(passes.get(buffer, (0, 0)), (level, walk))
     return found
