@@ -4,7 +4,6 @@ Importing this costs next to nothing: each name is loaded when it is first asked
 """
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from types import ModuleType
@@ -62,9 +61,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
     with no_collections():
         value = getattr(importlib.import_module(_HOME[name]), name)
-        if not gc.get_freeze_count():  # modules stay: they count as old, else all they made is walked now
-            gc.freeze()
-            gc.unfreeze()
     globals()[name] = value
     return value
 

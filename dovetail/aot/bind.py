@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final, TypeAlias
@@ -92,6 +93,7 @@ def bind(forward: Executable, build: Build | None, partition: Partition, joint: 
     filename = f"<dovetail bind {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     exec(compile(text, filename, "exec"), emitter.scope)
+    weakref.finalize(emitter.scope["call"], linecache.cache.pop, filename, None)
     for part in parts:
         emitter.scope[f"apply{part.suffix}"] = _make_function(emitter.scope, part.suffix)
     is_pure = not is_tied and not partition.signature.mutations

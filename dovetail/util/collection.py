@@ -7,12 +7,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+MOST_MOVED: Final = 300_000
+"""Objects, dead or alive, that may join the oldest before all are walked: Python does not count these."""
+_moved = 0
 
 
 @contextmanager
 def no_collections() -> Iterator[None]:
     """Also a decorator. What was made meanwhile belongs to the oldest objects at once: the next collection of
     the young ones would walk all of it, and find nothing."""
+    global _moved
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -20,6 +26,10 @@ def no_collections() -> Iterator[None]:
     finally:
         if collects:
             if not gc.get_freeze_count():  # else the program froze objects of its own
+                _moved += gc.get_count()[0]
+                if _moved > MOST_MOVED:
+                    _moved = 0
+                    gc.collect()
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
