@@ -24,6 +24,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
 
 from tests.fuzz.program import Program, load_program, show_program, shrink
 from tests.sweeps.closeness import EPS, DrawsInSingle, to_exact, why_not_accurate
@@ -116,13 +117,26 @@ def in_double(source: str) -> str:
     return next(widened) + inputs + inputs_text + f + next(widened)
 
 
-def exact_of(source: str) -> Seen | None:
-    """The program in double precision."""
-    try:
-        with DrawsInSingle():
-            return observe(source, lambda f: f, True, to_exact)
-    except Exception:  # widened, the program may not even load its module
-        return None
+class CastsCopy(TorchFunctionMode):
+    """A cast is a copy, as it was where its result was narrower: of a double, one to double is the same tensor."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.clone() if func in (torch.Tensor.to, torch.Tensor.double) and made is args[0] else made
+
+
+def exact_of(source: str, plain: Seen) -> Seen | None:
+    """The program in double precision, if it raises what it raised: one that writes to the result of a cast may not,
+    unless casts copy."""
+    for casts in (contextlib.nullcontext, CastsCopy):
+        try:
+            with DrawsInSingle(), casts():
+                seen = observe(source, lambda f: f, True, to_exact)
+        except Exception:  # widened, the program may not even load its module
+            return None
+        if [error and error[0] for error in seen.errors] == [error and error[0] for error in plain.errors]:
+            return seen
+    return None
 
 
 def neighbour(seed: int) -> Callable[[Any], Any]:
@@ -223,7 +237,7 @@ def why_different(source: str, peer: Peer, settings: dict[str, Any]) -> str | No
     finally:
         peer.reset()
     why, exact = first_difference(compiled, plain), None
-    if why is not None and "values" in why and (exact := exact_of(source)) is not None:
+    if why is not None and "values" in why and (exact := exact_of(source, plain)) is not None:
         why = first_difference(compiled, plain, exact)
     if why is not None and "values" in why and exact is not None:
         near = [observe(source, lambda f: f, change=neighbour(seed)) for seed in range(NEIGHBOURS)]

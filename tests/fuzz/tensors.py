@@ -216,6 +216,8 @@ NET = Net()"""
 CONDITIONS: Final = ("if {a}.shape[0] > 4:", "if {a}.dim() == 2:", "if {a}.sum() > 0.137:", "for i in range(3):", "for i in range({a}.shape[0]):", "with torch.no_grad():", "while {a}.shape[0] > 1000:",
     "if n > 4:", "for i in range(n % 3):", "if {a}.dtype == torch.float32 or {a}.is_floating_point():", "if not ({a}.abs() > 0.01).any():", "if {a}.float().max() > 1.137 and n > 2:", "with torch.enable_grad():", "if {a}.requires_grad:")
 MOST_ELEMENTS: Final = 3000
+ROUNDING: Final = 1e-6
+"""A number smaller than this is likely to be zero but for rounding, and its sign, or that it is not zero, chance."""
 
 
 class Builder:
@@ -307,7 +309,8 @@ def acceptable(value: Any) -> bool:
     if not value.is_floating_point() or not value.numel():
         is_wide = value.dtype in (torch.int32, torch.int64)  # the least number: what C++ made of not-a-number
         return not is_wide or not bool((value == torch.iinfo(value.dtype).min).any())
-    return bool(torch.isfinite(value).all()) and float(value.detach().abs().max()) < 1e3
+    sizes = value.detach().abs()
+    return bool(torch.isfinite(value).all()) and float(sizes.max()) < 1e3 and not bool(((sizes > 0) & (sizes < ROUNDING)).any())
 
 
 def make_program(seed: int) -> Program:
