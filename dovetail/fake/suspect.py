@@ -91,6 +91,7 @@ _ROWS: Final[tuple[tuple[Check, str], ...]] = (
      "mm bmm addmm baddbmm mv dot convolution huber_loss soft_margin_loss"),
     (lambda c: c.get("index", c.get("indices")).dtype in (torch.int32, torch.int64),
      "index_select embedding gather scatter scatter_add index_add index_copy index_fill"),
+    (lambda c: c.first.dtype != torch.bool, "mm bmm addmm baddbmm mv addmv dot vdot"),
     (_source_agrees, "scatter scatter_add index_add index_copy index_put _index_put_impl"),
     (lambda c: len({t.shape for t in c.tensors}) == 1, "dot"),
     (_index_fits, "gather scatter scatter_add"),
