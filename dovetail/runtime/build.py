@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from dovetail.cache.store import default_folder, store_in, write_whole
+from dovetail.cache.store import default_folder, store_in
 from dovetail.errors import BuildFailed, CompilerMissing, DovetailError
 from dovetail.options import Options
 
@@ -141,21 +141,18 @@ def torch_stub(name: str = TORCH) -> Path:
     Linking against it records the name only, and the dynamic linker finds the library already loaded
     under that name, with all it depends on: its C shim, SLEEF, and the one OpenMP runtime of this
     process. No 500 MB file is read, and no second runtime is started."""
-    kept = default_folder() / "cpp" / "stub" / name
-    if kept.exists():
-        return kept
+    store, key = store_in(default_folder()), f"stub-{name}"
     source, made = scratch() / "empty.cpp", scratch() / name
+    if (kept := store.get(key)) is not None:
+        made.write_bytes(kept)
+        return made
     source.write_text("")
     command = [*find_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{name}", str(source), "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildFailed(output=done.stderr)
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, made.read_bytes())
-    except OSError:
-        return made
-    return kept
+    store.put(key, made.read_bytes(), {"kind": "cpp", "compiler": compiler_identity()})
+    return made
 
 
 def open_library(path: Path) -> ctypes.CDLL:
