@@ -106,9 +106,19 @@ def on_cpu(dtypes: DTypes, c: Call) -> Any:
     return dtypes(c)
 
 
-def masked(dtype: Callable[[Call], torch.dtype]) -> DTypes:
-    """None where the argument output_mask has False."""
-    return lambda c: [dtype(c) if wanted else None for wanted in c["output_mask"]]
+def _of_weight(c: Call) -> torch.dtype:
+    weight = c.get("weight")
+    return weight.dtype if isinstance(weight, Form) else first(c)  # type: ignore[return-value]
+
+
+def group_statistics(c: Call) -> list[torch.dtype | None]:
+    return [first(c), *[_of_weight(c)] * 2] if c.device == "cpu" else statistics(c)
+
+
+def masked(c: Call) -> list[torch.dtype | None]:
+    """As the first tensor, but parameters' gradients as the weight; None where output_mask has False."""
+    dtypes = (first(c), *[_of_weight(c)] * 2)
+    return [dtype if wanted else None for dtype, wanted in zip(dtypes, c["output_mask"])]
 
 
 # -- strides -------------------------------------------------------------------------------------------
@@ -217,11 +227,11 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, contiguous, "mm bmm addmm baddbmm repeat tril triu"),
     (first, viewed, "_unsafe_view"),
     (first, convolved, "convolution"),
-    (masked(first), convolved, "convolution_backward"),
-    (masked(first), from_contiguous, "native_group_norm_backward native_batch_norm_backward"),
-    (masked(first), contiguous, "native_layer_norm_backward _fused_rms_norm_backward"),
+    (masked, convolved, "convolution_backward"),
+    (masked, from_contiguous, "native_group_norm_backward native_batch_norm_backward"),
+    (masked, contiguous, "native_layer_norm_backward _fused_rms_norm_backward"),
     (statistics, normalised, "native_batch_norm"),
-    (statistics, from_contiguous, "native_group_norm"),
+    (group_statistics, from_contiguous, "native_group_norm"),
     (row_statistics, contiguous, "native_layer_norm"),
     (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),

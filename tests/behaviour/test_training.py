@@ -1,6 +1,7 @@
 """SPEC C9: a whole training step in one compiled function: zero_grad, forward, backward, optimizer, schedule."""
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -135,3 +136,15 @@ def test_an_input_with_a_history_is_written_to(backend: str) -> None:
     leaf = torch.randn(3, 4, requires_grad=True)
     with pytest.raises(RuntimeError, match="leaf"):
         dovetail.compile(block, backend=backend)(leaf)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm(5)], ids=lambda norm: type(norm).__name__)
+def test_gradients_of_parameters_wider_than_what_they_scale(norm: nn.Module, dynamic: bool) -> None:
+    """As autocast makes them: gradients of fp32 parameters are not rounded to what flows through."""
+    torch.manual_seed(0)
+    x, tangent = (torch.randn(6, 4, 5, 5).bfloat16() for _ in range(2))
+    got = torch.autograd.grad(dovetail.compile(norm, dynamic=dynamic)(x), [*norm.parameters()], tangent)
+    double = copy.deepcopy(norm).double()
+    exact = torch.autograd.grad(double(x.double()), [*double.parameters()], tangent.double())
+    torch.testing.assert_close(got, tuple(t.float() for t in exact))
