@@ -36,6 +36,7 @@ from dovetail.capture.exceptions import rebuild_exception
 from dovetail.capture.generators import Generator
 from dovetail.capture.guards import is_changed
 from dovetail.capture.interpreter import Activation, GlobalsView
+from dovetail.capture.masks import Masked
 from dovetail.capture.operations import SYMBOLIC, Steps
 from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
 from dovetail.capture.text import GivenText, Identity, LateText
@@ -390,6 +391,7 @@ REBUILD: Final[dict[type, Rule]] = {
     type(NULL): lambda emit, value: "None",
     Generator: _unfinished,
     Pullback: _pullback,
+    Masked: lambda emit, value: str(value.leave()),
     collections.OrderedDict: lambda emit, value: (_instance if vars(value) else _ordered)(emit, value),
     collections.defaultdict: _made_of(
         collections.defaultdict, lambda emit, v: f"{emit.value(v.default_factory)}, [{_pairs(emit, v)}]"

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.attributes import MISSING, find_in_mro, guard_class, load_attr, python_method
+from dovetail.capture.masks import Masked, put_masked, take_masked
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.text import NUMBERS, Identity, LateText, is_late, known, late, native, version_of
 from dovetail.capture.trace import Raised, Trace, leaves
@@ -287,7 +288,8 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
         return native(operator.getitem, container, as_key(trace, container, key))
     if kind is Fake:
         if (picked := pick(trace, container, key)) is None:
-            return on_fakes(trace, operator.getitem, container, key)
+            masked = take_masked(trace, container, key)
+            return on_fakes(trace, operator.getitem, container, key) if masked is None else masked
         return as_copy(trace, trace.call(_aten.index.Tensor, list(picked), {}), container)
     if kind.__module__ in ("typing", "typing_extensions"):
         return native(operator.getitem, container, key)
@@ -357,6 +359,9 @@ def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
                 value = trace.call(torch.Tensor.to, [value], {**wanted, "copy": True})
                 trace.call(_aten.index_put_.default, [*picked, value], {})
                 return
+        if type(value) is Masked:
+            put_masked(trace, container, key, value)
+            return
         native(operator.setitem, container, key, value)
         trace.record("call_function", operator.setitem, (container, key, value), {}, None)
         return

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.attributes import bind_class_value, find_in_mro, guard_class
+from dovetail.capture.masks import Masked, call_masked
 from dovetail.capture.operations import has_fake, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, native
@@ -112,6 +113,8 @@ def is_torch_call(fn: Any) -> bool:
 
 def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Perform a torch function on the trace's values and record it if it made or changed tensors."""
+    if any(type(arg) is Masked for arg in (*args, *kwargs.values())):
+        return call_masked(trace, fn, args, kwargs)
     args, kwargs = with_texts(args, kwargs)
     name = getattr(fn, "__name__", str(fn))
     is_stateful = name.startswith(STATEFUL) and not has_fake(args)
@@ -164,6 +167,8 @@ def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
             raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with requires_grad=True")
         for item in value.values() if isinstance(value, dict) else value:
             check_arguments(trace, fn, item)
+    elif type(value) is Masked:
+        value.leave()
     elif type(value).__module__.startswith("dovetail.capture"):
         name, kind = getattr(fn, "__name__", fn), type_of_value(trace, value).__name__
         raise UnknownCall(trace.loc(), function=f"{name} with a value of type {kind}")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import dovetail
@@ -23,6 +24,66 @@ def calls(wants_grad: bool = True) -> list[Any]:
 @case("C3", recompiles=0)
 def row_and_column_at_a_place() -> Any:
     return lambda x, i: (x[i] * 2, x[:, i].sum() + x[i, 0] + x[None, ..., i].mean(), -x[i, 1:, None]), calls()
+
+
+def masked_calls() -> list[Any]:
+    return [(torch.randn(5, 3, requires_grad=True),) for _ in range(2)] + [(torch.zeros(5, 3),)]
+
+
+@case("C3", recompiles=1)
+def items_of_a_mask_changed_in_place() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y, rows = x * 2, x[:, 0] > 0
+        y[y > 1] += 3.0
+        y[rows] = torch.exp(-x[rows]) * x[rows] + 1
+        y[~rows, 1:] *= 0.5
+        y[x < -0.3] = 1 / x[x < -0.3].abs().sqrt()
+        return y
+
+    return f, masked_calls()
+
+
+@case("C3", recompiles=1)
+def items_of_a_mask_summed() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        m = x > 0.2
+        counts = x.long()[m].sum(), x[x[:, 0] > 0].bfloat16().mean()
+        return x[m].sum(), (x[m].log() ** 2).mean(), F.mse_loss(x[m], x.exp()[m]), counts
+
+    return f, masked_calls()
+
+
+@case("C3", recompiles=0)
+def loss_of_the_labelled_tokens() -> Any:
+    def f(logits: torch.Tensor, labels: torch.Tensor) -> Any:
+        kept = labels >= 0
+        loss = F.cross_entropy(logits[kept], labels[kept], label_smoothing=0.1)
+        return loss + F.smooth_l1_loss(logits[kept], logits.detach()[kept] * 2, reduction="sum")
+
+    labels = [torch.tensor([[1, -1, 2], [0, -5, -1]]), torch.full((2, 3), -1)]
+    return f, [(torch.randn(2, 3, 4, requires_grad=True), label) for label in labels]
+
+
+@case("C3", breaks=1)
+def items_of_a_mask_multiplied() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x.exp()
+        items = y[y > 1.0] * 2
+        return torch.outer(items, items).sum() + y
+
+    return f, masked_calls()[:1]
+
+
+@case("C3", breaks=1)
+def items_of_a_mask_that_was_changed() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        m = x > 0
+        y, items = x * 1, x[m]
+        m.logical_not_()
+        y[m] = 2.0
+        return y, items.sum()
+
+    return f, masked_calls()[2:]
 
 
 @case("C3", recompiles=0)

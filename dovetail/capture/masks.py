@@ -1,0 +1,185 @@
+"""x[mask], whose size only values tell: kept as x and the mask while the program goes item by item.
+
+    y[m] = x[m].exp() * 2        y.copy_(where(m, where(m, x, 1).exp() * 2, y))
+    F.mse_loss(x[m], y[m])       where(m, mse_loss(x, y, "none"), 0).sum() / m.sum()
+
+What the mask leaves out is 1 on the way in, and gets no gradient: where() gives none. Any other use of the
+items breaks the graph at the line that took them.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+
+from dovetail.capture.attributes import RULES
+from dovetail.capture.text import version_of
+from dovetail.capture.trace import Trace
+from dovetail.errors import DataDependentSize
+from dovetail.fake.tensor import Fake
+
+INDICES: Final = frozenset({int, torch.SymInt, slice})
+
+
+class Masked:
+    """Stands in for `fake[mask]`; `fake` is 1 elsewhere, or what was computed of that."""
+
+    __slots__ = ("trace", "fake", "mask", "version", "loc", "made_at")
+
+    def __init__(self, trace: Trace, fake: Fake, mask: Fake) -> None:
+        self.trace, self.fake, self.mask, self.version = trace, fake, mask, version_of(mask)
+        self.loc, self.made_at = trace.loc(), trace.places[0].steps - 1
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # isinstance() asks for it
+        return torch.Tensor
+
+    def leave(self, *_: Any) -> Any:
+        raise DataDependentSize(self.loc, function="indexing with a mask", step=self.made_at)
+
+    def with_values(self, fake: Fake) -> Masked:
+        made = Masked(self.trace, fake, self.mask)
+        made.version, made.loc, made.made_at = self.version, self.loc, self.made_at
+        return made
+
+    def operand(self, value: Any) -> Any:
+        """Another operand, for all elements: items of the same mask, or what is the same for each item."""
+        rest = self.fake.dim() - self.mask.dim()
+        if type(value) is Masked:
+            is_like = is_same_mask(self, value.mask) and value.fake.dim() == self.fake.dim()
+            return value.fake if is_like else self.leave()
+        if type(value) is Fake and (value.dim() > rest or value.requires_grad):
+            self.leave()
+        return value
+
+    def reduced(self, how: str) -> Any:
+        if how not in REDUCTIONS or how == "mean" and not self.fake.is_floating_point():
+            self.leave()
+        call, dtype = self.trace.call, self.fake.dtype
+        wide = {"dtype": torch.float32} if dtype in (torch.float16, torch.bfloat16) else {}
+        total = call(torch.sum, [chosen(self.trace, self.mask, self.fake, 0)], wide)
+        if how == "mean":
+            each = self.fake.numel() // self.mask.numel() if self.mask.numel() else 1
+            count = call(torch.mul, [call(torch.sum, [self.mask], {}), each], {})
+            total = call(torch.div, [total, count], {})
+        return call(torch.Tensor.to, [total, dtype], {}) if wide else total
+
+
+def is_same_mask(items: Masked, mask: Fake) -> bool:
+    """The very same, or made by the same comparison of tensors that nobody has written."""
+    if version_of(items.mask) != items.version or version_of(mask) != items.version:
+        return False
+    made = [call for call in items.trace.calls if call.result is mask or call.result is items.mask]
+    if mask is items.mask or len(made) != 2 or made[0].target is not made[1].target:
+        return mask is items.mask
+    pairs = list(zip(made[0].args, made[1].args))
+    unwritten = all(not version_of(a) for a, _ in pairs if type(a) is Fake)
+    return unwritten and all(a is b or type(a) in (int, float) and a == b for a, b in pairs)
+
+
+def chosen(trace: Trace, mask: Fake, fake: Fake, other: Any) -> Any:
+    """where(mask, fake, other), for a mask of the first dimensions."""
+    if mask.dim() < fake.dim():
+        mask = trace.call(torch.Tensor.reshape, [mask, [*mask.shape, *[1] * (fake.dim() - mask.dim())]], {})
+    return trace.call(torch.where, [mask, fake, other], {})
+
+
+def window_of(trace: Trace, x: Fake, key: Any) -> tuple[Fake, Fake] | None:
+    """What a mask at the front of a key chooses from, and the mask; None where there is no such mask."""
+    mask, *rest = key if type(key) is tuple and key else (key,)
+    if type(mask) is not Fake or mask.dtype is not torch.bool or mask.constant is not None or not mask.dim():
+        return None
+    if not INDICES.issuperset(map(type, rest)) or mask.shape != x.shape[: mask.dim()]:
+        return None
+    every = [slice(None)] * mask.dim()
+    return trace.call(operator.getitem, [x, (*every, *rest)], {}) if rest else x, mask
+
+
+def take_masked(trace: Trace, x: Fake, key: Any) -> Masked | None:
+    found = window_of(trace, x, key)
+    if found is None:
+        return None
+    neutral = True if x.dtype is torch.bool else 1
+    return Masked(trace, chosen(trace, found[1], found[0], neutral), found[1])
+
+
+def put_masked(trace: Trace, x: Fake, key: Any, items: Masked) -> None:
+    window, mask = window_of(trace, x, key) or items.leave()
+    is_like = window.shape == items.fake.shape and window.dtype is items.fake.dtype
+    if not is_like or not is_same_mask(items, mask):
+        items.leave()
+    trace.call(torch.Tensor.copy_, [window, chosen(trace, mask, items.fake, window)], {})
+
+
+def call_masked(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A function with such items among its arguments."""
+    name = fn.__name__.strip("_")
+    items = next(arg for arg in (*args, *kwargs.values()) if type(arg) is Masked)
+    if version_of(items.mask) != items.version:
+        items.leave()
+    if fn is F.cross_entropy and len(args) == 2 and kwargs.get("reduction") != "none":
+        return cross_entropy(items, args[0], args[1], kwargs)
+    if name in REDUCTIONS and len(args) == 1 and not kwargs:
+        return items.reduced(name)
+    is_loss = fn in LOSSES and len(args) == 2 and not kwargs.keys() & {"size_average", "reduce"}
+    is_exact = name not in DIVISIONS or items.fake.is_floating_point()
+    if not is_loss and (name not in POINTWISE or not is_exact):
+        items.leave()
+    how = {"reduction": "none"} if is_loss else {}
+    named = {key: items.operand(value) for key, value in kwargs.items()} | how
+    made = items.with_values(trace.call(fn, [items.operand(arg) for arg in args], named))
+    return made.reduced(kwargs.get("reduction", "mean")) if is_loss else made
+
+
+def cross_entropy(items: Masked, logits: Any, labels: Any, kwargs: dict[str, Any]) -> Any:
+    """Of rows of logits: labels that are left out are those to ignore."""
+    if type(logits) is not Masked or type(labels) is not Masked or not is_same_mask(logits, labels.mask):
+        items.leave()
+    if logits.fake.dim() != items.mask.dim() + 1 or labels.fake.shape != items.mask.shape:
+        items.leave()
+    trace, ignored = items.trace, kwargs.get("ignore_index", -100)
+    rows = trace.call(torch.Tensor.reshape, [logits.fake, [-1, logits.fake.shape[-1]]], {})
+    wanted = trace.call(torch.Tensor.reshape, [chosen(trace, labels.mask, labels.fake, ignored), [-1]], {})
+    return trace.call(F.cross_entropy, [rows, wanted], kwargs)
+
+
+def _method(fn: Any, swap: bool = False) -> Callable[..., Any]:
+    def method(self: Masked, *args: Any, **kwargs: Any) -> Any:
+        return call_masked(self.trace, fn, [*args, self] if swap else [self, *args], kwargs)
+
+    return method
+
+
+def masked_attr(trace: Trace, items: Masked, name: str) -> Any:
+    if name in ("dtype", "device", "requires_grad"):
+        return getattr(items.fake, name)
+    if name not in POINTWISE | REDUCTIONS:
+        items.leave()
+    return MethodType(_method(getattr(torch.Tensor, name)), items)
+
+
+REDUCTIONS: Final = frozenset({"sum", "mean"})
+LOSSES: Final = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+                 F.binary_cross_entropy_with_logits)  # fmt: skip
+DIVISIONS: Final = frozenset("floordiv mod div truediv remainder fmod floor_divide pow".split())
+"""Of whole numbers these may raise."""
+POINTWISE: Final = DIVISIONS | frozenset(
+    "add sub mul neg pos abs invert lt le gt ge eq ne exp log log1p log2 expm1 sqrt rsqrt square reciprocal"
+    " sin cos tan tanh sigmoid relu silu gelu softplus clamp clip clamp_min clamp_max maximum minimum floor"
+    " ceil round sign erf isnan isfinite logical_not float double half bfloat16 to long int bool detach clone"
+    " contiguous".split()
+)
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(Masked, f"__{_name}__", _method(getattr(operator, _name)))
+    setattr(Masked, f"__r{_name}__", _method(getattr(operator, _name), swap=True))
+for _name in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Masked, f"__{_name}__", _method(getattr(operator, _name)))
+for _name in "bool int float index len iter getitem setitem contains str repr format".split():
+    setattr(Masked, f"__{_name}__", Masked.leave)
+
+RULES[Masked] = masked_attr
