@@ -21,6 +21,7 @@ import torch
 
 from dovetail.capture.attributes import RULES
 from dovetail.capture.builtins import Args, Kwargs, on
+from dovetail.capture.masks import Masked
 from dovetail.capture.operations import as_hashable, set_item
 from dovetail.capture.origins import BY_NAME, PLAIN, register, wrap_instance, wrap_tensor
 from dovetail.capture.text import NUMBERS, known, native
@@ -115,7 +116,8 @@ class Array:
 
     def __getitem__(self, key: Any) -> Any:
         index, is_scalar = self.index(key)
-        return Array(self.trace, self.trace.call(operator.getitem, [self.fake, index], {}), is_scalar)
+        found = self.trace.call(operator.getitem, [self.fake, index], {})
+        return found.leave() if type(found) is Masked else Array(self.trace, found, is_scalar)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Arrays of the caller's may share their memory, which tensors made of them would not tell."""
