@@ -8,6 +8,7 @@ items breaks the graph at the line that took them.
 """
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from types import MethodType
@@ -56,14 +57,16 @@ class Masked:
             self.leave()
         return value
 
-    def reduced(self, how: str) -> Any:
+    def reduced(self, how: str, keeps_rest: bool = False) -> Any:
+        """The sum or mean of all, or over the items alone."""
         if how not in REDUCTIONS or how == "mean" and not self.fake.is_floating_point():
             self.leave()
         call, dtype = self.trace.call, self.fake.dtype
         wide = {"dtype": torch.float32} if dtype in (torch.float16, torch.bfloat16) else {}
-        total = call(torch.sum, [chosen(self.trace, self.mask, self.fake, 0)], wide)
+        axes = [list(range(self.mask.dim()))] if keeps_rest else []
+        total = call(torch.sum, [chosen(self.trace, self.mask, self.fake, 0), *axes], wide)
         if how == "mean":
-            each = self.fake.numel() // self.mask.numel() if self.mask.numel() else 1
+            each = math.prod([] if keeps_rest else self.fake.shape[self.mask.dim() :])
             count = call(torch.mul, [call(torch.sum, [self.mask], {}), each], {})
             total = call(torch.div, [total, count], {})
         return call(torch.Tensor.to, [total, dtype], {}) if wide else total
@@ -123,8 +126,9 @@ def call_masked(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) 
         items.leave()
     if fn is F.cross_entropy and len(args) == 2 and kwargs.get("reduction") != "none":
         return cross_entropy(items, args[0], args[1], kwargs)
-    if name in REDUCTIONS and len(args) == 1 and not kwargs:
-        return items.reduced(name)
+    axes = [*args[1:], *(kwargs[key] for key in ("dim", "axis") if key in kwargs)]
+    if name in REDUCTIONS and len(args) + len(kwargs) == 1 + len(axes) and axes in ([], [0], [(0,)]):
+        return items.reduced(name, bool(axes))
     is_loss = fn in LOSSES and len(args) == 2 and not kwargs.keys() & {"size_average", "reduce"}
     is_exact = name not in DIVISIONS or items.fake.is_floating_point()
     if not is_loss and (name not in POINTWISE or not is_exact):
@@ -132,6 +136,8 @@ def call_masked(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) 
     how = {"reduction": "none"} if is_loss else {}
     named = {key: items.operand(value) for key, value in kwargs.items()} | how
     made = items.with_values(trace.call(fn, [items.operand(arg) for arg in args], named))
+    if made.fake.device != items.mask.device:
+        items.leave()
     return made.reduced(kwargs.get("reduction", "mean")) if is_loss else made
 
 

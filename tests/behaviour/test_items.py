@@ -48,7 +48,8 @@ def items_of_a_mask_summed() -> Any:
     def f(x: torch.Tensor) -> Any:
         m = x > 0.2
         counts = x.long()[m].sum(), x[x[:, 0] > 0].bfloat16().mean()
-        return x[m].sum(), (x[m].log() ** 2).mean(), F.mse_loss(x[m], x.exp()[m]), counts
+        rows = x[x[:, 1] > 0].mean(0), x[x[:, 1] > 0].sum(dim=0)
+        return x[m].sum(), (x[m].log() ** 2).mean(), F.mse_loss(x[m], x.exp()[m]), counts, rows
 
     return f, masked_calls()
 
