@@ -25,23 +25,11 @@ import torch
 from torch.amp.autocast_mode import _enter_autocast
 from torch.fx import GraphModule
 
-from dovetail import _native, aot, background, capture, codegen, lower, ops, passes, runtime, schedule
+from dovetail import _native, aot, background, capture, codegen, errors, lower, ops, passes, runtime, schedule
 from dovetail.cache.programs import program_key, programs_in
 from dovetail.cache.store import default_folder
 from dovetail.choose import chooser
 from dovetail.control import stance
-from dovetail.errors import (
-    Break,
-    CompilerMissing,
-    DovetailError,
-    FrameRaises,
-    GraphBreakError,
-    InternalWarning,
-    NoTensors,
-    Reason,
-    RecompileError,
-    SkippedFrame,
-)
 from dovetail.events import EVENTS
 from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.graph import Graph, Known
@@ -173,7 +161,7 @@ def compile_again(
     try:
         return _native.without(compile_graph, module, examples, options, known)  # type: ignore[no-any-return]
     except Exception as error:
-        if not options.fallback_to_eager and not isinstance(error, Break):
+        if not options.fallback_to_eager and not isinstance(error, errors.Break):
             raise
         shown = f"{type(error).__name__}: {error}"
         EVENTS.emit("fallback_to_eager", function="the gradient of a gradient", error=shown)
@@ -223,11 +211,11 @@ def record(graph: Graph, options: Options, kept: int = 0) -> Callable[..., Any]:
     return runtime.Recorded(executable, graph.name, torch.device(executable.program.device), kept)
 
 
-def why_not_record(graph: Graph, executable: runtime.Executable) -> Reason | None:
+def why_not_record(graph: Graph, executable: runtime.Executable) -> errors.Reason | None:
     if not all(size.is_const for type in tensor_types(graph) for size in type.shape):
-        return Reason("C01", "sizes change from call to call, and a recording has one size")
+        return errors.Reason("C01", "sizes change from call to call, and a recording has one size")
     if executable.program.steps < FEW_STEPS:
-        return Reason("C02", "too few kernels for a recording to pay")
+        return errors.Reason("C02", "too few kernels for a recording to pay")
     return None
 
 
@@ -242,7 +230,7 @@ def build_later(graph: Graph, options: Options) -> Callable[..., Any] | None:
         name, shown = graph.name, f"{type(error).__name__}: {error}"
         EVENTS.emit("fallback_to_eager", function=name, error=shown)
         text = f"Dovetail failed to compile {name}, and eager runs instead:\n{shown}"
-        warnings.warn(text, InternalWarning, stacklevel=2)
+        warnings.warn(text, errors.InternalWarning, stacklevel=2)
         return None
 
 
@@ -367,10 +355,11 @@ class Compiler:
         """This call runs in eager; the next may not."""
         loc = Loc(code.co_filename, code.co_firstlineno)
         if self.fullgraph and is_refused:
-            raise GraphBreakError(loc, reason=why, fix="apply the transform inside of the compiled function")
+            fix = "apply the transform inside of the compiled function"
+            raise errors.GraphBreakError(loc, reason=why, fix=fix)
         if code not in self.passed_by:
             self.passed_by.add(code)
-            EVENTS.emit("skip", function=code.co_qualname, code=SkippedFrame.code, text=why, loc=loc)
+            EVENTS.emit("skip", function=code.co_qualname, code=errors.SkippedFrame.code, text=why, loc=loc)
         return None
 
     @no_collections()
@@ -385,14 +374,14 @@ class Compiler:
         random_state = torch.get_rng_state()
         try:
             return self._compile(frame)
-        except FrameRaises as reason:
+        except errors.FrameRaises as reason:
             return self._on_raise(frame, reason, entries)
-        except NoTensors:
+        except errors.NoTensors:
             return False
-        except Break as reason:
+        except errors.Break as reason:
             if self.fullgraph:
                 why = f"[{reason.code}] {reason.text}"
-                raise GraphBreakError(reason.loc or frame.loc, reason=why, fix=reason.hint) from None
+                raise errors.GraphBreakError(reason.loc or frame.loc, reason=why, fix=reason.hint) from None
             EVENTS.emit(
                 "skip", function=code.co_qualname, code=reason.code, text=reason.text,
                 loc=reason.loc or frame.loc,
@@ -406,7 +395,7 @@ class Compiler:
         """None to go on and compile once more; else the verdict."""
         name = frame.code.co_qualname
         if stance() == "fail_on_recompile":
-            raise RecompileError(frame.loc, function=name, reason=why)
+            raise errors.RecompileError(frame.loc, function=name, reason=why)
         limit = self.options.recompile_limit
         if self.compiled[frame.key] >= limit or entries >= limit * MODULES_OF_A_CLASS:
             advice = "pass what changes in a tensor, or raise the option recompile_limit"
@@ -416,13 +405,13 @@ class Compiler:
         EVENTS.emit("recompile", function=name, reason=why, entries=entries, loc=frame.loc)
         return None
 
-    def _on_raise(self, frame: capture.Frame, reason: FrameRaises, entries: int) -> Verdict:
+    def _on_raise(self, frame: capture.Frame, reason: errors.FrameRaises, entries: int) -> Verdict:
         """Nothing is kept of a call that raises. A function that never does anything else is left alone."""
         if frame.code in self.mistaken:
             return False
         times = self.raised[frame.code] = self.raised.get(frame.code, 0) + 1
         if entries or times < self.options.recompile_limit:
-            is_certain = type(reason) is not FrameRaises
+            is_certain = type(reason) is not errors.FrameRaises
             return None if is_certain else functools.partial(self._tell_mistake, frame.code, reason.text)
         self._leave(frame, f"raised in {times} calls", reason.text, entries)
         return "skip_callees"
@@ -432,13 +421,13 @@ class Compiler:
         self.mistaken.add(code)
         EVENTS.emit("fallback_to_eager", function=code.co_qualname, error=why)
         text = f"Dovetail cannot compile {code.co_qualname}, which runs in eager: {why}, in eager it does not"
-        warnings.warn(text, InternalWarning, stacklevel=2)
+        warnings.warn(text, errors.InternalWarning, stacklevel=2)
 
     def _leave(self, frame: capture.Frame, what: str, why: str, entries: int) -> None:
         name = frame.code.co_qualname
         EVENTS.emit("limit", function=name, reason=why, entries=entries, loc=frame.loc)
         text = f"{name} ({frame.loc}) {what} and runs in eager from now on; {why}"
-        warnings.warn(text, InternalWarning, stacklevel=2)
+        warnings.warn(text, errors.InternalWarning, stacklevel=2)
 
     def _compile(self, frame: capture.Frame) -> Verdict:
         name = frame.code.co_qualname
@@ -449,17 +438,17 @@ class Compiler:
             captured = capture.capture_frame(frame, self.options, self.history, self.fullgraph)
             if self.fullgraph and captured.breaks:
                 point = captured.breaks[0]
-                raise GraphBreakError(point.loc, reason=f"[{point.code}] {point.text}", fix=point.hint)
+                raise errors.GraphBreakError(point.loc, reason=f"[{point.code}] {point.text}", fix=point.hint)
             _report(captured)
             return self._install(frame, captured)
-        except (Break, GraphBreakError, KeyboardInterrupt):
+        except (errors.Break, errors.GraphBreakError, KeyboardInterrupt):
             raise
         except Exception as error:
             if not self.options.fallback_to_eager:
                 raise
             _report_failure(name, frame, captured, error, is_first=not self.has_failed)
             self.has_failed = True
-            return "skip_callees" if isinstance(error, CompilerMissing) else False
+            return "skip_callees" if isinstance(error, errors.CompilerMissing) else False
 
     def _install(self, frame: capture.Frame, captured: Capture) -> Verdict:
         if captured.graph is not None:
@@ -543,9 +532,9 @@ def _report_failure(
     path = None
     if captured is not None and captured.graph is not None:
         path = write_reproducer(captured.graph, [item.example for item in captured.inputs], error)  # type: ignore[arg-type]
-    shown = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+    shown = str(error) if isinstance(error, errors.DovetailError) else f"{type(error).__name__}: {error}"
     EVENTS.emit("fallback_to_eager", function=name, error=shown, repro=path and str(path), loc=frame.loc)
     if is_first:
         where = f"; {path} reproduces it" if path else ""
         text = f"Dovetail failed to compile {name} ({frame.loc}) and runs it in eager{where}:\n{shown}"
-        warnings.warn(text, InternalWarning, stacklevel=2)
+        warnings.warn(text, errors.InternalWarning, stacklevel=2)

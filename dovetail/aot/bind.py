@@ -31,16 +31,9 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch.autograd import Function
 
+from dovetail.aot import double
 from dovetail.aot.chain import NEVER_ASKED, Chained, Watch, tell_hooks
 from dovetail.aot.cost import class_of
-from dovetail.aot.double import (
-    MOST_COMPILED,
-    Eager,
-    differentiate,
-    eager_after,
-    eager_results,
-    lack_memory,
-)
 from dovetail.aot.interpret import as_strided
 from dovetail.aot.joint import Joint
 from dovetail.aot.missing import by_group, narrowed
@@ -85,7 +78,7 @@ def bind(forward: Executable, build: Build | None, partition: Partition, joint: 
     groups = by_group(partition) if is_tied else []
     parts = [_Part(group, f"_{i}" if i else "", joint.has_grad) for i, group in enumerate(groups)]
     for part in parts:
-        emitter.scope[f"eager{part.suffix}"] = Eager(joint, part.partition, part.places)
+        emitter.scope[f"eager{part.suffix}"] = double.Eager(joint, part.partition, part.places)
     emitter.emit_call(parts)
     for part in parts:
         emitter.emit_function(part, build)
@@ -197,8 +190,8 @@ class _Emitter:
             "shares_memory": shares_memory,
             "write_back": write_back,
             "run_eager": joint.eager,
-            "eager_results": eager_results,
-            "eager_after": eager_after,
+            "eager_results": double.eager_results,
+            "eager_after": double.eager_after,
             "Watch": Watch,
             "never_asked": NEVER_ASKED,
             "chained": super(Function, Chained).apply,  # type: ignore[misc]
@@ -436,7 +429,7 @@ class _Emitter:
     def emit_backward(self, part: _Part, backward: Graph) -> None:
         partition, suffix = part.partition, part.suffix
         tangents = {position: f"tangent_{position}" for position in partition.signature.tangents}
-        self.scope.update(differentiate=differentiate, lack_memory=lack_memory)
+        self.scope.update(differentiate=double.differentiate, lack_memory=double.lack_memory)
         by_eager = f"return differentiate(eager{suffix}, ctx, {_tuple(tangents.values())})"
         with self.w.block(f"def backward{suffix}(ctx, {', '.join(tangents.values())}):"):
             with self.w.block(f"if {' and '.join(f'{name} is None' for name in tangents.values())}:"):
@@ -517,7 +510,7 @@ class _Backwards:
     ) -> Callable[[list[Any]], Sequence[Any]] | None:
         key = missing, unwanted
         if key not in self.made:
-            if unwanted and len(self.made) >= MOST_COMPILED:
+            if unwanted and len(self.made) >= double.MOST_COMPILED:
                 return self(missing, ())
             wanted = {output for i, output in enumerate(self.graph.outputs) if i not in unwanted}
             gone = [node for node, is_missing in zip(self.tangents, missing) if is_missing]

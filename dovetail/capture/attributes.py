@@ -19,20 +19,10 @@ from typing import Any, Final
 
 import torch
 
+from dovetail.capture import trace as traces
 from dovetail.capture.origins import IDENTITY, PLAIN, read_list, wrap
 from dovetail.capture.text import NUMBERS, LateText, native
-from dovetail.capture.trace import (
-    DELETED,
-    STDLIB_FOLDER,
-    Appender,
-    Origin,
-    Outside,
-    Raised,
-    Trace,
-    Unread,
-    Write,
-    is_library_file,
-)
+from dovetail.capture.trace import Origin, Outside, Raised, Trace, Unread
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import ClassIs, Is, Lacks, Length
@@ -58,7 +48,7 @@ def find_in_class(trace: Trace, kind: type, name: str) -> tuple[Any, type | None
             pending = trace.writes.get((id(owner), name))
             if pending is None and name in owner.__dict__:
                 return owner.__dict__[name], owner
-            if pending is not None and pending.value is not DELETED:
+            if pending is not None and pending.value is not traces.DELETED:
                 return pending.value, owner
         return MISSING, None
     return find_in_mro(kind, name)
@@ -108,7 +98,7 @@ FOREIGN: Final = (weakref.ProxyType, weakref.CallableProxyType)
 def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
     pending = trace.writes.get((id(obj), name))
     if pending is not None:
-        return pending.value if pending.value is not DELETED else _getattr_hook(trace, obj, name)
+        return pending.value if pending.value is not traces.DELETED else _getattr_hook(trace, obj, name)
     cached = trace.reads.get((id(obj), name), MISSING)
     if cached is not MISSING:
         return cached
@@ -325,7 +315,7 @@ def is_stable_module(module: ModuleType) -> bool:
     if found is None:
         root = (module.__name__ or "").split(".")[0]
         file = getattr(module, "__file__", None) or ""
-        in_stdlib = (file.startswith(STDLIB_FOLDER) and "site-packages" not in file) or not file
+        in_stdlib = (file.startswith(traces.STDLIB_FOLDER) and "site-packages" not in file) or not file
         found = _stdlib_modules[id(module)] = root in ("torch", "numpy", "builtins") or (
             in_stdlib and module.__name__ != "__main__" and not isinstance(module.__spec__, type(None))
         )
@@ -334,7 +324,7 @@ def is_stable_module(module: ModuleType) -> bool:
 
 def is_users_read(trace: Trace) -> bool:
     """Whether the code that reads is the user's: what it names in torch may have been patched by the user."""
-    return bool(trace.places) and not is_library_file(trace.places[-1].code.code.co_filename)
+    return bool(trace.places) and not traces.is_library_file(trace.places[-1].code.code.co_filename)
 
 
 def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
@@ -363,7 +353,7 @@ def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
 def class_attr(trace: Trace, obj: type, name: str) -> Any:
     pending = trace.writes.get((id(obj), name))
     if pending is not None:
-        return pending.value if pending.value is not DELETED else raise_attribute_error(obj, name)
+        return pending.value if pending.value is not traces.DELETED else raise_attribute_error(obj, name)
     if isinstance(obj, enum.EnumType):
         guard_class(trace, obj)  # it grows while its members are made
         return native(getattr, obj, name)
@@ -389,7 +379,7 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
 def function_attr(trace: Trace, obj: Any, name: str) -> Any:
     pending = trace.writes.get((id(obj), name))
     if pending is not None:
-        return pending.value if pending.value is not DELETED else raise_attribute_error(obj, name)
+        return pending.value if pending.value is not traces.DELETED else raise_attribute_error(obj, name)
     source = trace.source_of(obj) or trace.const(obj, obj.__name__)
     is_own = not name.startswith("__") and existed(trace, obj, name)
     if is_own and name not in obj.__dict__:
@@ -429,7 +419,7 @@ class InstanceDict(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         pending = self.trace.writes.get((id(self.owner), name))
         if pending is not None:
-            if pending.value is DELETED:
+            if pending.value is traces.DELETED:
                 raise KeyError(name)
             return pending.value
         cached = self.trace.reads.get((id(self.owner), name), MISSING)
@@ -453,7 +443,7 @@ class InstanceDict(MutableMapping[str, Any]):
         names = dict.fromkeys(self.real)
         for (owner, name), write in self.trace.writes.items():
             if owner == id(self.owner):
-                if write.value is DELETED:
+                if write.value is traces.DELETED:
                     names.pop(name, None)
                 else:
                     names[name] = None
@@ -499,7 +489,7 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
 def store_in_class(trace: Trace, kind: type | ModuleType, name: str, value: Any) -> None:
     if name.startswith("__") or isinstance(kind, ModuleType):  # what C code asks the class for
         raise UnsupportedValue(trace.loc(), type="class", detail=f"changing {kind.__name__}.{name}")
-    trace.writes[(id(kind), name)] = Write(kind, name, value, "class")
+    trace.writes[(id(kind), name)] = traces.Write(kind, name, value, "class")
     trace.changed_classes.add(id(kind))
 
 
@@ -540,7 +530,7 @@ def has_setter(kind: type, name: str) -> bool:
 def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
     """Write where no descriptor is in the way."""
     if existed(trace, obj, name):
-        trace.writes[(id(obj), name)] = Write(obj, name, value, "attr")
+        trace.writes[(id(obj), name)] = traces.Write(obj, name, value, "attr")
         return
     attributes = instance_dict(obj)
     if attributes is not None and has_setter(type(obj), name):
@@ -575,7 +565,7 @@ def _store_module_attr(trace: Trace, obj: Any, name: str, value: Any) -> bool:
 
 
 def store_global(trace: Trace, where: dict[str, Any], name: str, value: Any, source: Source) -> None:
-    trace.writes[(id(where), name)] = Write(where, source.text, value, "source")
+    trace.writes[(id(where), name)] = traces.Write(where, source.text, value, "source")
     trace.keep.append(where)
 
 
@@ -596,7 +586,7 @@ def delete_attr(trace: Trace, obj: Any, name: str) -> None:
 def delete_instance(trace: Trace, obj: Any, name: str) -> None:
     if isinstance(obj, (type, ModuleType)):
         load_attr(trace, obj, name)
-        store_in_class(trace, obj, name, DELETED)
+        store_in_class(trace, obj, name, traces.DELETED)
         return
     if not existed(trace, obj, name):
         if trace.writes.pop((id(obj), name), None) is None:
@@ -608,7 +598,7 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
     origin = trace.origins.get(id(obj))
     attributes = instance_dict(_original(obj, origin))
     if origin is None or attributes is None or name in attributes:
-        trace.writes[(id(obj), name)] = Write(obj, name, DELETED, "attr")
+        trace.writes[(id(obj), name)] = traces.Write(obj, name, traces.DELETED, "attr")
     else:  # made by this very program
         trace.guard(origin.source, Lacks(name, attribute=True))
         del trace.writes[(id(obj), name)]
@@ -619,12 +609,12 @@ Rule = Callable[[Trace, Any, str], Any]
 RULES: Final[dict[type, Rule]] = {
     **dict.fromkeys((
         int, float, str, bool, bytes, complex, type(None), list, tuple, set, frozenset, dict, range, slice,
-        torch.dtype, torch.device, torch.Size, InstanceDict, *NUMBERS, LateText, Appender,
+        torch.dtype, torch.device, torch.Size, InstanceDict, *NUMBERS, LateText, traces.Appender,
         BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     ), _native_rule),
     super: super_attr,
     Unread: lambda trace, obj, name: (
-        Appender(obj) if name == "append" else load_attr(trace, read_list(trace, obj), name)),
+        traces.Appender(obj) if name == "append" else load_attr(trace, read_list(trace, obj), name)),
     Outside: lambda trace, obj, name: instance_attr(trace, obj.original, name),
     FunctionType: function_attr,
     MethodType: method_attr,

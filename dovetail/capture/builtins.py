@@ -30,17 +30,7 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture import operations
-from dovetail.capture.attributes import (
-    InstanceDict,
-    delete_attr,
-    delete_instance,
-    find_in_mro,
-    load_attr,
-    plain_attr,
-    store_attr,
-    store_plain,
-)
+from dovetail.capture import attributes, operations
 from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import PLAIN, read_list, wrap
@@ -115,7 +105,7 @@ def as_iterable(trace: Trace, value: Any) -> Any:
 @on(getattr)
 def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     try:
-        return load_attr(trace, args[0], as_hashable(args[1]))
+        return attributes.load_attr(trace, args[0], as_hashable(args[1]))
     except Raised as raised:
         if len(args) == 3 and isinstance(raised.value, AttributeError):
             return args[2]
@@ -123,12 +113,12 @@ def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 on(hasattr)(lambda trace, args, kwargs: _getattr(trace, [*args, NULL], kwargs) is not NULL)
-on(setattr)(lambda trace, args, kwargs: store_attr(trace, args[0], as_hashable(args[1]), args[2]))
-on(delattr)(lambda trace, args, kwargs: delete_attr(trace, args[0], as_hashable(args[1])))
+on(setattr)(lambda trace, args, kwargs: attributes.store_attr(trace, args[0], as_hashable(args[1]), args[2]))
+on(delattr)(lambda trace, args, kwargs: attributes.delete_attr(trace, args[0], as_hashable(args[1])))
 on(callable)(lambda trace, args, kwargs: callable(args[0]))
 
 
-on(vars)(lambda trace, args, _: load_attr(trace, args[0], "__dict__") if args else _locals(trace, args, _))
+on(vars)(lambda trace, args, _: _getattr(trace, [*args, "__dict__"], _) if args else _locals(trace, args, _))
 
 
 @on(isinstance)
@@ -137,7 +127,7 @@ def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     known = str if isinstance(value, LateText) else NUMBERS.get(type(value))
     if known is not None:
         return native(issubclass, known, kinds) or native(isinstance, value, kinds)
-    if isinstance(value, InstanceDict):
+    if isinstance(value, attributes.InstanceDict):
         return native(issubclass, dict, kinds)
     if isinstance(value, Fake) and kinds in (Fake, torch.nn.Buffer):  # of which a Buffer is one by attribute
         return kinds is not Fake and truth(trace, trace.call(getattr, [value, "_is_buffer", False], {}))
@@ -278,7 +268,7 @@ def _reduce(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 def _unary_number(function: Any, method: str, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(args[0], Fake):
-        return trace.call(load_attr(trace, args[0], method), args[1:], kwargs)
+        return trace.call(attributes.load_attr(trace, args[0], method), args[1:], kwargs)
     own = operations.dunder(trace, type(args[0]), dunder)
     return trace.call(own, args, kwargs) if own else native(function, *args, **kwargs)
 
@@ -311,7 +301,7 @@ def _text(function: Any, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) 
     own = operations.dunder(trace, type(args[0]), dunder) if args else None
     if own is None and args and dunder == "__str__":
         own = operations.dunder(trace, type(args[0]), "__repr__")
-        if own is not None and find_in_mro(type(args[0]), "__str__")[0] is not object.__str__:
+        if own is not None and attributes.find_in_mro(type(args[0]), "__str__")[0] is not object.__str__:
             own = None
     if own is not None and own.__module__ not in ("enum",):
         return trace.call(own, args if function is not format or len(args) > 1 else [*args, ""], kwargs)
@@ -329,7 +319,7 @@ on(ascii)(partial(_text, ascii, "__repr__"))
 @on(format_value)
 def _format_value(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value, convert, spec = args
-    if convert or (not spec and find_in_mro(type(value), "__format__")[0] is object.__format__):
+    if convert or (not spec and attributes.find_in_mro(type(value), "__format__")[0] is object.__format__):
         value = trace.call((str, str, repr, ascii)[convert], [value], {})
     return trace.call(format, [value, spec], {})
 
@@ -474,7 +464,7 @@ def is_native_class(cls: type) -> bool:
     if cls in NATIVE_CLASSES or cls in CLASSES:
         return True
     if issubclass(cls, BaseException):
-        makers = (find_in_mro(cls, name)[0] for name in ("__new__", "__init__"))
+        makers = (attributes.find_in_mro(cls, name)[0] for name in ("__new__", "__init__"))
         return not any(isinstance(maker, (FunctionType, staticmethod)) for maker in makers)
     return hasattr(cls, "n_sequence_fields")  # a named tuple made in C, such as torch.return_types.max
 
@@ -503,9 +493,9 @@ def construct_init(trace: Trace, made: Any, init: Any, args: Args, kwargs: Kwarg
 
 
 SLOTS: Final[dict[str, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
-    "__setattr__": lambda trace, owner, args, kwargs: store_plain(trace, owner, *args),
-    "__getattribute__": lambda trace, owner, args, kwargs: plain_attr(trace, owner, *args),
-    "__delattr__": lambda trace, owner, args, kwargs: delete_instance(trace, owner, *args),
+    "__setattr__": lambda trace, owner, args, kwargs: attributes.store_plain(trace, owner, *args),
+    "__getattribute__": lambda trace, owner, args, kwargs: attributes.plain_attr(trace, owner, *args),
+    "__delattr__": lambda trace, owner, args, kwargs: attributes.delete_instance(trace, owner, *args),
 }
 
 # -- everything else in C ----------------------------------------------------------------------------
@@ -648,7 +638,7 @@ def _call_getter(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """operator.itemgetter and attrgetter objects."""
     _, wanted = fn.__reduce__()
     if isinstance(fn, operator.attrgetter):
-        step = functools.partial(load_attr, trace)
+        step = functools.partial(attributes.load_attr, trace)
         found = [functools.reduce(step, path.split("."), args[0]) for path in wanted]
     else:
         found = [operations.get_item(trace, args[0], key) for key in wanted]
@@ -661,7 +651,7 @@ def _call_methodcaller(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any
         (name, *_), named = maker.args, maker.keywords
     else:
         (name, *rest), named = rest, {}
-    return trace.call(load_attr(trace, args[0], name), list(rest), named)
+    return trace.call(attributes.load_attr(trace, args[0], name), list(rest), named)
 
 
 def _call_reference(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:

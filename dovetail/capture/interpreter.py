@@ -16,25 +16,14 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
 from dovetail.capture import operations
+from dovetail.capture import trace as traces
 from dovetail.capture.attributes import MISSING, delete_attr, find_in_mro, load_attr, store_attr, store_global
 from dovetail.capture.checks import assume, expected
 from dovetail.capture.decode import Code, decode
 from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.resume import growing_slots
 from dovetail.capture.text import format_value, is_late, late, native
-from dovetail.capture.trace import (
-    NOT_THROWN,
-    NULL,
-    Handling,
-    LastInstruction,
-    Outside,
-    Raised,
-    Trace,
-    Unread,
-    Write,
-    is_library_file,
-    topmost_handled,
-)
+from dovetail.capture.trace import NULL, Outside, Raised, Trace, Unread
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
 from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
@@ -167,13 +156,13 @@ class Activation:
         self.give_up(self.stack[region.depth :])
         del self.stack[region.depth :]
         if region.keeps_last:
-            self.stack.append(LastInstruction(self.at))
+            self.stack.append(traces.LastInstruction(self.at))
         self.stack.append(error)
         self.at = region.target
         return True
 
     def give_context(self, error: BaseException) -> None:
-        handled = topmost_handled(self.trace)
+        handled = traces.topmost_handled(self.trace)
         if error.__context__ is None and handled is not None and handled is not error:
             set_context(error, handled)
 
@@ -187,7 +176,7 @@ class Activation:
                 self.end_send(stop.value)
                 self.at = self.code.args[self.at - 2]  # type: ignore[assignment]
                 return self.run()
-            except NOT_THROWN:
+            except traces.NOT_THROWN:
                 raise
             except BaseException as inner:
                 is_kept, error = False, inner
@@ -314,7 +303,7 @@ class Activation:
         if id(cell) in self.trace.made_cells:
             cell.cell_contents = value
             return
-        self.trace.writes[(id(cell), "")] = Write(cell, self.cell_source(arg).text, value, "source")
+        self.trace.writes[(id(cell), "")] = traces.Write(cell, self.cell_source(arg).text, value, "source")
 
     def DELETE_DEREF(self, arg: int) -> None:
         cell = self.slots[arg]
@@ -337,7 +326,7 @@ class Activation:
         if found is not MISSING:
             return found
         value = where.get(name, MISSING)
-        stable = is_library_file(self.code.code.co_filename)
+        stable = traces.is_library_file(self.code.code.co_filename)
         if value is MISSING:
             value = vars(builtins).get(name, MISSING)
             if not stable:
@@ -475,7 +464,7 @@ class Activation:
             if self.stack and type(self.stack[-1]) is Unread:  # a comprehension has ended
                 self.stack[-1] = read_list(self.trace, self.stack[-1])
             self.next = arg
-        except NOT_THROWN:
+        except traces.NOT_THROWN:
             raise
         except BaseException as error:
             raise Raised(error) from None
@@ -642,7 +631,7 @@ class Activation:
         except StopIteration as stop:
             self.end_send(stop.value)
             self.next = arg
-        except NOT_THROWN:
+        except traces.NOT_THROWN:
             raise
         except BaseException as error:
             raise Raised(error) from None
@@ -676,7 +665,7 @@ class Activation:
     LOAD_BUILD_CLASS, LOAD_ASSERTION_ERROR = push(builtins.__build_class__), push(AssertionError)
 
     def RAISE_VARARGS(self, arg: int) -> None:
-        handled = topmost_handled(self.trace)
+        handled = traces.topmost_handled(self.trace)
         if arg == 0:
             if handled is None:
                 raise UnsupportedOpcode(self.trace.loc(), opcode="a bare raise of what a caller handles")
@@ -697,7 +686,7 @@ class Activation:
     def PUSH_EXC_INFO(self, arg: Any) -> None:
         """(error -- previous, error)"""
         error = self.stack.pop()
-        self.stack.extend((Handling(self.handled, error), error))
+        self.stack.extend((traces.Handling(self.handled, error), error))
         self.handled = error
 
     def CHECK_EXC_MATCH(self, arg: Any) -> None:

@@ -16,16 +16,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from dovetail.fake.form import (
-    Form,
-    Shape,
-    Unruled,
-    broadcast,
-    complete_shape,
-    same_size,
-    shifted,
-    view_strides,
-)
+from dovetail.fake import form as forms
+from dovetail.fake.form import Form, Shape, Unruled
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, ceildiv, const, eq, floordiv, le, lt, mul, total
 from dovetail.sym import Shapes
 
@@ -88,7 +80,7 @@ def _with(shape: Shape, axis: int, size: Expr | int) -> Shape:
 
 
 def pointwise(c: Call) -> Result:
-    return broadcast(c.shapes, *(t.shape for t in c.tensors))
+    return forms.broadcast(c.shapes, *(t.shape for t in c.tensors))
 
 
 def like(name: str) -> Callable[[Call], Result]:
@@ -119,15 +111,15 @@ def loss(c: Call) -> Result:
 def matmul(c: Call) -> Result:
     """Of matrices or of batches of them; perhaps something is added."""
     a, b = c.get("mat1", c.get("batch1", c.get("self"))), c.get("mat2", c.get("batch2"))
-    same_size(c.shapes, a.shape[-1], b.shape[-2])
-    batch = [same_size(c.shapes, m, n) for m, n in zip(a.shape[:-2], b.shape[:-2])]
+    forms.same_size(c.shapes, a.shape[-1], b.shape[-2])
+    batch = [forms.same_size(c.shapes, m, n) for m, n in zip(a.shape[:-2], b.shape[:-2])]
     shape = (*batch, a.shape[-2], b.shape[-1])
-    return shape if a is c.get("self") else broadcast(c.shapes, shape, c["self"].shape)
+    return shape if a is c.get("self") else forms.broadcast(c.shapes, shape, c["self"].shape)
 
 
 def mv(c: Call) -> Result:
     a, v = c.get("mat", c["self"]), c["vec"]
-    same_size(c.shapes, a.shape[1], v.shape[0])
+    forms.same_size(c.shapes, a.shape[1], v.shape[0])
     return (a.shape[0],)
 
 
@@ -136,8 +128,8 @@ def mv(c: Call) -> Result:
 
 def view(c: Call) -> Result:
     x = c["self"]
-    shape = complete_shape(c.shapes, c.get("size", c.get("shape")), x.numel)
-    strides = view_strides(c.shapes, x, shape)
+    shape = forms.complete_shape(c.shapes, c.get("size", c.get("shape")), x.numel)
+    strides = forms.view_strides(c.shapes, x, shape)
     if strides is None:
         raise Unruled
     return Form(shape, strides, x.offset)
@@ -194,7 +186,7 @@ def slice_(c: Call) -> Result:
     end = _bound_index(c, c.get("end", _END), x.shape[d])
     size = ceildiv(add(end, mul(start, -1)), step) if c.holds(le(start, end)) else ZERO
     stride = _with(x.stride, d, mul(x.stride[d], step))
-    return Form(_with(x.shape, d, size), stride, shifted(x.offset, x.stride[d], start))
+    return Form(_with(x.shape, d, size), stride, forms.shifted(x.offset, x.stride[d], start))
 
 
 def select(c: Call) -> Result:
@@ -202,7 +194,7 @@ def select(c: Call) -> Result:
     d = _axis(c["dim"], x.ndim)
     if c.holds(lt(index, 0)):
         index = add(index, x.shape[d])
-    offset = shifted(x.offset, x.stride[d], index)
+    offset = forms.shifted(x.offset, x.stride[d], index)
     return Form(x.shape[:d] + x.shape[d + 1 :], x.stride[:d] + x.stride[d + 1 :], offset)
 
 
@@ -223,7 +215,7 @@ def unsqueeze(c: Call) -> Result:
 def _pieces(x: Form, d: int, sizes: Sequence[Expr]) -> list[Form]:
     pieces, start = [], ZERO
     for size in sizes:
-        pieces.append(Form(_with(x.shape, d, size), x.stride, shifted(x.offset, x.stride[d], start)))
+        pieces.append(Form(_with(x.shape, d, size), x.stride, forms.shifted(x.offset, x.stride[d], start)))
         start = add(start, size)
     return pieces
 
@@ -239,7 +231,7 @@ def split(c: Call) -> Result:
 def split_with_sizes(c: Call) -> Result:
     x, sizes = c["self"], c.size("split_sizes")
     d = _axis(c.get("dim", 0), x.ndim)
-    same_size(c.shapes, total(sizes), x.shape[d])
+    forms.same_size(c.shapes, total(sizes), x.shape[d])
     return _pieces(x, d, sizes)
 
 
@@ -248,7 +240,7 @@ def unbind(c: Call) -> Result:
     d = _axis(c.get("dim", 0), x.ndim)
     count = c.shapes.specialise(x.shape[d], "the number of results of unbind")
     shape, stride = x.shape[:d] + x.shape[d + 1 :], x.stride[:d] + x.stride[d + 1 :]
-    return [Form(shape, stride, shifted(x.offset, x.stride[d], const(i))) for i in range(count)]
+    return [Form(shape, stride, forms.shifted(x.offset, x.stride[d], const(i))) for i in range(count)]
 
 
 def as_strided(c: Call) -> Result:
@@ -263,7 +255,7 @@ def diagonal(c: Call) -> Result:
     rows = add(x.shape[a], k) if is_below else x.shape[a]
     columns = x.shape[b] if is_below else add(x.shape[b], mul(k, -1))
     size = rows if c.holds(le(rows, columns)) else columns
-    offset = shifted(x.offset, x.stride[a], mul(k, -1)) if is_below else shifted(x.offset, x.stride[b], k)
+    offset = forms.shifted(x.offset, *(x.stride[a], mul(k, -1)) if is_below else (x.stride[b], k))
     kept = [d for d in range(x.ndim) if d not in (a, b)]
     rest = _reordered(x, kept)
     return Form((*rest.shape, size), (*rest.stride, add(x.stride[a], x.stride[b])), offset)
@@ -332,9 +324,9 @@ def convolution(c: Call) -> Result:
             for i in range(n)
         ]
         return (x.shape[0], mul(w.shape[1], c["groups"]), *sizes)
-    same_size(c.shapes, x.shape[1], mul(w.shape[1], c["groups"]))
+    forms.same_size(c.shapes, x.shape[1], mul(w.shape[1], c["groups"]))
     if isinstance(c.values.get("bias"), Form):
-        same_size(c.shapes, c["bias"].shape[0], w.shape[0])
+        forms.same_size(c.shapes, c["bias"].shape[0], w.shape[0])
     sizes = [_window(x.shape[i + 2], w.shape[i + 2], strides[i], pads[i], gaps[i]) for i in range(n)]
     return (x.shape[0], w.shape[0], *sizes)
 
@@ -414,7 +406,7 @@ def col2im(c: Call) -> Result:
 def _divided(c: Call, size: Expr, by: int) -> Expr:
     """size // by, which eager demands to be exact."""
     part = floordiv(size, by)
-    same_size(c.shapes, mul(part, by), size)
+    forms.same_size(c.shapes, mul(part, by), size)
     return part
 
 
@@ -436,7 +428,7 @@ def _agree(c: Call, sizes: Shape, others: Shape) -> None:
     if len(sizes) != len(others):
         raise Unruled
     for a, b in zip(sizes, others):
-        same_size(c.shapes, a, b)
+        forms.same_size(c.shapes, a, b)
 
 
 def _channels_agree(c: Call, size: Expr) -> None:
@@ -498,7 +490,7 @@ def index(c: Call) -> Result:
         raise Unruled
     indices += [None] * (x.ndim - len(indices))
     places = [d for d, i in enumerate(indices) if i is not None]
-    picked = broadcast(c.shapes, *(i.shape for i in indices if i is not None))
+    picked = forms.broadcast(c.shapes, *(i.shape for i in indices if i is not None))
     kept = [s for s, i in zip(x.shape, indices) if i is None]
     is_together = not places or places == list(range(places[0], places[-1] + 1))
     at = places[0] if places and is_together else 0
@@ -507,8 +499,8 @@ def index(c: Call) -> Result:
 
 def cdist(c: Call) -> Shape:
     a, b = c["x1"], c["x2"]
-    same_size(c.shapes, a.shape[-1], b.shape[-1])
-    return (*broadcast(c.shapes, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
+    forms.same_size(c.shapes, a.shape[-1], b.shape[-1])
+    return (*forms.broadcast(c.shapes, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
 
 
 def rot90(c: Call) -> Result:
@@ -530,7 +522,7 @@ def solve(c: Call) -> Result:
     a, b = c["A"].shape, c["B"].shape
     if len(a) != len(b):
         raise Unruled
-    return [(*broadcast(c.shapes, a[:-2], b[:-2]), *b[-2:]), a, a[:-1], a[:-2]]
+    return [(*forms.broadcast(c.shapes, a[:-2], b[:-2]), *b[-2:]), a, a[:-1], a[:-2]]
 
 
 # -- factories -------------------------------------------------------------------------------------
@@ -593,7 +585,7 @@ RULES: Final[dict[str, Rule]] = _table(
         normal cross linalg_cross copy elu_backward hardtanh_backward leaky_relu_backward
         rrelu_with_noise_backward softshrink_backward hardshrink_backward hardsigmoid_backward
         soft_margin_loss_backward"""),
-    (lambda c: broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
+    (lambda c: forms.broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
     (likes("self", "noise"), "rrelu_with_noise_functional"),
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
     (partial(along, lambda c, n: add(floordiv(n, 2), 1) if c["onesided"] else n), "_fft_r2c"),
@@ -668,7 +660,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (rot90, "rot90"),
     (diag_embed, "diag_embed"),
     (solve, "_linalg_solve_ex"),
-    (lambda c: (*broadcast(c.shapes, c.first.shape[:-2], c["B"].shape[:-2]), *c["B"].shape[-2:]),
+    (lambda c: (*forms.broadcast(c.shapes, c.first.shape[:-2], c["B"].shape[:-2]), *c["B"].shape[-2:]),
      "linalg_solve_triangular linalg_lu_solve"),
     (lambda c: [c["A"].shape[:-2], c["A"].shape, c["A"].shape[:-1]], "_linalg_det"),
     (lambda c: [c["A"].shape[:-2]] * 2 + [c["A"].shape, c["A"].shape[:-1]], "_linalg_slogdet"),

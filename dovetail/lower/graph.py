@@ -14,24 +14,9 @@ from functools import partial
 from typing import Final, cast
 
 from dovetail.fake.kernels import IN_PLACE
+from dovetail.ir import loop as ir
 from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.graph import GET, Arg, Graph, Node
-from dovetail.ir.loop import (
-    Buffer,
-    BufferRef,
-    Extern,
-    ExternArg,
-    Loops,
-    Nest,
-    Range,
-    Scalar,
-    Write,
-    constant,
-    index_value,
-    input_value,
-    moved_write,
-    scalar,
-)
 from dovetail.ir.types import F64, I64, DType, ScalarType, TensorType, contiguous_stride
 from dovetail.lower import lazy
 from dovetail.lower.decide import find_loose, find_stored
@@ -44,7 +29,7 @@ from dovetail.ops.registry import STRIDE_FREE, is_view_call
 from dovetail.util.noun import replace
 
 
-def lower(graph: Graph) -> Loops:
+def lower(graph: Graph) -> ir.Loops:
     return _Lowering(graph).run()
 
 
@@ -53,8 +38,8 @@ class _Lowering:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.buffers: dict[str, Buffer] = {}
-        self.steps: list[Nest | Extern] = []
+        self.buffers: dict[str, ir.Buffer] = {}
+        self.steps: list[ir.Nest | ir.Extern] = []
         self.env: dict[Node, Lazy | tuple[Lazy | None, ...]] = {}
         users = graph.users()
         self.stored, self.loose = find_stored(graph, users), find_loose(graph, users)
@@ -68,14 +53,14 @@ class _Lowering:
         """Buffers that a user's kernel has written: whose value each holds."""
         self.taken: set[str] = {node.name for node in (*graph.inputs, *graph.nodes)}
 
-    def run(self) -> Loops:
+    def run(self) -> ir.Loops:
         for node in self.graph.inputs:
             if isinstance(node.type, TensorType):
                 self.env[node] = window(self.add_buffer(node.name, node.type, "input"))
         for node in self.graph.nodes:
             self.visit(node)
         outputs = tuple(self.output(out) for out in self.graph.outputs)
-        written = {out.buffer for out in outputs if isinstance(out, BufferRef)}
+        written = {out.buffer for out in outputs if isinstance(out, ir.BufferRef)}
         buffers = tuple(
             replace(each, kind="output") if each.name in written and each.kind == "temp" else each
             for each in self.buffers.values()
@@ -85,9 +70,9 @@ class _Lowering:
         updates = tuple(
             (ref.buffer, self.graph.inputs[given].name)
             for out, given in self.graph.updates
-            if isinstance(ref := outputs[out], BufferRef) and self.buffers[ref.buffer].kind != "input"
+            if isinstance(ref := outputs[out], ir.BufferRef) and self.buffers[ref.buffer].kind != "input"
         )
-        return Loops(self.graph.name, buffers, tuple(self.steps), outputs, names, kinds, updates)
+        return ir.Loops(self.graph.name, buffers, tuple(self.steps), outputs, names, kinds, updates)
 
     # -- one node ----------------------------------------------------------------------------------
 
@@ -117,9 +102,9 @@ class _Lowering:
 
     def add_buffer(
         self, name: str, type: TensorType, kind: str = "temp", holds: Node | None = None
-    ) -> BufferRef:
-        self.buffers[name] = Buffer(name, type, kind, holds in self.loose)
-        return BufferRef(name, type, ZERO)
+    ) -> ir.BufferRef:
+        self.buffers[name] = ir.Buffer(name, type, kind, holds in self.loose)
+        return ir.BufferRef(name, type, ZERO)
 
     def fresh(self, stem: str) -> str:
         name, n = stem, 0
@@ -139,44 +124,44 @@ class _Lowering:
         ref = self.add_buffer(name or node.name, storable(node.tensor), holds=node)
         if ref.type.dtype.kind == "complex" and value.ref and same_layout(value.ref.type, ref.type):
             clone = "aten.clone.default"  # of what no kernel of ours can hold
-            self.steps.append(Extern(ref.buffer, clone, (value.ref,), (), (ref.buffer,), loc=node.loc))
+            self.steps.append(ir.Extern(ref.buffer, clone, (value.ref,), (), (ref.buffer,), loc=node.loc))
             return window(ref)
         self.write_all(node, ref, value)
         return window(ref)
 
-    def write_all(self, node: Node, ref: BufferRef, value: Lazy) -> None:
+    def write_all(self, node: Node, ref: ir.BufferRef, value: Lazy) -> None:
         """One nest, or one for each region between the value's cuts."""
         if not value.cuts:
             return self.write_region(node, ref, value)
         for start, shape in regions(ref.type, value.cuts):
             type = TensorType(shape, ref.type.stride, ref.type.dtype, ref.type.device)
-            place = BufferRef(ref.buffer, type, element_of(ref, start))
+            place = ir.BufferRef(ref.buffer, type, element_of(ref, start))
             self.write_region(node, place, lazy.shifted(value, start))
 
-    def write_region(self, node: Node, ref: BufferRef, value: Lazy) -> None:
+    def write_region(self, node: Node, ref: ir.BufferRef, value: Lazy) -> None:
         order = memory_order(ref.type.shape, ref.type.stride)
-        loops = {d: Range.over(f"i{n}", ref.type.shape[d]) for n, d in enumerate(order)}
+        loops = {d: ir.Range.over(f"i{n}", ref.type.shape[d]) for n, d in enumerate(order)}
         index = _index(ref.type, loops)
-        write = Write((ref.buffer,), element_of(ref, index), value.at(index))
+        write = ir.Write((ref.buffer,), element_of(ref, index), value.at(index))
         origins = tuple(dict.fromkeys((*value.origins, node.name)))
         self.add_nest(node, self.nest_name(ref.buffer), [loops[d] for d in order], [], [write], origins)
 
     def add_nest(
-        self, node: Node, name: str, ranges: list[Range], reduce: list[Range], writes: list[Write],
+        self, node: Node, name: str, ranges: list[ir.Range], reduce: list[ir.Range], writes: list[ir.Write],
         origins: tuple[str, ...],
     ) -> None:  # fmt: skip
         """Append a nest with its loops merged. A nest over nothing reads nothing."""
         if any(each.size is ZERO for each in ranges):
-            writes = [Write(w.buffers, w.index, lazy.as_constant(0, w.value.dtype)) for w in writes]
+            writes = [ir.Write(w.buffers, w.index, lazy.as_constant(0, w.value.dtype)) for w in writes]
             reduce = []
         roots = [root for write in writes for root in (write.value, write.index_scalar) if root is not None]
         exprs = index_exprs(roots)
         outer, env = merge_ranges(ranges, [*exprs, *(write.index for write in writes)], "i")
         inner, more = merge_ranges(reduce, exprs, "r")
         env.update(more)
-        memo: dict[Scalar, Scalar] = {}
-        final = tuple(moved_write(write, env, memo) for write in writes)
-        self.steps.append(Nest(name, tuple(outer), tuple(inner), final, node.loc, origins))
+        memo: dict[ir.Scalar, ir.Scalar] = {}
+        final = tuple(ir.moved_write(write, env, memo) for write in writes)
+        self.steps.append(ir.Nest(name, tuple(outer), tuple(inner), final, node.loc, origins))
 
     # -- reductions --------------------------------------------------------------------------------
 
@@ -189,9 +174,9 @@ class _Lowering:
         type = storable(types[0])
         kept = [d for d in range(source.ndim) if is_scan or d not in dims]
         order = [d for d in memory_order(type.shape, type.stride) if kept[d] not in dims]
-        outer = {kept[d]: Range.over(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
+        outer = {kept[d]: ir.Range.over(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
         inner_order = _reduce_order(source, dims, keep_order="arg" in node.op)
-        inner = {d: Range.over(f"r{n}", source.shape[d]) for n, d in enumerate(inner_order)}
+        inner = {d: ir.Range.over(f"r{n}", source.shape[d]) for n, d in enumerate(inner_order)}
         index = tuple(
             each.var if (each := outer.get(d) or inner.get(d)) else ZERO for d in range(source.ndim)
         )
@@ -203,9 +188,9 @@ class _Lowering:
         kind, value = node.op.removeprefix("prims."), x.at(index)
         value = lazy.cast_to(value, F64) if is_scan and value.dtype.is_float else value
         if inner:
-            writes = [Write(tuple(names), place, value, kind)]
+            writes = [ir.Write(tuple(names), place, value, kind)]
         else:
-            writes = [Write((name,), place, got) for name, got in zip(names, _over_one(kind, value))]
+            writes = [ir.Write((name,), place, got) for name, got in zip(names, _over_one(kind, value))]
         origins = tuple(dict.fromkeys((*x.origins, node.name)))
         self.add_nest(node, node.name, [outer[kept[d]] for d in order], list(inner.values()), writes, origins)
         results = tuple(window(ref) for ref in refs)
@@ -216,7 +201,7 @@ class _Lowering:
         x, values = self.value(node.args[0]), self.value(node.args[3])
         base = cast(Node, node.args[0])
         if self.is_update(node, base, node):  # nobody sees the old value again: write into it
-            ref = BufferRef(base.name, base.tensor, ZERO)
+            ref = ir.BufferRef(base.name, base.tensor, ZERO)
             self.updated.add(base.name)
         else:
             ref = self.add_buffer(node.name, storable(node.tensor))
@@ -224,15 +209,15 @@ class _Lowering:
         indices = [self.value(arg) for arg in cast("tuple[Node, ...]", node.args[1])]
         dims = cast("tuple[int, ...]", node.args[2])
         type = values.type
-        loops = {d: Range.over(f"i{d}", size) for d, size in enumerate(type.shape)}
+        loops = {d: ir.Range.over(f"i{d}", size) for d, size in enumerate(type.shape)}
         index = tuple(loops[d].var for d in range(type.ndim))
         rank = indices[0].type.ndim
         found = {d: i.at(index[:rank]) for d, i in zip(dims, indices)}
         rest = iter(index[rank:])
-        parts: list[Scalar | Expr] = [found[d] if d in found else next(rest) for d in range(ref.type.ndim)]
-        where = cast("Scalar | Expr", lazy.gathered(ref, parts).args[1])
-        place = where if isinstance(where, Scalar) else index_value(where)
-        write = Write((ref.buffer,), ZERO, values.at(index), index_scalar=place)
+        parts: list[ir.Scalar | Expr] = [found[d] if d in found else next(rest) for d in range(ref.type.ndim)]
+        where = cast("ir.Scalar | Expr", lazy.gathered(ref, parts).args[1])
+        place = where if isinstance(where, ir.Scalar) else ir.index_value(where)
+        write = ir.Write((ref.buffer,), ZERO, values.at(index), index_scalar=place)
         self.add_nest(node, self.fresh(f"{node.name}_put"), list(loops.values()), [], [write], (node.name,))
         self.env[node] = window(ref)
 
@@ -264,7 +249,7 @@ class _Lowering:
         tensors = tuple(i for i, type in enumerate(types) if isinstance(type, TensorType)) if several else ()
         aliases = is_view_call(node.op)
         self.views.update(outputs if aliases else ())
-        step = Extern(node.name, node.op, args, kwargs, outputs, into, node.loc, aliases, tensors)
+        step = ir.Extern(node.name, node.op, args, kwargs, outputs, into, node.loc, aliases, tensors)
         self.steps.append(step)
         if several:
             self.env[node] = tuple(results)
@@ -285,9 +270,9 @@ class _Lowering:
                 self.owners[ref.buffer] = result
             args[k] = ref
             results.append(window(ref))
-        outputs = tuple(cast(BufferRef, args[k]).buffer for k in written)
-        given = cast("tuple[ExternArg, ...]", tuple(args))
-        self.steps.append(Extern(node.name, op, given, (), outputs, loc=node.loc, is_in_place=True))
+        outputs = tuple(cast(ir.BufferRef, args[k]).buffer for k in written)
+        given = cast("tuple[ir.ExternArg, ...]", tuple(args))
+        self.steps.append(ir.Extern(node.name, op, given, (), outputs, loc=node.loc, is_in_place=True))
         self.env[node] = tuple(results) if several else results[0]
 
     def last_of(self, result: Node) -> Node:
@@ -307,14 +292,14 @@ class _Lowering:
             result = after
         return result
 
-    def private(self, node: Node, arg: Node, result: Node | None, is_last: bool) -> BufferRef:
+    def private(self, node: Node, arg: Node, result: Node | None, is_last: bool) -> ir.BufferRef:
         """A buffer with arg's value that only this node uses: arg's own where possible, else a copy."""
         name = self.fresh(f"{node.name}_memory")
         if arg.op == "prims.empty":
             return self.add_buffer(name, arg.tensor)
         if result is not None and self.is_update(self.last_of(result), arg, node):
             self.updated.add(arg.name)
-            return BufferRef(arg.name, arg.tensor, ZERO)
+            return ir.BufferRef(arg.name, arg.tensor, ZERO)
         value = self.value(arg)
         if is_last and arg not in self.graph.outputs and value.ref is not None:
             ref, whole = value.ref, self.buffers[value.ref.buffer]
@@ -327,16 +312,16 @@ class _Lowering:
         self.write_all(arg, ref, value)
         return ref
 
-    def extern_arg(self, arg: Arg, exact: bool) -> ExternArg:
+    def extern_arg(self, arg: Arg, exact: bool) -> ir.ExternArg:
         if isinstance(arg, tuple):
             return tuple(self.extern_arg(item, exact) for item in arg)
         if not isinstance(arg, Node):
             return arg
         if isinstance(arg.type, ScalarType):
-            return arg.type.expr if arg.type.expr is not None else input_value(arg.name, arg.type.dtype)
+            return arg.type.expr if arg.type.expr is not None else ir.input_value(arg.name, arg.type.dtype)
         return self.in_memory(arg, exact)
 
-    def in_memory(self, node: Node, exact: bool = True) -> BufferRef:
+    def in_memory(self, node: Node, exact: bool = True) -> ir.BufferRef:
         """The value as a window onto memory, with eager's strides if `exact`; copied if need be."""
         value = self.value(node)
         if value.ref is not None and (not exact or same_layout(value.ref.type, node.tensor)):
@@ -344,9 +329,9 @@ class _Lowering:
         stored = self.store(node, value, self.fresh(f"{node.name}_copy"))
         if value.ref is None:
             self.env[node] = stored
-        return cast(BufferRef, stored.ref)
+        return cast(ir.BufferRef, stored.ref)
 
-    def output(self, out: Arg) -> BufferRef | Expr | int | float | bool | None:
+    def output(self, out: Arg) -> ir.BufferRef | Expr | int | float | bool | None:
         if not isinstance(out, Node):
             return cast("Expr | int | float | bool | None", out)
         if isinstance(out.type, ScalarType):
@@ -356,13 +341,13 @@ class _Lowering:
         shared |= ref.buffer in self.views
         if ref.buffer in self.returned or shared:
             copied = self.store(out, window(ref), self.fresh(f"{out.name}_copy"))
-            ref = cast(BufferRef, copied.ref)
+            ref = cast(ir.BufferRef, copied.ref)
         if not same_layout(ref.type, out.tensor) and all(stride.lo > 0 for stride in out.tensor.stride):
             ref = self.with_gaps(out, ref)
         self.returned.add(ref.buffer)
         return ref
 
-    def with_gaps(self, out: Node, ref: BufferRef) -> BufferRef:
+    def with_gaps(self, out: Node, ref: ir.BufferRef) -> ir.BufferRef:
         """A result whose strides leave holes: whoever takes it (backward, say) counts on them."""
         made = self.add_buffer(self.fresh(f"{out.name}_spread"), out.tensor)
         self.write_all(out, made, window(ref))
@@ -382,13 +367,13 @@ def _input_name(node: Node) -> str:
     return node.name
 
 
-def _over_one(kind: str, value: Scalar) -> tuple[Scalar, ...]:
+def _over_one(kind: str, value: ir.Scalar) -> tuple[ir.Scalar, ...]:
     """A reduction over one element."""
     if kind.startswith("arg"):
-        return (constant(0, I64),)
+        return (ir.constant(0, I64),)
     if kind == "welford":
-        gap = scalar("sub", (value, value), value.dtype)
-        return value, scalar("mul", (gap, gap), value.dtype)
+        gap = ir.scalar("sub", (value, value), value.dtype)
+        return value, ir.scalar("mul", (gap, gap), value.dtype)
     return (value,)
 
 
@@ -405,7 +390,7 @@ def _reduce_order(type: TensorType, dims: tuple[int, ...], keep_order: bool) -> 
     return sorted(order) if keep_order else order
 
 
-def _index(type: TensorType, loops: dict[int, Range]) -> Index:
+def _index(type: TensorType, loops: dict[int, ir.Range]) -> Index:
     return tuple(loops[d].var if d in loops else ZERO for d in range(type.ndim))
 
 
@@ -424,7 +409,7 @@ def _pointwise(low: _Lowering, node: Node) -> Lazy:
         if isinstance(v, Lazy) and not (op == "where" and place == 0)
     )
 
-    def at(index: Index) -> Scalar:
+    def at(index: Index) -> ir.Scalar:
         operands = tuple(
             v.at(index) if isinstance(v, Lazy) else lazy.as_constant(v, operand_type) for v in values
         )
@@ -439,7 +424,7 @@ def _origins(node: Node, values: list[Lazy | Arg]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*names, node.name)))[-32:]
 
 
-def _mapped(change: Callable[[Scalar, DType], Scalar], low: _Lowering, node: Node) -> Lazy:
+def _mapped(change: Callable[[ir.Scalar, DType], ir.Scalar], low: _Lowering, node: Node) -> Lazy:
     """Each element by itself, to the node's dtype."""
     x, dtype = low.value(node.args[0]), node.tensor.dtype
     origins = _origins(node, [x])
@@ -455,7 +440,7 @@ def _as_strided(low: _Lowering, node: Node) -> Lazy:
     base = low.in_memory(cast(Node, node.args[0]))
     shape, stride, offset = cast("tuple[tuple[Expr, ...], tuple[Expr, ...], Expr]", node.args[1:])
     kind = TensorType(shape, stride, node.tensor.dtype, node.tensor.device)
-    return window(BufferRef(base.buffer, kind, base.offset + offset))
+    return window(ir.BufferRef(base.buffer, kind, base.offset + offset))
 
 
 def _take(low: _Lowering, node: Node) -> Lazy:
@@ -475,7 +460,7 @@ def _view(rule: Callable[..., Lazy], *places: int) -> Callable[[_Lowering, Node]
 
 RULES: Final[dict[str, Callable[[_Lowering, Node], Lazy]]] = {
     "prims.convert": partial(_mapped, lazy.cast_to),
-    "prims.bitcast": partial(_mapped, lambda value, dtype: scalar("bitcast", (value,), dtype)),
+    "prims.bitcast": partial(_mapped, lambda value, dtype: ir.scalar("bitcast", (value,), dtype)),
     "prims.copy": partial(_mapped, lambda value, dtype: value),
     "prims.full": _full,
     "prims.empty": _full,

@@ -10,21 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+from dovetail.ir import loop as ir
 from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ceildiv, ge, lt, mul, sym, symbols
 from dovetail.ir.graph import Node
-from dovetail.ir.loop import (
-    BufferRef,
-    Scalar,
-    constant,
-    holds,
-    index_value,
-    input_value,
-    iter_scalars,
-    load,
-    load_at,
-    masked,
-    scalar,
-)
 from dovetail.ir.types import BOOL, F32, I64, DType, ScalarType, TensorType
 from dovetail.lower.index import Index, element_of, reshape_index, reshape_strides
 from dovetail.util.noun import Noun
@@ -35,22 +23,22 @@ class Lazy(Noun, eq=False):
     where what it computes changes: a loop split there needs no conditions."""
 
     type: TensorType
-    at: Callable[[Index], Scalar]
-    ref: BufferRef | None = None
+    at: Callable[[Index], ir.Scalar]
+    ref: ir.BufferRef | None = None
     origins: tuple[str, ...] = ()
     cuts: tuple[tuple[int, Expr], ...] = ()
 
 
-def window(ref: BufferRef) -> Lazy:
+def window(ref: ir.BufferRef) -> Lazy:
     """A strided view of memory."""
     dtype = ref.type.dtype
-    return Lazy(ref.type, lambda index: load(ref.buffer, element_of(ref, index), dtype), ref)
+    return Lazy(ref.type, lambda index: ir.load(ref.buffer, element_of(ref, index), dtype), ref)
 
 
 # -- scalars ---------------------------------------------------------------------------------------
 
 
-def cast_to(value: Scalar, dtype: DType) -> Scalar:
+def cast_to(value: ir.Scalar, dtype: DType) -> ir.Scalar:
     """Convert as eager does; a widening that is undone at once was exact."""
     if value.dtype is dtype:
         return value
@@ -58,56 +46,56 @@ def cast_to(value: Scalar, dtype: DType) -> Scalar:
         return _cast_constant(value, dtype)
     if dtype is BOOL:
         wide = cast_to(value, F32) if value.dtype.is_low_precision else value
-        return scalar("ne", (wide, constant(0.0 if wide.dtype.is_float else 0, wide.dtype)), BOOL)
+        return ir.scalar("ne", (wide, ir.constant(0.0 if wide.dtype.is_float else 0, wide.dtype)), BOOL)
     if value.op == "cast" and value.dtype is F32:
-        inner = cast(Scalar, value.args[0])
+        inner = cast(ir.Scalar, value.args[0])
         if inner.dtype is dtype and dtype.is_low_precision:
             return inner
-    return scalar("cast", (value,), dtype)
+    return ir.scalar("cast", (value,), dtype)
 
 
-def _cast_constant(value: Scalar, dtype: DType) -> Scalar:
+def _cast_constant(value: ir.Scalar, dtype: DType) -> ir.Scalar:
     number = cast("int | float | bool", value.args[0])
     if dtype is BOOL:
-        return constant(bool(number), BOOL)
+        return ir.constant(bool(number), BOOL)
     if dtype.is_float and dtype.bits >= 32 and (dtype.bits == 64 or not value.dtype.is_float):
-        return constant(float(number), dtype)
+        return ir.constant(float(number), dtype)
     if dtype.is_integer and not value.dtype.is_float and 0 <= int(number) < 128:
-        return constant(int(number), dtype)
-    return scalar("cast", (value,), dtype)
+        return ir.constant(int(number), dtype)
+    return ir.scalar("cast", (value,), dtype)
 
 
-def apply(op: str, operands: tuple[Scalar, ...], dtype: DType) -> Scalar:
+def apply(op: str, operands: tuple[ir.Scalar, ...], dtype: DType) -> ir.Scalar:
     """One scalar operation. Half types only select or compare here (decompositions compute in fp32),
     which is exact in fp32."""
     if any(x.dtype.is_low_precision for x in operands):
         wide = tuple(cast_to(x, F32) if x.dtype.is_low_precision else x for x in operands)
-        return cast_to(scalar(op, wide, F32 if dtype.is_low_precision else dtype), dtype)
-    return scalar(op, operands, dtype)
+        return cast_to(ir.scalar(op, wide, F32 if dtype.is_low_precision else dtype), dtype)
+    return ir.scalar(op, operands, dtype)
 
 
-def choose(condition: Expr, value: Scalar, other: Scalar) -> Scalar:
+def choose(condition: Expr, value: ir.Scalar, other: ir.Scalar) -> ir.Scalar:
     """masked() on an index condition; half types pass through fp32, exactly."""
     if value.dtype.is_low_precision:
-        return cast_to(masked(holds(condition), cast_to(value, F32), cast_to(other, F32)), value.dtype)
-    return masked(holds(condition), value, other)
+        return cast_to(ir.masked(ir.holds(condition), cast_to(value, F32), cast_to(other, F32)), value.dtype)
+    return ir.masked(ir.holds(condition), value, other)
 
 
-def as_constant(value: object, dtype: DType) -> Scalar:
+def as_constant(value: object, dtype: DType) -> ir.Scalar:
     """A number argument of a prim: a constant, a size, or a run-time scalar input."""
     if isinstance(value, Node):
         kind = cast(ScalarType, value.type)
         if kind.expr is not None:
-            return cast_to(index_value(kind.expr), dtype)
-        return cast_to(input_value(value.name, kind.dtype), dtype)
+            return cast_to(ir.index_value(kind.expr), dtype)
+        return cast_to(ir.input_value(value.name, kind.dtype), dtype)
     if isinstance(value, Expr):
-        return as_constant(value.value, dtype) if value.is_const else cast_to(index_value(value), dtype)
+        return as_constant(value.value, dtype) if value.is_const else cast_to(ir.index_value(value), dtype)
     plain = cast("int | float | bool", value)
     if dtype.is_low_precision:
-        return scalar("cast", (constant(float(plain), F32),), dtype)
+        return ir.scalar("cast", (ir.constant(float(plain), F32),), dtype)
     if dtype.is_float:
-        return constant(float(plain), dtype)
-    return constant(bool(plain) if dtype is BOOL else int(plain), dtype)
+        return ir.constant(float(plain), dtype)
+    return ir.constant(bool(plain) if dtype is BOOL else int(plain), dtype)
 
 
 def shifted(x: Lazy, start: Index) -> Lazy:
@@ -127,7 +115,7 @@ def moved(
     """x at another place. Of a window onto memory it is one too, where there are strides for it."""
     if x.ref is not None and strides is not None:
         kind = TensorType(type.shape, tuple(strides), type.dtype, type.device)
-        return window(BufferRef(x.ref.buffer, kind, add(x.ref.offset, start)))
+        return window(ir.BufferRef(x.ref.buffer, kind, add(x.ref.offset, start)))
     return Lazy(type, lambda index: x.at(place(index)), None, x.origins, cuts)
 
 
@@ -178,7 +166,7 @@ def pad(x: Lazy, type: TensorType, before: tuple[Expr, ...], value: object) -> L
     shape, fill = x.type.shape, as_constant(value, type.dtype)
     before = tuple(map(as_expr, before))
 
-    def at(index: Index) -> Scalar:
+    def at(index: Index) -> ir.Scalar:
         inner = tuple(add(i, mul(low, -1)) for i, low in zip(index, before))
         inside = holds_within(inner, shape)
         if inside.op == "false":
@@ -202,7 +190,7 @@ def holds_within(index: Index, shape: tuple[Expr, ...]) -> Expr:
 def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
     """Each element picks its part."""
 
-    def at(index: Index) -> Scalar:
+    def at(index: Index) -> ir.Scalar:
         result = as_constant(0, type.dtype)
         for part, (start, stop) in zip(parts, spans(parts, dim)):
             moved = list(index)
@@ -234,18 +222,18 @@ def spans(parts: tuple[Lazy, ...], dim: int) -> list[tuple[Expr, Expr]]:
 def iota(type: TensorType, start: object, step: object) -> Lazy:
     dtype = type.dtype
 
-    def at(index: Index) -> Scalar:
+    def at(index: Index) -> ir.Scalar:
         if dtype.is_integer:
             position = add(mul(index[0], as_expr(cast(int, step))), as_expr(cast(int, start)))
-            return cast_to(index_value(position), dtype)
+            return cast_to(ir.index_value(position), dtype)
         wide = F32 if dtype.is_low_precision else dtype
-        steps = scalar("mul", (cast_to(index_value(index[0]), wide), as_constant(step, wide)), wide)
-        return cast_to(scalar("add", (steps, as_constant(start, wide)), wide), dtype)
+        steps = ir.scalar("mul", (cast_to(ir.index_value(index[0]), wide), as_constant(step, wide)), wide)
+        return cast_to(ir.scalar("add", (steps, as_constant(start, wide)), wide), dtype)
 
     return Lazy(type, at)
 
 
-def _place(part: Scalar | Expr, size: Expr) -> Scalar | Expr:
+def _place(part: ir.Scalar | Expr, size: Expr) -> ir.Scalar | Expr:
     """Where a part points: plain where its range shows that it is inside, else checked and wrapped."""
     if isinstance(part, Expr):
         return part
@@ -254,37 +242,37 @@ def _place(part: Scalar | Expr, size: Expr) -> Scalar | Expr:
         for place in (position, add(position, size)):
             if holds_within((place,), (size,)).op == "true":
                 return place
-    return scalar("check_index", (cast_to(part, I64), index_value(size)), I64)
+    return ir.scalar("check_index", (cast_to(part, I64), ir.index_value(size)), I64)
 
 
-def gathered(base: BufferRef, parts: list[Scalar | Expr]) -> Scalar:
+def gathered(base: ir.BufferRef, parts: list[ir.Scalar | Expr]) -> ir.Scalar:
     """The element of `base` at computed positions (checked and wrapped) and plain ones."""
     plain = base.offset
-    flat: Scalar | None = None
+    flat: ir.Scalar | None = None
     for part, size, stride in zip(parts, base.type.shape, base.type.stride):
         place = _place(part, size)
         if isinstance(place, Expr):
             plain = add(plain, mul(place, stride))
             continue
-        step = place if stride is ONE else scalar("mul", (place, index_value(stride)), I64)
-        flat = step if flat is None else scalar("add", (flat, step), I64)
+        step = place if stride is ONE else ir.scalar("mul", (place, ir.index_value(stride)), I64)
+        flat = step if flat is None else ir.scalar("add", (flat, step), I64)
     if flat is None:
-        return load(base.buffer, plain, base.type.dtype)
+        return ir.load(base.buffer, plain, base.type.dtype)
     if plain is not ZERO:
-        flat = scalar("add", (flat, index_value(plain)), I64)
-    return load_at(base.buffer, flat, base.type.dtype)
+        flat = ir.scalar("add", (flat, ir.index_value(plain)), I64)
+    return ir.load_at(base.buffer, flat, base.type.dtype)
 
 
-def computed(x: Lazy, parts: list[Scalar | Expr]) -> Scalar:
+def computed(x: Lazy, parts: list[ir.Scalar | Expr]) -> ir.Scalar:
     """The element of `x` at computed positions. A value in memory is loaded; any other is worked out
     there: symbols stand for the computed positions until the loads below are known."""
     if x.ref is not None:
         return gathered(x.ref, parts)
     index: list[Expr] = []
-    env: dict[Expr, Scalar] = {}
+    env: dict[Expr, ir.Scalar] = {}
     for part, size in zip(parts, x.type.shape):
         place = _place(part, size)
-        if isinstance(place, Scalar):
+        if isinstance(place, ir.Scalar):
             symbol = sym(f"at{place.serial}", 0, max(size.hi - 1, 0), None if size.is_const else size)
             env[symbol] = place
             place = symbol
@@ -292,16 +280,16 @@ def computed(x: Lazy, parts: list[Scalar | Expr]) -> Scalar:
     return _resolve(x.at(tuple(index)), env)
 
 
-def _resolve(value: Scalar, env: dict[Expr, Scalar]) -> Scalar:
+def _resolve(value: ir.Scalar, env: dict[Expr, ir.Scalar]) -> ir.Scalar:
     """Replace the symbols in index expressions by the scalars they stand for."""
-    memo: dict[Scalar, Scalar] = {}
-    for node in iter_scalars(value):
-        args = tuple(memo[arg] if isinstance(arg, Scalar) else arg for arg in node.args)
+    memo: dict[ir.Scalar, ir.Scalar] = {}
+    for node in ir.iter_scalars(value):
+        args = tuple(memo[arg] if isinstance(arg, ir.Scalar) else arg for arg in node.args)
         where = next((arg for arg in args if isinstance(arg, Expr)), None)
         if where is None or symbols(where).isdisjoint(env):
-            memo[node] = node if args == node.args else scalar(node.op, args, node.dtype)
+            memo[node] = node if args == node.args else ir.scalar(node.op, args, node.dtype)
         elif node.op == "load":
-            memo[node] = load_at(cast(str, node.args[0]), scalar_of(where, env), node.dtype)
+            memo[node] = ir.load_at(cast(str, node.args[0]), scalar_of(where, env), node.dtype)
         else:
             memo[node] = cast_to(scalar_of(where, env), node.dtype)
     return memo[value]
@@ -313,36 +301,36 @@ _AS_SCALAR: Final = {
 }  # fmt: skip
 
 
-def scalar_of(expr: Expr, env: dict[Expr, Scalar]) -> Scalar:
+def scalar_of(expr: Expr, env: dict[Expr, ir.Scalar]) -> ir.Scalar:
     """An index expression as a computation, with some of its symbols computed."""
     if expr in env:
         return env[expr]
     if symbols(expr).isdisjoint(env):
-        return index_value(expr) if expr.op not in ("true", "false") else holds(expr)
+        return ir.index_value(expr) if expr.op not in ("true", "false") else ir.holds(expr)
     dtype = BOOL if expr.op in ("eq", "lt", "le", "and", "not") else I64
     if expr.op != "add":
         operands = [scalar_of(x, env) for x in expr.operands]
-        result = operands[0] if len(operands) > 1 else scalar(_AS_SCALAR[expr.op], (operands[0],), dtype)
+        result = operands[0] if len(operands) > 1 else ir.scalar(_AS_SCALAR[expr.op], (operands[0],), dtype)
         for operand in operands[1:]:
-            result = scalar(_AS_SCALAR[expr.op], (result, operand), dtype)
+            result = ir.scalar(_AS_SCALAR[expr.op], (result, operand), dtype)
         return result
     start, terms = cast("tuple[int, tuple[tuple[Expr, int], ...]]", expr.args)
-    plain, total = as_expr(start), cast("Scalar | None", None)
+    plain, total = as_expr(start), cast("ir.Scalar | None", None)
     for term, n in terms:
         if symbols(term).isdisjoint(env):
             plain = add(plain, mul(term, n))
             continue
         step = scalar_of(term, env)
-        step = step if n == 1 else scalar("mul", (step, constant(n, I64)), I64)
-        total = step if total is None else scalar("add", (total, step), I64)
+        step = step if n == 1 else ir.scalar("mul", (step, ir.constant(n, I64)), I64)
+        total = step if total is None else ir.scalar("add", (total, step), I64)
     assert total is not None
-    return total if plain is ZERO else scalar("add", (total, index_value(plain)), I64)
+    return total if plain is ZERO else ir.scalar("add", (total, ir.index_value(plain)), I64)
 
 
 def take(base: Lazy, type: TensorType, indices: tuple[Lazy, ...], dims: tuple[int, ...]) -> Lazy:
     rank = indices[0].type.ndim
 
-    def at(index: Index) -> Scalar:
+    def at(index: Index) -> ir.Scalar:
         head, rest = index[:rank], iter(index[rank:])
         found = {d: i.at(head) for d, i in zip(dims, indices)}
         return computed(base, [found[d] if d in found else next(rest) for d in range(base.type.ndim)])
@@ -351,7 +339,7 @@ def take(base: Lazy, type: TensorType, indices: tuple[Lazy, ...], dims: tuple[in
 
 
 def gather(base: Lazy, type: TensorType, dim: int, where: Lazy) -> Lazy:
-    def at(index: Index) -> Scalar:
+    def at(index: Index) -> ir.Scalar:
         return computed(base, [where.at(index) if d == dim else i for d, i in enumerate(index)])
 
     return Lazy(type, at, None, base.origins)

@@ -17,38 +17,11 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from dovetail.ir.expr import (
-    FALSE,
-    INF,
-    ONE,
-    TRUE,
-    Expr,
-    and_,
-    const,
-    eq,
-    le,
-    lt,
-    maximum,
-    minimum,
-    not_,
-    or_,
-    product,
-    symbols,
-    total,
-)
+from dovetail.ir import expr as ir
+from dovetail.ir.expr import Expr
 from dovetail.ir.source import Computed
-from dovetail.sym.real import (
-    BINARY,
-    UNARY,
-    Number,
-    Real,
-    binary,
-    compare,
-    iter_leaves,
-    ratio,
-    to_integer,
-    unary,
-)
+from dovetail.sym import real as reals
+from dovetail.sym.real import Number, Real, iter_leaves
 from dovetail.sym.shapes import Shapes
 
 Method: TypeAlias = "Callable[..., Node]"
@@ -96,10 +69,10 @@ class Node:
     # -- from plain numbers
 
     def wrap_int(self, value: int) -> Node:
-        return Node(self.shapes, const(value), int(value))
+        return Node(self.shapes, ir.const(value), int(value))
 
     def wrap_bool(self, value: bool) -> Node:
-        return Node(self.shapes, TRUE if value else FALSE, bool(value))
+        return Node(self.shapes, ir.TRUE if value else ir.FALSE, bool(value))
 
     def wrap_float(self, value: float) -> Node:
         return Node(self.shapes, float(value), float(value))
@@ -117,7 +90,7 @@ class Node:
     bool_ = expect_true = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
 
     def expect_size(self, file: builtins.str = "", line: int = 0) -> bool:
-        return self.shapes.decide(le(0, self.expr))
+        return self.shapes.decide(ir.le(0, self.expr))
 
     def statically_known_true(self, file: builtins.str = "", line: int = 0) -> bool:
         return self.shapes.is_true(self.expr) is True
@@ -132,10 +105,10 @@ class Node:
         return _unary(self, "neg", operator.neg, operator.neg)
 
     def abs(self) -> Node:
-        return _unary(self, "abs", lambda x: maximum(x, -x), abs)
+        return _unary(self, "abs", lambda x: ir.maximum(x, -x), abs)
 
     def sym_float(self) -> Node:
-        return self if self.is_float() else Node(self.shapes, ratio(self.expr), float(self.hint))
+        return self if self.is_float() else Node(self.shapes, reals.ratio(self.expr), float(self.hint))
 
     def round(self, ndigits: int | None = None) -> Node:
         if self.is_int():
@@ -149,7 +122,7 @@ class Node:
             return self.wrap_bool(True)
         if isinstance(self.expr, Real) and self.expr.op == "ratio":
             numerator, denominator = self.expr.args
-            return _boolean(self.shapes, eq(numerator % denominator, 0))  # type: ignore[operator]
+            return _boolean(self.shapes, ir.eq(numerator % denominator, 0))  # type: ignore[operator]
         return self.wrap_bool(self.guard_float().is_integer())
 
     floor = lambda self: _to_int(self, "floor", math.floor)
@@ -158,7 +131,7 @@ class Node:
 
     def pow_by_natural(self, other: Node) -> Node:
         power = other.guard_int()
-        return _integer(self.shapes, product([self.expr] * power), self.hint**power)
+        return _integer(self.shapes, ir.product([self.expr] * power), self.hint**power)
 
     def truediv(self, other: Node) -> Node:
         return self.sym_float().float_truediv(other.sym_float())  # type: ignore[attr-defined, no-any-return]
@@ -171,12 +144,12 @@ class Node:
         return self.sym_float().float_pow(other.sym_float())  # type: ignore[attr-defined, no-any-return]
 
     def sym_sum(self, args: Sequence[Node]) -> Node:
-        return _integer(self.shapes, total(node.expr for node in args), sum(node.hint for node in args))
+        return _integer(self.shapes, ir.total(node.expr for node in args), sum(node.hint for node in args))
 
     # -- booleans
 
     def sym_not(self) -> Node:
-        return Node(self.shapes, not_(self.expr), not self.hint)
+        return Node(self.shapes, ir.not_(self.expr), not self.hint)
 
     def sym_ite(self, yes: Node, no: Node) -> Node:
         return yes if self.guard_bool() else no
@@ -198,7 +171,7 @@ class Node:
 
 def _integer(shapes: Shapes, expr: Expr, hint: int) -> Node:
     expr = shapes.simplify(expr)
-    if expr.lo <= -INF or expr.hi >= INF:
+    if expr.lo <= -ir.INF or expr.hi >= ir.INF:
         return _within_64_bits(shapes, expr, hint)
     return Node(shapes, expr, hint)
 
@@ -206,20 +179,20 @@ def _integer(shapes: Shapes, expr: Expr, hint: int) -> Node:
 def _within_64_bits(shapes: Shapes, expr: Expr, hint: int) -> Node:
     """Python's ints have no limit, compiled code's have. No tensor is so large that its sizes could reach
     it; other numbers (hashes, seeds) are checked by a guard, or are taken as they are."""
-    if all(symbol.lo >= 0 for symbol in symbols(expr)):
+    if all(symbol.lo >= 0 for symbol in ir.symbols(expr)):
         return Node(shapes, expr, hint)
-    if abs(hint) >= INF:
+    if abs(hint) >= ir.INF:
         shapes.specialise_symbols(expr, "it takes more than 64 bits")
-        return Node(shapes, const(hint), hint)
-    shapes.assume(le(expr, INF - 1), "it fits 64 bits")
-    shapes.assume(le(1 - INF, expr), "it fits 64 bits")
+        return Node(shapes, ir.const(hint), hint)
+    shapes.assume(ir.le(expr, ir.INF - 1), "it fits 64 bits")
+    shapes.assume(ir.le(1 - ir.INF, expr), "it fits 64 bits")
     return Node(shapes, expr, hint)
 
 
 def _boolean(shapes: Shapes, condition: Expr) -> Node:
     known = shapes.is_true(condition)
     if known is not None:
-        return Node(shapes, TRUE if known else FALSE, known)
+        return Node(shapes, ir.TRUE if known else ir.FALSE, known)
     condition = shapes.simplify(condition)
     return Node(shapes, condition, bool(shapes.hint(condition)))
 
@@ -250,7 +223,7 @@ def _compare_reals(op: str, a: Node, b: Node) -> bool:
 def _to_int(node: Node, op: str, on_hint: Callable[[float], int]) -> Node:
     if node.is_int():
         return node
-    found = to_integer(op, node.expr)
+    found = reals.to_integer(op, node.expr)
     if found is None:
         return node.wrap_int(on_hint(node.guard_float()))
     return _integer(node.shapes, found, on_hint(node.hint))
@@ -258,12 +231,12 @@ def _to_int(node: Node, op: str, on_hint: Callable[[float], int]) -> Node:
 
 def _unary(node: Node, op: str, on_expr: Callable[[Expr], Expr], on_hint: Callable[[Any], Any]) -> Node:
     if node.is_float():
-        return Node(node.shapes, unary(op, node.expr), on_hint(node.hint))
+        return Node(node.shapes, reals.unary(op, node.expr), on_hint(node.hint))
     return _integer(node.shapes, on_expr(node.expr), on_hint(node.hint))
 
 
 def _as_float(node: Node) -> Number:
-    return node.expr if node.is_float() else ratio(node.expr)  # type: ignore[no-any-return]
+    return node.expr if node.is_float() else reals.ratio(node.expr)  # type: ignore[no-any-return]
 
 
 # -- the tables --------------------------------------------------------------------------------------
@@ -272,14 +245,14 @@ _ARITHMETIC: Final[dict[str, Callable[..., Any]]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mod": operator.mod,
     "floordiv": operator.floordiv, "int_floordiv": operator.floordiv, "sym_min": min, "sym_max": max,
 }  # fmt: skip
-_EXTREMES: Final = {"sym_min": ("min", minimum), "sym_max": ("max", maximum)}
+_EXTREMES: Final = {"sym_min": ("min", ir.minimum), "sym_max": ("max", ir.maximum)}
 """Those that are no operators: how a Real calls them, and what they are of expressions."""
 _COMPARISONS: Final[dict[str, tuple[str, bool, bool]]] = {
     "eq": ("eq", False, False), "ne": ("eq", False, True), "lt": ("lt", False, False),
     "gt": ("lt", True, False), "le": ("le", False, False), "ge": ("le", True, False),
 }  # fmt: skip
 """Name -> the comparison it is, whether its sides are swapped, whether it is negated."""
-_ON_EXPR: Final = {"eq": eq, "lt": lt, "le": le}
+_ON_EXPR: Final = {"eq": ir.eq, "lt": ir.lt, "le": ir.le}
 
 
 @lru_cache(4096)
@@ -288,7 +261,7 @@ def _compared(op: str, a: Expr, b: Expr) -> Expr:
     return _ON_EXPR[op](a, b)
 
 
-_LOGIC: Final = {"and_": and_, "sym_and": and_, "or_": or_, "sym_or": or_}
+_LOGIC: Final = {"and_": ir.and_, "sym_and": ir.and_, "or_": ir.or_, "sym_or": ir.or_}
 _BITS: Final = {
     "lshift": operator.lshift, "rshift": operator.rshift, "bitwise_and": operator.and_,
     "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
@@ -302,15 +275,15 @@ def _arithmetic(name: str) -> Method:
     def method(self: Node, other: Node) -> Node:
         if self.is_float() or other.is_float():
             if name not in ("floordiv", "int_floordiv"):
-                value = binary(of_real, _as_float(self), _as_float(other))
+                value = reals.binary(of_real, _as_float(self), _as_float(other))
                 return Node(self.shapes, value, float(on_hint(self.hint, other.hint)))
             return self.truediv(other).floor().sym_float()
-        if abs(self.hint) >= INF or abs(other.hint) >= INF:
+        if abs(self.hint) >= ir.INF or abs(other.hint) >= ir.INF:
             for node in (self, other):
                 node.shapes.specialise_symbols(node.expr, "it meets a number of more than 64 bits")
             return self.wrap_int(on_hint(self.hint, other.hint))
         if "div" in name or name == "mod":  # expressions divide by positive numbers only
-            if not self.shapes.decide(lt(0, other.expr)):
+            if not self.shapes.decide(ir.lt(0, other.expr)):
                 return self.wrap_int(on_hint(self.guard_int(), other.guard_int()))
         return _integer(self.shapes, on_expr(self.expr, other.expr), on_hint(self.hint, other.hint))
 
@@ -324,12 +297,12 @@ def _comparison(name: str) -> Method:
         a, b = (other, self) if is_swapped else (self, other)
         condition: Expr | None
         if a.is_float() or b.is_float():
-            condition = compare(base, _as_float(a), _as_float(b))
+            condition = reals.compare(base, _as_float(a), _as_float(b))
             if condition is None:
                 return self.wrap_bool(_compare_reals(base, a, b) is not is_negated)
         else:
             condition = _compared(base, a.expr, b.expr)
-        return _boolean(self.shapes, not_(condition) if is_negated else condition)
+        return _boolean(self.shapes, ir.not_(condition) if is_negated else condition)
 
     return method
 
@@ -354,19 +327,22 @@ def _bits(name: str) -> Method:
 
 def _on_floats(name: str) -> Method:
     op = name.removeprefix("float_")
-    return lambda self, other: Node(
-        self.shapes, binary(op, _as_float(self), _as_float(other)), float(BINARY[op](self.hint, other.hint))
-    )
+
+    def method(self: Node, other: Node) -> Node:
+        value = reals.binary(op, _as_float(self), _as_float(other))
+        return Node(self.shapes, value, float(reals.BINARY[op](self.hint, other.hint)))
+
+    return method
 
 
 def _math(name: str) -> Method:
     name = name.removeprefix("sym_")
-    return lambda self: Node(self.shapes, unary(name, _as_float(self)), UNARY[name](self.hint))
+    return lambda self: Node(self.shapes, reals.unary(name, _as_float(self)), reals.UNARY[name](self.hint))
 
 
 def _is_packed_as(order: tuple[int, ...]) -> Method:
     return lambda self, sizes, strides: _boolean(
-        self.shapes, is_packed(sizes, strides, order) if len(sizes) == len(order) else FALSE
+        self.shapes, is_packed(sizes, strides, order) if len(sizes) == len(order) else ir.FALSE
     )
 
 
@@ -376,7 +352,7 @@ def _seems(order: tuple[int, ...]) -> Method:
     )
 
 
-_FUNCTIONS: Final = sorted(set(UNARY) - {"neg", "abs"})
+_FUNCTIONS: Final = sorted(set(reals.UNARY) - {"neg", "abs"})
 for _make, _keys in (
     (_arithmetic, _ARITHMETIC), (_comparison, _COMPARISONS), (_logic, _LOGIC), (_bits, _BITS),
     (_math, [*_FUNCTIONS, *(f"sym_{name}" for name in _FUNCTIONS)]),
@@ -394,12 +370,13 @@ for _rank, _order in (("2d", (1, 3, 2, 0)), ("3d", (1, 4, 3, 2, 0))):
 
 def is_packed(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> Expr:
     """The condition that memory is filled without holes in this order, innermost dimension first."""
-    condition, expected = TRUE, ONE
+    condition, expected = ir.TRUE, ir.ONE
     for d in order:
         size, stride = sizes[d].expr, strides[d].expr
-        if size is not ONE:
-            fits = eq(stride, expected)
-            condition = and_(condition, fits if size.lo > 1 or fits is TRUE else or_(fits, eq(size, 1)))
+        if size is not ir.ONE:
+            fits = ir.eq(stride, expected)
+            is_exact = size.lo > 1 or fits is ir.TRUE
+            condition = ir.and_(condition, fits if is_exact else ir.or_(fits, ir.eq(size, 1)))
         expected = expected * size
     return condition
 

@@ -15,19 +15,8 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Final, TypeAlias
 
-from dovetail.ir.expr import (
-    Expr,
-    as_expr,
-    ceildiv,
-    common_divisor,
-    eq,
-    floordiv,
-    le,
-    lt,
-    mul,
-    show_expr,
-    symbols,
-)
+from dovetail.ir import expr as ir
+from dovetail.ir.expr import Expr
 from dovetail.util.noun import Noun
 
 Number: TypeAlias = "Real | float"
@@ -54,15 +43,15 @@ BINARY: Final[dict[str, Callable[[float, float], float]]] = {
     "mod": operator.mod, "pow": operator.pow, "min": min, "max": max,
 }  # fmt: skip
 _SMALL: Final = 1 << 20
-_ROUNDED: Final = {"floor": floordiv, "ceil": ceildiv}
-_COMPARED: Final = {"eq": eq, "lt": lt, "le": le}
+_ROUNDED: Final = {"floor": ir.floordiv, "ceil": ir.ceildiv}
+_COMPARED: Final = {"eq": ir.eq, "lt": ir.lt, "le": ir.le}
 
 
 def ratio(numerator: Expr, denominator: int = 1) -> Real:
     """numerator / denominator, which is positive."""
-    common = common_divisor(numerator, denominator)
+    common = ir.common_divisor(numerator, denominator)
     if common > 1:
-        numerator, denominator = floordiv(numerator, common), denominator // common
+        numerator, denominator = ir.floordiv(numerator, common), denominator // common
     return Real("ratio", (numerator, denominator))
 
 
@@ -73,7 +62,7 @@ def _as_fraction(value: object) -> tuple[Expr, int] | None:
     if isinstance(value, float) and math.isfinite(value):
         exact = Fraction(value)
         if exact.denominator <= _SMALL and abs(exact.numerator) <= _SMALL:
-            return as_expr(exact.numerator), exact.denominator
+            return ir.as_expr(exact.numerator), exact.denominator
     return None
 
 
@@ -86,12 +75,12 @@ def binary(op: str, left: Number, right: Number) -> Number:
         (na, da), (nb, db) = a, b
         is_exact = _is_power_of_two(da) and _is_power_of_two(db)
         if op == "truediv" and nb.op == "const" and nb.value > 0 and is_exact:
-            return ratio(mul(na, db), da * nb.value)
+            return ratio(ir.mul(na, db), da * nb.value)
         if op == "mul" and is_exact:
-            return ratio(mul(na, nb), da * db)
+            return ratio(ir.mul(na, nb), da * db)
         if op in ("add", "sub") and is_exact:
             sign = 1 if op == "add" else -1
-            return ratio(mul(na, db) + mul(mul(nb, da), sign), da * db)
+            return ratio(ir.mul(na, db) + ir.mul(ir.mul(nb, da), sign), da * db)
     if op == "pow" and right == 0.5:
         return Real("sqrt", (left,))
     return Real(op, (left, right))
@@ -106,7 +95,7 @@ def unary(op: str, value: Number) -> Number:
         return UNARY[op](value)
     if op == "neg" and value.op == "ratio":
         numerator, denominator = value.args
-        return Real("ratio", (mul(numerator, -1), denominator))  # type: ignore[arg-type]
+        return Real("ratio", (ir.mul(numerator, -1), denominator))  # type: ignore[arg-type]
     return Real(op, (value,))
 
 
@@ -128,7 +117,7 @@ def compare(op: str, left: Number, right: Number) -> Expr | None:
     a, b = _as_fraction(left), _as_fraction(right)
     if a is None or b is None:
         return None
-    return _COMPARED[op](mul(a[0], b[1]), mul(b[0], a[1]))
+    return _COMPARED[op](ir.mul(a[0], b[1]), ir.mul(b[0], a[1]))
 
 
 # -- walks -----------------------------------------------------------------------------------------
@@ -137,7 +126,7 @@ def compare(op: str, left: Number, right: Number) -> Expr | None:
 def iter_leaves(value: object) -> Iterator[Expr | str]:
     """Every integer symbol (an Expr) and every float symbol (its name)."""
     if isinstance(value, Expr):
-        yield from sorted(symbols(value), key=lambda s: s.name)
+        yield from sorted(ir.symbols(value), key=lambda s: s.name)
     elif isinstance(value, Real) and value.op == "sym":
         yield value.args[0]  # type: ignore[misc]
     elif isinstance(value, Real):
@@ -154,7 +143,7 @@ def show_real(value: Number) -> str:
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
     if value.op == "ratio":
-        return f"({show_expr(value.args[0])}) / {value.args[1]}"  # type: ignore[arg-type]
+        return f"({ir.show_expr(value.args[0])}) / {value.args[1]}"  # type: ignore[arg-type]
     if value.op == "sym":
         return str(value.args[0])
     args = [show_real(arg) for arg in value.args]  # type: ignore[arg-type]

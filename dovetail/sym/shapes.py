@@ -13,25 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.ir.expr import (
-    FALSE,
-    INF,
-    TRUE,
-    ZERO,
-    Expr,
-    add,
-    const,
-    eq,
-    evaluate,
-    le,
-    linear_in,
-    mul,
-    not_,
-    range_in,
-    substitute,
-    sym,
-    symbols,
-)
+from dovetail.ir import expr as ir
+from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.source import Size, Source
 from dovetail.util.loc import Loc
 from dovetail.util.noun import Noun, field
@@ -86,10 +69,10 @@ class Shapes(Noun, frozen=False):
 
     # -- symbols
 
-    def symbol(self, hint: int, source: Source | None = None, lo: int = 2, hi: int = INF) -> Expr:
+    def symbol(self, hint: int, source: Source | None = None, lo: int = 2, hi: int = ir.INF) -> Expr:
         """A new symbol. Sizes 0 and 1 are specialised by the caller, so the range starts at 2."""
         name = f"s{len(self.symbols)}"
-        expr = sym(name, lo, hi)
+        expr = ir.sym(name, lo, hi)
         self.symbols[name] = Symbol(expr, hint, source)
         self._hints[name] = hint
         return expr
@@ -104,7 +87,7 @@ class Shapes(Noun, frozen=False):
             return value.value
         found = self._hint_of.get(value)
         if found is None:
-            found = self._hint_of[value] = evaluate(value, self._hints)
+            found = self._hint_of[value] = ir.evaluate(value, self._hints)
         return found
 
     # -- what is known
@@ -115,14 +98,14 @@ class Shapes(Noun, frozen=False):
             return value
         found = self._simple.get(value)
         if found is None:
-            found = self._simple[value] = substitute(value, self.equalities)
+            found = self._simple[value] = ir.substitute(value, self.equalities)
         return found
 
     def is_true(self, condition: Expr) -> bool | None:
         """What follows from ranges and assumptions, None if nothing does."""
         condition = self.simplify(condition)
-        if condition is TRUE or condition is FALSE:
-            return condition is TRUE
+        if condition is ir.TRUE or condition is ir.FALSE:
+            return condition is ir.TRUE
         found = self._known.get(condition)
         if found is not None:
             return found
@@ -136,7 +119,7 @@ class Shapes(Noun, frozen=False):
 
     def _by_bounds(self, condition: Expr) -> bool | None:
         a, b = condition.operands
-        lo, hi = self.bounds(add(b, mul(a, -1)))
+        lo, hi = self.bounds(ir.add(b, ir.mul(a, -1)))
         if condition.op == "eq":
             return False if lo > 0 or hi < 0 else None
         least = 0 if condition.op == "le" else 1
@@ -145,23 +128,22 @@ class Shapes(Noun, frozen=False):
     def bounds(self, value: Expr) -> tuple[int, int]:
         """A range of value: from the symbols' ranges, and from inequalities with the same terms."""
         constant, terms = _terms(value)
-        negated = mul(terms, -1)
-        lo = max(self._least(terms), self._at_least.get(terms, -INF))
-        hi = -max(self._least(negated), self._at_least.get(negated, -INF))
-        return max(constant + lo, -INF), min(constant + hi, INF)
+        negated = ir.mul(terms, -1)
+        lo = max(self._least(terms), self._at_least.get(terms, -ir.INF))
+        hi = -max(self._least(negated), self._at_least.get(negated, -ir.INF))
+        return max(constant + lo, -ir.INF), min(constant + hi, ir.INF)
 
     def _least(self, terms: Expr) -> int:
         """A lower bound, with every symbol written as its least value plus something not negative:
         s0*s1 - s0 is then (2 + a)*(1 + b), which is at least 2."""
         found = symbols(terms)
-        env = {s: (self._at_least.get(s, s.lo), -self._at_least.get(mul(s, -1), -s.hi)) for s in found}
-        lo, _ = range_in(terms, env)
+        env = {s: (self._at_least.get(s, s.lo), -self._at_least.get(ir.mul(s, -1), -s.hi)) for s in found}
+        lo, _ = ir.range_in(terms, env)
         if lo > 0 or terms.op != "add" or not found:
             return lo
-        shift = {
-            s: add(sym(f"{s.name}_over", 0, high - low), low) for s, (low, high) in env.items() if low > -INF
-        }
-        return max(lo, substitute(terms, shift).lo)
+        over = {s: ir.sym(f"{s.name}_over", 0, high - low) for s, (low, high) in env.items() if low > -ir.INF}
+        shift = {s: ir.add(above, env[s][0]) for s, above in over.items()}
+        return max(lo, ir.substitute(terms, shift).lo)
 
     # -- assuming
 
@@ -172,7 +154,7 @@ class Shapes(Noun, frozen=False):
             return known
         condition = self.simplify(condition)
         holds = bool(self.hint(condition))
-        self.assume(condition if holds else not_(condition), reason)
+        self.assume(condition if holds else ir.not_(condition), reason)
         return holds
 
     def assume(self, condition: Expr, reason: str = "") -> None:
@@ -194,7 +176,7 @@ class Shapes(Noun, frozen=False):
         if value.op == "const":
             return value.value
         hint = self.hint(value)
-        self.assume(eq(value, hint), reason)
+        self.assume(ir.eq(value, hint), reason)
         return hint
 
     def specialise_symbols(self, value: Expr, reason: str = "") -> int:
@@ -211,30 +193,30 @@ class Shapes(Noun, frozen=False):
 
     def _learn(self, condition: Expr) -> None:
         self._known[condition] = True
-        self._known[not_(condition)] = False
+        self._known[ir.not_(condition)] = False
         if condition.op == "eq":
             self._learn_equal(*condition.operands)
         elif condition.op in ("le", "lt"):
             a, b = condition.operands
-            constant, terms = _terms(add(b, mul(a, -1)))
+            constant, terms = _terms(ir.add(b, ir.mul(a, -1)))
             least = -constant + (condition.op == "lt")
-            self._at_least[terms] = max(least, self._at_least.get(terms, -INF))
+            self._at_least[terms] = max(least, self._at_least.get(terms, -ir.INF))
 
     def _learn_equal(self, a: Expr, b: Expr) -> None:
-        solved = solve(add(a, mul(b, -1))) or _solve_division(a, b) or _solve_division(b, a)
+        solved = solve(ir.add(a, ir.mul(b, -1))) or _solve_division(a, b) or _solve_division(b, a)
         if solved is None:
             return
         symbol, value = solved
-        self.equalities = {old: substitute(new, {symbol: value}) for old, new in self.equalities.items()}
+        self.equalities = {old: ir.substitute(new, {symbol: value}) for old, new in self.equalities.items()}
         self.equalities[symbol] = value
         self._simple.clear()
-        self._known = {substitute(c, {symbol: value}): holds for c, holds in self._known.items()}
+        self._known = {ir.substitute(c, {symbol: value}): holds for c, holds in self._known.items()}
         bounds = self._at_least
         self._at_least = {}
         for terms, least in bounds.items():
-            constant, rest = _terms(substitute(terms, {symbol: value}))
-            if rest is not ZERO:
-                self._at_least[rest] = max(least - constant, self._at_least.get(rest, -INF))
+            constant, rest = _terms(ir.substitute(terms, {symbol: value}))
+            if rest is not ir.ZERO:
+                self._at_least[rest] = max(least - constant, self._at_least.get(rest, -ir.INF))
 
     # -- the end
 
@@ -256,43 +238,44 @@ class Shapes(Noun, frozen=False):
     def _range_conditions(self, entry: Symbol) -> list[Expr]:
         """The symbol's range as conditions, where they do not follow from what else is checked."""
         symbol = entry.expr
-        natural = 0 if isinstance(entry.source, Size) else -INF
-        free, final = sym(symbol.name, -INF, INF), self.simplify(symbol)  # a guard knows nothing of it yet
+        natural = 0 if isinstance(entry.source, Size) else -ir.INF
+        free = ir.sym(symbol.name, -ir.INF, ir.INF)  # a guard knows nothing of it yet
+        final = self.simplify(symbol)
         conditions = []
         if final is not symbol:
             if final.lo < symbol.lo:
-                conditions.append(le(symbol.lo, free))
+                conditions.append(ir.le(symbol.lo, free))
             if final.hi > symbol.hi:
-                conditions.append(le(free, symbol.hi))
+                conditions.append(ir.le(free, symbol.hi))
             return conditions
-        if symbol.lo > natural and self._at_least.get(symbol, -INF) < symbol.lo:
-            conditions.append(le(symbol.lo, free))
-        if symbol.hi < INF and self._at_least.get(mul(symbol, -1), -INF) < -symbol.hi:
-            conditions.append(le(free, symbol.hi))
+        if symbol.lo > natural and self._at_least.get(symbol, -ir.INF) < symbol.lo:
+            conditions.append(ir.le(symbol.lo, free))
+        if symbol.hi < ir.INF and self._at_least.get(ir.mul(symbol, -1), -ir.INF) < -symbol.hi:
+            conditions.append(ir.le(free, symbol.hi))
         return conditions
 
 
 def _terms(value: Expr) -> tuple[int, Expr]:
     """value == constant + terms."""
     if value.op == "const":
-        return value.value, ZERO
+        return value.value, ir.ZERO
     constant = value.args[0] if value.op == "add" else 0
-    return constant, add(value, -constant)  # type: ignore[return-value, operator]
+    return constant, ir.add(value, -constant)  # type: ignore[return-value, operator]
 
 
 def solve(difference: Expr) -> tuple[Expr, Expr] | None:
     """(symbol, value) such that difference == 0 says symbol == value; the newest symbol that can."""
     for symbol in sorted(symbols(difference), key=lambda s: -s.serial):
-        parts = linear_in(difference, symbol)
+        parts = ir.linear_in(difference, symbol)
         if parts is None:
             continue
         coefficient, rest = parts
         if coefficient.op != "const":
             continue
         if coefficient.value in (1, -1):
-            return symbol, mul(rest, -coefficient.value)
+            return symbol, ir.mul(rest, -coefficient.value)
         if rest.op == "const" and rest.value % coefficient.value == 0:
-            return symbol, const(-rest.value // coefficient.value)
+            return symbol, ir.const(-rest.value // coefficient.value)
     return _solve_term(difference)
 
 
@@ -301,9 +284,9 @@ def _solve_term(difference: Expr) -> tuple[Expr, Expr] | None:
     constant, terms = _terms(difference)
     if terms.op == "mul" and terms.operands[0].op == "const" and len(terms.operands) == 2:
         factor, term = terms.operands
-        return (term, const(-constant // factor.value)) if constant % factor.value == 0 else None
+        return (term, ir.const(-constant // factor.value)) if constant % factor.value == 0 else None
     if terms.op in ("floordiv", "mod", "min", "max", "mul"):
-        return terms, const(-constant)
+        return terms, ir.const(-constant)
     return None
 
 

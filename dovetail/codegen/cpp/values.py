@@ -14,18 +14,9 @@ from collections.abc import Callable
 from typing import Final
 
 from dovetail.codegen.analysis import Shape, step_of
+from dovetail.codegen.cpp import ops
 from dovetail.codegen.cpp.exprs import c_expr, fits_int32, vector_expr
-from dovetail.codegen.cpp.ops import (
-    C_TYPE,
-    CPP,
-    CPP_VEC,
-    VECTOR_TYPE,
-    bitcast,
-    cast,
-    functions_of,
-    literal,
-    template,
-)
+from dovetail.codegen.cpp.ops import cast
 from dovetail.codegen.names import token
 from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, mul, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar
@@ -128,7 +119,7 @@ class KernelWriter(Noun, frozen=False):
         made = self._make(node, args, home)
         if node.op not in ("const", "input") and not made.text.isidentifier():
             name = self.fresh()
-            kind = VECTOR_TYPE[made.dtype] if made.is_vector else C_TYPE[made.dtype]
+            kind = ops.VECTOR_TYPE[made.dtype] if made.is_vector else ops.C_TYPE[made.dtype]
             home(f"const {kind} {name} = {made.text};")
             made = replace(made, text=name, depth=home.depth)
         home.known[node] = made
@@ -154,16 +145,16 @@ class KernelWriter(Noun, frozen=False):
         if special is not None:
             return special(self, node, args, scope)
         is_vector = any(a.is_vector for a in args)
-        table = CPP_VEC if is_vector else CPP
-        text = template(table, node.op, node.dtype, tuple(a.dtype for a in args))
-        self.functions |= functions_of(text, tuple(a.dtype for a in args))
+        table = ops.CPP_VEC if is_vector else ops.CPP
+        text = ops.template(table, node.op, node.dtype, tuple(a.dtype for a in args))
+        self.functions |= ops.functions_of(text, tuple(a.dtype for a in args))
         if "abs_(" in text:
             self.functions.add("abs")
         shown = [self.as_vector(a) if is_vector else a.text for a in args]
         self.may_fail |= node.op == "check_index"
         text = text.format(*shown, lanes=self.tail or self.lanes)
         if not is_vector and node.dtype.is_integer:
-            text = f"({C_TYPE[node.dtype]}){text}"
+            text = f"({ops.C_TYPE[node.dtype]}){text}"
         return Value(text, node.dtype, is_vector)
 
     def as_vector(self, value: Value) -> str:
@@ -172,8 +163,8 @@ class KernelWriter(Noun, frozen=False):
         if value.dtype is BOOL:
             return f"({value.text} ? ~mask{{}} : mask{{}})"
         if value.dtype in (BF16, F16):
-            return f"{VECTOR_TYPE[value.dtype]}{{splat<u16v>({value.text}.bits)}}"
-        return f"splat<{VECTOR_TYPE[value.dtype]}>(({C_TYPE[value.dtype]}){value.text})"
+            return f"{ops.VECTOR_TYPE[value.dtype]}{{splat<u16v>({value.text}.bits)}}"
+        return f"splat<{ops.VECTOR_TYPE[value.dtype]}>(({ops.C_TYPE[value.dtype]}){value.text})"
 
     # -- memory
 
@@ -215,7 +206,7 @@ class KernelWriter(Noun, frozen=False):
             count = f", {self.tail}" if self.tail else ""
             text = f"{call}({pointer} + {c_expr(index)}{count})"
             if self.mask is not None:
-                text = f"({self.mask.text} ? {text} : {VECTOR_TYPE[dtype]}{{}})"
+                text = f"({self.mask.text} ? {text} : {ops.VECTOR_TYPE[dtype]}{{}})"
             return Value(text, dtype, True)
         assert var is not None
         return self._load_lanes(f"{pointer}[{c_expr(index, {var: f'({var.name} + l)'})}]", dtype, scope)
@@ -231,7 +222,7 @@ class KernelWriter(Noun, frozen=False):
     def _load_lanes(self, element: str, dtype: DType, scope: Scope) -> Value:
         """Lane by lane: strided, gathered or masked."""
         name = self.fresh("g")
-        scope(f"{VECTOR_TYPE[dtype]} {name} = {{}};")
+        scope(f"{ops.VECTOR_TYPE[dtype]} {name} = {{}};")
         guard = ""
         if self.mask is not None:
             guard = f"if ({self.mask.text}[l]) " if self.mask.is_vector else f"if ({self.mask.text}) "
@@ -243,7 +234,7 @@ class KernelWriter(Noun, frozen=False):
         """The same element for all lanes."""
         if self.mask is not None:
             condition = f"any_lane({self.mask.text})" if self.mask.is_vector else self.mask.text
-            text = f"({condition} ? {text} : {C_TYPE[dtype]}{{}})"
+            text = f"({condition} ? {text} : {ops.C_TYPE[dtype]}{{}})"
         return Value(text, dtype, False)
 
     def load_at(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
@@ -268,7 +259,7 @@ class KernelWriter(Noun, frozen=False):
         call = "load_mask" if node.dtype is BOOL else "load"
         count = f", {self.tail}" if self.tail else ""
         scope(
-            f"const {VECTOR_TYPE[node.dtype]} {name} = "
+            f"const {ops.VECTOR_TYPE[node.dtype]} {name} = "
             f"{call}({self.name(str(node.args[0]))} + {first.text}{count});"
         )
         made = Value(name, node.dtype, True, scope.depth)
@@ -308,7 +299,7 @@ class KernelWriter(Noun, frozen=False):
         if value.is_vector:
             element = {BOOL: f"{value.text}[l] != 0"}.get(value.dtype, f"{value.text}[l]")
             if value.dtype in (BF16, F16):
-                element = f"{C_TYPE[value.dtype]}{{{value.text}.bits[l]}}"
+                element = f"{ops.C_TYPE[value.dtype]}{{{value.text}.bits[l]}}"
         scope(f"{EACH_LANE} for (int l = 0; l < {self.tail or self.lanes}; ++l) {place} = {element};")
 
     def _in_vector(self, scope: Scope) -> bool:
@@ -320,15 +311,15 @@ class KernelWriter(Noun, frozen=False):
         expr: Expr = node.args[0]  # type: ignore[assignment]
         var = self.vector_var
         if var is None or var not in symbols(expr):
-            return Value(f"({C_TYPE[node.dtype]}){c_expr(expr)}", node.dtype, False)
+            return Value(f"({ops.C_TYPE[node.dtype]}){c_expr(expr)}", node.dtype, False)
         kind = "i32v" if fits_int32(expr) else "i64v"
         text = vector_expr(expr, var, kind)
         if node.dtype is BOOL:
             return Value(text, BOOL, True)
-        return Value(f"convert<{VECTOR_TYPE[node.dtype]}>({text})", node.dtype, True)
+        return Value(f"convert<{ops.VECTOR_TYPE[node.dtype]}>({text})", node.dtype, True)
 
     def cast(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
-        source, convert = args[0], cast if node.op == "cast" else bitcast
+        source, convert = args[0], cast if node.op == "cast" else ops.bitcast
         text = convert(node.dtype, source.dtype, source.text, source.is_vector)
         return Value(text, node.dtype, source.is_vector)
 
@@ -411,8 +402,8 @@ def innermost(ranges: tuple[Range, ...], var: Expr | None) -> tuple[Range, ...]:
 
 
 _SPECIAL: Final[dict[str, Callable[[KernelWriter, Scalar, list[Value], Scope], Value]]] = {
-    "const": lambda writer, node, *_: Value(literal(node.args[0], node.dtype), node.dtype, False),  # type: ignore[arg-type]
-    "input": lambda writer, node, *_: Value(f"({C_TYPE[node.dtype]}){node.args[0]}", node.dtype, False),
+    "const": lambda writer, node, *_: Value(ops.literal(node.args[0], node.dtype), node.dtype, False),  # type: ignore[arg-type]
+    "input": lambda writer, node, *_: Value(f"({ops.C_TYPE[node.dtype]}){node.args[0]}", node.dtype, False),
     "index": KernelWriter.index,
     "load": KernelWriter.load,
     "load_at": KernelWriter.load_at,
