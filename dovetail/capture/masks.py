@@ -31,9 +31,11 @@ class Masked:
 
     __slots__ = ("trace", "fake", "mask", "version", "loc", "made_at")
 
-    def __init__(self, trace: Trace, fake: Fake, mask: Fake) -> None:
-        self.trace, self.fake, self.mask, self.version = trace, fake, mask, version_of(mask)
-        self.loc, self.made_at = trace.loc(), trace.places[0].steps - 1
+    def __init__(self, trace: Trace, fake: Fake, mask: Fake, of: Masked | None = None) -> None:
+        self.trace, self.fake, self.mask = trace, fake, mask
+        self.version: object = version_of(mask) if of is None else of.version
+        self.loc: Any = trace.loc() if of is None else of.loc
+        self.made_at: int = trace.places[0].steps - 1 if of is None else of.made_at
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # isinstance() asks for it
@@ -41,11 +43,6 @@ class Masked:
 
     def leave(self, *_: Any) -> Any:
         raise DataDependentSize(self.loc, function="indexing with a mask", step=self.made_at)
-
-    def with_values(self, fake: Fake) -> Masked:
-        made = Masked(self.trace, fake, self.mask)
-        made.version, made.loc, made.made_at = self.version, self.loc, self.made_at
-        return made
 
     def operand(self, value: Any) -> Any:
         """Another operand, for all elements: items of the same mask, or what is the same for each item."""
@@ -106,8 +103,7 @@ def take_masked(trace: Trace, x: Fake, key: Any) -> Masked | None:
     found = window_of(trace, x, key)
     if found is None:
         return None
-    neutral = True if x.dtype is torch.bool else 1
-    return Masked(trace, chosen(trace, found[1], found[0], neutral), found[1])
+    return Masked(trace, chosen(trace, found[1], found[0], True if x.dtype is torch.bool else 1), found[1])
 
 
 def put_masked(trace: Trace, x: Fake, key: Any, items: Masked) -> None:
@@ -135,7 +131,7 @@ def call_masked(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) 
         items.leave()
     how = {"reduction": "none"} if is_loss else {}
     named = {key: items.operand(value) for key, value in kwargs.items()} | how
-    made = items.with_values(trace.call(fn, [items.operand(arg) for arg in args], named))
+    made = Masked(trace, trace.call(fn, [items.operand(arg) for arg in args], named), items.mask, of=items)
     if made.fake.device != items.mask.device:
         items.leave()
     return made.reduced(kwargs.get("reduction", "mean")) if is_loss else made
@@ -143,9 +139,8 @@ def call_masked(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) 
 
 def cross_entropy(items: Masked, logits: Any, labels: Any, kwargs: dict[str, Any]) -> Any:
     """Of rows of logits: labels that are left out are those to ignore."""
-    if type(logits) is not Masked or type(labels) is not Masked or not is_same_mask(logits, labels.mask):
-        items.leave()
-    if logits.fake.dim() != items.mask.dim() + 1 or labels.fake.shape != items.mask.shape:
+    is_like = type(logits) is type(labels) is Masked and is_same_mask(logits, labels.mask)
+    if not is_like or (logits.fake.dim(), labels.fake.shape) != (items.mask.dim() + 1, items.mask.shape):
         items.leave()
     trace, ignored = items.trace, kwargs.get("ignore_index", -100)
     rows = trace.call(torch.Tensor.reshape, [logits.fake, [-1, logits.fake.shape[-1]]], {})
