@@ -510,7 +510,7 @@ PROBE_LIMIT: Final = 1 << 22
 
 
 def probe(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """Run the kernel on zeros, the CPU's for tensors on the meta device, and keep the metadata of its results.
+    """Run the kernel on zeros, the CPU's for tensors on the meta device; keep the metadata of its results.
     It draws from no generator given."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     if sum(x.numel() for x in tensors) > PROBE_LIMIT:
