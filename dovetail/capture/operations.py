@@ -29,21 +29,13 @@ _aten: Final = torch.ops.aten
 SYMBOLIC: Final = tuple(NUMBERS)
 
 DUNDERS: Final[dict[Any, tuple[str, str]]] = {
-    getattr(operator, name): (f"__{dunder}__", f"__r{dunder}__")
-    for name, dunder in {
-        "add": "add", "and_": "and", "floordiv": "floordiv", "lshift": "lshift", "matmul": "matmul",
-        "mul": "mul", "mod": "mod", "or_": "or", "pow": "pow", "rshift": "rshift", "sub": "sub",
-        "truediv": "truediv", "xor": "xor",
-    }.items()
-}  # fmt: skip
+    getattr(operator, f"__{name}__"): (f"__{name}__", f"__r{name}__")
+    for name in "add and floordiv lshift matmul mul mod or pow rshift sub truediv xor".split()
+}
 INPLACE: Final[dict[Any, Any]] = {getattr(operator, "i" + op.__name__.rstrip("_")): op for op in DUNDERS}
-COMPARISONS: Final = {
-    operator.lt: ("__lt__", "__gt__"),
-    operator.le: ("__le__", "__ge__"),
-    operator.gt: ("__gt__", "__lt__"),
-    operator.ge: ("__ge__", "__le__"),
-    operator.eq: ("__eq__", "__eq__"),
-    operator.ne: ("__ne__", "__ne__"),
+COMPARISONS: Final[dict[Any, tuple[str, str]]] = {
+    getattr(operator, name): (f"__{name}__", f"__{turned}__")
+    for name, turned in zip("lt le gt ge eq ne".split(), "gt ge lt le eq ne".split())
 }
 UNARY: Final = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
 

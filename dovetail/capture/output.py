@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from functools import partial
 from typing import Any
 
-from dovetail.capture.builtins import Args, Kwargs, Special, breaking, on
+from dovetail.capture.builtins import Args, Kwargs, breaking, on
 from dovetail.capture.operations import has_fake
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.places import called_from
@@ -20,23 +21,19 @@ from dovetail.capture.trace import Trace, place_loc
 from dovetail.errors import OutputCall
 
 
-def _deferred(function: Any) -> Special:
+def _deferred(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> None:
     """Output that nothing in the program reads: performed by the entry, in order, after the graph, and as
     if from the user's line, which warnings and logs name."""
     is_method = function is not warnings.warn
-
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-        said = [*args[is_method:], *(value for key, value in kwargs.items() if key != "extra")]
-        shows_error = kwargs.get("exc_info") or function.__name__ == "exception"
-        if shows_error or not all(stays_as_it_is(value) for value in said):
-            raise OutputCall(trace.loc(), function=function.__name__)
-        places = [(place_loc(place), place.globals) for place in reversed(trace.places)]
-        depth = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
-        if not is_method and type(depth) is int and depth > len(places):  # past this frame lies the entry
-            args, kwargs = args[:2], {**kwargs, "stacklevel": depth + 1}
-        trace.deferred.append((called_from(function, places), args, kwargs))
-
-    return rule
+    said = [*args[is_method:], *(value for key, value in kwargs.items() if key != "extra")]
+    shows_error = kwargs.get("exc_info") or function.__name__ == "exception"
+    if shows_error or not all(stays_as_it_is(value) for value in said):
+        raise OutputCall(trace.loc(), function=function.__name__)
+    places = [(place_loc(place), place.globals) for place in reversed(trace.places)]
+    depth = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
+    if not is_method and type(depth) is int and depth > len(places):  # past this frame lies the entry
+        args, kwargs = args[:2], {**kwargs, "stacklevel": depth + 1}
+    trace.deferred.append((called_from(function, places), args, kwargs))
 
 
 def stays_as_it_is(value: Any) -> bool:
@@ -50,6 +47,6 @@ def stays_as_it_is(value: Any) -> bool:
 
 on(print)(breaking(OutputCall, function="print"))
 on(sys.stdout.write)(breaking(OutputCall, function="sys.stdout.write"))
-on(warnings.warn)(_deferred(warnings.warn))
+on(warnings.warn)(partial(_deferred, warnings.warn))
 for _level in ("debug", "info", "warning", "error", "critical", "exception", "log", "warn"):
-    on(getattr(logging.Logger, _level))(_deferred(getattr(logging.Logger, _level)))
+    on(getattr(logging.Logger, _level))(partial(_deferred, getattr(logging.Logger, _level)))

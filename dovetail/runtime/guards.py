@@ -94,10 +94,6 @@ def encode_tensor(check: checks.TensorIs) -> tuple[object, ...]:
 _Native: TypeAlias = "tuple[str, Callable[[], int], int, Callable[[Any], int | None]]"
 
 
-def _nothing() -> int:
-    return 0
-
-
 def _context() -> int:
     """The address of torch's global context."""
     address = find_address("_ZN2at13globalContextEv")
@@ -112,19 +108,19 @@ AUTOCAST_ENABLED: Final = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTyp
 KEY_INCLUDED: Final = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"
 AUTOCAST_DTYPE: Final = "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE"
 NATIVE_READERS: Final[dict[str, _Native]] = {
-    "grad_mode": ("_ZN3c108GradMode10is_enabledEv", _nothing, 1, int),
-    "inference_mode": ("_ZN3c1013InferenceMode10is_enabledEv", _nothing, 1, int),
-    "default_dtype": ("_ZN3c1031get_default_dtype_as_scalartypeEv", _nothing, 1, dtype_number),
+    "grad_mode": ("_ZN3c108GradMode10is_enabledEv", int, 1, int),
+    "inference_mode": ("_ZN3c1013InferenceMode10is_enabledEv", int, 1, int),
+    "default_dtype": ("_ZN3c1031get_default_dtype_as_scalartypeEv", int, 1, dtype_number),
     "deterministic": ("_ZNK2at7Context23deterministicAlgorithmsEv", _context, 1, int),
-    "torch_function": ("_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv", _nothing, 1, _enabled),
-    "function_modes": ("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", _nothing, 8, int),
-    "dispatch_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", _nothing, 8, int),
+    "torch_function": ("_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv", int, 1, _enabled),
+    "function_modes": ("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", int, 8, int),
+    "dispatch_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", int, 8, int),
     "jit_trace": (KEY_INCLUDED, partial(int, TRACER), 1, int),
     "autocast_cpu": (AUTOCAST_ENABLED, partial(device_number, "cpu"), 1, int),
     "autocast_cuda": (AUTOCAST_ENABLED, partial(device_number, "cuda"), 1, int),
     "autocast_cpu_dtype": (AUTOCAST_DTYPE, partial(device_number, "cpu"), 1, dtype_number),
     "autocast_cuda_dtype": (AUTOCAST_DTYPE, partial(device_number, "cuda"), 1, dtype_number),
-    "autocast_cache": ("_ZN2at8autocast25is_autocast_cache_enabledEv", _nothing, 1, int),
+    "autocast_cache": ("_ZN2at8autocast25is_autocast_cache_enabledEv", int, 1, int),
 }
 
 
@@ -132,7 +128,7 @@ def encode_state(check: checks.State) -> tuple[tuple[object, ...], ...]:
     """One read per value: (name, value, callable, address, argument, width, number)."""
     reads: list[tuple[object, ...]] = []
     for name, value in check.values:
-        symbol, argument, width, number_of = NATIVE_READERS.get(name, ("", _nothing, 0, lambda _: None))
+        symbol, argument, width, number_of = NATIVE_READERS.get(name, ("", int, 0, lambda _: None))
         number = number_of(value)
         address = find_address(symbol) if number is not None and symbol else 0
         if address and argument is _context and not _context():
