@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.errors import GraphBreakError
 from tests.behaviour.running import ANY, Suite
 
 suite = Suite()
@@ -889,7 +890,11 @@ test_program = suite.test()
 # -- C7: fullgraph errors --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("breaker", ["print", "item", "branch", "user"])
+class Own(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("breaker", ["print", "item", "branch", "subclass", "user"])
 def test_fullgraph_error_names_line_reason_and_fix(breaker: str) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x + 1
@@ -900,11 +905,13 @@ def test_fullgraph_error_names_line_reason_and_fix(breaker: str) -> None:
         elif breaker == "branch":
             if y.sum() > 0:
                 y = y * 2
+        elif breaker == "subclass":
+            y = y.as_subclass(Own) + 1
         else:
             dovetail.graph_break()
         return y
 
-    with pytest.raises(dovetail.errors.GraphBreakError) as caught:
+    with pytest.raises(GraphBreakError) as caught:
         dovetail.compile(f, fullgraph=True)(torch.ones(3))
     text = str(caught.value)
     assert "test_breaks.py:" in text, text
