@@ -297,8 +297,8 @@ def compile(
     options     knobs by name, see docs/options.md
     disable     return the model as it is
     """
-    settings: Settings = {"fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode}
-    settings["options"] = None if options is None else options
+    settings: Settings = {"fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode,
+                          "options": options}  # fmt: skip
     if model is None:
         make_compiler(settings)  # a wrong argument shows where it is written
         return functools.partial(compile, **settings, disable=disable)

@@ -158,11 +158,10 @@ class Programs:
             return None
         try:
             program = _Nouns(io.BytesIO(content)).load()
+            if not isinstance(program, Program):
+                raise pickle.UnpicklingError(f"a {type(program).__name__}")
         except (pickle.PickleError, AttributeError, EOFError, IndexError, TypeError, ImportError) as error:
             EVENTS.emit("cache", what="damaged", key=key, text=str(error))
-            return None
-        if not isinstance(program, Program):
-            EVENTS.emit("cache", what="damaged", key=key, text=f"a {type(program).__name__}")
             return None
         self.known[key] = program
         return program
