@@ -57,6 +57,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":  # what programs catch
+        return importlib.import_module("dovetail.errors")
     if name not in _HOME:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
     with no_collections():

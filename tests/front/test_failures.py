@@ -82,6 +82,14 @@ def test_the_reproducer_runs_on_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "tensor(" in done.stdout and "on purpose" in path.read_text()
 
 
+def test_errors_are_there_before_anything_is_compiled() -> None:
+    program = "import dovetail; print(dovetail.errors.GraphBreakError.__mro__[1] is dovetail.DovetailError)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_a_broken_compiler_on_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No C++ compiler at all: eager, one warning that says what to install."""
     build = importlib.import_module("dovetail.runtime.build")
