@@ -32,6 +32,7 @@ import torch
 
 from dovetail.capture import attributes, operations
 from dovetail.capture.interpreter import GlobalsView
+from dovetail.capture.masks import Masked
 from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import PLAIN, read_list, wrap
 from dovetail.capture.text import NUMBERS, Identity, LateText, fill, format_value, is_late, late, native
@@ -124,7 +125,7 @@ on(vars)(lambda trace, args, _: _getattr(trace, [*args, "__dict__"], _) if args 
 @on(isinstance)
 def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value, kinds = args
-    known = str if isinstance(value, LateText) else NUMBERS.get(type(value))
+    known = {LateText: str, Masked: torch.Tensor, **NUMBERS}.get(type(value))
     if known is not None:
         return native(issubclass, known, kinds) or native(isinstance, value, kinds)
     if isinstance(value, attributes.InstanceDict):

@@ -37,10 +37,6 @@ class Masked:
         self.loc: Any = trace.loc() if of is None else of.loc
         self.made_at: int = trace.places[0].steps - 1 if of is None else of.made_at
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # isinstance() asks for it
-        return torch.Tensor
-
     def leave(self, *_: Any) -> Any:
         raise DataDependentSize(self.loc, function="indexing with a mask", step=self.made_at)
 
@@ -180,7 +176,10 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     setattr(Masked, f"__r{_name}__", _method(getattr(operator, _name), swap=True))
 for _name in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Masked, f"__{_name}__", _method(getattr(operator, _name)))
-for _name in "bool int float index len iter getitem setitem contains str repr format".split():
+for _name in (
+    "bool int float index len iter getitem setitem contains str repr format matmul rmatmul and rand or ror xor"
+    " rxor lshift rlshift rshift rrshift divmod rdivmod"
+).split():
     setattr(Masked, f"__{_name}__", Masked.leave)
 
 RULES[Masked] = masked_attr

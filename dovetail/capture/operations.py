@@ -46,6 +46,9 @@ def has_fake(value: Any) -> bool:
 
 def on_fakes(trace: Trace, op: Callable[..., Any], *args: Any) -> Any:
     """An operator with a tensor among its operands."""
+    for arg in args:
+        if type(arg) is Masked:  # which C code would take for a tensor
+            arg.leave()
     result = native(op, *args)
     if has_fake(result):
         trace.record("call_function", op, args, {}, result)

@@ -289,8 +289,8 @@ def type_of_value(trace: Trace, value: Any) -> type:
     if isinstance(value, Fake):
         origin = trace.origins.get(id(value))
         return type(origin.original) if origin is not None else torch.Tensor
-    if isinstance(value, LateText):
-        return str
+    if type(value) in (LateText, Masked):
+        return str if type(value) is LateText else torch.Tensor
     if type(value).__module__.startswith("dovetail.capture"):
         return value.__class__  # type: ignore[no-any-return]
     return NUMBERS.get(type(value), type(value))

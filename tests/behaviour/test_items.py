@@ -30,6 +30,18 @@ def masked_calls() -> list[Any]:
     return [(torch.randn(5, 3, requires_grad=True),) for _ in range(2)] + [(torch.zeros(5, 3),)]
 
 
+@case("C3", breaks=2, recompiles=1)
+def products_of_items_of_a_mask() -> Any:
+    """C code must never see what stands in for the items."""
+
+    def f(x: torch.Tensor) -> Any:
+        rows = x[:, 0] > -9
+        kinds = isinstance(x[rows], torch.Tensor), type(x[rows]) is torch.Tensor
+        return x[rows] @ torch.ones(3, 2), kinds
+
+    return f, masked_calls()
+
+
 @case("C3", recompiles=1)
 def items_of_a_mask_changed_in_place() -> Any:
     def f(x: torch.Tensor) -> Any:
