@@ -36,6 +36,7 @@ PACKED_CONV: Final = "mkldnn._convolution_pointwise.default"
 CONV_BACKWARD: Final = "aten.convolution_backward.default"
 SMALLEST_PACKED: Final = 1 << 16
 """Weights of an ungrouped filter from which oneDNN's own layout pays."""
+FEW_CHANNELS: Final = 16
 FOLLOWS: Final = frozenset((
     "aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default", GET,
     "aten.max_pool2d_with_indices_backward.default", "aten.avg_pool2d_backward.default",
@@ -106,11 +107,20 @@ def _is_plain(node: Node) -> bool:
         return False
     operands, transposed = (node.args[:2], 6) if node.op == CONV else (node.args[:3], 7)
     types = [cast(Node, arg).tensor for arg in operands]
+    if len(types) == 3 and _overruns(types[2], cast("tuple[int, ...]", node.args[4])):
+        return False
     return node.args[transposed] is False and all(
         each.ndim == 4 and each.dtype in LAID[each.device.kind]
         and all(size.is_const and size.value > 0 for size in each.shape)
         for each in types
     )  # fmt: skip
+
+
+def _overruns(weight: TensorType, stride: tuple[int, ...]) -> bool:
+    """Gradients of a 1 by 1 filter with a stride and few channels: oneDNN writes past its memory."""
+    if weight.device.kind != "cpu" or max(stride) == 1 or weight.shape[2:] != (ONE, ONE):
+        return False
+    return weight.shape[1].lo > 1 and weight.shape[1].hi < FEW_CHANNELS
 
 
 def _tensor(node: Node, position: int) -> TensorType:

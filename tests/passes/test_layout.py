@@ -62,6 +62,15 @@ def test_grouped_convolutions_move_the_graph() -> None:
     assert any(node.op == CONV_BACKWARD for node in graph.nodes)
 
 
+def test_gradients_that_the_library_computes_past_its_memory_stay() -> None:
+    first = nn.Conv2d(3, 16, 1, stride=2)  # oneDNN 3.12 crashes on it channels-last, at 96 by 96
+    model = nn.Sequential(first, nn.Conv2d(16, 16, 3, padding=1, groups=16))
+    graph = passes.channels_last_where_it_pays(joint_graph(model, torch.randn(2, 3, 96, 96)).graph)
+    assert all(is_laid(node.type) for node in graph.nodes if node.op == CONV)
+    images = {node.args[9]: node.args[1].type for node in graph.nodes if node.op == CONV_BACKWARD}
+    assert is_laid(images[16]) and not is_laid(images[1])
+
+
 def test_large_filters_stay() -> None:
     model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1))
     joint = joint_graph(model, torch.randn(2, 64, 8, 8))
