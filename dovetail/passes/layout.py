@@ -36,7 +36,6 @@ PACKED_CONV: Final = "mkldnn._convolution_pointwise.default"
 CONV_BACKWARD: Final = "aten.convolution_backward.default"
 SMALLEST_PACKED: Final = 1 << 16
 """Weights of an ungrouped filter from which oneDNN's own layout pays."""
-FEW_CHANNELS: Final = 16
 FOLLOWS: Final = frozenset((
     "aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default", GET,
     "aten.max_pool2d_with_indices_backward.default", "aten.avg_pool2d_backward.default",
@@ -96,31 +95,25 @@ def _is_eligible(node: Node, fixed: set[Node]) -> bool:
     if node.op != CONV:
         return False
     x, weight, bias = node.args[:3]
-    if weight not in fixed or x in fixed or not (bias is None or bias in fixed):
-        return False
-    return _is_plain(node)
+    is_given = weight in fixed and x not in fixed and (bias is None or bias in fixed)
+    return is_given and _is_plain(node)
 
 
 def _is_plain(node: Node) -> bool:
-    """A convolution of images, or its gradient, of known sizes and not transposed."""
+    """A convolution of images, or its gradient, of known sizes and not transposed. For gradients of a 1 by 1
+    filter with a stride over fewer channels than a vector has, oneDNN writes past its memory."""
     if node.op not in (CONV, CONV_BACKWARD):
         return False
     operands, transposed = (node.args[:2], 6) if node.op == CONV else (node.args[:3], 7)
     types = [cast(Node, arg).tensor for arg in operands]
-    if len(types) == 3 and _overruns(types[2], cast("tuple[int, ...]", node.args[4])):
+    _, channels, *window = types[-1].shape
+    if node.op == CONV_BACKWARD and window == [ONE, ONE] and node.args[4] != (1, 1) and 1 < channels.lo < 16:
         return False
     return node.args[transposed] is False and all(
         each.ndim == 4 and each.dtype in LAID[each.device.kind]
         and all(size.is_const and size.value > 0 for size in each.shape)
         for each in types
     )  # fmt: skip
-
-
-def _overruns(weight: TensorType, stride: tuple[int, ...]) -> bool:
-    """Gradients of a 1 by 1 filter with a stride and few channels: oneDNN writes past its memory."""
-    if weight.device.kind != "cpu" or max(stride) == 1 or weight.shape[2:] != (ONE, ONE):
-        return False
-    return weight.shape[1].lo > 1 and weight.shape[1].hi < FEW_CHANNELS
 
 
 def _tensor(node: Node, position: int) -> TensorType:
@@ -218,10 +211,8 @@ class _Layout:
             made = Node(CONV, (x, filters, bias, *node.args[3:]), type, node.name, (), node.loc)
         else:
             geometry = (padding, stride, dilation, groups)
-            source = weight if groups == 1 else filters
-            packing: tuple[Arg, ...] = (source, *geometry, x.tensor.shape)
-            name = f"{node.name}_packed"
-            packed = self.builder.call(PACK, packing, weight.type, name=name, loc=node.loc)
+            packing: tuple[Arg, ...] = (weight if groups == 1 else filters, *geometry, x.tensor.shape)
+            packed = self.builder.call(PACK, packing, weight.type, name=f"{node.name}_packed", loc=node.loc)
             args = (x, packed, bias, *geometry, "none", (), "")
             made = Node(PACKED_CONV, args, type, node.name, (), node.loc)
         self.keep(node, made, type)
