@@ -190,7 +190,9 @@ TRANSFORMS: Final[dict[int, Transform]] = {id(row[0](torch.sin).__code__): row f
 
 def stand_in(trace: Trace, leaf: Any, dim: int | None) -> Any:
     """Another Fake like this one, or like one slice of it: the inner graph's own input."""
-    return copy_of(trace, leaf.select(dim, 0) if isinstance(leaf, Fake) and dim is not None else leaf)
+    if isinstance(leaf, Fake) and dim is not None:
+        leaf = leaf.select(dim, 0) if leaf.shape[dim] else leaf.new_empty(leaf.movedim(dim, 0).shape[1:])
+    return copy_of(trace, leaf)
 
 
 def trace_function(trace: Trace, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Inner:

@@ -293,6 +293,11 @@ def func_vmap() -> Any:
 
 
 @case("C9")
+def func_vmap_over_nothing() -> Any:
+    return lambda x, w: torch.func.vmap(lambda a, b: a * b + 1)(x[:0], w[:0]), (x34(), torch.randn(3, 4))
+
+
+@case("C9")
 def func_vmap_itself_compiled() -> Any:
     return torch.func.vmap(lambda a, b: (a * b).sum()), (x34(), torch.randn(3, 4))
 
