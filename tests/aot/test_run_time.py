@@ -439,6 +439,11 @@ def test_tangents_without_memory_go_through_eager() -> None:
         for got, expected in zip(torch.autograd.grad(call(x), x, **grads), torch.autograd.grad(f(x), x, **grads)):
             torch.testing.assert_close(got, expected)
             assert not got.requires_grad
+    twice = []
+    for g in (call, f):  # the gradient's program, which runs in eager here
+        (grad,) = torch.autograd.grad(g(x).sum(), x, create_graph=True)
+        twice += torch.autograd.grad(grad, x, torch.eye(3), is_grads_batched=True)
+    torch.testing.assert_close(*twice)
     weight = torch.randn(5, 3, requires_grad=True)
     double = dovetail.compile(lambda w: w * 2)
     F.embedding(torch.tensor([1, 1, 2]), double(weight), sparse=True).sum().backward()
