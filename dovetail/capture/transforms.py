@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -122,7 +122,9 @@ def _register_hook(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Non
     """A hook on what the graph computes, of gradients only, is a part of the graph and stays for good."""
     place, before = trace.places[-1], changes(trace)
     is_kept = place.code.ops[place.at + 1] != "POP_TOP"
-    around = [cell.cell_contents for cell in getattr(args[-1], "__closure__", None) or ()]
+    cells = getattr(args[-1], "__closure__", None) or ()
+    around = [cell.cell_contents for cell in cells if cell != CellType()]  # not empty
+    around += [trace.writes[key].value for cell in cells if (key := (id(cell), "")) in trace.writes]
     is_kept |= any(isinstance(value, (list, dict, set)) for value in around)
     if is_kept or kwargs or not isinstance(args[0], Fake) or id(args[0]) in trace.origins:
         raise UnknownCall(trace.loc(), function="Tensor.register_hook")

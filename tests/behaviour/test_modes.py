@@ -367,6 +367,22 @@ def hooks_with_side_effects() -> Any:
     return f, [(torch.randn(4, requires_grad=True),) for _ in range(2)], lambda: seen
 
 
+@case("C3", breaks=2)
+def hooks_that_fill_a_list_of_the_function() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        print("ready")
+        seen = [0.0]
+
+        def hook(grad: torch.Tensor) -> None:
+            seen[0] += 1.0
+
+        y.register_hook(hook)
+        return y.sin().sum(), seen
+
+    return f, [(torch.randn(4, requires_grad=True),) for _ in range(2)]
+
+
 @case("C3", breaks=1)
 def a_copy_of_a_leaf() -> Any:
     weight = torch.randn(4, requires_grad=True)
