@@ -580,6 +580,9 @@ def delete_attr(trace: Trace, obj: Any, name: str) -> None:
             raise Raised(AttributeError(f"property '{name}' of '{type(obj).__name__}' object has no deleter"))
         trace.call(found.fdel, [obj], {})
         return
+    if found is torch.Tensor.grad:
+        store_attr(trace, obj, name, None)
+        return
     delete_instance(trace, obj, name)
 
 

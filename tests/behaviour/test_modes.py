@@ -367,6 +367,18 @@ def hooks_with_side_effects() -> Any:
     return f, [(torch.randn(4, requires_grad=True),) for _ in range(2)], lambda: seen
 
 
+@case("C9")
+def a_gradient_is_deleted() -> Any:
+    weight = torch.ones(4, requires_grad=True)
+    weight.grad = torch.ones(4)
+
+    def f(x: torch.Tensor) -> Any:
+        del weight.grad
+        return x * weight, weight.grad is None
+
+    return f, (torch.randn(4),), lambda: weight.grad
+
+
 @case("C3", breaks=2)
 def hooks_that_fill_a_list_of_the_function() -> Any:
     def f(x: torch.Tensor) -> Any:
