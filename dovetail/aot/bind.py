@@ -179,6 +179,8 @@ class _Emitter:
         self.inputs = [f"in_{i}_{node.name}" for i, node in enumerate(self.input_nodes)]
         """Parameter names: the inputs' own, kept clear of the names the text uses."""
         self.results = [f"v{i}" for i in range(len(graph.outputs))]
+        self.views: dict[int, str] = {}
+        """Outputs that have a name already."""
         self.unseen = frozenset(output for output, _ in joint.updates)
         """Results that are written back in forward, where autograd does not see them."""
         self.scope: dict[str, Any] = {
@@ -286,7 +288,7 @@ class _Emitter:
     def emit_return(self) -> None:
         shown: list[str] = []
         for i, out in enumerate(self.signature.outputs):
-            shown.append(self.output(i, out))
+            shown.append(self.views.get(~i) or self.output(i, out))
             if out.under_no_grad:
                 with self.without_grad():
                     self.w(f"hidden_{i} = {shown.pop()}")
@@ -374,11 +376,24 @@ class _Emitter:
     def emit_chains(self, parts: list[_Part]) -> None:
         part_of = {i: part for part in parts for i in part.partition.signature.tangents}
         for i, before in self.signature.chains:
-            value, given = self.results[i], [self.results[p] for p in before]
+            value, given = self.results[i], [self.before(p) for p in before]
             self.scope[f"made_{i}"] = self.scope[f"eager{part_of[i].suffix}"], i, before
             self.w(f"{value} = chained({value}, never_asked, watch, made_{i}, {', '.join(given)})")
-        if followed := sorted({p for _, before in self.signature.chains for p in before}):
-            self.w(f"watch.follow({', '.join(self.results[p] for p in followed)})")
+        followed = {p for _, before in self.signature.chains for p in before}
+        views = [self.signature.outputs[~p] for p in followed if p < 0]
+        followed.update(view.index for view in views if view.kind == "alias")
+        if followed:
+            self.w(f"watch.follow({', '.join(map(self.before, sorted(followed)))})")
+
+    def before(self, position: int) -> str:
+        """An output that another is computed from; a view is made here, once."""
+        if position >= 0:
+            return self.results[position]
+        if position not in self.views:
+            made = self.output(~position, self.signature.outputs[~position])
+            self.views[position] = f"view_{~position}"
+            self.w(f"{self.views[position]} = {made}")
+        return self.views[position]
 
     @property
     def everything(self) -> str:

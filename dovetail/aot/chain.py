@@ -40,7 +40,7 @@ class Watch:
     def look(self) -> bool:
         """In the backward pass that is running."""
         left = [tensor for weak in self.tensors if (tensor := weak()) is not None]
-        self.is_cut = self.is_hooked or any(tensor.retains_grad for tensor in left)
+        self.is_cut = self.is_hooked or any(t.retains_grad or t._backward_hooks for t in left)
         if not self.is_cut and not executes(_NODE):
             asked = asked_about()
             self.is_cut = asked is None or any(x is tensor for x in asked for tensor in left)

@@ -134,14 +134,15 @@ class Eager:
         heads = [(values[p], t) for p, t in tangent_of.items() if t is not None]
         unwanted = asked.unwanted
         count = range(len(asked.goals or self.signature.grad_inputs))
-        wanted = [values[p] for p in asked.goals]
+        wanted = [values[p] if p >= 0 else results[~p] for p in asked.goals]
         wanted = wanted or [inputs[i] for n, i in enumerate(self.signature.grad_inputs) if n not in unwanted]
         run = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
         with ExitStack() as stack:
             for device, _ in self.joint.autocast:  # backward runs outside of the autocast region
                 stack.enter_context(torch.autocast(device, enabled=False))
             for p in asked.goals or (self.cuts if asked.is_cut else ()):
-                stack.enter_context(_replaced_gradient(values[p], tangent_of.get(p)))
+                tensor = values[p] if p >= 0 else results[~p]
+                stack.enter_context(_replaced_gradient(tensor, tangent_of.get(p)))
             ends, given = tuple(v for v, _ in heads), tuple(t for _, t in heads)
             grads = iter(run(ends, given, is_kept, is_kept, tuple(wanted), True, False))
         return [None if n in unwanted else next(grads) for n in count]

@@ -120,7 +120,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         mutations = _derive_mutations(trace)
         outputs = _derive_outputs(trace, results)
         boundary = len(builder.nodes)
-        groups, reached, chains = derive_ties(trace, outputs)
+        groups, reached, chains = derive_ties(trace, outputs, results)
         shown = [recorder.ref(x).storage for x in (*trace.passed, *results) if isinstance(x, torch.Tensor)]
         generations = [storage.generation for storage in shown]
         tangents, grad_inputs, grads = _trace_backward(trace, autocast)
@@ -451,24 +451,26 @@ def _has_history_of(base: Any, result: Any) -> bool:
 
 
 def derive_ties(
-    trace: _Trace, outputs: Sequence[OutputIs]
+    trace: _Trace, outputs: Sequence[OutputIs], results: list[Any]
 ) -> tuple[list[tuple[int, ...]], list[frozenset[int]], tuple[tuple[int, tuple[int, ...]], ...]]:
     """How autograd ties outputs. Groups: those together whose histories have a node in common that keeps
     tensors, since backward from one frees these for all; from the others, eager can call backward one after
     the other. For each group the inputs that have a gradient by it. And, in the program's order, outputs that
-    are computed from others, with those that no third one is in between of."""
+    are computed from others, with those that no third one is in between of: a view is ~i, its place."""
     shown = {output.index for output in outputs if output.kind in ("fresh", "alias")}
     shown = {i for i in shown if not getattr(trace.tensors[i], "_backward_hooks", None)}
     tensors = [(i, t) for i, t in enumerate(trace.tensors) if t is not None and t.requires_grad]
     groups: list[tuple[int, ...]] = [(i,) for i, _ in tensors]
-    if len(groups) < 2:
+    views = [(~i, results[i]) for i, output in enumerate(outputs) if output.is_view_with_grad]
+    shown.update(i for i, view in views if not view._backward_hooks)
+    heads = {(t.grad_fn, t.output_nr): i for i, t in (*views, *tensors) if t.grad_fn is not None}
+    if len(heads) < 2:
         return groups, [], ()
-    heads = {(t.grad_fn, t.output_nr): i for i, t in tensors if t.grad_fn is not None}
     nodes = _behind(node for node, _ in heads)
     above: dict[Any, set[int]] = {node: set() for node in nodes}
     before: dict[Any, set[int]] = {}
     for (node, _), i in heads.items():
-        above[node].add(i)
+        above[node].update((i,) if i >= 0 else ())
     for node in reversed(nodes):
         for following, _ in nodes[node]:
             above[following] |= above[node]
@@ -483,7 +485,8 @@ def derive_ties(
     inputs = {id(leaf): i for i, leaf in enumerate(trace.leaves) if leaf is not None}
     leaves = [(inputs.get(id(getattr(node, "variable", None))), above[node]) for node in nodes]
     reached = [frozenset(i for i, by in leaves if i is not None and not by.isdisjoint(g)) for g in groups]
-    chained = [(node._sequence_nr(), i, before[node]) for (node, _), i in heads.items() if i in shown]
+    values = [(node, i) for (node, _), i in heads.items() if i in shown and i >= 0]
+    chained = [(node._sequence_nr(), i, before[node]) for node, i in values]
     chains = tuple((i, tuple(sorted(others))) for _, i, others in sorted(chained) if others)
     return groups, reached, chains
 

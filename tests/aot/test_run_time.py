@@ -633,6 +633,13 @@ def _stages(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Te
     return first, second, (second**2).sum() + first.sum() * 0.1
 
 
+def _turned(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """An output that is a view of another one."""
+    first = torch.tanh(x @ w)
+    second = first.t()
+    return first, second, ((second.t() @ v) ** 2).sum() + second.sum() * 0.1
+
+
 def _look(first: Any, second: Any, loss: Any, leaves: list[Any]) -> list[Any]:
     """What eager lets one ask about outputs that others are computed from."""
     grads = [*torch.autograd.grad(loss, first, retain_graph=True)]
@@ -663,7 +670,8 @@ def _nothing(first: Any, second: Any, loss: Any, leaves: list[Any]) -> list[Any]
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("ask", [_look, _hook, _nothing])
-def test_gradients_of_outputs_that_others_are_computed_from(ask: Any, dynamic: bool) -> None:
+@pytest.mark.parametrize("program", [_stages, _turned])
+def test_gradients_of_outputs_that_others_are_computed_from(program: Any, ask: Any, dynamic: bool) -> None:
     def train(call: Any) -> list[Any]:
         torch.manual_seed(0)
         shapes = ((5, 4), (4, 4), (4, 3))
@@ -673,5 +681,5 @@ def test_gradients_of_outputs_that_others_are_computed_from(ask: Any, dynamic: b
             found += ask(*call(*leaves), leaves)
         return [*found, *(leaf.grad for leaf in leaves)]
 
-    for a, b in zip(train(dovetail.compile(_stages, dynamic=dynamic)), train(_stages), strict=True):
+    for a, b in zip(train(dovetail.compile(program, dynamic=dynamic)), train(program), strict=True):
         torch.testing.assert_close(a, b)
