@@ -268,10 +268,8 @@ def run_in_eager(module: GraphModule) -> Callable[..., Any]:
     """The graph as it stands; it becomes Python when it is first called. Not as a module: the program's hooks
     on all modules are not for it."""
 
-    make: Any = getattr(module, "real_recompile", lambda: None)  # a plain GraphModule has its Python already
-
     def run(*inputs: Any) -> Any:
-        make()
+        getattr(module, "real_recompile", bool)()  # a plain GraphModule has its Python already
         return module.forward(*inputs)
 
     return keeping_modes(module, run)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from dovetail.errors import UnsupportedMutation
-from dovetail.ir.expr import Expr, as_expr
+from dovetail.ir.expr import Expr
 from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.signature import ViewStep
 from dovetail.ir.types import TensorType
@@ -203,8 +203,3 @@ INVERSES: Final[dict[str, Inverse]] = {
     "aten.view_as_complex.default": lambda view, base, value: ("aten.view_as_real.default", (value,)),
 }
 """view op -> the op that puts a new value of the view back into its base."""
-
-
-def relative_offset(offset: Expr | int, storage: Storage) -> Expr:
-    """Where a view starts, counted from the storage's owner, as graphs count it."""
-    return as_expr(offset) - storage.offset

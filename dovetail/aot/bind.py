@@ -180,7 +180,6 @@ class _Emitter:
         """Parameter names: the inputs' own, kept clear of the names the text uses."""
         self.results = [f"v{i}" for i in range(len(graph.outputs))]
         self.views: dict[int, str] = {}
-        """Outputs that have a name already."""
         self.unseen = frozenset(output for output, _ in joint.updates)
         """Results that are written back in forward, where autograd does not see them."""
         self.scope: dict[str, Any] = {
@@ -203,10 +202,7 @@ class _Emitter:
     # -- pieces
 
     def given(self) -> str:
-        return ", ".join([*self.inputs, *self.constants()])
-
-    def constants(self) -> list[str]:
-        return [f"constant_{i}" for i in range(self.signature.constants)]
+        return ", ".join([*self.inputs, *(f"constant_{i}" for i in range(self.signature.constants))])
 
     def emit_run(self, target: str, executable: str, given: str) -> None:
         """One call of an executable, outside of autocast: its casts are in the graph."""
@@ -386,7 +382,7 @@ class _Emitter:
             self.w(f"watch.follow({', '.join(map(self.before, sorted(followed)))})")
 
     def before(self, position: int) -> str:
-        """An output that another is computed from; a view is made here, once."""
+        """An output that another is computed from; a view is made here, once, and kept in `views`."""
         if position >= 0:
             return self.results[position]
         if position not in self.views:

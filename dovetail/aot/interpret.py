@@ -69,12 +69,6 @@ def _torch_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) 
     return arg
 
 
-def _run_node(node: Node, env: Mapping[Node, Any], symbols: Mapping[str, int]) -> Any:
-    args = [_torch_value(arg, env, symbols) for arg in node.args]
-    kwargs = {name: _torch_value(value, env, symbols) for name, value in node.kwargs}
-    return callable_of(node.op)(*args, **kwargs)
-
-
 def bind_symbols(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:
     """The value of every symbol that some input's type names."""
     found: dict[str, int] = {}
@@ -93,7 +87,9 @@ def run_graph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
     symbols = bind_symbols(graph, inputs)
     last = _last_uses(graph)
     for i, node in enumerate(graph.nodes):
-        env[node] = _run_node(node, env, symbols)
+        args = [_torch_value(arg, env, symbols) for arg in node.args]
+        kwargs = {name: _torch_value(value, env, symbols) for name, value in node.kwargs}
+        env[node] = callable_of(node.op)(*args, **kwargs)
         for dead in last.get(i, ()):
             del env[dead]
     outputs = [_torch_value(output, env, symbols) for output in graph.outputs]

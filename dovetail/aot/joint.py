@@ -461,7 +461,8 @@ def derive_ties(
     shown = {i for i in shown if not getattr(trace.tensors[i], "_backward_hooks", None)}
     tensors = [(i, t) for i, t in enumerate(trace.tensors) if t is not None and t.requires_grad]
     groups: list[tuple[int, ...]] = [(i,) for i, _ in tensors]
-    views = [(~i, results[i]) for i, output in enumerate(outputs) if output.is_view_with_grad]
+    seen = [i for i, out in enumerate(outputs) if out.kind in ("alias", "view") and not out.under_no_grad]
+    views = [(~i, results[i]) for i in seen if results[i].requires_grad]
     shown.update(i for i, view in views if not view._backward_hooks)
     heads = {(t.grad_fn, t.output_nr): i for i, t in (*views, *tensors) if t.grad_fn is not None}
     if len(heads) < 2:

@@ -20,7 +20,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dovetail.aot.alias import Memory, Ref, Storage, overlaps, relative_offset
+from dovetail.aot.alias import Memory, Ref, Storage, overlaps
 from dovetail.aot.functional import twin_of
 from dovetail.aot.opaque import Opaque, definition_of, watch
 from dovetail.errors import UnsupportedMutation
@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = type_of(fake)
         if kind.dtype != root.type.dtype:  # a root of complex numbers, say, counts its elements differently
             raise UnsupportedMutation(self.loc, detail="strides of a tensor seen as another element type")
-        offset = relative_offset(expr_of(fake.storage_offset()), root.storage)
+        offset = expr_of(fake.storage_offset()) - root.storage.offset
         self.view(fake, root, ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset)))
 
     def write(self, fake: Any, node: Node) -> None:
@@ -384,7 +384,9 @@ def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
     computed = infer(twin.op, args, taken)
     nodes = tuple([recorder.arg(a) for a in args])
     node = recorder.call(str(twin.op), nodes, result_type(computed), taken)
-    parts = _parts(recorder, node, computed)
+    parts = [node]
+    if isinstance(computed, tuple):  # a list of tensors counts as one
+        parts = [recorder.builder.get(node, i) for i in range(len(computed))]
     result = infer(func, args, kwargs)
     targets = [kwargs[n] if n in kwargs else args[twin.positions[n]] for n in twin.written]
     _check_lists(recorder, targets, args)
@@ -404,13 +406,6 @@ def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
 
 REPLAYED: Final = frozenset(("aten.index_copy_.default", "aten.index_put_.default", "aten.scatter_.src"))
 """Writes to few elements of a large tensor; on an input, doing them again beats copying all of it."""
-
-
-def _parts(recorder: Recorder, node: Node, computed: Any) -> list[Node]:
-    """The results of a node one by one; a list of tensors counts as one."""
-    if isinstance(computed, tuple):
-        return [recorder.builder.get(node, i) for i in range(len(computed))]
-    return [node]
 
 
 def record_draw(recorder: Recorder, func: Any, args: Args) -> Any:

@@ -80,10 +80,6 @@ class OutputIs(Noun):
     """The view was made where autograd does not look, of a tensor that it knows."""
     input: int = -1
 
-    @property
-    def is_view_with_grad(self) -> bool:
-        return self.kind in ("alias", "view") and self.requires_grad and not self.under_no_grad
-
     def __str__(self) -> str:
         if self.kind in ("const", "size"):
             return f"{self.kind} {self.value}"
@@ -114,8 +110,7 @@ class Signature(Noun):
     reached: tuple[frozenset[int], ...] = ()
     """For each group, the inputs that autograd reaches from it, if only with zeros."""
     chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Forward outputs with those that autograd sees them computed from, the latter first; ~i is the program's
-    output i, a view."""
+    """Forward outputs with those that autograd sees them computed from; ~i is output i, a view."""
     unread: tuple[int, ...] = ()
     """Inputs that may be written to before backward runs, since eager's backward does not read them."""
 
