@@ -49,8 +49,10 @@ def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
         return value
     method = operations.dunder(trace, kind, "__deepcopy__")
     if isinstance(value, Fake) and not value.requires_grad:  # else a new leaf, or an error
-        if load_attr(trace, value, "grad") is not None:
-            raise UnknownCall(trace.loc(), function="a copy of a tensor that has a gradient")
+        origin = trace.origins.get(id(value))
+        is_changed = any(write.owner is value for write in trace.writes.values())
+        if is_changed or origin and vars(origin.original) or load_attr(trace, value, "grad") is not None:
+            raise UnknownCall(trace.loc(), function="a copy of a tensor with attributes or a gradient")
         made = trace.call(load_attr(trace, value, "clone"), [], {})
     elif method is not None:
         made = trace.call(method, [value, {}], {})

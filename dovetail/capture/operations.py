@@ -193,7 +193,7 @@ def truth(trace: Trace, value: Any) -> bool:
         return native(bool, value)  # type: ignore[no-any-return]
     if isinstance(value, Fake):
         try:
-            return bool(value)
+            return native(bool, value)  # type: ignore[no-any-return]
         except DataDependentValue:
             if is_never_true(trace, value):
                 return False
@@ -407,7 +407,7 @@ def as_mapping(trace: Trace, value: Any) -> Any:
     """A mapping of the user's, as a dict that native code can read; anything else as it is."""
     kind = type(value)
     is_native = isinstance(value, dict) and dunder(trace, kind, "keys") is None
-    if is_native or is_ours(kind) or find_in_mro(kind, "keys")[0] is MISSING:
+    if is_native or find_in_mro(kind, "keys")[0] is MISSING:
         return value
     names = trace.call(load_attr(trace, value, "keys"), [], {})
     return {name: get_item(trace, value, name) for name in iterate(trace, names)}

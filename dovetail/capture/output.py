@@ -24,11 +24,11 @@ from dovetail.errors import OutputCall
 def _deferred(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> None:
     """Output that nothing in the program reads: performed by the entry, in order, after the graph, and as
     if from the user's line, which warnings and logs name."""
-    is_method = function is not warnings.warn
+    is_method, name = function is not warnings.warn, function.__name__
     said = [*args[is_method:], *(value for key, value in kwargs.items() if key != "extra")]
-    shows_error = kwargs.get("exc_info") or function.__name__ == "exception"
-    if shows_error or not all(stays_as_it_is(value) for value in said):
-        raise OutputCall(trace.loc(), function=function.__name__)
+    raises = not is_method and "error" in {action for action, *_ in warnings.filters}
+    if raises or kwargs.get("exc_info") or name == "exception" or not all(map(stays_as_it_is, said)):
+        raise OutputCall(trace.loc(), function=name)
     places = [(place_loc(place), place.globals) for place in reversed(trace.places)]
     depth = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
     if not is_method and type(depth) is int and depth > len(places):  # past this frame lies the entry

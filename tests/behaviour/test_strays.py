@@ -9,6 +9,7 @@ import copy
 import itertools
 import os
 import tempfile
+import warnings
 from typing import Any
 
 import numpy as np
@@ -93,8 +94,10 @@ def a_hook_on_a_node_of_autograd(x: torch.Tensor) -> Any:
 @stray
 def copy_of_a_tensor_with_a_gradient(x: torch.Tensor) -> Any:
     x.grad = torch.ones_like(x)
-    y = copy.deepcopy(x)
-    return y + 1, y.grad
+    x.label, z = "a", x + 1  # type: ignore[attr-defined]
+    z.label = "b"  # type: ignore[attr-defined]
+    y, z = copy.deepcopy((x, z))
+    return y + 1, y.grad, y.label, z.label  # type: ignore[attr-defined]
 
 
 @stray
@@ -184,6 +187,22 @@ def draws_of_a_generator(x: torch.Tensor) -> Any:
     own = torch.Generator().manual_seed(3)
     drawn = [x.clone().log_normal_(generator=own), x.clone().cauchy_(generator=own), x.clone().geometric_(0.5, generator=own)]
     return drawn, own.get_state().sum()
+
+
+@stray
+def warnings_that_raise(x: torch.Tensor) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            warnings.warn("old", stacklevel=1)
+        except UserWarning:
+            return x * 2
+    return x
+
+
+@stray
+def truth_of_many_elements(x: torch.Tensor) -> Any:
+    return complaint(lambda: [x, x + 1].index(x[0])), abs(torch.tensor(-3)) + x
 
 
 @stray

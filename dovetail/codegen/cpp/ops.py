@@ -169,10 +169,10 @@ def literal(value: float | int | bool, dtype: DType) -> str:
         return "true" if value else "false"
     if dtype.is_integer:
         number = int(value)
+        if number == -(2**63):
+            return f"(-{2**63 - 1}l - 1)"
         if dtype is I64 or dtype is U64:
-            return (
-                f"(-{2**63 - 1}l - 1)" if number == -(2**63) else f"{number}{'ul' if dtype is U64 else 'l'}"
-            )
+            return f"({number}l)" if number < 0 else f"{number}{'ul' if dtype is U64 else 'l'}"
         return f"({C_TYPE[dtype]}){number}"
     real = float(value)
     suffix = "f" if dtype is not F64 else ""
