@@ -208,7 +208,8 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> BaseException:
     """What eager raises, for zeros, where a function of torch's refuses Fakes: torch's meta kernels say it in
-    other words, and refuse more. What is large or symbolic is taken at their word."""
+    other words, and refuse more. What is large or symbolic is taken at their word; so is autograd, to which
+    zeros are other tensors."""
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, Fake):
         fn, args = getattr(torch.Tensor, fn.__name__), (owner, *args)
@@ -216,6 +217,7 @@ def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Bas
     is_known = isinstance(fn, FunctionType) and fn.__module__.startswith("torch.") or isinstance(fn, C_CODE)
     is_here = torch.cuda.is_initialized() or all(fake.device.type == "cpu" for fake in fakes)
     is_plain = is_here and all(fake.form is None for fake in fakes)
+    is_plain &= not any(s in str(error) for s in ("in-place", "inplace", "require grad", "requires grad"))
     if not fakes or not is_known or not is_plain or sum(fake.numel() for fake in fakes) > PROBE_LIMIT:
         return error
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():

@@ -148,3 +148,15 @@ def test_gradients_of_parameters_wider_than_what_they_scale(norm: nn.Module, dyn
     double = copy.deepcopy(norm).double()
     exact = torch.autograd.grad(double(x.double()), [*double.parameters()], tangent.double())
     torch.testing.assert_close(got, tuple(t.float() for t in exact))
+
+
+@pytest.mark.parametrize("views", [lambda v: v.chunk(2), lambda v: v.split(2), lambda v: v.unbind(0)])
+def test_one_of_many_views_is_not_written_to(views: Callable[[torch.Tensor], Any]) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        v = x * 2
+        views(v)[0].fill_(2.0)
+        return v
+
+    for run in (f, dovetail.compile(f)):
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            run(torch.randn(4, 3, requires_grad=True))
