@@ -1,7 +1,8 @@
 """Minutes of what wears a compiler down: recompiles, threads, forks, interrupts, processes that share a cache.
 
     python -m tests.soak                       2,000 recompiles, and 20 rounds of each of the others
-    python -m tests.soak --recompiles 200 --rounds 3
+    python -m tests.soak --recompiles 1000 --rounds 3
+    python -m tests.soak --write               also to docs/results/soak.md
 
 Prints a line a part, and ends with status 1 if a number was wrong, a process hung, or memory grew.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -74,6 +76,7 @@ def resident() -> float:
 
 
 def recompile(count: int) -> str | None:
+    """Forty functions, compiled again and again, some in each of a few sizes; the cache is emptied in memory, not on disk."""
     warm, before = count // 4, 0.0
     for n in range(count):
         chosen = random.Random(n % min(40, warm + 1))
@@ -153,14 +156,20 @@ def main() -> None:
     parser.add_argument("--recompiles", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--write", action="store_true", help="write docs/results/soak.md")
     chosen = parser.parse_args()
-    bad = 0
+    found: dict[str, str | None] = {}
+    rows = ["| part | rounds | what it does | result |", "|---|---|---|---|"]
     for name in chosen.only.split(","):
-        started = time.monotonic()
-        why = PARTS[name](chosen.recompiles if name == "recompile" else chosen.rounds)
+        started, count = time.monotonic(), chosen.recompiles if name == "recompile" else chosen.rounds
+        found[name] = why = PARTS[name](count)
         print(f"{name}: {why or 'good'} ({time.monotonic() - started:.0f} s)", flush=True)
-        bad += why is not None
-    raise SystemExit(1 if bad else 0)
+        what = " ".join((PARTS[name].__doc__ or "").split())
+        rows.append(f"| {name} | {count} | {what} | {why or 'good'} ({time.monotonic() - started:.0f} s) |")
+    if chosen.write:
+        machine = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}; {time.strftime('%Y-%m-%d')}"
+        (ROOT / "docs/results/soak.md").write_text(f"# Soak\n\nCommand: `make soak`.  \nMachine: {machine}.\n\n" + "\n".join(rows) + "\n")
+    raise SystemExit(1 if any(found.values()) else 0)
 
 
 if __name__ == "__main__":

@@ -113,12 +113,16 @@ def check_mode(specimen: Specimen, mode: str, peer: Peer, rounds: int) -> dict[s
 
 
 def run_exact(step: Callable[..., Any], model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
-    """The step in double precision, what the model makes for itself in `forward` included."""
+    """The step in double precision, what the model makes for itself in `forward` included; only a mask is of single
+    precision's least number still: two of double's overflow."""
+    finfo = torch.finfo
     torch.set_default_dtype(torch.float64)
+    torch.finfo = lambda dtype=torch.float64: finfo(torch.float32 if dtype == torch.float64 else dtype)  # type: ignore
     try:
         with DrawsInSingle():
             return step(in_double(model), model, to_exact(inputs))
     finally:
+        torch.finfo = finfo  # type: ignore[misc]
         torch.set_default_dtype(torch.float32)
 
 
