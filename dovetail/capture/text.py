@@ -217,7 +217,7 @@ def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Bas
     is_known = isinstance(fn, FunctionType) and fn.__module__.startswith("torch.") or isinstance(fn, C_CODE)
     is_here = torch.cuda.is_initialized() or all(fake.device.type == "cpu" for fake in fakes)
     is_plain = is_here and all(fake.form is None for fake in fakes)
-    is_plain &= not any(s in str(error) for s in ("in-place", "inplace", "require grad", "requires grad"))
+    is_plain &= not any(s in str(error) for s in ("in-place", "inplace", "requires grad"))
     if not fakes or not is_known or not is_plain or sum(fake.numel() for fake in fakes) > PROBE_LIMIT:
         return error
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():

@@ -80,3 +80,17 @@ def test_a_result_that_was_transposed_in_place(grad: bool) -> None:
         (want[0].sum() + want[1].sum()).backward()
         (got[0].sum() + got[1].sum()).backward()
         assert torch.equal(x.grad, z.grad)
+
+
+def test_dot_of_symbolic_sizes_that_differ() -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a = a[1:]
+        try:
+            return a @ b
+        except RuntimeError:
+            return a
+
+    compiled = dovetail.compile(f)
+    for n in (4, 2, 5, 4):
+        a, b = torch.rand(n), torch.rand(3)
+        torch.testing.assert_close(compiled(a, b), f(a, b))
