@@ -208,8 +208,7 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> BaseException:
     """What eager raises, for zeros, where a function of torch's refuses Fakes: torch's meta kernels say it in
-    other words, and refuse more. What is large or symbolic is taken at their word; so is autograd, to which
-    zeros are other tensors."""
+    other words, and refuse more. What is large or symbolic is taken at their word, and so is autograd."""
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, Fake):
         fn, args = getattr(torch.Tensor, fn.__name__), (owner, *args)

@@ -117,15 +117,10 @@ def matmul(c: Call) -> Result:
     return shape if a is c.get("self") else forms.broadcast(c.shapes, shape, c["self"].shape)
 
 
-def dot(c: Call) -> Result:
-    forms.same_size(c.shapes, c["self"].numel, c.get("tensor", c.get("other")).numel)
-    return ()
-
-
 def mv(c: Call) -> Result:
-    a, v = c.get("mat", c["self"]), c["vec"]
-    forms.same_size(c.shapes, a.shape[1], v.shape[0])
-    return (a.shape[0],)
+    a, v = c.get("mat", c["self"]), c.get("vec", c.get("tensor", c.get("other")))
+    forms.same_size(c.shapes, a.shape[-1], v.shape[0])
+    return a.shape[:-1]  # type: ignore[no-any-return]
 
 
 # -- views -----------------------------------------------------------------------------------------
@@ -583,9 +578,8 @@ RULES: Final[dict[str, Rule]] = _table(
         norm linalg_vector_norm median nanmedian count_nonzero mode aminmax kthvalue"""),
     (matmul, "mm addmm _addmm_activation _int_mm bmm baddbmm"),
     (lambda c: (c["batch1"].shape[1], c["batch2"].shape[2]), "addbmm"),
-    (mv, "mv addmv"),
+    (mv, "mv addmv dot vdot"),
     (lambda c: (), "scalar_tensor trace dist"),
-    (dot, "dot vdot"),
     (pointwise, """
         rsub complex polar floor_divide hardswish hardswish_backward _prelu_kernel masked_fill
         normal cross linalg_cross copy elu_backward hardtanh_backward leaky_relu_backward
