@@ -30,7 +30,7 @@ def masked_calls() -> list[Any]:
     return [(torch.randn(5, 3, requires_grad=True),) for _ in range(2)] + [(torch.zeros(5, 3),)]
 
 
-@case("C3", breaks=2, recompiles=1)
+@case("C3", breaks=2)
 def products_of_items_of_a_mask() -> Any:
     """C code must never see what stands in for the items."""
 
