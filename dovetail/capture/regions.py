@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 import torch.utils.checkpoint
+from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.builtins import Args, Kwargs, Special, on
 from dovetail.capture.origins import PLAIN
@@ -41,6 +42,14 @@ def _run_kernel(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 on(torch.library.wrap_triton)(lambda trace, args, kwargs: args[0])  # only torch's own tracing needs a wrapper
+
+
+@on(TorchFunctionMode.__enter__, TorchFunctionMode.__exit__)
+def _use_mode(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """The mode of create_block_mask makes x[i] of a tensor i a gather, as capture does in any case."""
+    if type(args[0]).__name__ != "TransformGetItemToIndex":
+        raise UnknownCall(trace.loc(), function=f"{type(args[0]).__name__}, a mode for torch functions")
+    return args[0] if len(args) == 1 else None
 
 
 BY_NAME: Final[dict[tuple[str, str], Special]] = {

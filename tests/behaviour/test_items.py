@@ -188,6 +188,12 @@ def test_flex_attention_is_captured() -> None:
     compiled = dovetail.compile(f, fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v), expected)
 
+    def g(q: Any, k: Any, v: Any) -> Any:
+        own = create_block_mask(within_document, 2, None, 16, 16, device="cpu")
+        return flex_attention(q, k, v, by_distance, own, enable_gqa=True, return_lse=True)
+
+    torch.testing.assert_close(dovetail.compile(g, fullgraph=True)(q, k, v), expected)
+
 
 def test_a_place_out_of_range() -> None:
     f = dovetail.compile(lambda x, i: x[i] * 2)
