@@ -22,17 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from dovetail.codegen.analysis import (
-    Pass,
-    Shape,
-    analyse,
-    certain,
-    group_exprs,
-    roots_in,
-    scalars_of,
-    step_score,
-    writes_in,
-)
+from dovetail.codegen import analysis
+from dovetail.codegen.analysis import Pass, Shape, certain, step_score
 from dovetail.codegen.names import token
 from dovetail.codegen.target import Launchable, launchable
 from dovetail.codegen.triton.ops import COMBINE, FAST, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON, identity
@@ -111,7 +102,7 @@ def as_rows(group: Group) -> Group:
     rows = product(r.size for r in outer)
     if not last.size.is_const or last.size.value < SHORTEST_ROW or rows.hi < MANY_ROWS // 2:
         return group
-    writes = writes_in(group.nests)
+    writes = analysis.writes_in(group.nests)
     if any(write.index_scalar is not None for write in writes):
         return group
     accesses = [index for nest in group.nests for _, index in loads_of(nest) if index is not None]
@@ -133,7 +124,7 @@ def _crossing(group: Group, shape: Shape) -> tuple[Range, Range] | None:
         if fast.size.is_const and fast.size.value < 16:
             return None
         for nest in group.nests:
-            for node in iter_scalars(*roots_in((nest,))):
+            for node in iter_scalars(*analysis.roots_in((nest,))):
                 if node.op == "load" and step_score(node.args[1], other.var) == 1.0:  # type: ignore[arg-type]
                     if step_score(node.args[1], fast.var) < 0:  # type: ignore[arg-type]
                         return fast, other
@@ -176,13 +167,13 @@ class Emitter(Noun, frozen=False):
     def __post_init__(self) -> None:
         self.choose()
         self.written = frozenset(self.group.written_buffers)
-        self.shortened = find_shortened(scalars_of(self.group)) if self.is_rounded else frozenset()
+        self.shortened = find_shortened(analysis.scalars_of(self.group)) if self.is_rounded else frozenset()
         self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
 
     def choose(self) -> None:
         """The axes of the tile and their block sizes."""
         self.group = as_rows(self.group)
-        self.shape = analyse(self.group, self.buffers)
+        self.shape = analysis.analyse(self.group, self.buffers)
         self.axes = make_axes(self.group, self.shape)
         row = self.axes[-1].size if self.has_rows else ONE
         longest = PERSISTENT if self.axes[0].size is not ONE else 2 * PERSISTENT
@@ -269,7 +260,7 @@ class Emitter(Noun, frozen=False):
         """Some index may not fit in 32 bits. Symbolic ones do: see aot/joint.py."""
         if any(a.buffer.type.numel.hi > NARROW for a in self.shape.args if a.buffer.type.numel.is_const):
             return True
-        return any(expr.hi > NARROW for expr in group_exprs(self.group) if not symbols(expr))
+        return any(expr.hi > NARROW for expr in analysis.group_exprs(self.group) if not symbols(expr))
 
     def _indices(self) -> None:
         """Positions along each axis, and the loop variables they stand for."""
@@ -306,10 +297,10 @@ class Emitter(Noun, frozen=False):
         """Weights that a row is multiplied by are on their way before the kernel before this one is done."""
         if not self.has_rows or self.is_looped:
             return
-        sure = certain(roots_in(self.group.nests), self.certain)
+        sure = certain(analysis.roots_in(self.group.nests), self.certain)
         found = [
             node
-            for node in scalars_of(self.group)
+            for node in analysis.scalars_of(self.group)
             if node.op == "load" and node in sure and self.buffers[str(node.args[0])].kind == "constant"
         ]
         if len(found) <= MOST_EARLY:
@@ -319,7 +310,7 @@ class Emitter(Noun, frozen=False):
         """What a row picks by an index is two loads one after the other: on their way before the row."""
         if not self.has_rows or self.is_looped:
             return
-        roots = roots_in(nest for step in self.shape.passes for nest in step.rows)
+        roots = analysis.roots_in(nest for step in self.shape.passes for nest in step.rows)
         sure = certain(roots, self.certain)
         for node in iter_scalars(*roots):
             if node.op == "load_at" and node in sure:
@@ -330,7 +321,7 @@ class Emitter(Noun, frozen=False):
     # -- passes
 
     def _pass(self, step: Pass, shifted: dict[Write, Write]) -> None:
-        for write in writes_in(step.rows):
+        for write in analysis.writes_in(step.rows):
             self._store(write, self._value(write.value))
         if not step.points:
             return
@@ -340,7 +331,7 @@ class Emitter(Noun, frozen=False):
             self._at_once(step.points)
 
     def _at_once(self, nests: Iterable[Nest]) -> None:
-        for write in writes_in(nests):
+        for write in analysis.writes_in(nests):
             tile = self._value(write.value)
             if not write.reduce:
                 self._store(write, tile)
@@ -387,7 +378,7 @@ class Emitter(Noun, frozen=False):
     def _looped(self, step: Pass, shifted: dict[Write, Write]) -> None:
         """One walk over the row in blocks; a second one for deviations from the mean. Sums of exponentials
         under the maximum come with it: what was summed is scaled down whenever the maximum grows."""
-        writes = writes_in(step.points)
+        writes = analysis.writes_in(step.points)
         reductions = [w for w in writes if w.reduce]
         grown = {*shifted, *shifted.values()}
         accumulators = {
@@ -414,7 +405,7 @@ class Emitter(Noun, frozen=False):
                     else:
                         self.w(f"{name} = {COMBINE[kind].format(name, value)}")
 
-        self._walk(roots_in(step.points), take_block)
+        self._walk(analysis.roots_in(step.points), take_block)
         for write in writes:  # a value per point belongs to a block that is gone: later passes make it anew
             if not write.reduce:
                 self.values.pop(write.buffers[0], None)
@@ -656,9 +647,9 @@ class Emitter(Noun, frozen=False):
 
 def find_shifted(step: Pass, after: Pass) -> dict[Write, Write]:
     """Where the second pass only sums exp(x - max(x)): its sums, and their maxima in the first pass."""
-    tops = {w.buffers[0]: w for w in writes_in(step.points) if w.reduce == "max"}
+    tops = {w.buffers[0]: w for w in analysis.writes_in(step.points) if w.reduce == "max"}
     found: dict[Write, Write] = {}
-    for write in writes_in(after.points):
+    for write in analysis.writes_in(after.points):
         apart = write.value.operands[0] if write.value.op == "exp" else write.value
         x, shift = apart.operands if apart.op == "sub" else (apart, apart)
         top = tops.get(str(shift.args[0])) if shift.op == "load" else None
