@@ -194,7 +194,7 @@ def test_counted_positions_wrap_and_are_checked(start: int) -> None:
 
     x = normal(8, 5)
     if start > 0:
-        with pytest.raises(IndexError, match="index out of range"):
+        with pytest.raises(IndexError, match="out of (range|bounds)"):
             dovetail.compile(rows)(x)
         return
     for got, want in zip(dovetail.compile(rows)(x), rows(x)):
