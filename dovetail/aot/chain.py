@@ -22,9 +22,10 @@ from torch.autograd.graph import _engine_run_backward
 
 from dovetail.aot.double import Eager, executes
 
-NEVER_ASKED: Final = torch.zeros(0, requires_grad=True)
-"""A leaf that every Chained has: autograd.grad, asked about others, leaves it out."""
-_NODE: Final[Any] = NEVER_ASKED.view_as(NEVER_ASKED).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):  # wherever the first call is made
+    NEVER_ASKED: Final = torch.zeros(0, requires_grad=True)
+    """A leaf that every Chained has: autograd.grad, asked about others, leaves it out."""
+    _NODE: Final[Any] = NEVER_ASKED.view_as(NEVER_ASKED).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 class Watch:

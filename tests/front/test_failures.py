@@ -90,6 +90,29 @@ def test_errors_are_there_before_anything_is_compiled() -> None:
     assert done.stdout == "True\n", done.stderr
 
 
+@pytest.mark.parametrize("mode", [
+    "torch.no_grad()", "torch.inference_mode()", "torch.device('meta')", "torch.autocast('cpu')",
+])  # fmt: skip
+def test_the_first_call_of_a_process_may_be_made_in_any_mode(mode: str) -> None:
+    program = f"""
+import torch, warnings
+warnings.simplefilter("error")
+x = torch.ones(4, 4)
+import dovetail
+with {mode}:
+    y = dovetail.compile(lambda x: (x @ x).relu() + 1)(x)
+print(float(y.sum()), dovetail.stats()["fallbacks_to_eager"])
+w = x.clone().requires_grad_()
+h, loss = dovetail.compile(lambda w: (w * 2, (w * 2).sum()))(w)
+loss.backward()
+print(float(w.grad.sum()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "80.0 0\n32.0\n", done.stderr
+
+
 def test_a_broken_compiler_on_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No C++ compiler at all: eager, one warning that says what to install."""
     build = importlib.import_module("dovetail.runtime.build")
