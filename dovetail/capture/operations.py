@@ -47,7 +47,7 @@ def has_fake(value: Any) -> bool:
 def on_fakes(trace: Trace, op: Callable[..., Any], *args: Any) -> Any:
     """An operator with a tensor among its operands."""
     for arg in args:
-        if type(arg) is Masked:  # which C code would take for a tensor
+        if type(arg) is Masked:  # no tensor that torch could compute with
             arg.leave()
     result = native(op, *args)
     if has_fake(result):
