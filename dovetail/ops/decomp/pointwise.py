@@ -95,16 +95,8 @@ def _on_numbers(prim: str) -> Callable[..., Value]:
 decomposes("aten.neg", prim=True)(_unary("neg"))
 decomposes("aten.abs", prim=True)(_on_numbers("abs"))
 decomposes("aten.sign", "aten.sgn", prim=True)(_on_numbers("sign"))
-
-
-@decomposes("aten.logical_not", prim=True)
-def logical_not(b: Build, x: Value) -> Value:
-    return finish(b, ~truth(b, x))
-
-
-@decomposes("aten.bitwise_not", prim=True)
-def bitwise_not(b: Build, x: Value) -> Value:
-    return ~x if x.dtype is BOOL else b.call("bit_not", x)
+decomposes("aten.logical_not", prim=True)(lambda b, x: finish(b, ~truth(b, x)))
+decomposes("aten.bitwise_not", prim=True)(lambda b, x: ~x if x.dtype is BOOL else b.call("bit_not", x))
 
 
 def _class_test(prim: str, b: Build, x: Value) -> Value:
@@ -136,6 +128,8 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "rad2deg": lambda b, x: x * (180.0 / math.pi),
     "threshold": lambda b, x, threshold, value: b.where(x <= threshold, value, x),
     "native_dropout_backward": lambda b, grad, mask, scale: grad * mask * scale,
+    "addcmul": lambda b, x, y, z, value=1: x + (y * z if value == 1 else y * z * b.operands(value)[0]),
+    "addcdiv": lambda b, x, y, z, value=1: x + (y if value == 1 else y * b.operands(value)[0]) / z,
 }
 for _name, _formula in FORMULAS.items():
     decomposes(f"aten.{_name}")(pointwise(_formula))
@@ -307,15 +301,3 @@ def lerp(b: Build, start: Value, end: Value, weight: Operand) -> Value:
         weight = b.full((), weight, start.dtype, start.type.device)
     near, far = start + gap * weight, end - gap * (1.0 - weight)
     return b.where(b.call("abs", weight) < 0.5, near, far)
-
-
-@decomposes("aten.addcmul")
-@pointwise
-def addcmul(b: Build, x: Value, y: Value, z: Value, *, value: Number = 1) -> Value:
-    return x + y * z * b.operands(value)[0] if value != 1 else x + y * z
-
-
-@decomposes("aten.addcdiv")
-@pointwise
-def addcdiv(b: Build, x: Value, y: Value, z: Value, *, value: Number = 1) -> Value:
-    return x + y / z if value == 1 else x + (y * b.operands(value)[0]) / z

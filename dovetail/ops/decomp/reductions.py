@@ -47,12 +47,15 @@ def _total(
     prim: str, b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
     dtype: DType | None = None,
 ) -> Value:  # fmt: skip
-    """sum and prod, over some dimensions or over all"""
-    return b.reduce(prim, accumulate(x, b.out.dtype), dims_of(x, dim), keepdim).to(b.out.dtype)
+    """sum and prod, any and all, over some dimensions or over all"""
+    v = truth(b, x) if prim in ("any", "all") else accumulate(x, b.out.dtype)
+    return b.reduce(prim, v, dims_of(x, dim), keepdim).to(b.out.dtype)
 
 
 decomposes("aten.sum", "aten.sum.dim_IntList")(partial(_total, "sum"))
 decomposes("aten.prod", "aten.prod.dim_int")(partial(_total, "prod"))
+for _name in ("any", "all"):
+    decomposes(f"aten.{_name}", f"aten.{_name}.dim", f"aten.{_name}.dims")(partial(_total, _name))
 
 
 @decomposes("aten.cumsum")
@@ -97,16 +100,6 @@ for _name in ("max", "min"):
     decomposes(f"aten.arg{_name}")(partial(_extreme, (f"arg{_name}",)))
     decomposes(f"aten.{_name}.dim")(partial(_extreme, (_name, f"arg{_name}")))
 decomposes("aten.aminmax")(partial(_extreme, ("min", "max")))
-
-
-def _truth_reduction(
-    prim: str, b: Build, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False
-) -> Value:
-    return b.reduce(prim, truth(b, x), dims_of(x, dim), keepdim).to(b.out.dtype)
-
-
-for _name in ("any", "all"):
-    decomposes(f"aten.{_name}", f"aten.{_name}.dim", f"aten.{_name}.dims")(partial(_truth_reduction, _name))
 
 
 # -- variance --------------------------------------------------------------------------------------
@@ -193,21 +186,28 @@ def logsumexp(b: Build, x: Value, dim: Sequence[int], keepdim: bool = False) -> 
 # -- softmax ---------------------------------------------------------------------------------------
 
 
-def _softmax(is_log: bool, b: Build, x: Value, dim: int, half_to_float: bool) -> Value:
+def _softmax(kind: str, b: Build, x: Value, dim: int, dtype: object = None) -> Value:
+    """`kind`: plain, log, or safe, which gives zeros where all is -inf"""
     dims = dims_of(x, dim)
+    decline_if(kind == "safe" and not dims)
     if not dims:
-        return b.full((), 0 if is_log else 1, b.out.dtype, x.type.device)
+        return b.full((), 0 if kind == "log" else 1, b.out.dtype, x.type.device)
     check_not_empty(x, dims)
-    v = accumulate(x, x.dtype if not b.out.dtype.bits == 32 else b.out.dtype)
+    v = accumulate(x, b.out.dtype)
     decline_if(not v.dtype.is_float)
-    shifted = v - b.reduce("max", v, dims, keepdim=True)
+    top = b.reduce("max", v, dims, keepdim=True)
+    shifted = v - top
     e = b.call("exp", shifted)
     total = b.reduce("sum", e, dims, keepdim=True)
-    return (shifted - b.call("log", total) if is_log else e / total).to(b.out.dtype)
+    out = shifted - b.call("log", total) if kind == "log" else e / total
+    if kind == "safe":
+        out = b.where(b.expand(top.eq(-math.inf), out.shape), 0.0, out)
+    return out.to(b.out.dtype)
 
 
-decomposes("aten._softmax")(partial(_softmax, False))
-decomposes("aten._log_softmax")(partial(_softmax, True))
+decomposes("aten._softmax")(partial(_softmax, "plain"))
+decomposes("aten._log_softmax")(partial(_softmax, "log"))
+decomposes("aten._safe_softmax")(partial(_softmax, "safe"))
 
 
 @decomposes("aten._softmax_backward_data")
@@ -245,15 +245,3 @@ def _one_hot_sum(b: Build, grad: Value, dim: int) -> Value | None:
     if target.args[2] != others or value.args[2] != others:
         return None
     return b.unsqueeze(Value(cast(Node, value.args[0]), b), (dim,))
-
-
-@decomposes("aten._safe_softmax")
-def safe_softmax(b: Build, x: Value, dim: int, dtype: DType | None = None) -> Value:
-    v = accumulate(x, b.out.dtype)
-    dims = dims_of(x, dim)
-    decline_if(not dims)
-    check_not_empty(x, dims)
-    top = b.reduce("max", v, dims, keepdim=True)
-    e = b.call("exp", v - top)
-    out = e / b.reduce("sum", e, dims, keepdim=True)
-    return b.where(b.expand(top.eq(-math.inf), out.shape), 0.0, out).to(b.out.dtype)

@@ -22,9 +22,7 @@ def _repeats(small: Sequence[Expr], large: Sequence[Expr]) -> list[int]:
     return found
 
 
-@decomposes("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",
-            "aten._upsample_nearest_exact1d", "aten._upsample_nearest_exact2d",
-            "aten._upsample_nearest_exact3d")  # fmt: skip
+@decomposes(*(f"aten.{kind}{n}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for n in "123"))
 def upsample_nearest(b: Build, x: Value, *args: Any, **kwargs: Any) -> Value:
     times = _repeats(x.shape[2:], b.out.shape[2:])
     decline_if(not all(_is_scale(scale, times) for scale in (*args[1:], *kwargs.values())))
@@ -40,12 +38,8 @@ def _is_scale(scale: Any, times: list[int]) -> bool:
     return scale is None or scale in times
 
 
-@decomposes(
-    "aten.upsample_nearest1d_backward", "aten.upsample_nearest2d_backward", "aten.upsample_nearest3d_backward"
-)
-def upsample_nearest_backward(
-    b: Build, grad: Value, output_size: Any, input_size: Any, *scales: Any
-) -> Value:
+@decomposes(*(f"aten.upsample_nearest{n}d_backward" for n in "123"))
+def upsample_nearest_backward(b: Build, grad: Value, output_size: Any, size: Any, *scales: Any) -> Value:
     times = _repeats(b.out.shape[2:], grad.shape[2:])
     decline_if(not all(_is_scale(scale, times) for scale in scales) or grad.dtype.is_low_precision)
     split = list(grad.shape[:2])

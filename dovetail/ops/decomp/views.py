@@ -24,9 +24,9 @@ def regroup(b: Build, x: Value, *dims: object) -> Value:
     return b.reshape(x, b.out.shape)
 
 
-@decomposes("aten.alias", "aten.detach", "aten.lift_fresh", "aten.lift", "aten._conj")
-def alias(b: Build, x: Value) -> Value:
-    return x
+names = "aten.alias", "aten.detach", "aten.lift_fresh", "aten.lift", "aten._conj"
+decomposes(*names)(lambda b, x: x)
+decomposes("aten.expand", prim=True)(lambda b, x, size, implicit=False: b.expand(x, b.out.shape))
 
 
 @decomposes("aten.permute", prim=True)
@@ -34,26 +34,14 @@ def permute(b: Build, x: Value, dims: Sequence[int]) -> Value:
     return b.permute(x, [d % max(x.ndim, 1) for d in dims])
 
 
-@decomposes("aten.t")
-def transpose_last(b: Build, x: Value) -> Value:
-    order = list(range(x.ndim))
-    order[-2:] = order[-2:][::-1]
-    return b.permute(x, order)
-
-
-@decomposes("aten.transpose.int")
-def transpose(b: Build, x: Value, dim0: int, dim1: int) -> Value:
+@decomposes("aten.t", "aten.transpose.int")
+def transpose(b: Build, x: Value, dim0: int = 0, dim1: int = -1) -> Value:
     if not x.ndim:
         return x
     order = list(range(x.ndim))
     first, second = dim0 % x.ndim, dim1 % x.ndim
     order[first], order[second] = order[second], order[first]
     return b.permute(x, order)
-
-
-@decomposes("aten.expand", prim=True)
-def expand(b: Build, x: Value, size: Sequence[Size], *, implicit: bool = False) -> Value:
-    return b.expand(x, b.out.shape)
 
 
 @decomposes("aten.slice.Tensor", prim=True)
