@@ -85,9 +85,8 @@ class Memory(Noun, frozen=False):
         base = self.read(ref.parent)
         node = base
         if ref.step is not None:
-            node = self.builder.call(
-                ref.step.op, (base, *ref.step.args), ref.type, name=ref.name, loc=ref.loc
-            )
+            args = (base, *ref.step.args)
+            node = self.builder.call(ref.step.op, args, ref.type, name=ref.name, loc=ref.loc)
             self.origin[node] = base
         ref.node, ref.generation = node, ref.storage.generation
         return node
@@ -117,10 +116,8 @@ class Memory(Noun, frozen=False):
         inverse = INVERSES.get(view.step.op)
         if inverse is None:
             raise UnsupportedMutation(loc, detail=f"writing through the view {view.step.op}")
-        op, args = inverse(view, base, value)
-        return self.builder.call(
-            op, args, view.parent.type, name=f"{view.parent.name or base.name}_new", loc=loc
-        )
+        whole, name = view.parent.type, f"{view.parent.name or base.name}_new"
+        return self.builder.call(*inverse(whole, view.step, base, value), whole, name=name, loc=loc)
 
     def source_of(self, node: Node) -> Node:
         """The node whose memory a chain of view nodes shows."""
@@ -142,44 +139,30 @@ def overlaps(kind: TensorType) -> bool:
 
 # -- inverses of views -------------------------------------------------------------------------------
 
-Inverse: TypeAlias = "Callable[[Ref, Node, Node], tuple[str, tuple[Arg, ...]]]"
+Call: TypeAlias = "tuple[str, tuple[Arg, ...]]"
+Inverse: TypeAlias = "Callable[[TensorType, ViewStep, Node, Node], Call]"
+"""What the view is of, the view, the node that is viewed, the view's new value -> op and arguments."""
 
 
-def _scatter(op: str, view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
+def _scatter(op: str, whole: TensorType, step: ViewStep, base: Node, value: Node) -> Call:
     """The base keeps what the view does not show: op(base, value, ...the view's arguments)."""
-    assert view.step is not None
-    return op, (base, value, *view.step.args)
+    return op, (base, value, *step.args)
 
 
-def _reshape(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
+def _reshape(whole: TensorType, step: ViewStep, base: Node, value: Node) -> Call:
     """The view shows all of the base in the same order."""
-    assert view.parent is not None
-    return "aten.view.default", (value, view.parent.type.shape)
+    return "aten.view.default", (value, whole.shape)
 
 
-def _unexpand(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
-    assert view.parent is not None
-    if view.type.numel is not view.parent.type.numel:
-        raise UnsupportedMutation(view.loc, detail="writing to a part of an expanded tensor")
-    return _reshape(view, base, value)
+def _unexpand(whole: TensorType, step: ViewStep, base: Node, value: Node) -> Call:
+    if value.tensor.numel is not whole.numel:
+        raise UnsupportedMutation(value.loc, detail="writing to a part of an expanded tensor")
+    return _reshape(whole, step, base, value)
 
 
-def _unpermute(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
-    assert view.step is not None and isinstance(view.step.args[0], tuple)
-    rank = len(view.step.args[0])
-    order = [int(dim) % rank for dim in view.step.args[0]]  # type: ignore[arg-type]
-    return "aten.permute.default", (value, tuple(order.index(i) for i in range(rank)))
-
-
-def _same(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
-    """Its own inverse."""
-    assert view.step is not None
-    return view.step.op, (value, *view.step.args)
-
-
-def _undo_bits(view: Ref, base: Node, value: Node) -> tuple[str, tuple[Arg, ...]]:
-    assert view.parent is not None
-    return "aten.view.dtype", (value, view.parent.type.dtype)
+def _unpermute(whole: TensorType, step: ViewStep, base: Node, value: Node) -> Call:
+    order = [int(dim) % whole.ndim for dim in step.args[0]]  # type: ignore[arg-type, union-attr]
+    return "aten.permute.default", (value, tuple(order.index(i) for i in range(whole.ndim)))
 
 
 INVERSES: Final[dict[str, Inverse]] = {
@@ -187,19 +170,16 @@ INVERSES: Final[dict[str, Inverse]] = {
     "aten.select.int": partial(_scatter, "aten.select_scatter.default"),
     "aten.diagonal.default": partial(_scatter, "aten.diagonal_scatter.default"),
     "aten.as_strided.default": partial(_scatter, "aten.as_strided_scatter.default"),
-    "aten.view.default": _reshape,
-    "aten.unsqueeze.default": _reshape,
-    "aten.squeeze.default": _reshape,
-    "aten.squeeze.dim": _reshape,
-    "aten.squeeze.dims": _reshape,
+    **dict.fromkeys(("aten.view.default", "aten.unsqueeze.default"), _reshape),
+    **dict.fromkeys(("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"), _reshape),
     "aten.expand.default": _unexpand,
     "aten.permute.default": _unpermute,
-    "aten.transpose.int": _same,
-    "aten.t.default": _same,
-    "aten._conj.default": _same,
-    "aten._neg_view.default": _same,
-    "aten.view.dtype": _undo_bits,
-    "aten.view_as_real.default": lambda view, base, value: ("aten.view_as_complex.default", (value,)),
-    "aten.view_as_complex.default": lambda view, base, value: ("aten.view_as_real.default", (value,)),
+    **dict.fromkeys(  # their own inverses
+        ("aten.transpose.int", "aten.t.default", "aten._conj.default", "aten._neg_view.default"),
+        lambda whole, step, base, value: (step.op, (value, *step.args)),
+    ),
+    "aten.view.dtype": lambda whole, step, base, value: ("aten.view.dtype", (value, whole.dtype)),
+    "aten.view_as_real.default": lambda whole, step, base, value: ("aten.view_as_complex.default", (value,)),
+    "aten.view_as_complex.default": lambda whole, step, base, value: ("aten.view_as_real.default", (value,)),
 }
 """view op -> the op that puts a new value of the view back into its base."""

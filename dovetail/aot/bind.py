@@ -34,7 +34,7 @@ from torch.autograd import Function
 from dovetail.aot import double
 from dovetail.aot.chain import NEVER_ASKED, Chained, Watch, tell_hooks
 from dovetail.aot.cost import class_of
-from dovetail.aot.interpret import as_strided
+from dovetail.aot.interpret import as_strided, restride
 from dovetail.aot.joint import Joint
 from dovetail.aot.missing import by_group, narrowed
 from dovetail.aot.partition import Partition, Saved, exprs_in
@@ -100,11 +100,6 @@ def _make_function(scope: dict[str, Any], suffix: str) -> Callable[..., Any]:
     made = tell_hooks(type("CompiledFunction", (Function,), parts))
     made._backward_cls.apply = scope[f"backward{suffix}"]  # the base class's would only find and call it
     return super(Function, made).apply  # type: ignore[misc, no-any-return]
-
-
-def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A tangent laid out as backward was compiled for."""
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def shares_memory(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:

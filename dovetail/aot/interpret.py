@@ -25,11 +25,14 @@ def as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = Non
     return x.as_strided(size, stride, x.storage_offset() + (offset or 0))
 
 
-def _as_strided_scatter(
-    x: torch.Tensor, src: torch.Tensor, size: Any, stride: Any, offset: int = 0
-) -> torch.Tensor:
-    result = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device).copy_(x)
-    result.as_strided(size, stride, offset or 0).copy_(src)
+def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A copy laid out in memory like this."""
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _as_strided_scatter(x: torch.Tensor, src: torch.Tensor, *window: Any) -> torch.Tensor:
+    result = restride(x, x.stride())
+    as_strided(result, *window).copy_(src)
     return result
 
 
@@ -101,9 +104,7 @@ def _laid_out(value: Any, node: Arg, symbols: Mapping[str, int]) -> Any:
     if not isinstance(node, Node) or not isinstance(node.type, TensorType) or value.is_mkldnn:
         return value
     stride = tuple(evaluate(expr, symbols) for expr in node.type.stride)
-    if value.stride() == stride or 0 in stride:
-        return value
-    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+    return value if value.stride() == stride or 0 in stride else restride(value, stride)
 
 
 def _last_uses(graph: Graph) -> dict[int, list[Node]]:

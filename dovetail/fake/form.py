@@ -52,12 +52,8 @@ class Form(Noun):
 
 
 def static_form(tensor: torch.Tensor) -> Form:
-    return Form(
-        tuple(const(int(n)) for n in tensor.size()),
-        tuple(const(int(n)) for n in tensor.stride()),
-        const(int(tensor.storage_offset())),
-        tensor.dtype,
-    )
+    shape, stride = (tuple(const(int(n)) for n in part) for part in (tensor.size(), tensor.stride()))
+    return Form(shape, stride, const(int(tensor.storage_offset())), tensor.dtype)
 
 
 def broadcast(shapes: Shapes, *operands: Shape) -> Shape:

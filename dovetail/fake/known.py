@@ -43,21 +43,14 @@ def summed(c: Call) -> torch.dtype:
     return found if c.get("dtype") or found.is_floating_point or found.is_complex else torch.int64
 
 
-def full_of(c: Call) -> torch.dtype:
-    if c.get("dtype"):
-        return c["dtype"]  # type: ignore[no-any-return]
-    value = c.get("fill_value", c.get("s"))
-    kinds = {bool: torch.bool, int: torch.int64, Expr: torch.int64}
-    if type(value) is complex:
+def of_numbers(c: Call, *values: Any) -> torch.dtype:
+    """The argument `dtype`, else what eager makes of such numbers."""
+    if any(type(value) is complex for value in values):
         raise Unruled
-    return kinds.get(type(value), torch.get_default_dtype())
-
-
-def ranged(c: Call) -> torch.dtype:
-    values = (c.get("start", 0), c["end"], c.get("step", 1))
-    if c.get("dtype"):
-        return c["dtype"]  # type: ignore[no-any-return]
-    return torch.int64 if all(isinstance(v, (int, Expr)) for v in values) else torch.get_default_dtype()
+    is_bool, is_whole = (all(isinstance(v, kinds) for v in values) for kinds in (bool, (int, Expr)))
+    return c.get("dtype") or (
+        torch.bool if is_bool else torch.int64 if is_whole else torch.get_default_dtype()
+    )
 
 
 def joined(c: Call) -> torch.dtype:
@@ -109,10 +102,6 @@ def on_cpu(dtypes: DTypes, c: Call) -> Any:
 def _of_weight(c: Call) -> torch.dtype:
     weight = c.get("weight")
     return weight.dtype if isinstance(weight, Form) else first(c)  # type: ignore[return-value]
-
-
-def group_statistics(c: Call) -> list[torch.dtype | None]:
-    return [first(c), *[_of_weight(c)] * 2] if c.device == "cpu" else statistics(c)
 
 
 def masked(c: Call) -> list[torch.dtype | None]:
@@ -177,10 +166,6 @@ def concatenated(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     return channels_last(shape) if is_last else contiguous(c, shape)
 
 
-def shuffled(c: Call, shape: tuple[int, ...]) -> list[int] | None:
-    return channels_last(shape) if _suggests_channels_last(c.first) else contiguous(c, shape)
-
-
 def rolled(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """Two parts put together the other way round, dim by dim; a part may be empty, and then it is plain."""
     moved = [shift % shape[dim] for shift, dim in zip(c["shifts"], c.get("dims", ())) if shape[dim]]
@@ -231,7 +216,8 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (masked, from_contiguous, "native_group_norm_backward native_batch_norm_backward"),
     (masked, contiguous, "native_layer_norm_backward _fused_rms_norm_backward"),
     (statistics, normalised, "native_batch_norm"),
-    (group_statistics, from_contiguous, "native_group_norm"),
+    (lambda c: [first(c), *[_of_weight(c)] * 2] if c.device == "cpu" else statistics(c), from_contiguous,
+     "native_group_norm"),
     (row_statistics, contiguous, "native_layer_norm"),
     (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
@@ -254,8 +240,8 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
      "topk sort cummax cummin max_pool2d_with_indices max min median"),
     (asked, preserved, "clone _to_copy zeros_like ones_like full_like empty_like rand_like randn_like"),
     (lambda c: c.get("dtype") or torch.get_default_dtype(), contiguous, "zeros ones rand randn"),
-    (full_of, contiguous, "full scalar_tensor"),
-    (ranged, contiguous, "arange"),
+    (lambda c: of_numbers(c, c.get("fill_value", c.get("s"))), contiguous, "full scalar_tensor"),
+    (lambda c: of_numbers(c, c.get("start", 0), c["end"], c.get("step", 1)), contiguous, "arange"),
     (lambda c: c["dtype"] if isinstance(c["dtype"], torch.dtype) else torch.int64, contiguous, "randint"),
     (asked, contiguous, "new_zeros new_ones new_full new_empty"),
     (joined, concatenated, "cat"),
@@ -267,7 +253,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
         max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward"""),
-    (partial(on_cpu, first), shuffled, "channel_shuffle"),
+    (partial(on_cpu, first), concatenated, "channel_shuffle"),
     (partial(on_cpu, first), as_image, """
         pixel_shuffle reflection_pad2d replication_pad2d reflection_pad3d replication_pad3d
         reflection_pad2d_backward replication_pad2d_backward reflection_pad3d_backward

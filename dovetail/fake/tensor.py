@@ -79,11 +79,7 @@ class Fake(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls,
-        func: Callable[..., Any],
-        types: object,
-        args: Args = (),
-        kwargs: Kwargs | None = None,
+        cls, func: Callable[..., Any], types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         return infer(func, args, kwargs or {})
 
@@ -121,9 +117,8 @@ class FakeMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: Args = (),
-        kwargs: Kwargs | None = None,
-    ) -> Any:  # fmt: skip
+        self, func: Callable[..., Any], types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
         return infer(func, args, kwargs or {})
 
 
@@ -546,11 +541,6 @@ def _batch_norm_on_cpu(device: torch.device, args: list[Any], result: Any) -> An
     return (output, *stats, *result[3:])
 
 
-def _log_sigmoid(device: torch.device, args: list[Any], result: Any) -> Any:
-    """Only the CPU fills the buffer that backward reads."""
-    return result if device.type == "cpu" else (result[0], result[1].new_empty(0))
-
-
 def _layer_norm_on_cpu(device: torch.device, args: list[Any], result: Any) -> Any:
     if device.type != "cpu":
         return result
@@ -587,13 +577,14 @@ CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
     "aten._native_batch_norm_legit.default": _batch_norm_on_cpu,
     "aten._native_batch_norm_legit_functional.default": _batch_norm_with_updates,
     "aten._native_batch_norm_legit_no_training.default": lambda device, args, result: _batch_norm_on_cpu(
-        device, [*args[:5], False], result
-    ),
-    "aten.log_sigmoid_forward.default": _log_sigmoid,
+        device, [*args[:5], False], result),
+    # Only the CPU fills the buffer that backward reads.
+    "aten.log_sigmoid_forward.default": lambda device, args, result: (
+        result if device.type == "cpu" else (result[0], result[1].new_empty(0))),
     "aten.native_layer_norm.default": _layer_norm_on_cpu,
     "aten.pow.Scalar": lambda device, args, result: result.contiguous(),
     "aten.im2col.default": lambda device, args, result: result.contiguous(),
-}
+}  # fmt: skip
 """Where the meta kernel describes another device than the one that is faked, or is wrong."""
 
 
