@@ -46,22 +46,14 @@ class Shape(Noun):
 
 def analyse(group: Group, buffers: dict[str, Buffer]) -> Shape:
     passes = tuple(_passes(group))
-    row_values = frozenset(
-        buffer
-        for nest in group.nests
-        if nest.reduce or len(nest.ranges) == group.outer != len(group.ranges)
-        for buffer in nest.written_buffers
-    )
-    loops = {r.var for r in group.ranges}
-    used = {s for expr in group_exprs(group) for s in symbols(expr)} - loops
-    return Shape(
-        tuple(_arguments(group, buffers)),
-        tuple(sorted(used, key=lambda s: s.name)),
-        tuple(dict.fromkeys(str(node.args[0]) for node in scalars_of(group) if node.op == "input")),
-        passes,
-        choose_contiguous(group),
-        tuple(_kept_rows(group, row_values)),
-    )
+    has_inner = len(group.ranges) > group.outer
+    rows = [n for n in group.nests if n.reduce or has_inner and len(n.ranges) == group.outer]
+    row_values = frozenset(buffer for nest in rows for buffer in nest.written_buffers)
+    used = {s for expr in group_exprs(group) for s in symbols(expr)} - {r.var for r in group.ranges}
+    numbers = dict.fromkeys(str(node.args[0]) for node in scalars_of(group) if node.op == "input")
+    args, sizes = tuple(_arguments(group, buffers)), tuple(sorted(used, key=lambda s: s.name))
+    kept = tuple(_kept_rows(group, row_values))
+    return Shape(args, sizes, tuple(numbers), passes, choose_contiguous(group), kept)
 
 
 Form: TypeAlias = "tuple[object, ...]"
@@ -277,11 +269,8 @@ def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
                 seen.add((buffer, index))
                 yield index, 1.0
         for write in nest.writes:
-            if (
-                any(b not in internal for b in write.buffers)
-                and write.index_scalar is None
-                and write.reduce in (None, SCAN)
-            ):
+            is_plain = write.index_scalar is None and write.reduce in (None, SCAN)
+            if is_plain and not internal.issuperset(write.buffers):
                 yield write.index, STORE_WEIGHT
 
 

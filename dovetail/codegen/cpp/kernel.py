@@ -22,7 +22,7 @@ from dovetail.codegen.cpp.loops import Body
 from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.reduce import place_dtype
-from dovetail.codegen.cpp.values import KernelWriter
+from dovetail.codegen.cpp.values import KernelWriter, indented
 from dovetail.codegen.names import token
 from dovetail.codegen.target import Launchable, launchable
 from dovetail.ir.loop import Buffer, Scalar, loads_of, roots_of
@@ -49,13 +49,7 @@ def emit_kernel(
     params += [f"double {name}" for name in shape.numbers]
     params += ["int32_t* bad"] if writer.may_fail else []
     head = f'extern "C" void {token("")}({", ".join(params)}) {{'
-    lines = [
-        f"namespace v{lanes} {{",
-        head,
-        *("    " + x if not x.startswith("#") else x for x in body),
-        "}",
-        "}",
-    ]
+    lines = [f"namespace v{lanes} {{", head, *map(indented, body), "}", "}"]
     text, prelude = "\n".join(lines) + "\n", emit_prelude(lanes, widest, writer.functions)
     comment = "".join(f"// {line}\n" for line in str(group).splitlines())
     comment += "".join(f"//   {a.buffer}\n" for a in shape.args)

@@ -187,12 +187,10 @@ class Body(Noun, frozen=False):
             return None
         best: tuple[Range, list[tuple[str, Expr]]] | None = None
         for item in self.loops:
-            loads = [
-                (buffer, index)
-                for buffer, index in crossing_loads(self.group, vector.var, item.var)
-                if self.writer.buffers[buffer].type.dtype.bytes == self.writer.widest
-                and self.writer.buffers[buffer].type.dtype is not BOOL
-            ]
+            found = crossing_loads(self.group, vector.var, item.var)
+            kinds = {name: self.writer.buffers[name].type.dtype for name, _ in found}
+            whole = {name for name, kind in kinds.items() if kind.bytes == self.writer.widest}
+            loads = [load for load in found if load[0] in whole and kinds[load[0]] is not BOOL]
             if _at_most(item.size, self.writer.lanes // 2) or _at_most(vector.size, self.writer.lanes // 2):
                 continue
             if len(loads) > (len(best[1]) if best else 0):
@@ -218,10 +216,8 @@ class Body(Noun, frozen=False):
             square.lines += full.lines
         else:
             size, count = c_expr(vector.size), c_expr(other.size)
-            square(
-                f"const int64_t left = min_i({lanes}, {size} - {vector.var.name});\n"
-                f"const int64_t rows = min_i({lanes}, {count} - {start});"
-            )
+            square(f"const int64_t left = min_i({lanes}, {size} - {vector.var.name});")
+            square(f"const int64_t rows = min_i({lanes}, {count} - {start});")
             square.block(f"if (left == {lanes} && rows == {lanes}) {{", full)
             part = Scope(3, square)
             self.writer.tail = "left"
@@ -321,12 +317,8 @@ class Body(Noun, frozen=False):
         return kept if is_large else ()
 
     def accumulators(self, step: Pass, copies: int) -> list[Accumulator]:
-        return [
-            Accumulator(self.writer, nest, write, copies)
-            for nest in step.points
-            for write in nest.writes
-            if write.reduce
-        ]
+        writes = [(nest, write) for nest in step.points for write in nest.writes if write.reduce]
+        return [Accumulator(self.writer, nest, write, copies) for nest, write in writes]
 
     def walk(self, step: Pass, scope: Scope) -> None:
         """One pass over the inner points."""
@@ -390,13 +382,9 @@ class Body(Noun, frozen=False):
 
     def recomputed(self, step: Pass) -> dict[str, Scalar]:
         """What a second walk has to compute again: it is in no memory."""
-        return {
-            w.buffers[0]: w.value
-            for n in step.points
-            if not n.reduce
-            for w in n.writes
-            if w.buffers[0] in self.group.internal and w.buffers[0] not in self.shape.kept_rows
-        }
+        made = {w.buffers[0]: w.value for w in writes_in(n for n in step.points if not n.reduce)}
+        gone = set(self.group.internal) - set(self.shape.kept_rows)
+        return {name: value for name, value in made.items() if name in gone}
 
     def _copies(self, step: Pass) -> int:
         """Accumulators side by side: as many as a row fills, and one where the order counts."""

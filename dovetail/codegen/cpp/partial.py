@@ -63,10 +63,8 @@ class Partial(Noun, frozen=False):
             self.writer.functions |= functions_of(pattern, (item.dtype,))
             kind = C_TYPE[item.dtype]
             scope(f"{kind} {total} = {self.name}[0];")
-            scope(
-                f"for (int64_t q = 1; q < pieces; ++q) "
-                f"{{ const {kind} v = {self.name}[q]; {total} = {pattern.format(total, 'v')}; }}"
-            )
+            step = f"const {kind} v = {self.name}[q]; {total} = {pattern.format(total, 'v')};"
+            scope(f"for (int64_t q = 1; q < pieces; ++q) {{ {step} }}")
             self._keep(0, total, item.dtype, scope)
 
     def _combine_squares(self, scope: Scope) -> None:
@@ -76,11 +74,8 @@ class Partial(Noun, frozen=False):
         scope("for (int64_t q = 1; q < pieces; ++q) {")
         scope(f"    const int64_t all = {n}_n + {n}_count[q]; if (!{n}_count[q]) continue;")
         scope(f"    const {kind} apart = {n}_mean[q] - {n}_m, share = ({kind}){n}_count[q] / ({kind})all;")
-        scope(
-            f"    {n}_s += {n}[q] + apart * apart * share * ({kind}){n}_n;\n"
-            f"    {n}_m += apart * share; {n}_n = all;"
-        )
-        scope("}")
+        scope(f"    {n}_s += {n}[q] + apart * apart * share * ({kind}){n}_n;")
+        scope(f"    {n}_m += apart * share; {n}_n = all;\n}}")
         self._keep(0, f"{n}_m", self.item.dtype, scope)
         self._keep(1, f"{n}_s", self.item.dtype, scope)
 

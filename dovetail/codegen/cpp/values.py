@@ -35,6 +35,11 @@ class Value(Noun):
     depth: int = 0
 
 
+def indented(line: str) -> str:
+    """One level deeper; what is for the preprocessor stays at the margin."""
+    return line if line.startswith("#") else f"    {line}"
+
+
 class Scope(Noun, frozen=False):
     """The body of one loop: statements so far and values known."""
 
@@ -57,11 +62,7 @@ class Scope(Noun, frozen=False):
         return found
 
     def block(self, head: str, body: Scope) -> None:
-        self.lines += [
-            head,
-            *("    " + line if not line.startswith("#") else line for line in body.lines),
-            "}",
-        ]
+        self.lines += [head, *map(indented, body.lines), "}"]
 
 
 class KernelWriter(Noun, frozen=False):
@@ -258,10 +259,8 @@ class KernelWriter(Noun, frozen=False):
         name = self.fresh()
         call = "load_mask" if node.dtype is BOOL else "load"
         count = f", {self.tail}" if self.tail else ""
-        scope(
-            f"const {ops.VECTOR_TYPE[node.dtype]} {name} = "
-            f"{call}({self.name(str(node.args[0]))} + {first.text}{count});"
-        )
+        place = f"{self.name(str(node.args[0]))} + {first.text}"
+        scope(f"const {ops.VECTOR_TYPE[node.dtype]} {name} = {call}({place}{count});")
         made = Value(name, node.dtype, True, scope.depth)
         scope.known[node] = made
         return made
@@ -269,11 +268,8 @@ class KernelWriter(Noun, frozen=False):
     def store(self, buffer: str, index: Expr, value: Value, scope: Scope) -> None:
         pointer = self.name(buffer)
         var = self.vector_var
-        parts = (
-            (ZERO, index)
-            if var is None or not value.is_vector and not self._in_vector(scope)
-            else linear_in(index, var)
-        )
+        is_single = var is None or not value.is_vector and not self._in_vector(scope)
+        parts = (ZERO, index) if is_single else linear_in(index, var)  # type: ignore[arg-type]
         if parts is not None and parts[0] is ZERO:
             lane = "[0]" if value.is_vector else ""
             scope(f"{pointer}[{c_expr(index)}] = {value.text}{lane};")

@@ -35,12 +35,6 @@ int32_t dv_overlaps;
 int32_t aoti_torch_get_current_cuda_stream(int32_t, void**);
 int32_t aoti_torch_create_cuda_guard(int32_t, void**);
 int32_t aoti_torch_delete_cuda_guard(void*);
-int32_t aoti_torch_cuda_mm_out(Handle, Handle, Handle);
-int32_t aoti_torch_cuda_bmm_out(Handle, Handle, Handle);
-int32_t aoti_torch_cuda_addmm_out(Handle, Handle, Handle, Handle, double, double);
-int32_t aoti_torch_cuda_baddbmm_out(Handle, Handle, Handle, Handle, double, double);
-int32_t aoti_torch_cuda_convolution(Handle, Handle, Handle*, const int64_t*, int64_t, const int64_t*, int64_t,
-    const int64_t*, int64_t, int32_t, const int64_t*, int64_t, int64_t, Handle*);
 }
 // Kernels are launched on the device that is current, whichever the user's is.
 struct OnDevice {

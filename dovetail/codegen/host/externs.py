@@ -45,10 +45,8 @@ def _into(function: str, writer: HostWriter, extern: Extern) -> bool:
     if numbers is None:
         return False
     out = writer.handle(extern.outputs[0])
-    writer(
-        f'TRY_OP("{extern.op}", '
-        f"aoti_torch_{shim(writer)}_{function}_out({', '.join([out, *args, *numbers])}))"
-    )
+    call = f"aoti_torch_{shim(writer)}_{function}_out({', '.join([out, *args, *numbers])})"
+    writer(f'TRY_OP("{extern.op}", {call})')
     return True
 
 
@@ -74,27 +72,19 @@ def _convolution(writer: HostWriter, extern: Extern) -> bool:
     out = f"h_{extern.outputs[0]}"
     writer(f"Tensor {out};")
     flags = f"{lists[0]}, {lists[1]}, {lists[2]}, {int(bool(transposed))}, {lists[3]}, {groups}"
-    writer(
-        f'TRY_OP("{extern.op}", '
-        f"aoti_torch_{shim(writer)}_convolution({a}, {b}, {bias_text}, {flags}, &{out}.handle))"
-    )
+    call = f"aoti_torch_{shim(writer)}_convolution({a}, {b}, {bias_text}, {flags}, &{out}.handle)"
+    writer(f'TRY_OP("{extern.op}", {call})')
     writer.settle(extern.outputs[0], out)
     return True
 
 
-def _rnn_layer(writer: HostWriter, extern: Extern) -> bool:
-    """What backward needs (the last result) is made only in grad mode: see runtime/calls.py."""
-    return extern.results[-1] not in writer.read and call_dispatcher(writer, extern)
-
-
 DIRECT: Final[dict[str, Callable[[HostWriter, Extern], bool]]] = {
-    "aten.mkldnn_rnn_layer.default": _rnn_layer,
-    "aten.mm.default": partial(_into, "mm"),
-    "aten.bmm.default": partial(_into, "bmm"),
-    "aten.addmm.default": partial(_into, "addmm"),
-    "aten.baddbmm.default": partial(_into, "baddbmm"),
+    # What backward needs (the last result) is made only in grad mode: see runtime/calls.py.
+    "aten.mkldnn_rnn_layer.default": lambda writer, extern: (
+        extern.results[-1] not in writer.read and call_dispatcher(writer, extern)),
+    **{f"aten.{name}.default": partial(_into, name) for name in ("mm", "bmm", "addmm", "baddbmm")},
     "aten.convolution.default": _convolution,
-}
+}  # fmt: skip
 
 
 # -- through Python --------------------------------------------------------------------------------
@@ -122,19 +112,15 @@ def call_python(writer: HostWriter, extern: Extern) -> None:
 
     args = tuple(slot(arg) for arg in extern.args)
     kwargs = tuple((key, slot(arg)) for key, arg in extern.kwargs)
-    index = len(writer.python_calls)
-    writer.python_calls.append(
-        PythonCall(extern.op, args, kwargs, len(tensors), len(extern.results), extern.positions)
-    )
-    count = len(extern.results)
+    index, count = len(writer.python_calls), len(extern.results)
+    called = PythonCall(extern.op, args, kwargs, len(tensors), count, extern.positions)
+    writer.python_calls.append(called)
     given, ints, got = (writer.fresh(stem) for stem in ("in", "number", "out"))
     writer(f"Handle {given}[] = {{{', '.join(tensors) or 'nullptr'}}};")
     writer(f"const int64_t {ints}[] = {{{', '.join(numbers) or '0'}}};")
     writer(f"Handle {got}[{max(count, 1)}] = {{}};")
-    call = (
-        f"python->call_with(python, {index}, {given}, {len(tensors)}, {ints}, {len(numbers)}, {got}, {count})"
-    )
-    writer(f"if ({call}) return 1;")
+    takes = f"{given}, {len(tensors)}, {ints}, {len(numbers)}, {got}, {count}"
+    writer(f"if (python->call_with(python, {index}, {takes})) return 1;")
     for k, name in enumerate(extern.results):
         owned = writer.fresh("made") if extern.into else f"h_{name}"
         writer(f"Tensor {owned}{{{got}[{k}]}};")

@@ -34,12 +34,12 @@ int32_t aoti_torch__reinterpret_tensor(Handle, int64_t, const int64_t*, const in
 int32_t aoti_torch_create_tensor_from_blob(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t,
                                            int32_t, int32_t, Handle*);
 int32_t aoti_torch_copy_(Handle, Handle, int32_t);
-int32_t aoti_torch_cpu_mm_out(Handle, Handle, Handle);
-int32_t aoti_torch_cpu_bmm_out(Handle, Handle, Handle);
-int32_t aoti_torch_cpu_addmm_out(Handle, Handle, Handle, Handle, double, double);
-int32_t aoti_torch_cpu_baddbmm_out(Handle, Handle, Handle, Handle, double, double);
-int32_t aoti_torch_cpu_convolution(Handle, Handle, Handle*, const int64_t*, int64_t, const int64_t*, int64_t,
-    const int64_t*, int64_t, int32_t, const int64_t*, int64_t, int64_t, Handle*);
+int32_t aoti_torch_%(device)s_mm_out(Handle, Handle, Handle);
+int32_t aoti_torch_%(device)s_bmm_out(Handle, Handle, Handle);
+int32_t aoti_torch_%(device)s_addmm_out(Handle, Handle, Handle, Handle, double, double);
+int32_t aoti_torch_%(device)s_baddbmm_out(Handle, Handle, Handle, Handle, double, double);
+int32_t aoti_torch_%(device)s_convolution(Handle, Handle, Handle*, const int64_t*, int64_t, const int64_t*,
+    int64_t, const int64_t*, int64_t, int32_t, const int64_t*, int64_t, int64_t, Handle*);
 int32_t aoti_torch_call_dispatcher(const char*, const char*, uint64_t*);
 __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 bool aoti_torch_grad_mode_is_enabled();

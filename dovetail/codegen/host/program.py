@@ -19,7 +19,7 @@ from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.host.cuda import CUDA_HEAD, launch_cuda
 from dovetail.codegen.host.dispatch import DISPATCH_HEAD
-from dovetail.codegen.host.externs import emit_extern
+from dovetail.codegen.host.externs import emit_extern, shim
 from dovetail.codegen.host.outline import outline
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
 from dovetail.codegen.names import identifier
@@ -210,11 +210,9 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
         functions, calls = outline(writer.lines[: ends[0]], parts, writer.lines[ends[-1] :])
         writer.lines[ends[0] : ends[-1]] = calls
     head = HEAD + DISPATCH_HEAD + ("" if loops.device.kind == "cpu" else CUDA_HEAD)
-    head = head.replace("%(kernels)s", str(max(len(kernel_index), 1)))
-    constants = [
-        f"static const int64_t {name}[] = {{{', '.join(map(str, key))}}};"
-        for key, name in writer.constants.items()
-    ]
+    head = head.replace("%(kernels)s", str(max(len(kernel_index), 1))).replace("%(device)s", shim(writer))
+    listed = [(name, ", ".join(map(str, key))) for key, name in writer.constants.items()]
+    constants = [f"static const int64_t {name}[] = {{{numbers}}};" for name, numbers in listed]
     if loops.device.kind != "cpu":
         writer.lines.insert(0, f"OnDevice on_device({loops.device.index or 0});")
     body = ["    " + line for line in writer.lines]

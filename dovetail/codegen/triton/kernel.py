@@ -298,11 +298,8 @@ class Emitter(Noun, frozen=False):
         if not self.has_rows or self.is_looped:
             return
         sure = certain(analysis.roots_in(self.group.nests), self.certain)
-        found = [
-            node
-            for node in analysis.scalars_of(self.group)
-            if node.op == "load" and node in sure and self.buffers[str(node.args[0])].kind == "constant"
-        ]
+        loads = [node for node in analysis.scalars_of(self.group) if node.op == "load" and node in sure]
+        found = [node for node in loads if self.buffers[str(node.args[0])].kind == "constant"]
         if len(found) <= MOST_EARLY:
             self.tiles.update((node, self._load(node)) for node in found)
 
@@ -352,11 +349,8 @@ class Emitter(Noun, frozen=False):
             return [mean, square]
         if write.reduce in ("argmax", "argmin"):
             return [self._position(write, *self._candidates(write, tile))]
-        return [
-            self._folded(
-                write, self._kept(self._full(tile), identity(str(write.reduce), tile.dtype)), tile.dtype
-            )
-        ]
+        nothing = identity(str(write.reduce), tile.dtype)
+        return [self._folded(write, self._kept(self._full(tile), nothing), tile.dtype)]
 
     def _folded(self, write: Write, text: str, dtype: DType) -> Tile:
         folded = REDUCE[str(write.reduce)].format(text, 1)
@@ -546,11 +540,8 @@ class Emitter(Noun, frozen=False):
             return Tile(_constant(node.args[0], node.dtype), node.dtype, frozenset())
         if node.op == "index":
             expr: Expr = node.args[0]  # type: ignore[assignment]
-            text = (
-                self._index(expr)
-                if node.dtype is BOOL
-                else f"tl.cast({self._index(expr)}, {TL_TYPE[node.dtype]})"
-            )
+            text = self._index(expr)
+            text = text if node.dtype is BOOL else f"tl.cast({text}, {TL_TYPE[node.dtype]})"
             return self._define(text, node.dtype, self._axes_of(expr))
         if node.op == "input":
             return Tile(token(str(node.args[0])), node.dtype, frozenset())
@@ -785,10 +776,7 @@ def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
     row = _power(axes[-1].size.value) if axes[-1].size.is_const else 64
     if not is_looped:
         x = max(1, min(32, 4096 // row))
-        return [
-            Blocks(x, r=row, warps=max(1, min(8, x * row // 1024))),
-            Blocks(x * 2, r=row, warps=max(1, min(8, x * row // 512))),
-        ]
+        return [Blocks(n, r=row, warps=max(1, min(8, n * row // 1024))) for n in (x, x * 2)]
     likely = [Blocks(32, r=128, warps=4), Blocks(64, r=64, warps=4), Blocks(64, r=64, warps=8)]
     if axes[0].size.hi <= 32 * FEW_PROGRAMS and row <= 1024:  # all loads under way at once
         return [Blocks(16, r=row, warps=8), Blocks(32, r=row, warps=16), *likely]

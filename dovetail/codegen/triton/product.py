@@ -134,11 +134,9 @@ def choose_tiles(matrices: int, height: int, width: int, depth: int) -> list[Blo
              (128, 64, 64, 4, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 5), (64, 32, 128, 4, 4))
         )
     ]  # fmt: skip
-    fits = [
-        replace(b, r=next(r for r in (b.r, 256, 128, 64, 32, 16) if r <= b.r and depth % r == 0))
-        for b in found
-        if b.y < 2 * max(height, STEP)
-    ]
+    depths = [r for r in (512, 256, 128, 64, 32, 16) if depth % r == 0]
+    low = [b for b in found if b.y < 2 * max(height, STEP)]
+    fits = [replace(b, r=next(r for r in depths if r <= b.r)) for b in low]
 
     def waste(b: Blocks) -> int:
         """The time of all tiles, in points, with multiprocessors idle while others make the last ones. What
