@@ -37,7 +37,7 @@ KIND_LOGS: Final[dict[str, tuple[str, ...]]] = {
     "kernels": ("kernel",),
     "cudagraphs": ("cudagraph",),
     "cache": ("cache",),
-    "perf": ("compile", "slow", "tune"),
+    "perf": ("compile", "slow", "tuning"),
     "stages": ("stage",),
     "failures": ("fallback_to_eager", "warning"),
 }
@@ -79,10 +79,8 @@ def _show_guards(event: Event) -> str:
 
 def _show_fields(event: Event) -> str:
     """Any event: its short fields."""
-    shown = (
-        f"{name}={value!s:.120}" for name, value in event.fields.items() if name not in ("value", "text")
-    )
-    return " ".join(shown)
+    fields = {name: value for name, value in event.fields.items() if name not in ("value", "text")}
+    return " ".join(f"{name}={value!s:.120}" for name, value in fields.items())
 
 
 SHOW: Final[dict[str, Callable[[Event], str]]] = {
@@ -187,10 +185,8 @@ def closing_line(stream: EventStream) -> str:
     counted = [f"{stream.counts[kind]} {noun}" for kind, noun in TROUBLE.items() if stream.counts[kind]]
     if not counted:
         return ""
-    places = dict.fromkeys(
-        f"{event.get('loc') or event.get('function')} {event.get('code', '')}".strip()
-        for event in stream.of(*TROUBLE)
-    )
+    events = [(e.get("loc") or e.get("function"), e.get("code", "")) for e in stream.of(*TROUBLE)]
+    places = dict.fromkeys(f"{place} {code}".strip() for place, code in events)
     shown = ", ".join(list(places)[:5]) + (", …" if len(places) > 5 else "")
     return f"[dovetail] {', '.join(counted)}: {shown} (print(dovetail.report()) tells more)"
 

@@ -261,15 +261,12 @@ def _lines(
     fell: dict[Place, dict[str, None]] = {}
     for event in fallbacks:
         fell.setdefault(_line(place_of(event.get("loc"))), {})[_text(event, "op")] = None
+    found = []
     places = {*captured, *decomposed, *kernels, *libraries, *fell}
-    return tuple(
-        LineSeen(
-            place, captured[place], decomposed[place], tuple(kernels.get(place, ())),
-            tuple(libraries.get(place, ())), tuple(fell.get(place, ())),
-        )
-        for place in sorted(places, key=lambda place: (place.file, place.line))
-        if place.file
-    )  # fmt: skip
+    for place in sorted(places, key=lambda place: (place.file, place.line)):
+        ran = (tuple(table.get(place, ())) for table in (kernels, libraries, fell))
+        found.append(LineSeen(place, captured[place], decomposed[place], *ran))
+    return tuple(line for line in found if line.place.file)
 
 
 def explain_events(events: Iterable[Event]) -> Explanation:

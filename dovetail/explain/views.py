@@ -98,15 +98,12 @@ def view_node(node: Node) -> NodeView:
 
 
 def view_graphs(unit: str, stage: str, value: object) -> list[GraphView]:
-    return [
-        GraphView(
-            unit, stage, role,
-            tuple((node.name, show_type(node.type)) for node in graph.inputs),
-            tuple(map(view_node, graph.nodes)),
-            tuple(out.name if isinstance(out, Node) else show_arg(out) for out in graph.outputs),
-        )
-        for role, graph in find_graphs(value)
-    ]  # fmt: skip
+    found = []
+    for role, graph in find_graphs(value):
+        inputs = tuple((node.name, show_type(node.type)) for node in graph.inputs)
+        outputs = tuple(out.name if isinstance(out, Node) else show_arg(out) for out in graph.outputs)
+        found.append(GraphView(unit, stage, role, inputs, tuple(map(view_node, graph.nodes)), outputs))
+    return found
 
 
 # -- schedules -------------------------------------------------------------------------------------
@@ -138,8 +135,5 @@ def view_fusion(unit: str, value: object) -> FusionView | None:
     if not isinstance(schedule, Schedule):
         return None
     sizes = {b.name: b.type.bytes.value for b in schedule.loops.buffers if b.type.bytes.is_const}
-    groups = [
-        view_group(step, sizes) if isinstance(step, Group) else view_extern(step, sizes)
-        for step in schedule.steps
-    ]
-    return FusionView(unit, tuple(groups))
+    view = lambda step: view_group(step, sizes) if isinstance(step, Group) else view_extern(step, sizes)
+    return FusionView(unit, tuple(map(view, schedule.steps)))

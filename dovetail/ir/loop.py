@@ -292,11 +292,8 @@ class Loops(Noun, eq=False):
         lines += [f"  {b.kind} {b}" for b in self.buffers]
         for step in self.steps:
             lines += ["  " + line for line in str(step).splitlines()]
-        lines.append(
-            "  return "
-            + ", ".join(str(o.buffer) if isinstance(o, BufferRef) else str(o) for o in self.outputs)
-        )
-        return "\n".join(lines)
+        outputs = [str(o.buffer) if isinstance(o, BufferRef) else str(o) for o in self.outputs]
+        return "\n".join([*lines, f"  return {', '.join(outputs)}"])
 
 
 # -- walks and text --------------------------------------------------------------------------------

@@ -53,10 +53,5 @@ def product_of(nest: Nest) -> Product | None:
 
 
 def _varies_with(value: Scalar) -> set[Expr]:
-    return {
-        found
-        for node in iter_scalars(value)
-        for arg in node.args
-        if isinstance(arg, Expr)
-        for found in symbols(arg)
-    }
+    exprs = (arg for node in iter_scalars(value) for arg in node.args if isinstance(arg, Expr))
+    return {found for expr in exprs for found in symbols(expr)}

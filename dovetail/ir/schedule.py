@@ -66,12 +66,8 @@ class Schedule(Noun, eq=False):
 
     def last_uses(self) -> dict[str, int]:
         """Buffer -> the last step that reads or writes it, or what lies in its memory."""
-        last = {
-            name: k
-            for k, step in enumerate(self.steps)
-            for names in (step.read_buffers, step.written_buffers)
-            for name in names
-        }
+        used = ((k, (*step.read_buffers, *step.written_buffers)) for k, step in enumerate(self.steps))
+        last = {name: k for k, names in used for name in names}
         for step in reversed(self.steps):
             if isinstance(step, Extern) and step.aliases:
                 until = max(last[name] for name in step.results)

@@ -83,12 +83,9 @@ class OutputIs(Noun):
     def __str__(self) -> str:
         if self.kind in ("const", "size"):
             return f"{self.kind} {self.value}"
-        return (
-            f"{self.kind} {self.index}"
-            + "".join(map(str, self.steps))
-            + (" grad" if self.requires_grad else "")
-            + (" (made under no_grad)" if self.under_no_grad else "")
-        )
+        grad = " grad" if self.requires_grad else ""
+        hidden = " (made under no_grad)" if self.under_no_grad else ""
+        return f"{self.kind} {self.index}{''.join(map(str, self.steps))}{grad}{hidden}"
 
 
 class Signature(Noun):

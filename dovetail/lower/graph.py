@@ -67,11 +67,9 @@ class _Lowering:
         )
         names = tuple(_input_name(node) for node in self.graph.inputs)
         kinds = "".join(_input_kind(node) for node in self.graph.inputs)
-        updates = tuple(
-            (ref.buffer, self.graph.inputs[given].name)
-            for out, given in self.graph.updates
-            if isinstance(ref := outputs[out], ir.BufferRef) and self.buffers[ref.buffer].kind != "input"
-        )
+        pairs = [(outputs[out], self.graph.inputs[given].name) for out, given in self.graph.updates]
+        found = [(ref.buffer, name) for ref, name in pairs if isinstance(ref, ir.BufferRef)]
+        updates = tuple(pair for pair in found if self.buffers[pair[0]].kind != "input")
         return ir.Loops(self.graph.name, buffers, tuple(self.steps), outputs, names, kinds, updates)
 
     # -- one node ----------------------------------------------------------------------------------
@@ -403,11 +401,8 @@ def _pointwise(low: _Lowering, node: Node) -> Lazy:
     values = [
         low.value(a) if isinstance(a, Node) and isinstance(a.type, TensorType) else a for a in node.args
     ]
-    operand_type = next(
-        v.type.dtype
-        for place, v in enumerate(values)
-        if isinstance(v, Lazy) and not (op == "where" and place == 0)
-    )
+    computed = values[1:] if op == "where" else values
+    operand_type = next(v.type.dtype for v in computed if isinstance(v, Lazy))
 
     def at(index: Index) -> ir.Scalar:
         operands = tuple(

@@ -109,11 +109,9 @@ def _is_plain(node: Node) -> bool:
     _, channels, *window = types[-1].shape
     if node.op == CONV_BACKWARD and window == [ONE, ONE] and node.args[4] != (1, 1) and 1 < channels.lo < 16:
         return False
-    return node.args[transposed] is False and all(
-        each.ndim == 4 and each.dtype in LAID[each.device.kind]
-        and all(size.is_const and size.value > 0 for size in each.shape)
-        for each in types
-    )  # fmt: skip
+    is_known = all(size.is_const and size.value > 0 for each in types for size in each.shape)
+    are_images = all(each.ndim == 4 and each.dtype in LAID[each.device.kind] for each in types)
+    return node.args[transposed] is False and is_known and are_images
 
 
 def _tensor(node: Node, position: int) -> TensorType:

@@ -22,11 +22,8 @@ def join_rows(graph: Graph) -> Graph:
     for node in graph.nodes:
         if (key := _row_of(node)) is not None:
             sets.setdefault(key, []).append(node)
-    joined = {
-        group[0].name: group
-        for group in sets.values()
-        if len({node.tensor.shape for node in group}) > 1
-    }
+    several = [group for group in sets.values() if len({node.tensor.shape for node in group}) > 1]
+    joined = {group[0].name: group for group in several}
     parts: dict[str, Node] = {}
 
     def change(b: Build, node: Node) -> Node | None:
