@@ -77,13 +77,11 @@ def _times(node: Node, options: Options) -> dict[int, float]:
 def _measure(
     node: Node, kinds: list[TensorType], device: torch.device, options: Options
 ) -> Iterator[tuple[int, float]]:
-    made = [
-        torch.empty_strided(
-            [size.value for size in kind.shape], [step.value for step in kind.stride],
-            dtype=to_torch_dtype(kind.dtype), device=device,
-        ).zero_()
-        for kind in kinds
-    ]  # fmt: skip
+    made = []
+    for kind in kinds:
+        size, stride = ([x.value for x in part] for part in (kind.shape, kind.stride))
+        empty = torch.empty_strided(size, stride, dtype=to_torch_dtype(kind.dtype), device=device)
+        made.append(empty.zero_())
     call = getattr(torch.ops.aten, node.op.split(".")[1])
     yield 0, runtime.milliseconds(lambda: call(*made))
     depth = kinds[-1].shape[-2].value

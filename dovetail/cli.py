@@ -136,15 +136,12 @@ def make_parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         return made
 
-    for run, text in (
-        (explain, "run a script and explain what was compiled"),
-        (report, "the same as an HTML page"),
-    ):
-        made = command(run, text)
+    told = command(explain, "run a script and explain what was compiled")
+    page = command(report, "the same as an HTML page")
+    page.add_argument("-o", "--output", default="dovetail-report.html")
+    for made in (told, page):
         made.add_argument("script")
         made.add_argument("arguments", nargs=argparse.REMAINDER)
-        if run is report:
-            made.add_argument("-o", "--output", default="dovetail-report.html")
     made = command(bench, "time eager against compiled")
     made.add_argument("what", nargs="?", help="file.py:make, where make() returns (model, args)")
     made.add_argument("--mode", default="default")

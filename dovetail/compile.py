@@ -381,10 +381,8 @@ class Compiler:
             if self.fullgraph:
                 why = f"[{reason.code}] {reason.text}"
                 raise errors.GraphBreakError(reason.loc or frame.loc, reason=why, fix=reason.hint) from None
-            EVENTS.emit(
-                "skip", function=code.co_qualname, code=reason.code, text=reason.text,
-                loc=reason.loc or frame.loc,
-            )  # fmt: skip
+            told = {"code": reason.code, "text": reason.text, "loc": reason.loc or frame.loc}
+            EVENTS.emit("skip", function=code.co_qualname, **told)
             return False
         finally:
             torch.set_rng_state(random_state)  # compiling draws no numbers that the program would draw
@@ -482,10 +480,8 @@ class Compiler:
         """Eager serves until the graph is compiled."""
         module: Any = captured.graph
         captured.namespace[captured.graph_name] = functools.partial(_native.without, run_in_eager(module))
-        background.start(
-            lambda: self._bind(captured),
-            lambda error: _report_failure(captured.name, frame, captured, error, is_first=True),
-        )
+        failed = lambda error: _report_failure(captured.name, frame, captured, error, is_first=True)
+        background.start(lambda: self._bind(captured), failed)
 
     def _race(self, captured: Capture) -> None:
         """Let the graph be timed against eager once."""
@@ -509,10 +505,8 @@ def is_steady(item: GraphInput) -> bool:
 def _report(captured: Capture) -> None:
     module: Any = captured.graph
     for point in captured.breaks:
-        EVENTS.emit(
-            "graph_break", function=captured.name, code=point.code, text=point.text, hint=point.hint,
-            loc=point.loc,
-        )  # fmt: skip
+        told = {"code": point.code, "text": point.text, "hint": point.hint, "loc": point.loc}
+        EVENTS.emit("graph_break", function=captured.name, **told)
     EVENTS.emit("guards", function=captured.name, value=captured.guards)
     EVENTS.emit("entry", function=captured.name, loc=captured.loc, value=captured.text)
     if module is None:

@@ -167,15 +167,11 @@ def compare_graph(
     for node in module.graph.nodes:
         if (name := node.name) in eager:
             a, b = compiled[name], eager[name]
-            true = exact.get(name)
-            rows.append(
-                Difference(
-                    name, f"{getattr(node.target, '__name__', node.target)}", node.meta.get("loc"),
-                    torch.equal(a, b), is_close(a, b), distance(a, b),
-                    None if true is None or not a.is_floating_point() else distance(b, true),
-                    None if true is None or not a.is_floating_point() else distance(a, true),
-                )
-            )  # fmt: skip
+            true = exact.get(name) if a.is_floating_point() else None
+            away = [None if true is None else distance(x, true) for x in (b, a)]
+            same = torch.equal(a, b), is_close(a, b), distance(a, b)
+            op = f"{getattr(node.target, '__name__', node.target)}"
+            rows.append(Difference(name, op, node.meta.get("loc"), *same, *away))
     return tuple(rows)
 
 

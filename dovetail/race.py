@@ -30,12 +30,9 @@ PLAIN = ("torch", "_operator", "builtins", "math")
 
 def is_repeatable(module: GraphModule) -> bool:
     """Only torch's own functions: a custom op may do more than compute, and must not run twice."""
-    return all(
-        getattr(node.target, "namespace", "aten") in ("aten", "prims")
-        and str(getattr(node.target, "__module__", None) or "torch").partition(".")[0] in PLAIN
-        for node in module.graph.nodes
-        if node.op == "call_function"
-    )
+    called = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    homes = {str(getattr(fn, "__module__", None) or "torch").partition(".")[0] for fn in called}
+    return homes <= set(PLAIN) and {getattr(fn, "namespace", "aten") for fn in called} <= {"aten", "prims"}
 
 
 def versions_of(inputs: tuple[Any, ...]) -> list[int] | None:

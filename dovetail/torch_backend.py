@@ -21,12 +21,8 @@ from dovetail.options import make_options
 def key_of(inputs: Sequence[Any]) -> tuple[object, ...]:
     """What compiled code may depend on. torch guards static properties itself, but hands out one graph
     for many sizes when shapes are dynamic, and then each set of sizes is compiled for itself."""
-    described = [
-        (item.dtype, item.device, item.size(), item.stride(), item.requires_grad)
-        if isinstance(item, torch.Tensor)
-        else item
-        for item in inputs
-    ]
+    form = lambda x: (x.dtype, x.device, x.size(), x.stride(), x.requires_grad)
+    described = (form(item) if isinstance(item, torch.Tensor) else item for item in inputs)
     return (torch.is_grad_enabled(), *described)
 
 

@@ -242,9 +242,8 @@ def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any,
                 f"operation: input {i} of a compiled region, whose backward is being differentiated"
             )
     if eager.is_overwritten:
-        raise UnsupportedMutation(
-            detail="eager's gradient of a region that overwrites an input that it needs"
-        )
+        why = "eager's gradient of a region that overwrites an input that it needs"
+        raise UnsupportedMutation(detail=why)
     grads = eager.gradients(ctx, tangents, is_cut=bool(eager.cuts) and ctx.watch.is_cut)
     at: dict[int | None, Any] = dict(zip(eager.signature.grad_inputs, grads))
     return tuple(at.get(i) for i in eager.places)

@@ -151,14 +151,8 @@ class Policy:
         owner = owner_of(trace, source)
         before = seen.numbers.get(text)
         self.numbers[text] = (owner, value)
-        changed = (
-            before is not None
-            and before[0] == owner
-            and before[1] != value
-            and type(before[1]) is type(value)
-        )
-        if changed:
-            seen.varying.add(text)
+        if before is not None and before[0] == owner and type(before[1]) is type(value):
+            seen.varying.update((text,) if before[1] != value else ())
         if isinstance(value, int) and abs(value) > LARGEST:
             return None
         is_result = isinstance(value, float) and isinstance(source, Arg) and source.name.startswith(STACK)

@@ -441,11 +441,9 @@ def leave_to_take_shape(trace: Trace, value: Any, source: Source) -> Any:
 def wrap_parameter(trace: Trace, value: Any, source: Source) -> Any:
     """A subclass of Parameter: a tensor like others, unless it says what ops do to it."""
     kind: Any = type(value)
-    has_own = (
-        kind.__torch_function__ is not torch.nn.Parameter.__torch_function__
-        or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    )
-    return refuse(trace, value, source) if has_own else wrap_tensor(trace, value, source)
+    is_plain = kind.__torch_function__ is torch.nn.Parameter.__torch_function__
+    is_plain = is_plain and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return (wrap_tensor if is_plain else refuse)(trace, value, source)
 
 
 _empty: Final[tuple[dict[str, Any], ...]] = ({}, OrderedDict())

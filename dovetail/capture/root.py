@@ -230,12 +230,11 @@ class Attempt:
         code = self.frame.code
         names = code.co_varnames[: slot_count(code)]
         known = self.trace.known
-        return [  # a list met for the first time is not looked at before the program does
-            (leave_unread if type(value) is list and id(value) not in known else wrap)(
-                self.trace, value, Arg(i, safe_name(name, i))
-            )
-            for i, (name, value) in enumerate(zip(names, self.frame.args))
-        ]
+        found = []
+        for i, (name, value) in enumerate(zip(names, self.frame.args)):
+            is_new = type(value) is list and id(value) not in known  # which the program is to look at first
+            found.append((leave_unread if is_new else wrap)(self.trace, value, Arg(i, safe_name(name, i))))
+        return found
 
     def finish(self, root: Root, why: Break | None) -> Capture:
         trace, frame = self.trace, self.frame
@@ -269,12 +268,10 @@ class Attempt:
         breaks: tuple[BreakPoint, ...] = ()
         if why is not None and not isinstance(why, ResumedLoop):
             breaks = (BreakPoint(why.code, why.text, why.hint, why.loc or trace.loc()),)
+        sources = [i.source for i in inputs if not isinstance(i.source, Computed)]
         return Capture(
             frame.code.co_qualname, graph, tuple(inputs), tuple(trace.guards), text, namespace, graph_name,
-            breaks,
-            symbols, frame.loc, trace.shapes,
-            tuple(i.source for i in inputs if not isinstance(i.source, Computed))
-            if is_worth_fetching(inputs) else (),
+            breaks, symbols, frame.loc, trace.shapes, tuple(sources) if is_worth_fetching(inputs) else (),
         )  # fmt: skip
 
     def text(

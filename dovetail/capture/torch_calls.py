@@ -104,11 +104,9 @@ def is_torch_call(fn: Any) -> bool:
         return found
     if kind is BuiltinFunctionType:
         return (fn.__module__ or "").startswith("torch")
-    return isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or (
-        kind is MethodDescriptorType
-        and issubclass(torch.Tensor, fn.__objclass__)
-        and fn.__objclass__ is not object
-    )
+    if kind is MethodDescriptorType:
+        return issubclass(torch.Tensor, fn.__objclass__) and fn.__objclass__ is not object
+    return isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
 
 
 def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

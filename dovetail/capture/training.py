@@ -67,10 +67,8 @@ def _scaled(function: Any, name: str, trace: Trace, args: Args, kwargs: Kwargs) 
     if not has_fake(factors):
         return call_torch(trace, function, args, kwargs)
     lists = [native(list, iterate(trace, arg)) for arg in args[:3]]
-    made = [
-        call_tensor_method(trace, name, list(operands), {"value": factor})
-        for *operands, factor in zip(*lists, iterate(trace, factors))
-    ]
+    rows = zip(*lists, iterate(trace, factors))
+    made = [call_tensor_method(trace, name, list(xs), {"value": factor}) for *xs, factor in rows]
     return None if name.endswith("_") else tuple(made)
 
 

@@ -314,15 +314,12 @@ def _per_axis(value: Any, count: int) -> tuple[Any, ...]:
 def convolution(c: Call) -> Result:
     x, w = c["input"], c["weight"]
     n = x.ndim - 2
-    strides, pads, gaps, extra = (
-        _per_axis(c[k], n) for k in ("stride", "padding", "dilation", "output_padding")
-    )
+    names = ("stride", "padding", "dilation", "output_padding")
+    strides, pads, gaps, extra = (_per_axis(c[name], n) for name in names)
     if c["transposed"]:
-        sizes = [
-            add(mul(add(x.shape[i + 2], -1), strides[i]), mul(add(w.shape[i + 2], -1), gaps[i]))
-            + (1 - 2 * as_expr(pads[i]) + extra[i])
-            for i in range(n)
-        ]
+        reach = [mul(add(x.shape[i + 2], -1), strides[i]) for i in range(n)]
+        spans = [mul(add(w.shape[i + 2], -1), gaps[i]) for i in range(n)]
+        sizes = [add(reach[i], spans[i]) + (1 - 2 * as_expr(pads[i]) + extra[i]) for i in range(n)]
         return (x.shape[0], mul(w.shape[1], c["groups"]), *sizes)
     forms.same_size(c.shapes, x.shape[1], mul(w.shape[1], c["groups"]))
     if isinstance(c.values.get("bias"), Form):

@@ -276,10 +276,8 @@ def _run(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     if facts.changes_shape:
         _reshape_in_place(args[0], forms[0], shapes)
         return args[0]
-    made = [
-        _symbolic(r, form, shapes) if type(r) is Fake and form is not None else r
-        for r, form in zip(results, forms)
-    ]
+    pairs = zip(results, forms)
+    made = [_symbolic(r, f, shapes) if type(r) is Fake and f is not None else r for r, f in pairs]
     return type(result)(made) if isinstance(result, (list, tuple)) else made[0]
 
 
@@ -686,11 +684,8 @@ def _resize(fake: Fake, meta: torch.Tensor) -> None:
 
 def _is_known(fake: torch.Tensor) -> bool:
     """A value that nothing has overwritten: `_forget` empties the storage of one that was."""
-    return (
-        type(fake) is Fake
-        and fake.constant is not None
-        and (not fake.constant.numel() or fake.constant.untyped_storage().nbytes() > 0)
-    )
+    value = fake.constant if type(fake) is Fake else None
+    return value is not None and (not value.numel() or value.untyped_storage().nbytes() > 0)
 
 
 def _real(value: Any) -> Any:

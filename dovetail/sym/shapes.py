@@ -222,11 +222,8 @@ class Shapes(Noun, frozen=False):
 
     def freeze(self) -> tuple[Assumption, ...]:
         """The ranges and assumptions that guards must check, without those that follow from others."""
-        ranges = [
-            Assumption(condition, None, "sizes 0 and 1 are specialised")
-            for s in self.symbols.values()
-            for condition in self._range_conditions(s)
-        ]
+        conditions = [each for s in self.symbols.values() for each in self._range_conditions(s)]
+        ranges = [Assumption(each, None, "sizes 0 and 1 are specialised") for each in conditions]
         trial = Shapes(symbols=self.symbols, _hints=self._hints)
         kept: list[Assumption] = []
         for assumption in reversed(self.assumptions):  # later ones are often the stronger
