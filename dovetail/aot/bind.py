@@ -175,6 +175,8 @@ class _Emitter:
         """Parameter names: the inputs' own, kept clear of the names the text uses."""
         self.results = [f"v{i}" for i in range(len(graph.outputs))]
         self.views: dict[int, str] = {}
+        self.above = {i: before[0] for i, before in self.signature.chains if i < 0}
+        self.chains = [chain for chain in self.signature.chains if chain[0] >= 0]
         self.unseen = frozenset(output for output, _ in joint.updates)
         """Results that are written back in forward, where autograd does not see them."""
         self.scope: dict[str, Any] = {
@@ -278,6 +280,8 @@ class _Emitter:
 
     def emit_return(self) -> None:
         shown: list[str] = []
+        for position in self.above.values():
+            self.before(position)
         for i, out in enumerate(self.signature.outputs):
             shown.append(self.views.get(~i) or self.output(i, out))
             if out.under_no_grad:
@@ -295,19 +299,19 @@ class _Emitter:
         if output.kind in ("fresh", "through"):
             return self.results[output.index]
         base = self.results[output.index] if output.kind == "alias" else self.inputs[output.index]
-        return self.viewed(base, output.steps)
+        if (above := self.above.get(~position)) is None:
+            return self.viewed(base, output.steps)
+        steps = output.steps_from(self.signature.outputs[~above])
+        return self.viewed(self.before(above), steps, f", {base}")
 
-    def viewed(self, text: str, steps: Iterable[ViewStep]) -> str:
+    def viewed(self, text: str, steps: Iterable[ViewStep], root: str = "") -> str:
+        """The strides among the steps count from root, where it is another than what `text` is."""
         for step in steps:
-            text = self.view(text, step)
+            name, given = self.operator(step.op), ", ".join([text, *map(self.literal, step.args)])
+            if step.op == "aten.as_strided.default":
+                self.scope[name], given = as_strided, given + root
+            text = f"{name}({given})"
         return text
-
-    def view(self, base: str, step: ViewStep) -> str:
-        if step.op == "aten.as_strided.default":
-            size, stride, offset = (self.literal(arg) for arg in step.args)
-            self.scope["as_strided"] = as_strided
-            return f"as_strided({base}, {size}, {stride}, {offset})"
-        return f"{self.operator(step.op)}({', '.join([base, *map(self.literal, step.args)])})"
 
     def operator(self, op: str) -> str:
         """The name that the text calls the op by."""
@@ -344,7 +348,7 @@ class _Emitter:
             if parts:
                 is_random = any(class_of(node.op) == "random" for node in self.partition.forward.nodes)
                 self.w(f"random = {'eager.random_state()' if is_random else None}")
-                self.w(f"watch = {'Watch()' if self.signature.chains else None}")
+                self.w(f"watch = {'Watch()' if self.chains else None}")
             if self.results or self.partition.forward.nodes:
                 with self.raising_as_eager():
                     with self.without_grad() if any(self.joint.has_grad) else nullcontext():
@@ -366,11 +370,15 @@ class _Emitter:
 
     def emit_chains(self, parts: list[_Part]) -> None:
         part_of = {i: part for part in parts for i in part.partition.signature.tangents}
-        for i, before in self.signature.chains:
+        for i, before in self.chains:
             value, given = self.results[i], [self.before(p) for p in before]
             self.scope[f"made_{i}"] = self.scope[f"eager{part_of[i].suffix}"], i, before
             self.w(f"{value} = chained({value}, never_asked, watch, made_{i}, {', '.join(given)})")
-        followed = {p for _, before in self.signature.chains for p in before}
+        followed = {p for _, before in self.chains for p in before}
+        left = list(followed)
+        while left:
+            left = [self.above[p] for p in left if p in self.above]
+            followed.update(left)
         views = [self.signature.outputs[~p] for p in followed if p < 0]
         followed.update(view.index for view in views if view.kind == "alias")
         if followed:
@@ -441,7 +449,7 @@ class _Emitter:
             with self.w.block(f"if {' and '.join(f'{name} is None' for name in tangents.values())}:"):
                 self.w(f"return {_tuple(['None'] * len(part.places))}")
             conditions = ["is_grad_enabled()", f"lack_memory({', '.join(tangents.values())})"]
-            conditions += ["ctx.watch.is_cut"] * bool(self.signature.chains)
+            conditions += ["ctx.watch.is_cut"] * bool(self.chains)
             with self.w.block(f"if {' or '.join(conditions)}:"):
                 self.w(by_eager)
             if kept := [f"saved_{i}" for i, _ in partition.kept(TensorType)]:

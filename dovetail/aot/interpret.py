@@ -20,9 +20,9 @@ from dovetail.ir.types import Device, DType, ScalarType, TensorType
 from dovetail.util.library import call_in_grad_mode, find_op
 
 
-def as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
-    """Graphs count the offset from the operand's first element."""
-    return x.as_strided(size, stride, x.storage_offset() + (offset or 0))
+def as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = None, root: Any = None) -> Any:
+    """Graphs count the offset from the operand's first element, or that of what it is a view of."""
+    return x.as_strided(size, stride, (x if root is None else root).storage_offset() + (offset or 0))
 
 
 def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

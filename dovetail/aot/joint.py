@@ -151,7 +151,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         tangents=tuple(position for _, position in tangents),
         groups=tuple(groups) if grads else (),
         reached=tuple(reached) if grads else (),
-        chains=chains if grads else (),
+        chains=tuple(chain for chain in chains if grads or chain[0] < 0),
         unread=unread,
     )
     made = [x.is_inference() for out, x in zip(outputs, results) if out.kind in ("fresh", "alias")]
@@ -421,7 +421,9 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
 
 
 def _replayed(base: Any, result: Any, steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
-    cut = (_DETACH,) if base.requires_grad and not result.requires_grad else ()
+    if not result._is_view():  # what detach() gives is none, for autograd
+        return *steps, _DETACH
+    cut = () if result._base is base else (_DETACH,)
     return cut + steps or (ViewStep("aten.alias.default"),)
 
 
@@ -456,7 +458,8 @@ def derive_ties(
     """How autograd ties outputs. Groups: those together whose histories have a node in common that keeps
     tensors, since backward from one frees these for all; from the others, eager can call backward one after
     the other. For each group the inputs that have a gradient by it. And, in the program's order, outputs that
-    are computed from others, with those that no third one is in between of: a view is ~i, its place."""
+    are computed from others, with those that no third one is in between of: a view is ~i, its place, and is
+    followed back to other views only."""
     shown = {output.index for output in outputs if output.kind in ("fresh", "alias")}
     shown = {i for i in shown if not getattr(trace.tensors[i], "_backward_hooks", None)}
     tensors = [(i, t) for i, t in enumerate(trace.tensors) if t is not None and t.requires_grad]
@@ -486,10 +489,12 @@ def derive_ties(
     inputs = {id(leaf): i for i, leaf in enumerate(trace.leaves) if leaf is not None}
     leaves = [(inputs.get(id(getattr(node, "variable", None))), above[node]) for node in nodes]
     reached = [frozenset(i for i, by in leaves if i is not None and not by.isdisjoint(g)) for g in groups]
-    values = [(node, i) for (node, _), i in heads.items() if i in shown and i >= 0]
-    chained = [(node._sequence_nr(), i, before[node]) for node, i in values]
-    chains = tuple((i, tuple(sorted(others))) for _, i, others in sorted(chained) if others)
-    return groups, reached, chains
+    chains: list[tuple[int, tuple[int, ...]]] = []
+    for (node, _), i in sorted(heads.items(), key=lambda head: (head[0][0]._sequence_nr(), head[1])):
+        leads = lambda p: i >= 0 or (p < 0 and outputs[~i].steps_from(outputs[~p]))  # noqa: B023, E731
+        if i in shown and (others := tuple(sorted(filter(leads, before[node])))):
+            chains.append((i, others))
+    return groups, reached, tuple(chains)
 
 
 def _behind(heads: Iterable[Any]) -> dict[Any, list[tuple[Any, int]]]:

@@ -80,6 +80,16 @@ class OutputIs(Noun):
     """The view was made where autograd does not look, of a tensor that it knows."""
     input: int = -1
 
+    def steps_from(self, other: OutputIs) -> tuple[ViewStep, ...]:
+        """The steps that are left to a view from another one; none where they do not lead there. Strides
+        count from what both are views of, and can be taken from anywhere."""
+        way = tuple(step for step in other.steps if step.op != "aten.alias.default")
+        if (self.kind, self.index) != (other.kind, other.index):
+            return ()
+        if self.steps[: len(way)] == way:
+            return self.steps[len(way) :] or (ViewStep("aten.alias.default"),)
+        return self.steps if self.steps[0].op == "aten.as_strided.default" else ()
+
     def __str__(self) -> str:
         if self.kind in ("const", "size"):
             return f"{self.kind} {self.value}"
@@ -107,7 +117,8 @@ class Signature(Noun):
     reached: tuple[frozenset[int], ...] = ()
     """For each group, the inputs that autograd reaches from it, if only with zeros."""
     chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Forward outputs with those that autograd sees them computed from; ~i is output i, a view."""
+    """Forward outputs with those that autograd sees them computed from; ~i is output i, a view, which comes
+    with the view that it is a view of."""
     unread: tuple[int, ...] = ()
     """Inputs that may be written to before backward runs, since eager's backward does not read them."""
 

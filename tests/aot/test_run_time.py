@@ -595,6 +595,29 @@ def test_computed_inputs_and_their_histories(program: Any, dynamic: bool) -> Non
     torch.testing.assert_close(train(dovetail.compile(program, dynamic=dynamic)), train(program))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_among_outputs_are_views_of_what_they_are_in_eager(dynamic: bool) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b = x[1], x.sin()[1:]
+        return a[1:], a, x[1][1:], a.view(-1), a.unfold(0, 2, 1)[1:], a.detach(), x.detach()[1], b[0], b, b[0]
+
+    def train(call: Any) -> list[Any]:
+        x = torch.arange(15.0).view(3, 5).requires_grad_()
+        made = call(x)
+        seen = [[t._is_view(), t._base is x, t.requires_grad] for t in made]
+        own = [t for t in made if t.requires_grad]
+        seen += [*torch.autograd.grad(own[0].sum(), own, allow_unused=True, retain_graph=True)]
+        seen += [torch.autograd.grad(t.sum(), own[1], allow_unused=True, retain_graph=True)[0] for t in own]
+        for t in own:
+            t.retain_grad()
+        sum(t.square().sum() for t in own).backward()
+        return [*seen, *(t.grad for t in own), x.grad]
+
+    for ours, eager in zip(train(dovetail.compile(program, dynamic=dynamic)), train(program), strict=True):
+        assert (ours is None) == (eager is None)
+        torch.testing.assert_close(ours, eager) if eager is not None else None
+
+
 def test_what_is_made_in_inference_mode_is_an_inference_tensor() -> None:
     weight = torch.nn.Parameter(torch.randn(4, 3))
 
@@ -640,6 +663,13 @@ def _turned(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Te
     return first, second, ((second.t() @ v) ** 2).sum() + second.sum() * 0.1
 
 
+def _cut(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Views of an input, one a view of the other."""
+    first = x[1:]
+    second = first.unfold(0, 2, 1)
+    return first, second, ((second[:, :, 0] @ w @ v) ** 2).sum() + second.sum() * 0.1
+
+
 def _look(first: Any, second: Any, loss: Any, leaves: list[Any]) -> list[Any]:
     """What eager lets one ask about outputs that others are computed from."""
     grads = [*torch.autograd.grad(loss, first, retain_graph=True)]
@@ -670,7 +700,7 @@ def _nothing(first: Any, second: Any, loss: Any, leaves: list[Any]) -> list[Any]
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("ask", [_look, _hook, _nothing])
-@pytest.mark.parametrize("program", [_stages, _turned])
+@pytest.mark.parametrize("program", [_stages, _turned, _cut])
 def test_gradients_of_outputs_that_others_are_computed_from(program: Any, ask: Any, dynamic: bool) -> None:
     def train(call: Any) -> list[Any]:
         torch.manual_seed(0)
