@@ -32,7 +32,7 @@ import torch
 from torch.autograd import Function
 
 from dovetail.aot import double
-from dovetail.aot.chain import NEVER_ASKED, Chained, Watch, tell_hooks
+from dovetail.aot.chain import NEVER_ASKED, Chained, Watch, keeps_graph, tell_hooks
 from dovetail.aot.cost import class_of
 from dovetail.aot.interpret import as_strided, restride
 from dovetail.aot.joint import Joint
@@ -52,9 +52,6 @@ Build: TypeAlias = "Callable[[Graph], Executable | None]"
 
 _numbers: Final = itertools.count()
 OPS_ARE_MUTE: Final = torch.__version__ < "2.13"
-
-_keeps_graph: Final[Callable[[], bool]] = torch._C._autograd._get_current_graph_task_keep_graph
-"""Whether backward was called with retain_graph."""
 
 
 class Bound(Noun, eq=False):
@@ -184,7 +181,7 @@ class _Emitter:
             "set_grad_enabled": torch._C._set_grad_enabled,
             "is_grad_enabled": torch.is_grad_enabled,
             "restride": restride,
-            "keeps_graph": _keeps_graph,
+            "keeps_graph": keeps_graph,
             "shares_memory": shares_memory,
             "write_back": write_back,
             "run_eager": joint.eager,
@@ -372,17 +369,21 @@ class _Emitter:
         part_of = {i: part for part in parts for i in part.partition.signature.tangents}
         for i, before in self.chains:
             value, given = self.results[i], [self.before(p) for p in before]
+            views = _tuple(self.before(p) for p in self.with_above(before) if p < 0)
             self.scope[f"made_{i}"] = self.scope[f"eager{part_of[i].suffix}"], i, before
-            self.w(f"{value} = chained({value}, never_asked, watch, made_{i}, {', '.join(given)})")
-        followed = {p for _, before in self.chains for p in before}
-        left = list(followed)
-        while left:
-            left = [self.above[p] for p in left if p in self.above]
-            followed.update(left)
-        views = [self.signature.outputs[~p] for p in followed if p < 0]
-        followed.update(view.index for view in views if view.kind == "alias")
+            self.w(f"{value} = chained({value}, never_asked, watch, made_{i}, {views}, {', '.join(given)})")
+        followed = {p for _, before in self.chains for p in self.with_above(before)}
+        seen = [self.signature.outputs[~p] for p in followed if p < 0]
+        followed.update(view.index for view in seen if view.kind == "alias")
         if followed:
             self.w(f"watch.follow({', '.join(map(self.before, sorted(followed)))})")
+
+    def with_above(self, positions: Iterable[int]) -> list[int]:
+        """And the views that these are views of."""
+        found = list(positions)
+        for position in found:
+            found += [self.above[position]] if position in self.above else []
+        return found
 
     def before(self, position: int) -> str:
         """An output that another is computed from; a view is made here, once, and kept in `views`."""

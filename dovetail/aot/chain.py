@@ -12,7 +12,7 @@ and the compiled function takes what comes for h, perhaps changed by a hook, and
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from weakref import ref
 
@@ -21,6 +21,9 @@ from torch.autograd import Function
 from torch.autograd.graph import _engine_run_backward
 
 from dovetail.aot.double import Eager, executes
+
+keeps_graph: Final[Callable[[], bool]] = torch._C._autograd._get_current_graph_task_keep_graph
+"""Whether backward was called with retain_graph."""
 
 with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):  # wherever the first call is made
     NEVER_ASKED: Final = torch.zeros(0, requires_grad=True)
@@ -59,24 +62,27 @@ def asked_about() -> Sequence[torch.Tensor] | None:
 
 
 class Chained(Function):
-    """Gives `value` as a tensor that is computed from `before` too; `made` says which outputs they are."""
+    """Gives `value` as a tensor that is computed from `before` too; `made` says which outputs they are. Hooks
+    of `views`, whose nodes are torch's own, can only be seen while there are these."""
 
     @staticmethod
     def forward(
         ctx: Any, value: torch.Tensor, never_asked: torch.Tensor, watch: Watch,
-        made: tuple[Eager, int, tuple[int, ...]], *before: torch.Tensor,
+        made: tuple[Eager, int, tuple[int, ...]], views: tuple[torch.Tensor, ...], *before: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         ctx.set_materialize_grads(False)
-        ctx.watch, ctx.made = watch, made
+        ctx.watch, ctx.made, ctx.views = watch, made, views
         return value.detach()
 
     @staticmethod
     def backward(ctx: Any, tangent: Any) -> tuple[Any, ...]:
         eager, position, goals = ctx.made
-        if not ctx.watch.look() or tangent is None:
-            return tangent, None, None, None, *(None for _ in goals)
+        is_seen = ctx.watch.look() and tangent is not None
+        if not keeps_graph():
+            ctx.views = ()
         given = [tangent if p == position else None for p in eager.signature.tangents]
-        return tangent, None, None, None, *eager.gradients(ctx.next_functions[0][0], given, goals)
+        found = eager.gradients(ctx.next_functions[0][0], given, goals) if is_seen else [None] * len(goals)
+        return tangent, None, None, None, None, *found
 
 
 def tell_hooks(function: Any) -> Any:

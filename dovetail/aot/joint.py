@@ -444,6 +444,8 @@ def _has_history_of(base: Any, result: Any) -> bool:
     while node is not None and node is not end:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return False
+        if "has_hook" in node.metadata:
+            raise UnsupportedMutation(detail="a hook on a view that is an output, or is behind one")
         following = [f for f, _ in node.next_functions if f is not None]
         node = following[0] if len(following) == 1 else None
     return True

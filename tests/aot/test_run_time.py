@@ -713,3 +713,28 @@ def test_gradients_of_outputs_that_others_are_computed_from(program: Any, ask: A
 
     for a, b in zip(train(dovetail.compile(program, dynamic=dynamic)), train(program), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def _hooked(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    v = x[1:]
+    v.register_hook(lambda grad: grad * 2)
+    return v, v[1:], v.square().sum()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [lambda x: (x[1:], x[1:].square().sum()), lambda x: (v := x[1:], v.exp().sum()),
+     lambda x: (y := x.sin(), v := y[1:], w := v[1:], w.exp().sum() + y[0]), _hooked],
+)  # fmt: skip
+def test_hooks_stay_when_the_views_are_gone(program: Any) -> None:
+    def train(call: Any) -> Any:
+        x = torch.arange(4.0, requires_grad=True)
+        made = list(call(x))
+        for i in range(len(made) - 1):
+            made[i].register_hook(lambda grad, i=i: None if grad is None else grad * (i + 3))
+        last = made.pop()
+        made.clear()
+        (last * 2 if last.dim() == 0 else last.sum()).backward()
+        return x.grad
+
+    torch.testing.assert_close(train(dovetail.compile(program)), train(program))
