@@ -55,6 +55,8 @@ class Ref(Noun, frozen=False, eq=False):
     step: ViewStep | None = None
     name: str = ""
     loc: Loc | None = None
+    via: Ref | None = None
+    """For strides, which count from the root, what they were taken of."""
 
     @property
     def above(self) -> list[Ref]:
@@ -69,6 +71,12 @@ class Ref(Noun, frozen=False, eq=False):
     def steps(self) -> tuple[ViewStep, ...]:
         """The view steps from the root to here; a step of None is the same tensor again."""
         return tuple(ref.step for ref in reversed([self, *self.above]) if ref.step is not None)
+
+    @property
+    def way(self) -> tuple[ViewStep, ...]:
+        """The same, by what autograd sees on the way."""
+        before = self.via or self.parent
+        return (before.way if before else ()) + (() if self.step is None else (self.step,))
 
 
 class Memory(Noun, frozen=False):

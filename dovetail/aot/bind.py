@@ -298,15 +298,15 @@ class _Emitter:
         base = self.results[output.index] if output.kind == "alias" else self.inputs[output.index]
         if (above := self.above.get(~position)) is None:
             return self.viewed(base, output.steps)
-        steps = output.steps_from(self.signature.outputs[~above])
-        return self.viewed(self.before(above), steps, f", {base}")
+        return self.viewed(self.before(above), output.steps_from(self.signature.outputs[~above]), base)
 
     def viewed(self, text: str, steps: Iterable[ViewStep], root: str = "") -> str:
-        """The strides among the steps count from root, where it is another than what `text` is."""
+        """Strides among the steps count from the root, which is `text` if not named."""
+        root = root or text
         for step in steps:
             name, given = self.operator(step.op), ", ".join([text, *map(self.literal, step.args)])
             if step.op == "aten.as_strided.default":
-                self.scope[name], given = as_strided, given + root
+                self.scope[name], given = as_strided, f"{given}, {root}"
             text = f"{name}({given})"
         return text
 

@@ -393,13 +393,13 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
     if storage.input is not None and _has_history_of(owner, result) and _is_replayable(ref.steps):
         if result is owner:
             return OutputIs("input", storage.input, ref.type, requires_grad=wants_grad)
-        steps = _replayed(owner, result, ref.steps)
+        steps = _replayed(owner, result, ref.way)
         return OutputIs("view", storage.input, ref.type, steps, None, wants_grad, is_hidden)
     base: Any = storage.owner
     root = ref.root if base is None else trace.recorder.ref(base)  # perhaps a view of itself before t_
-    own = len(root.steps)
+    own = len(root.way)
     is_part = shared[id(storage)] > 1 or (ref.steps and not is_dense(ref.type))
-    is_replayable = ref.steps[:own] == root.steps and _is_replayable(ref.steps)
+    is_replayable = ref.way[:own] == root.way and _is_replayable(ref.steps)
     if is_part and storage.input is None and _has_history_of(base, result) and is_replayable:
         if id(storage) not in bases:
             value = trace.recorder.memory.read(root)
@@ -407,14 +407,14 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
         index = bases[id(storage)]
         if result is base:
             return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
-        steps = _replayed(base, result, ref.steps[own:])
+        steps = _replayed(base, result, ref.way[own:])
         return OutputIs("alias", index, ref.type, steps, None, wants_grad, is_hidden)
     is_custom = wants_grad and result._base is owner and not storage.log and _is_replayable(ref.steps)
     if storage.input is not None and is_custom:
         trace.values.append(trace.recorder.builder.inputs[storage.input])  # nobody takes it from there
         trace.tensors.append(result)
         index = len(trace.values) - 1
-        return OutputIs("through", index, ref.type, ref.steps, None, True, input=storage.input)
+        return OutputIs("through", index, ref.type, ref.way, None, True, input=storage.input)
     value = trace.recorder.memory.read(ref)
     index = _add_value(trace, value, result if wants_grad else None, ref.type)
     return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)

@@ -194,18 +194,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(part, (torch.Tensor, list, tuple)):
                     self.results(self.builder.get(node, i), part)
 
-    def view(self, fake: Fake, parent: Ref, step: ViewStep | None) -> None:
+    def view(self, fake: Fake, parent: Ref, step: ViewStep | None, via: Ref | None = None) -> None:
         label = self.name if step is None else f"{self.name}_{step.op.split('.')[1]}"
-        ref = Ref(parent.storage, fake_type(fake), None, -1, parent, step, label, self.loc)
+        ref = Ref(parent.storage, fake_type(fake), None, -1, parent, step, label, self.loc, via)
         fake.ref = ref  # type: ignore[attr-defined]
 
-    def stride(self, fake: Fake, root: Ref) -> None:
+    def stride(self, fake: Fake, root: Ref, via: Ref | None = None) -> None:
         """A view as geometry within the storage, counted from its first element."""
         kind = type_of(fake)
         if kind.dtype != root.type.dtype:  # a root of complex numbers, say, counts its elements differently
             raise UnsupportedMutation(self.loc, detail="strides of a tensor seen as another element type")
         offset = expr_of(fake.storage_offset()) - root.storage.offset
-        self.view(fake, root, ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset)))
+        self.view(fake, root, ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset)), via)
 
     def write(self, fake: Any, node: Node) -> None:
         """node is the new value of fake, cast to its element type if need be."""
@@ -331,7 +331,7 @@ def record_as_strided(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs)
     if func is _aten.unfold.default and from_torch_dtype(args[0].dtype) != root.type.dtype:
         return record_view(recorder, func, args, kwargs)
     result = infer(func, args, kwargs)
-    recorder.stride(result, root)
+    recorder.stride(result, root, recorder.ref(args[0]))
     if func is _aten.as_strided.default and root.storage.input is not None:
         _check_within(recorder, recorder.ref(result).steps[-1], root.type)
     return result

@@ -22,7 +22,7 @@ from dovetail.fake.tensor import Fake, make_static
 
 NEEDS_DATA: Final = (
     "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta", "got 1D meta",
-    "leaf Variable that requires grad is being used in an in-place",
+    "leaf Variable that requires grad is being used in an in-place", "Autograd not support dtype",
 )  # fmt: skip
 """How torch's C++ code complains about a tensor without memory; and about writing to a leaf, which every Fake
 is of an input that requires grad: only the tensor itself knows whether it is one."""

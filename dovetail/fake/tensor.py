@@ -211,6 +211,8 @@ def _check_plain(tensor: torch.Tensor) -> None:
     if tensor.is_conj() or tensor.is_neg():
         detail = "call resolve_conj() or resolve_neg() first"
         raise FailedFake(function="a lazily conjugated tensor", detail=detail)
+    if tensor.requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise FailedFake(function="a tensor of integers with a gradient", detail="it was written to")
 
 
 def _meta_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,7 @@ class OutputIs(Noun):
 
     kind: 'fresh'   forward output `index`
           'input'   the input tensor `index` itself
-          'view'    `steps` applied to input `index`: shares its storage
+          'view'    `steps` applied to input `index`, whose storage it shares; strides count from the input
           'alias'   `steps` applied to forward output `index`
           'through' `steps` applied to input `input` by an autograd.Function of the program; a gradient
                     enters backward as that of forward output `index`
@@ -81,14 +81,10 @@ class OutputIs(Noun):
     input: int = -1
 
     def steps_from(self, other: OutputIs) -> tuple[ViewStep, ...]:
-        """The steps that are left to a view from another one; none where they do not lead there. Strides
-        count from what both are views of, and can be taken from anywhere."""
+        """The steps that are left to a view from another one; none where they do not lead there."""
         way = tuple(step for step in other.steps if step.op != "aten.alias.default")
-        if (self.kind, self.index) != (other.kind, other.index):
-            return ()
-        if self.steps[: len(way)] == way:
-            return self.steps[len(way) :] or (ViewStep("aten.alias.default"),)
-        return self.steps if self.steps[0].op == "aten.as_strided.default" else ()
+        is_further = (self.kind, self.index) == (other.kind, other.index) and self.steps[: len(way)] == way
+        return (self.steps[len(way) :] or (ViewStep("aten.alias.default"),)) if is_further else ()
 
     def __str__(self) -> str:
         if self.kind in ("const", "size"):

@@ -599,7 +599,9 @@ def test_computed_inputs_and_their_histories(program: Any, dynamic: bool) -> Non
 def test_views_among_outputs_are_views_of_what_they_are_in_eager(dynamic: bool) -> None:
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, b = x[1], x.sin()[1:]
-        return a[1:], a, x[1][1:], a.view(-1), a.unfold(0, 2, 1)[1:], a.detach(), x.detach()[1], b[0], b, b[0]
+        beyond = a[2:].as_strided((2, 2), (1, 1), 6)
+        return (a[1:], a, x[1][1:], a.view(-1), a.unfold(0, 2, 1)[1:], a.detach(), x.detach()[1], b[0], b, b[0],
+                beyond)  # fmt: skip
 
     def train(call: Any) -> list[Any]:
         x = torch.arange(15.0).view(3, 5).requires_grad_()
