@@ -162,12 +162,13 @@ def _from_instance_dict(trace: Trace, obj: Any, name: str, origin: Origin | None
     if attributes is None:
         return MISSING
     value = attributes.get(name, MISSING)
-    if value is MISSING or origin is None:
+    if value is MISSING or origin is None and not isinstance(obj, enum.Enum):
         return value
+    source = trace.const(obj, type(obj).__name__) if origin is None else origin.source
     if name in MODULE_TABLES:  # what the program puts into the table counts from now on
         for entry in value:
             trace.reads.pop((id(obj), entry), None)
-    return trace.remember((id(obj), name), wrap(trace, value, DictAttr(origin.source, name)))
+    return trace.remember((id(obj), name), wrap(trace, value, DictAttr(source, name)))
 
 
 def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> Any:
@@ -188,6 +189,8 @@ def _descriptor_get(trace: Trace, found: Any, obj: Any, kind: type) -> Any:
     getter, _ = find_in_mro(type(found), "__get__")
     guard_class(trace, type(found))
     if isinstance(getter, FunctionType):
+        if not traces.is_library_file(getter.__code__.co_filename):  # it may have a state of its own
+            wrap(trace, found, trace.const(found, type(found).__name__), stable=True)
         return trace.call(getter, [found, obj, kind], {})
     return native(found.__get__, obj, kind)
 
@@ -357,9 +360,13 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     if isinstance(obj, enum.EnumType):
         guard_class(trace, obj)  # it grows while its members are made
         return native(getattr, obj, name)
-    if name == "__class__" or type(type.__dict__.get(name)) in FIELDS:
-        return native(getattr, obj, name)
+    if name == "__class__":
+        return type(obj)
     guard_class(trace, obj)
+    if type(type.__dict__.get(name)) in FIELDS:
+        value = native(getattr, obj, name)
+        is_own = name in UNVERSIONED and obj.__flags__ & 512
+        return wrap(trace, value, Attr(trace.const(obj, obj.__name__), name)) if is_own else value
     guard_class(trace, type(obj))
     found, owner = find_in_class(trace, obj, name)
     if found is MISSING:
@@ -376,13 +383,18 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     return bind_class_value(trace, found, owner, None, obj, name)
 
 
+TITLES: Final = ("__name__", "__qualname__", "__doc__", "__module__")
+UNVERSIONED: Final = ("__name__", "__qualname__", "__annotations__")
+"""What may change in a class without its being another version of it."""
+
+
 def function_attr(trace: Trace, obj: Any, name: str) -> Any:
     pending = trace.writes.get((id(obj), name))
     if pending is not None:
         return pending.value if pending.value is not traces.DELETED else raise_attribute_error(obj, name)
     source = trace.source_of(obj) or trace.const(obj, obj.__name__)
-    is_own = not name.startswith("__") and existed(trace, obj, name)
-    if is_own and name not in obj.__dict__:
+    is_own = (not name.startswith("__") or name in TITLES) and existed(trace, obj, name)
+    if is_own and name not in TITLES and name not in obj.__dict__:
         trace.guard(source, Lacks(name, attribute=True))
     value = native(getattr, obj, name)
     is_known = isinstance(value, (*IDENTITY, types.MethodWrapperType)) or type(value) in PLAIN

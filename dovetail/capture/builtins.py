@@ -11,6 +11,7 @@ the user's ever runs outside of it.
 from __future__ import annotations
 
 import _abc
+import abc
 import builtins
 import collections
 import functools
@@ -40,6 +41,7 @@ from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread, is_library_file
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import Predicate
 from dovetail.ir.source import Applied
 
 Args = list[Any]
@@ -116,7 +118,9 @@ def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 on(hasattr)(lambda trace, args, kwargs: _getattr(trace, [*args, NULL], kwargs) is not NULL)
 on(setattr)(lambda trace, args, kwargs: attributes.store_attr(trace, args[0], as_hashable(args[1]), args[2]))
 on(delattr)(lambda trace, args, kwargs: attributes.delete_attr(trace, args[0], as_hashable(args[1])))
-on(callable)(lambda trace, args, kwargs: callable(args[0]))
+on(callable)(lambda trace, args, kwargs: guard_kinship(
+    trace, args[0], type(args[0]), (), callable(args[0])
+))
 
 
 on(vars)(lambda trace, args, _: _getattr(trace, [*args, "__dict__"], _) if args else _locals(trace, args, _))
@@ -135,7 +139,31 @@ def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     check = operations.dunder(trace, type(kinds), "__instancecheck__")
     if check is not None and not isinstance(value, Fake) and check.__module__.split(".")[0] not in LIBRARIES:
         return truth(trace, trace.call(check, [kinds, value], {}))
-    return native(isinstance, value, kinds)
+    return guard_kinship(trace, value, type(value), kinds, native(isinstance, value, kinds))
+
+
+@on(issubclass)
+def _issubclass(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    return guard_kinship(trace, args[0], args[0], args[1], native(issubclass, *args))
+
+
+def guard_kinship(trace: Trace, value: Any, kind: type, kinds: Any, answer: bool) -> bool:
+    """What a class is, its bases and attributes say; it becomes another by being registered there."""
+    if not kind.__flags__ & 512 or kind.__module__.split(".")[0] in ("torch", "dovetail"):
+        return answer
+    attributes.guard_class(trace, kind)
+    others = kinds if isinstance(kinds, tuple) else getattr(kinds, "__args__", (kinds,))
+    for other in others:
+        if isinstance(other, tuple):
+            guard_kinship(trace, value, kind, other, answer)
+        elif getattr(other, "_is_protocol", False):
+            for name in typing._get_protocol_attrs(other):  # type: ignore[attr-defined]
+                _getattr(trace, [value, name, None], {})
+        elif isinstance(other, abc.ABCMeta) and not answer:
+            attributes.guard_class(trace, other)
+            test = Predicate(lambda kind, other=other: not issubclass(kind, other), f"is no {other.__name__}")
+            trace.guard(trace.const(kind, kind.__name__), test)
+    return answer
 
 
 LIBRARIES: Final = frozenset({"abc", "typing", "enum", "torch", "collections"})
@@ -507,7 +535,7 @@ PURE: Final = frozenset(
      "_stat", "_codecs", "_typing", "_contextvars", "_weakref"}
 )  # fmt: skip
 
-PURE_BUILTINS: Final = frozenset({"bin", "chr", "hex", "oct", "ord", "issubclass", "ascii"})
+PURE_BUILTINS: Final = frozenset({"bin", "chr", "hex", "oct", "ord", "ascii"})
 
 CONSUMERS: Final = frozenset(
     {"extend", "update", "join", "union", "intersection", "difference", "symmetric_difference", "fromkeys",

@@ -37,7 +37,7 @@ from dovetail.capture.trace import Raised, Trace, is_library_file
 from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Is, Length
+from dovetail.ir.guard import Is, Length, Predicate
 from dovetail.ir.source import Arg as RootArg
 from dovetail.ir.source import Attr, Cell, Const, DictAttr, Item, Source, root_of
 
@@ -223,6 +223,7 @@ def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
         return known.CLASSES[cls](trace, cls, args, kwargs)
     if cls.__module__ == "numpy" and not isinstance(find_in_mro(cls, "__init__")[0], FunctionType):
         return call_numpy(trace, cls, args, kwargs)
+    guard_class(trace, type(cls))
     meta_call, _ = find_in_mro(type(cls), "__call__")
     if isinstance(meta_call, FunctionType) and type(cls).__module__ != "enum":
         return call(trace, meta_call, [cls, *args], kwargs)
@@ -332,9 +333,12 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function under lru_cache: of constants, its result is a constant by the author's own word."""
     if all(type(arg) in PLAIN or isinstance(arg, type) for arg in (*args, *kwargs.values())):
-        result = native(fn, *args, **kwargs)
+        result, key = native(fn, *args, **kwargs), (id(fn), repr((args, kwargs)))
         if type(result) in PLAIN or isinstance(result, (type, FunctionType)):
-            return result
+            if key not in trace.reads and (fn.__module__ or "").split(".")[0] != "torch":  # it may be cleared
+                test = Predicate(lambda fn: fn(*args, **kwargs) == result, f"returns {result!r:.60}")
+                trace.guard(trace.const(fn, fn.__name__), test)
+            return trace.remember(key, result)
     return call(trace, wrapped, args, kwargs)
 
 

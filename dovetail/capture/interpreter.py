@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
-from dovetail.capture import operations
+from dovetail.capture import attributes, operations
 from dovetail.capture import trace as traces
 from dovetail.capture.attributes import MISSING, delete_attr, find_in_mro, load_attr, store_attr, store_global
 from dovetail.capture.checks import assume, expected
@@ -28,7 +28,7 @@ from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEP
 from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Lacks, TypeIs
-from dovetail.ir.source import Attr, Cell, ClosureOf, Global, Item, Source
+from dovetail.ir.source import Attr, Cell, ClosureOf, DictAttr, Global, Item, Source
 
 RETURN: Final = "return"
 YIELD: Final = "yield"
@@ -354,7 +354,11 @@ class Activation:
 
     def IMPORT_NAME(self, arg: str) -> None:
         names, level = self.stack.pop(), self.stack.pop()
-        self.stack.append(native(__import__, arg, self.globals, None, names, level))
+        module: Any = native(__import__, arg, self.globals, None, names, level)
+        if not attributes.is_stable_module(module) and sys.modules.get(module.__name__) is module:
+            loaded = Item(DictAttr(self.trace.const(sys, "sys"), "modules"), module.__name__)
+            self.trace.guard(loaded, Is(module))
+        self.stack.append(module)
 
     def IMPORT_FROM(self, arg: str) -> None:
         module = self.stack[-1]

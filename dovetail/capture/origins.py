@@ -277,7 +277,9 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
     if is_unsteady(trace, source, tuple(form)):
         return leave_outside(trace, value, source)
     if kind is defaultdict:
-        shadow: Any = defaultdict(trace.callback(value.default_factory))
+        shadow: Any = defaultdict(
+            trace.callback(wrap(trace, value.default_factory, Attr(source, "default_factory")))
+        )
     else:
         shadow = kind.__new__(kind)
     origin = _shadow(trace, value, shadow, source)

@@ -279,11 +279,16 @@ static int check_length(Run *run, const Instruction *at) {
 static int check_dict_keys(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->slot], *key;
     if (!PyDict_Check(object)) FAIL("%S: no longer a dict", PATH(at->slot));
-    note_dict(run, at->slot, object);
     Py_ssize_t position = 0, count = PyTuple_GET_SIZE(at->object);
-    int equal = PyDict_GET_SIZE(object) == count;
-    for (Py_ssize_t i = 0; equal > 0 && i < count && PyDict_Next(object, &position, &key, NULL); i++)
+    int equal = PyDict_GET_SIZE(object) == count, is_ordered = PyODict_Check(object) && count > 1;
+    PyObject *keys = is_ordered ? PyODict_Type.tp_iter(object) : NULL; /* an order that no version counts */
+    if (!is_ordered) note_dict(run, at->slot, object);
+    for (Py_ssize_t i = 0; equal > 0 && i < count; i++) {
+        if (is_ordered ? !(key = PyIter_Next(keys)) : !PyDict_Next(object, &position, &key, NULL)) break;
         equal = is_equal(key, PyTuple_GET_ITEM(at->object, i));
+        if (is_ordered) Py_DECREF(key);
+    }
+    Py_XDECREF(keys);
     if (equal) return equal;
     FAIL("%S: expected the keys %.200R", PATH(at->slot), at->object);
 }

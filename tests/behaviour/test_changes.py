@@ -1,0 +1,241 @@
+"""SPEC C2, further: what people rarely change between two calls, and what then has to be noticed as well.
+
+A row is made of objects of its own: what is computed, and the change.
+"""
+from __future__ import annotations
+
+import abc
+import enum
+import functools
+import sys
+import types
+from collections import OrderedDict, defaultdict
+from collections import abc as collections_abc
+from collections.abc import Callable
+from typing import Any, Final, Protocol, runtime_checkable
+
+import pytest
+import torch
+
+import dovetail
+from tests.behaviour.test_guards import check_change
+
+Row = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], Any]]
+ROWS: Final[dict[str, Callable[[], Row]]] = {}
+
+
+def row(make: Callable[[], Row]) -> Callable[[], Row]:
+    ROWS[make.__name__] = make
+    return make
+
+
+class Shape(abc.ABC):  # noqa: B024
+    ok = False
+
+
+@runtime_checkable
+class Named(Protocol):
+    title: str
+
+
+def a_class(**body: Any) -> Any:
+    return type("Thing", (), body)
+
+
+@row
+def instance_of_a_registered_class() -> Row:
+    kind = a_class()
+    thing = kind()
+    return lambda x: x + 1 if isinstance(thing, (str, Shape)) else x - 1, lambda: Shape.register(kind)
+
+
+@row
+def registered_subclass() -> Row:
+    kind = a_class()
+    return lambda x: x + 1 if issubclass(kind, Shape) else x - 1, lambda: Shape.register(kind)
+
+
+@row
+def registered_sequence() -> Row:
+    kind = a_class()
+    thing = kind()
+    return (
+        lambda x: x + 1 if isinstance(thing, collections_abc.Sequence) else x - 1,
+        lambda: collections_abc.Sequence.register(kind),
+    )
+
+
+@row
+def attribute_of_a_protocol() -> Row:
+    thing = a_class()()
+    return lambda x: x + 1 if isinstance(thing, Named) else x - 1, lambda: setattr(thing, "title", "a")
+
+
+@row
+def method_of_a_protocol() -> Row:
+    kind = a_class()
+    thing = kind()
+    return lambda x: x + 1 if isinstance(thing, Named) else x - 1, lambda: setattr(kind, "title", "a")
+
+
+@row
+def bases() -> Row:
+    first, second = type("First", (), {}), type("Second", (), {})
+    kind = type("Kind", (first,), {})
+    thing = kind()
+    return lambda x: x + 1 if isinstance(thing, first) else x - 1, lambda: setattr(kind, "__bases__", (second,))
+
+
+@row
+def becomes_callable() -> Row:
+    kind = a_class()
+    thing = kind()
+    return lambda x: x + 1 if callable(thing) else x - 1, lambda: setattr(kind, "__call__", lambda self: 0)
+
+
+def an_enum() -> Any:
+    class Color(enum.Enum):
+        RED = 1
+
+        def __init__(self, number: int) -> None:
+            self.twice = number * 2
+
+    return Color
+
+
+@row
+def value_of_an_enum() -> Row:
+    color = an_enum()
+    return lambda x: x * color.RED.value, lambda: setattr(color.RED, "_value_", 7)
+
+
+@row
+def name_of_an_enum() -> Row:
+    color = an_enum()
+    return lambda x: x * len(color.RED.name), lambda: setattr(color.RED, "_name_", "CRIMSON")
+
+
+@row
+def field_of_an_enum() -> Row:
+    color = an_enum()
+    return lambda x: x * color.RED.twice, lambda: setattr(color.RED, "twice", 7)
+
+
+def of_a_function(field: str) -> Callable[[], Row]:
+    def make() -> Row:
+        def g() -> None:
+            """Text."""
+
+        return lambda x: x * len(getattr(g, field)), lambda: setattr(g, field, "another name")
+
+    return make
+
+
+def of_a_class(field: str) -> Callable[[], Row]:
+    def make() -> Row:
+        kind = a_class(__doc__="Text.")
+        thing = kind()
+        return lambda x: x * len(getattr(type(thing), field)), lambda: setattr(kind, field, "another name")
+
+    return make
+
+
+for field in ("__name__", "__qualname__", "__doc__", "__module__"):
+    ROWS[f"function{field}"] = of_a_function(field)
+    ROWS[f"class{field}"] = of_a_class(field)
+
+
+@row
+def annotations() -> Row:
+    kind = a_class(__annotations__={"a": int})
+    return lambda x: x * len(kind.__annotations__), lambda: kind.__annotations__.update(b=int)
+
+
+@row
+def call_of_a_metaclass() -> Row:
+    meta = type("Meta", (type,), {"__call__": lambda cls: 3})
+    kind = meta("Kind", (), {})
+    return lambda x: x * kind(), lambda: setattr(meta, "__call__", lambda cls: 4)
+
+
+@row
+def order_of_an_ordered_dict() -> Row:
+    table = OrderedDict(a=1.0, b=2.0)
+    return lambda x: x * next(iter(table.values())), lambda: table.move_to_end("a")
+
+
+@row
+def factory_of_a_defaultdict() -> Row:
+    table: Any = defaultdict(lambda: 2)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x = x * table["new"]
+        del table["new"]
+        return x
+
+    return f, lambda: setattr(table, "default_factory", lambda: 5)
+
+
+@row
+def module_in_sys_modules() -> Row:
+    first, second = types.ModuleType("replaced_later"), types.ModuleType("replaced_later")
+    first.k, second.k = 2, 7  # type: ignore[attr-defined]
+    sys.modules["replaced_later"] = first
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        import replaced_later  # type: ignore[import-not-found]
+
+        return x * replaced_later.k  # type: ignore[no-any-return]
+
+    return f, lambda: sys.modules.update(replaced_later=second)
+
+
+@row
+def cache_cleared() -> Row:
+    table = [2]
+    cached = functools.lru_cache(lambda: table[0])
+    return lambda x: x * cached(), lambda: (table.append(table.pop() + 3), cached.cache_clear())
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def __get__(self, owner: Any, kind: Any = None) -> float:
+        return self.value
+
+
+class Setter(Holder):
+    def __set__(self, owner: Any, value: float) -> None:
+        self.value = value
+
+
+@row
+def state_of_a_descriptor() -> Row:
+    held = Holder()
+    thing = a_class(field=held)()
+    return lambda x: x * thing.field, lambda: setattr(held, "value", 8.0)
+
+
+@row
+def state_of_a_descriptor_that_is_set() -> Row:
+    thing = a_class(field=Setter())()
+    return lambda x: x * thing.field, lambda: setattr(thing, "field", 8.0)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_change_is_noticed(name: str) -> None:
+    f, change = ROWS[name]()
+    check_change(f, (torch.arange(4.0),), change, "eager")
+
+
+def test_a_descriptor_set_in_the_function_keeps_its_state() -> None:
+    thing = a_class(field=Setter())()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        thing.field = thing.field + 1
+        return x * thing.field
+
+    compiled = dovetail.compile(f, backend="eager", fullgraph=True)
+    assert [compiled(torch.ones(1)).item() for _ in range(3)] == [2.0, 3.0, 4.0]
+    assert thing.field == 4.0
