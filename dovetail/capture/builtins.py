@@ -159,10 +159,11 @@ def guard_kinship(trace: Trace, value: Any, kind: type, kinds: Any, answer: bool
         elif getattr(other, "_is_protocol", False):
             for name in typing._get_protocol_attrs(other):  # type: ignore[attr-defined]
                 _getattr(trace, [value, name, None], {})
-        elif isinstance(other, abc.ABCMeta) and not answer:
+        elif isinstance(other, abc.ABCMeta) and not answer and (id(kind), f"{id(other)}") not in trace.reads:
             attributes.guard_class(trace, other)
             test = Predicate(lambda kind, other=other: not issubclass(kind, other), f"is no {other.__name__}")
             trace.guard(trace.const(kind, kind.__name__), test)
+            trace.reads[(id(kind), f"{id(other)}")] = answer
     return answer
 
 

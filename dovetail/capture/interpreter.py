@@ -355,9 +355,8 @@ class Activation:
     def IMPORT_NAME(self, arg: str) -> None:
         names, level = self.stack.pop(), self.stack.pop()
         module: Any = native(__import__, arg, self.globals, None, names, level)
-        if not attributes.is_stable_module(module) and sys.modules.get(module.__name__) is module:
-            loaded = Item(DictAttr(self.trace.const(sys, "sys"), "modules"), module.__name__)
-            self.trace.guard(loaded, Is(module))
+        if not attributes.is_stable_module(module) and sys.modules.get(name := module.__name__) is module:
+            self.trace.guard(Item(DictAttr(self.trace.const(sys, "sys"), "modules"), name), Is(module))
         self.stack.append(module)
 
     def IMPORT_FROM(self, arg: str) -> None:

@@ -24,6 +24,7 @@ from dovetail.fake.tensor import PROBE_LIMIT, Fake, probe
 from dovetail.ir.guard import Equals, Is, SameAs
 from dovetail.ir.source import Source
 from dovetail.util.noun import Noun
+from dovetail.util.signals import is_from_signal
 
 NUMBERS: Final[dict[type, type[Any]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 """What a number of the user's program is, where the trace has a symbol for it."""
@@ -192,6 +193,8 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except NOT_THROWN:
         raise
     except BaseException as error:
+        if is_from_signal(error):
+            raise
         if isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error):
             raise UnsupportedValue(type="int", detail="a symbolic number as a member or a key") from None
         if isinstance(error, (TypeError, AttributeError, NotImplementedError)):

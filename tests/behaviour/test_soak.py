@@ -12,12 +12,13 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
 
 import dovetail
+from dovetail.capture import builtins as known
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -111,6 +112,47 @@ print(f(torch.ones(2)).tolist(), (torch.ones(2) * 3).tolist())
 """
     out = finish(start(script, tmp_path))
     assert "interrupted" in out and "[3.0, 3.0] [3.0, 3.0]" in out
+
+
+class Stop(Exception):
+    def __init__(self, *args: Any) -> None:
+        super().__init__("alarm")
+
+    def __call__(self, *args: Any) -> None:
+        raise Stop
+
+    def ring(self, *args: Any) -> None:
+        raise Stop
+
+
+@pytest.mark.parametrize("handler", [Stop(), Stop().ring], ids=["object", "method"])
+def test_what_a_signal_handler_raises_during_a_compile_is_the_users(handler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever in the compile the signal comes: while a call of the program is captured, or in a backend."""
+    places = ["capture", "backend", "nowhere"]
+
+    def ring(place: str) -> None:
+        if places[0] == place:
+            signal.raise_signal(signal.SIGUSR1)
+
+    def capture(trace: Any, args: Any, kwargs: Any) -> bool:
+        ring("capture")
+        return True
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        ring("backend")
+        return graph.forward
+
+    was = signal.signal(signal.SIGUSR1, handler)
+    monkeypatch.setitem(known.SPECIAL, id(callable), capture)
+    f = dovetail.compile(lambda x: x * 2 + callable(len), backend=backend)
+    try:
+        while places[0] != "nowhere":
+            with pytest.raises(Stop):
+                f(torch.ones(2))
+            places.pop(0)
+        assert f(torch.ones(2)).tolist() == [3.0, 3.0]
+    finally:
+        signal.signal(signal.SIGUSR1, was)
 
 
 def test_nothing_can_be_written_anywhere(tmp_path: Path) -> None:
