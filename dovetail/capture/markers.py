@@ -25,7 +25,12 @@ from dovetail.ir.source import Attr
 UNMARKED: Final = object()
 DISABLES: Final = ("_dovetail_disable", "_torchdynamo_disable")
 CONSTANTS: Final = ("_dovetail_constant", "_dynamo_marked_constant")
-SCHEDULERS: Final = "/torch/optim/lr_scheduler.py"
+ASKING: Final = "an optimizer that branches on numbers in its tensors"
+STEPS: Final = {
+    "lr_scheduler.py": "a learning rate scheduler, arithmetic on a few numbers",
+    "radam.py": ASKING, "asgd.py": ASKING, "_adafactor.py": ASKING,
+}  # fmt: skip
+"""Files of torch.optim whose `step` eager does better."""
 IGNORED: Final = frozenset(
     {"tag", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_unbacked", "mark_static_address"}
 )
@@ -59,8 +64,8 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
             return True
         if fn.__name__ == "patched_init":  # torch's compiler counts modules; what it wraps makes one
             return trace.call((fn.__closure__ or ())[0].cell_contents, args, kwargs)
-    if fn.__code__.co_name == "step" and fn.__code__.co_filename.endswith(SCHEDULERS):
-        raise DisabledCall(trace.loc(), function="a learning rate scheduler, arithmetic on a few numbers")
+    if fn.__code__.co_name == "step" and (why := STEPS.get(fn.__code__.co_filename.rpartition("/")[2])):
+        raise DisabledCall(trace.loc(), function=why)
     return call_torch(trace, fn, args, kwargs) if is_allowed_by_torch(fn) else UNMARKED
 
 

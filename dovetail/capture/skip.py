@@ -25,7 +25,8 @@ GENERATED: Final = ("<dovetail",)
 MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/", "/torch/distributions/")
 """Parts of torch that are models and training code rather than machinery: worth a graph of their own."""
 MACHINERY: Final = (
-    "/torch/nn/modules/module.py", "/torch/optim/optimizer.py", "/torch/optim/lr_scheduler.py"
+    "/torch/nn/modules/module.py", "/torch/optim/optimizer.py", "/torch/optim/lr_scheduler.py",
+    "/torch/optim/radam.py", "/torch/optim/asgd.py", "/torch/optim/_adafactor.py",
 )  # fmt: skip
 
 

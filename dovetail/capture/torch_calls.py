@@ -214,14 +214,22 @@ SCALED: Final = {"addcdiv_": "value", "addcdiv": "value", "addcmul_": "value", "
 
 
 def scale_by_tensor(trace: Trace, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """x.addcdiv_(a, b, value=t) as x.add_(a / b * t): t stays a tensor."""
+    """x.addcdiv_(a, b, value=t) as x.add_(a * t / b): t stays a tensor. Eager rounds only what that gives."""
     stem, suffix = name.rstrip("_"), "_" if name.endswith("_") else ""
-    x, *operands = args
-    factor = kwargs[SCALED[name]]
-    if stem in ("addcdiv", "addcmul"):
-        inner = trace.call(torch.div if stem == "addcdiv" else torch.mul, operands, {})
-        return call_tensor_method(trace, "add" + suffix, [x, trace.call(torch.mul, [inner, factor], {})], {})
-    return call_tensor_method(trace, stem + suffix, [x, trace.call(torch.mul, [operands[0], factor], {})], {})
+    x, first, *rest = args
+    kind = torch.result_type(x, first)
+    wide = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
+    change = call_tensor_method(trace, "mul", [to_dtype(trace, first, wide), kwargs[SCALED[name]]], {})
+    for other in rest:
+        change = call_tensor_method(trace, "div" if stem == "addcdiv" else "mul", [change, other], {})
+    result = call_tensor_method(trace, (stem if not rest else "add") + suffix, [x, change], {})
+    return result if suffix else to_dtype(trace, result, kind)
+
+
+def to_dtype(trace: Trace, value: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(value, Fake) or value.dtype is dtype:
+        return value
+    return call_tensor_method(trace, "to", [value, dtype], {})
 
 
 def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _get_value
 from torch.utils._pytree import tree_leaves
 
 from dovetail.capture.attributes import load_attr, store_attr
@@ -33,6 +34,12 @@ def _zero_grad(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         raise DisabledCall(trace.loc(), function="Optimizer.zero_grad(set_to_none=False)")
     for parameter in parameters_of(trace, optimizer):
         store_attr(trace, parameter, "grad", None)
+
+
+@on(_get_value)
+def _count(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """A number of steps: eager goes on with it in double precision, where `1 - beta ** step` needs it."""
+    return call_tensor_method(trace, "double", args, {}) if isinstance(args[0], Fake) else args[0]
 
 
 def parameters_of(trace: Trace, optimizer: Any) -> Iterator[Any]:
