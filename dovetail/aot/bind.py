@@ -429,9 +429,9 @@ class _Emitter:
             self.emit_sizes(sizes)
             self.w(f"ctx.sizes = {_tuple(e.name for e in sizes)}")
         self.w(f"ctx.inputs = {_tuple(self.inputs)}")
-        # which double backward compares; 0 for inputs that are no tensors
-        given = zip(self.inputs, self.input_nodes)
-        versions = [f"{x}._version" if isinstance(n.type, TensorType) else "0" for x, n in given]
+        # which double backward compares
+        given = zip(self.inputs, self.joint.counted)
+        versions = [f"{x}._version" if is_counted else "None" for x, is_counted in given]
         self.w(f"ctx.versions = {_tuple(versions)}")
 
     def saved_name(self, part: _Part, saved: Saved) -> str:
@@ -439,7 +439,11 @@ class _Emitter:
         if saved.source == "output":  # less the history that it has for another Function
             is_foreign = index in self.signature.tangents and index not in own
             return f"{self.results[index]}{'.detach()' if is_foreign else ''}"
-        return self.inputs[index] if index < len(self.inputs) else f"constant_{index - len(self.inputs)}"
+        if index >= len(self.inputs):
+            return f"constant_{index - len(self.inputs)}"
+        name, is_tensor = self.inputs[index], isinstance(self.input_nodes[index].type, TensorType)
+        # autograd saves no tensor of inference mode, but eager may have saved what was made of it
+        return f"{name}.new_empty(0).set_({name})" if is_tensor and not self.joint.counted[index] else name
 
     def emit_backward(self, part: _Part, backward: Graph) -> None:
         partition, suffix = part.partition, part.suffix

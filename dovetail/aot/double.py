@@ -236,7 +236,7 @@ def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any,
     """The gradients of the inputs, themselves differentiable."""
     _ = ctx.saved_tensors  # raises as eager does when the graph was freed
     for i, (value, version) in enumerate(zip(ctx.inputs, ctx.versions)):
-        if isinstance(value, torch.Tensor) and value._version != version and i not in eager.mutated:
+        if version is not None and value._version != version and i not in eager.mutated:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 f"operation: input {i} of a compiled region, whose backward is being differentiated"

@@ -70,6 +70,8 @@ class Joint(Noun, eq=False):
     """Tensor inputs that are no parameters: a caller may pass overlapping ones."""
     is_inference: bool = False
     """What the program makes are inference tensors, though it is called outside of inference mode."""
+    counted: tuple[bool, ...] = ()
+    """Per input: it is a tensor with a version, which those of inference mode have not."""
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:
@@ -158,7 +160,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     is_inference = bool(made) and all(made) and not torch.is_inference_mode_enabled()
     return Joint(
         prune(graph), signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose,
-        is_inference,
+        is_inference, tuple(version is not None for version in trace.versions),
     )  # fmt: skip
 
 

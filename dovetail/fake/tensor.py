@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -88,7 +89,8 @@ class Fake(torch.Tensor):
         if found is None:
             with torch._C._DisableTorchDispatch():
                 meta = self.meta.detach()  # with its offset, which as_strided counts from
-            found = Fake(meta, self.device, self.requires_grad)
+            with _mode_of(self):
+                found = Fake(meta, self.device, self.requires_grad)
             if self.form is not None and self.shapes is not None:
                 found = _symbolic(found, self.form, self.shapes, self.requires_grad)
             found.__dict__.update({k: v for k, v in self.__dict__.items() if k not in found.__dict__})
@@ -120,6 +122,11 @@ class FakeMode(TorchDispatchMode):
         self, func: Callable[..., Any], types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         return infer(func, args, kwargs or {})
+
+
+def _mode_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """What to make a Fake under: one of inference mode has no version, and autograd does not save it."""
+    return torch._C._InferenceMode(True) if tensor.is_inference() else nullcontext()
 
 
 def _without_meta(
@@ -166,7 +173,8 @@ def _symbolic(fake: Fake, form: Form, shapes: Shapes, requires_grad: bool = Fals
         return fake
     size, stride = ([make_symint(shapes, x) for x in each] for each in (form.shape, form.stride))
     given = {"storage_size": _hint_bytes(fake), "requires_grad": requires_grad}
-    made = _without_meta(size, stride, make_symint(shapes, form.offset), fake.dtype, fake.device, **given)
+    with _mode_of(fake):
+        made = _without_meta(size, stride, make_symint(shapes, form.offset), fake.dtype, fake.device, **given)
     made._meta, made.key, made.form, made.shapes = fake._meta, fake.key, form, shapes
     return made
 
@@ -194,7 +202,8 @@ def fake_like(
     with torch._C.DisableTorchFunction():  # modes have nothing to say about reading attributes
         _check_plain(tensor)
         geometry = tensor.size(), tensor.stride(), tensor.storage_offset()
-        fake = _without_meta(*geometry, tensor.dtype, tensor.device, requires_grad=tensor.requires_grad)
+        with _mode_of(tensor):
+            fake = _without_meta(*geometry, tensor.dtype, tensor.device, requires_grad=tensor.requires_grad)
     if shapes is not None:
         sizes = tuple(extent(d) or const(int(n)) for d, n in enumerate(tensor.shape))
         strides = derive_strides(shapes, sizes, tensor.stride(), extent) or ()

@@ -606,3 +606,24 @@ def test_gradients_switched_on_inside(mode: Any) -> None:
                 found, wanted = compiled(x), program(x)
             torch.testing.assert_close(found, wanted)
             assert [t.requires_grad for t in found[:-1]] == [t.requires_grad for t in wanted[:-1]]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_tensors_of_inference_mode_beside_what_is_trained(backend: str) -> None:
+    """They have no version, and autograd saves none of them; but what is computed of them it does."""
+    with torch.inference_mode():
+        features = torch.arange(6.0).reshape(2, 3)
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        return (x + 1) * weight + x, x.detach(), x[0]
+
+    found, wanted = [], []
+    for call, results in ((dovetail.compile(program, backend=backend), found), (program, wanted)):
+        weight = torch.ones(3, requires_grad=True)
+        out = call(features, weight)
+        out[0].sum().backward()
+        results += [*out, weight.grad, *(t.is_inference() for t in out)]
+    torch.testing.assert_close(found, wanted)
+    for call in (dovetail.compile(lambda x, w: x * w, backend=backend), dovetail.compile(torch.mul, backend=backend)):
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+            call(features, torch.ones(3, requires_grad=True))
