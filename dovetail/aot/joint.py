@@ -437,10 +437,10 @@ def _is_replayable(steps: Sequence[ViewStep]) -> bool:
 
 def _has_history_of(base: Any, result: Any) -> bool:
     """Autograd too sees result as base or a view of it, and its gradient is a view's: not that of a write
-    to a detached alias, nor that of a user's autograd.Function."""
+    to a detached alias, nor that of a user's autograd.Function or of a hook."""
     if not result.requires_grad or result is base:
         return True
-    if not result._is_view() or result._base is not base:
+    if not result._is_view() or result._base is not base or result._backward_hooks:
         return False
     node, end = result.grad_fn, base.grad_fn
     while node is not None and node is not end:

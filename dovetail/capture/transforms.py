@@ -126,7 +126,8 @@ def _register_hook(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Non
     around = [cell.cell_contents for cell in cells if cell != CellType()]  # not empty
     around += [trace.writes[key].value for cell in cells if (key := (id(cell), "")) in trace.writes]
     is_kept |= any(isinstance(value, (list, dict, set)) for value in around)
-    if is_kept or kwargs or not isinstance(args[0], Fake) or id(args[0]) in trace.origins:
+    is_given = not isinstance(args[0], Fake) or {id(args[0]), id(args[0]._base)} & trace.origins.keys()
+    if is_kept or kwargs or is_given:
         raise UnknownCall(trace.loc(), function="Tensor.register_hook")
     example: Any = args[0].detach()
     trace.owned[id(example)] = example

@@ -355,6 +355,27 @@ def hooks_on_what_is_computed() -> Any:
     return f, [(torch.randn(4, requires_grad=True), torch.randn(4), most) for most in (0.1, 0.1)]
 
 
+@case("C9")
+def hooks_on_a_view_beside_what_it_shows() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        z = y.view(2, 2)
+        z.register_hook(lambda grad: grad + 1)
+        return z, y
+
+    return f, [(torch.randn(4, requires_grad=True),) for _ in range(2)]
+
+
+@case("C9", breaks=1)
+def hooks_on_a_view_of_an_input() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x.view(2, 2)
+        y.register_hook(lambda grad: grad + 1)
+        return y.t(), y
+
+    return f, [(torch.randn(4, requires_grad=True),) for _ in range(2)]
+
+
 @case("C3", breaks=1)
 def hooks_with_side_effects() -> Any:
     seen: list[torch.Tensor] = []
