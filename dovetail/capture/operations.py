@@ -102,7 +102,9 @@ def _by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str)
     if first is None and second is None:
         return False, None
     pairs = [(first, left, right), (second, right, left)]
-    if type(left) is not type(right) and issubclass(type(right), type(left)) and second is not None:
+    is_sequence = forward in ("__add__", "__mul__") and isinstance(left, (list, tuple, str, bytes))
+    is_asked_last = first is None and is_sequence or issubclass(type(right), type(left))
+    if type(left) is not type(right) and is_asked_last and second is not None:
         pairs.reverse()
     for method, owner, operand in pairs:
         if method is not None:

@@ -68,7 +68,8 @@ class Vector:
     def __add__(self, other: Any) -> Vector:
         return Vector(self.t + (other.t if isinstance(other, Vector) else other))
 
-    __radd__ = __add__
+    def __radd__(self, other: Any) -> Vector:
+        return self + (torch.stack(other) if isinstance(other, (list, tuple)) else other)
 
     def __mul__(self, k: float) -> Vector:
         return Vector(self.t * k)
@@ -281,7 +282,7 @@ def user_operators() -> Any:
         v = Vector(x) + Vector(y) * 2.0
         w = -v + 1.0
         parts = [p.sum() for p in w]
-        return w.t, w(y), w[0], len(w), v == w, "yes" in v, parts, (2.0 + v).t if v else None
+        return w.t, w(y), w[0], len(w), v == w, "yes" in v, parts, (2.0 + v).t if v else None, ([*y] + w).t
 
     return f, (x4(), torch.randn(4))
 
