@@ -224,6 +224,21 @@ def test_shifts_by_more_than_the_width(dtype: torch.dtype) -> None:
     check(lambda x, y: (x << y, x >> y, x >> 3, x << 7), [x, amount])
 
 
+@pytest.mark.parametrize("source", [torch.uint8, torch.int8, torch.int16, torch.int64, torch.float32, torch.float64])
+def test_conversions(source: torch.dtype) -> None:
+    wide, narrow = (torch.int64, torch.float64), (torch.int8, torch.int16, torch.int32, torch.float32, torch.bool)
+    x = whole(-128 if source.is_signed else 0, 128, 7, 53).to(source)
+    check(lambda x: tuple(x.to(t) for t in narrow if t != source), [x])
+    check(lambda x: tuple(x.to(t) for t in (*wide, *narrow) if t != source), [x])
+    check(lambda x: (x.abs() * 2).to(torch.uint8) + 1, [x])
+
+
+def test_floats_beyond_the_range_of_bytes() -> None:
+    x = torch.cat([2.0 ** torch.arange(8, 70).float() * s for s in (1, 1.001, -1, -1.3, INF, -INF, 0.0)] * 2)
+    one_by_one = torch.stack([e.to(torch.uint8) for e in x])
+    assert torch.equal(dovetail.compile(lambda x: x.to(torch.uint8))(x), one_by_one)
+
+
 def test_equal_kernels_are_written_once() -> None:
     def layers(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.softmax(x, -1), torch.softmax(y, -1)

@@ -151,7 +151,7 @@ def cast(to: DType, source: DType, text: str, is_vector: bool) -> str:
         return f"to_mask({text} != 0)"
     if source is BOOL:
         return f"convert<{VECTOR_TYPE[to]}>(-{text})"
-    if to.kind == "uint" and source.is_float:
+    if to.kind == "uint" and source.is_float and (to.bytes, source) != (1, F32):  # it ends in 0s above 2^31
         text = f"convert<i64v>({text})"
     return f"convert<{VECTOR_TYPE[to]}>({text})"
 

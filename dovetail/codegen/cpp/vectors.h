@@ -37,7 +37,15 @@ INLINE void store(f16* p, f16v v, int64_t n) { store((uint16_t*)p, v.bits, n); }
 template <class T> INLINE typename vec_of<T>::type load_second(const T* p) { auto a = load(p), b = load(p + (L - 1)); return %(second)s; }
 INLINE bf16v load_second(const bf16* p) { return {load_second((const uint16_t*)p)}; }
 INLINE f16v load_second(const f16* p) { return {load_second((const uint16_t*)p)}; }
-template <class W, class V> INLINE W convert(V v) { return __builtin_convertvector(v, W); }
+// Between small and large types through 32 bits: in one step GCC goes lane by lane, as it loads bytes that it
+// knows it will widen.
+template <class W, class V> INLINE W convert(V v) {
+#ifndef __clang__
+    if constexpr (sizeof(v[0]) == 1 && sizeof(v) >= 8) asm("" : "+v"(v));
+#endif
+    if constexpr ((sizeof(v[0]) < 4) == (sizeof(W{}[0]) < 4)) return __builtin_convertvector(v, W);
+    else return __builtin_convertvector(__builtin_convertvector(v, i32v), W);
+}
 template <class C> INLINE mask to_mask(C c) { return __builtin_convertvector(c, mask); }
 INLINE mask load_mask(const bool* p) { return to_mask(load((const int8_t*)p) != 0); }
 INLINE mask load_mask(const bool* p, int64_t n) { return to_mask(load((const int8_t*)p, n) != 0); }
