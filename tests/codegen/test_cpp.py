@@ -233,6 +233,16 @@ def test_conversions(source: torch.dtype) -> None:
     check(lambda x: (x.abs() * 2).to(torch.uint8) + 1, [x])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("size", [5, 64, 75, 203])
+def test_first_of_equal_among_many(dtype: torch.dtype, size: int) -> None:
+    x = whole(0, 6, 40, size).to(dtype)
+    if dtype.is_floating_point:
+        x[0, 2::3], x[1], x[2, -1], x[3], x[4, size // 2 :] = NAN, NAN, NAN, -INF, INF
+    check(lambda x: (x.argmax(1), x.argmin(1), x.argmax(), x.argmin(), x.max(1)), [x])
+    check(lambda x: (x.view(8, 5, size).argmax(2), x.view(5, 8, size).argmin(0)), [x])
+
+
 def test_floats_beyond_the_range_of_bytes() -> None:
     x = torch.cat([2.0 ** torch.arange(8, 70).float() * s for s in (1, 1.001, -1, -1.3, INF, -INF, 0.0)] * 2)
     one_by_one = torch.stack([e.to(torch.uint8) for e in x])

@@ -389,7 +389,7 @@ class Body(Noun, frozen=False):
     def _copies(self, step: Pass) -> int:
         """Accumulators side by side: as many as a row fills, and one where the order counts."""
         kinds = [w.reduce for w in writes_in(step.points) if w.reduce]
-        if self.vector is None or self.writer.column or not kinds or not IN_ORDER.isdisjoint(kinds):
+        if self.vector is None or self.writer.column or not kinds or SCAN in kinds:
             return 1
         size = self.vector.size
         copies = COPIES

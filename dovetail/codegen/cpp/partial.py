@@ -35,14 +35,8 @@ class Partial(Noun, frozen=False):
     def leave(self, scope: Scope, count: str) -> None:
         item = self.item
         if item.is_position:
-            best = self.writer.fresh("best")
-            if item.is_vector:
-                item.pick_best(
-                    scope, best, f"{item.name}[{{}}]", f"{item.name}_at[{{}}]", str(self.writer.lanes)
-                )
-                scope(f"{self.name}[q] = {item.name}[{best}]; {self.name}_at[q] = {item.name}_at[{best}];")
-            else:
-                scope(f"{self.name}[q] = {item.name}; {self.name}_at[q] = {item.name}_at;")
+            top, at = item.best(scope)
+            scope(f"{self.name}[q] = {top}; {self.name}_at[q] = {at};")
             return
         total = item.finish_squares(scope, f"max_i(1, {count})") if item.needs_second else item.total(scope)
         scope(f"{self.name}[q] = {total.text};")

@@ -184,10 +184,10 @@ class Accumulator(Noun, frozen=False):
         v = self.named(self.writer.as_vector(value) if self.is_vector else value.text, scope)
         where = self.named(self.writer.as_vector(at) if self.is_vector else at.text, scope, self.place_dtype)
         turn = "to_mask" if self.is_vector else ""
-        sign = ">" if self.write.reduce == "argmax" else "<"
+        sign, other = (">", "<") if self.write.reduce == "argmax" else ("<", ">")
         better, equal = f"{turn}({v} {sign} {acc})", f"{turn}({v} == {acc})"
-        if self.dtype.is_float:
-            better = f"{turn}({v} {sign} {acc}) | ({turn}({v} != {v}) & {turn}({acc} == {acc}))"
+        if self.dtype.is_float:  # a NaN is better than all but another one
+            better = f"(~{turn}({v} {other}= {acc}) & {turn}({acc} == {acc}))"
             equal = f"({equal} | ({turn}({v} != {v}) & {turn}({acc} != {acc})))"
         if not self.finds_in_order:
             better += f" | ({equal} & {turn}({where} < {acc_at}))"
@@ -232,15 +232,19 @@ class Accumulator(Noun, frozen=False):
         first = self._merged(scope)
         if not self.is_vector or self.writer.column:
             return Value(first, self.dtype, self.is_vector, scope.depth)
-        pattern = combine(self.kind, self.dtype, True)
-        self.writer.functions |= functions_of(pattern, (self.dtype,))
-        step = self.writer.lanes // 2
-        while step:
-            other = self.named(f"turned<{step}>({first})", scope)
-            scope(f"{first} = {pattern.format(first, other)};")
-            step //= 2
+        self._across(first, self.kind, self.dtype, scope)
         text = f"{first}[0]" + (" != 0" if self.dtype is BOOL else "")
         return Value(self._scalar(text, self.dtype, scope), self.dtype, False, scope.depth)
+
+    def _across(self, name: str, kind: str, dtype: DType, scope: Scope) -> None:
+        """All lanes of a variable in each of them."""
+        pattern = combine(kind, dtype, True)
+        self.writer.functions |= functions_of(pattern, (dtype,))
+        step = self.writer.lanes // 2
+        while step:
+            other = self.named(f"turned<{step}>({name})", scope, dtype)
+            scope(f"{name} = {pattern.format(name, other)};")
+            step //= 2
 
     def _merged(self, scope: Scope) -> str:
         """All side-by-side accumulators in the first; its text."""
@@ -270,17 +274,35 @@ class Accumulator(Noun, frozen=False):
         return name
 
     def _position(self, scope: Scope) -> Value:
-        """Of the lanes' extremes the best, and of equal ones the first."""
-        if self.is_vector and not self.writer.column:
-            best = self.writer.fresh("best")
-            self.pick_best(scope, best, f"{self.name}[{{}}]", f"{self.name}_at[{{}}]", str(self.writer.lanes))
-            text = self.found(f"{self.name}_at[{best}]")
+        if not self.is_vector or not self.writer.column:
+            text = self.found(self.best(scope)[1])
             return Value(self._scalar(text, I64, scope), I64, False, scope.depth)
-        if not self.is_vector:
-            return Value(self._scalar(self.found(f"{self.name}_at"), I64, scope), I64, False, scope.depth)
         name = self.writer.fresh()
         scope(f"const i64v {name} = convert<i64v>({self.found(f'{self.name}_at')});")
         return Value(name, I64, True, scope.depth)
+
+    def best(self, scope: Scope) -> tuple[str, str]:
+        """Of the lanes' extremes the best, and of equal ones the first place."""
+        if not self.is_vector:
+            return self.name, f"{self.name}_at"
+        top, at = self.writer.fresh("top"), self.writer.fresh("at")
+        kind, place = self.kind.removeprefix("arg"), self.place_dtype
+        better, earlier = combine(kind, self.dtype, True), combine("min", place, True)
+        scope(f"{self.type(self.dtype)} {top} = {self.start};")
+        scope(f"{self.type(place)} {at} = {self.splat(identity('min', place), place)};")
+        for slot in self._slots():
+            scope(f"{top} = {better.format(top, self.name + slot)};")
+        self._across(top, kind, self.dtype, scope)
+        self.writer.functions |= functions_of(earlier, (place,))
+        for slot in self._slots():
+            is_top = f"to_mask({self.name}{slot} == {top})"
+            if self.dtype.is_float:  # with a NaN among them, the top is NaN
+                is_top += f" | to_mask({self.name}{slot} != {self.name}{slot})"
+            nowhere = self.splat(identity("min", place), place)
+            place_of = self.named(f"select({is_top}, {self.name}_at{slot}, {nowhere})", scope, place)
+            scope(f"{at} = {earlier.format(at, place_of)};")
+        self._across(at, "min", place, scope)
+        return f"{top}[0]", f"{at}[0]"
 
     def found(self, at: str) -> str:
         """Where nothing was better than what a search starts from, all are equal: the first is meant."""
