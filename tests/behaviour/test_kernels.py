@@ -32,6 +32,7 @@ W, B = torch.randn(64, 64) / 8, torch.randn(64)
         (1, lambda: torch.softmax(X, -1)),
         (1, lambda: torch.log_softmax(X * 2, 0)),
         (1, lambda: F.layer_norm(X, (64,), B, B)),
+        (1, lambda: F.instance_norm(X.view(2, 16, 64), weight=B[:16], bias=B[16:32])),
         (1, lambda: F.gelu(X @ W + B)),
         (1, lambda: X * torch.rsqrt(X.pow(2).mean(-1, keepdim=True) + 1e-6) * B),
         (1, lambda: F.silu(X) * (X + 1)),
@@ -41,7 +42,7 @@ W, B = torch.randn(64, 64) / 8, torch.randn(64)
         (2, lambda: F.cross_entropy(X, torch.arange(32))),
         (2, lambda: F.linear(F.gelu(F.linear(F.layer_norm(X, (64,)), W, B)), W, B)),
     ],
-    ids=["softmax", "log_softmax_columns", "layer_norm", "bias_gelu", "rms_norm", "swiglu", "where_sum", "transpose_add", "rotary", "cross_entropy", "mlp_block"],
+    ids=["softmax", "log_softmax_columns", "layer_norm", "instance_norm", "bias_gelu", "rms_norm", "swiglu", "where_sum", "transpose_add", "rotary", "cross_entropy", "mlp_block"],
 )
 def test_kernel_count(most: int, f: Callable[[], Any]) -> None:
     assert 1 <= count(f) <= most

@@ -110,9 +110,14 @@ def batch_norm_inference(
     running_var: Value | None, *rest: float,
 ) -> tuple[Value | None, ...]:  # fmt: skip
     """The rest is momentum and eps, for the last of these ops after whether it is training: that updates
-    statistics in place, so only the evaluation form is pure."""
-    is_training = len(rest) == 3 and rest[0]
-    if len(b.outs) != 3 or is_training or running_mean is None or running_var is None:
+    the statistics it is given in place, and is pure without."""
+    if len(b.outs) != 3 or (running_mean is None) != (running_var is None):
+        raise Declined
+    if len(rest) == 3 and rest[0]:
+        decline_if(running_mean is not None)
+        found = _batch_norm_training(b, x, weight, bias, rest[-1])
+        return tuple(v.to(t.dtype) if t is not None else None for v, t in zip(found, b.outs))
+    if running_mean is None or running_var is None:
         raise Declined
     return _batch_norm_eval(b, x, weight, bias, running_mean, running_var, rest[-1])
 
@@ -128,6 +133,19 @@ def _batch_norm_eval(
     return y, *(value.to(t.dtype) if t is not None else None for value, t in zip((mean, rstd), b.outs[1:3]))
 
 
+def _batch_norm_training(
+    b: Build, x: Value, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value, Value]:
+    dims = _others(x)
+    v = accumulate(x, x.dtype)
+    size = count(x, dims)
+    decline_if(size.lo < 2)
+    mean, squares = moments(b, _exact(v, x), dims, keepdim=False)
+    rstd = _rstd(b, squares, size, eps)
+    y = _normalise(b, v, mean.to(v.dtype), rstd.to(v.dtype), weight, bias).to(x.dtype)
+    return y, mean, rstd, squares
+
+
 @decomposes("aten._native_batch_norm_legit_functional")
 def batch_norm_training(
     b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
@@ -136,15 +154,9 @@ def batch_norm_training(
     if not training:
         y, mean, rstd = _batch_norm_eval(b, x, weight, bias, running_mean, running_var, eps)
         return y, mean, rstd, b.prim("copy", running_mean), b.prim("copy", running_var)
-    dims = _others(x)
-    v = accumulate(x, x.dtype)
-    size = count(x, dims)
-    decline_if(size.lo < 2)
-    mean, squares = moments(b, _exact(v, x), dims, keepdim=False)
-    rstd = _rstd(b, squares, size, eps)
-    y = _normalise(b, v, mean.to(v.dtype), rstd.to(v.dtype), weight, bias).to(x.dtype)
+    y, mean, rstd, squares = _batch_norm_training(b, x, weight, bias, eps)
     kept = 1.0 - plain(momentum)
-    unbiased = squares / as_float(size - 1)
+    unbiased = squares / as_float(count(x, _others(x)) - 1)
     new_mean = mean * plain(momentum) + running_mean.to(mean.dtype) * kept
     new_var = unbiased * plain(momentum) + running_var.to(mean.dtype) * kept
     kinds = cast("tuple[TensorType, ...]", b.outs)
