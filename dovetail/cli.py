@@ -78,6 +78,9 @@ def ops(args: argparse.Namespace) -> int:
 # -- cache -----------------------------------------------------------------------------------------
 
 
+MOST_EXPLAINED: Final = 20  # each is compared with all others
+
+
 def cache_show(store: Store, _: argparse.Namespace) -> None:
     entries = sorted(store.entries(), key=lambda entry: -entry.used)
     for entry in entries:
@@ -88,15 +91,15 @@ def cache_show(store: Store, _: argparse.Namespace) -> None:
 
 def cache_explain(store: Store, args: argparse.Namespace) -> None:
     """What a key is made of, and how it differs from the entry nearest to it: why that one did not do."""
-    entries = list(store.entries())
-    for entry in entries:
-        if args.target in entry.key:
-            print(f"{entry.key}  {show_bytes(entry.bytes)}")
-            for name, value in entry.parts.items():
-                print(f"    {name} = {value}")
-            others = [other for other in entries if other.key != entry.key]
-            for line in explain_miss(entry.parts, others):
-                print(f"    nearest entry: {line}")
+    entries = sorted(store.entries(), key=lambda entry: -entry.used)
+    found = [entry for entry in entries if args.target in entry.key]
+    for entry in (shown := found[:MOST_EXPLAINED]):
+        print(f"{entry.key}  {show_bytes(entry.bytes)}")
+        for name, value in entry.parts.items():
+            print(f"    {name} = {value}")
+        for line in explain_miss(entry.parts, [other for other in entries if other.key != entry.key]):
+            print(f"    nearest entry: {line}")
+    print(f"{len(shown)} of {len(found)} entries, the last used first; part of a key names others")
 
 
 def cache_clear(store: Store, _: argparse.Namespace) -> None:

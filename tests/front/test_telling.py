@@ -191,6 +191,11 @@ def test_cli_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     assert "2 entries" in run("show", "--folder", str(one))
     assert "nearest entry: torch: wanted 2.13, stored 2.11" in run("explain", "program", "--folder", str(one))
+    assert "0 of 0 entries" in run("explain", "no such key", "--folder", str(one))
+    many = Store(tmp_path / "many")
+    for n in range(50):
+        many.put(key_of("kernel", {"n": str(n)}), b"content", short_parts("kernel", {"n": str(n)}))
+    assert "20 of 50 entries" in (told := run("explain", "--folder", str(many.folder))) and told.count("nearest") == 20
     bundle = str(tmp_path / "bundle.tar.gz")
     assert "2 entries" in run("export", bundle, "--folder", str(one))
     assert "2 entries" in run("import", bundle, "--folder", str(other))
