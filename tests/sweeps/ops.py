@@ -1,7 +1,7 @@
 """Every operator of PyTorch's op_db and every module of module_db, compiled and compared with eager.
 
     python -m tests.sweeps.ops                             float32, static, forward and gradient, 3 samples an op
-    python -m tests.sweeps.ops --only add,softmax --samples 10 --dtypes float32,int64 --dynamic both --layouts both
+    python -m tests.sweeps.ops --only add,softmax --samples 10 --dtypes float32,int64 --dynamic both --layouts sliced,expanded
     python -m tests.sweeps.ops --peer torch                the same against torch.compile, to check the harness
 
 Each op ends as `pass` (compiled, no fallback), `fallback` (right, an ATen kernel did the work),
@@ -55,12 +55,12 @@ def copy_leaves(tree: Any, requires_grad: bool) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         wants = requires_grad and (leaf.is_floating_point() or leaf.is_complex())
-        if leaf.layout is torch.strided and not leaf.is_quantized:
-            fresh = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
-            overlaps = any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
-            fresh = leaf.detach().clone() if overlaps else fresh.copy_(leaf.detach())
-            if leaf.is_conj():
-                fresh = leaf.detach().clone()
+        if leaf.layout is torch.strided and not leaf.is_quantized and not leaf.is_conj():
+            once = leaf.detach()  # what is expanded is copied once, and expanded again
+            for dim, (step, size) in enumerate(zip(leaf.stride(), leaf.shape, strict=True)):
+                once = once.narrow(dim, 0, 1) if step == 0 and size > 1 else once
+            fresh = torch.empty_strided(once.shape, once.stride(), dtype=leaf.dtype, device=leaf.device).copy_(once)
+            fresh = fresh.as_strided(leaf.shape, leaf.stride())
         else:
             fresh = leaf.detach().clone()
         return fresh.requires_grad_(wants and leaf.requires_grad)
@@ -150,8 +150,8 @@ def cases_of_op(name: str, settings: dict[str, Any]) -> Iterator[Case]:
         samples = op.sample_inputs(device, dtype, requires_grad=gradient)
         for index, sample in enumerate(itertools.islice(samples, settings["samples"])):
             args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
-            if layout == "transposed":
-                args, kwargs = pytree.tree_map(transpose_layout, (args, kwargs))
+            if layout != "contiguous":
+                args, kwargs = lay_out((args, kwargs), layout)
             words = [dtype_name, f"sample {index}", "dynamic" if dynamic else "static", "grad" if gradient else "forward"]
             yield Case(" ".join([*words, layout]), lambda exact: calling(op.op), args, kwargs, gradient, dynamic or None,
                        not name.startswith(UNINITIALISED + UNORDERED), settings["order"])
@@ -166,11 +166,41 @@ def calling(op: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def transpose_layout(leaf: Any) -> Any:
-    """The same values with the last two dimensions swapped in memory."""
-    if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or leaf.layout is not torch.strided:
+def transposed(leaf: torch.Tensor) -> torch.Tensor:
+    """The last two dimensions swapped in memory."""
+    return leaf.mT.contiguous().mT if leaf.dim() >= 2 else leaf
+
+
+def sliced(leaf: torch.Tensor) -> torch.Tensor:
+    """Every second element of wider rows, from the second on."""
+    if not leaf.dim():
         return leaf
-    return leaf.detach().mT.contiguous().mT.requires_grad_(leaf.requires_grad)
+    return leaf.new_zeros((*leaf.shape[:-1], 2 * leaf.shape[-1] + 1))[..., 1::2].copy_(leaf)
+
+
+def channels_last(leaf: torch.Tensor) -> torch.Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return leaf.contiguous(memory_format=formats[leaf.dim()]) if leaf.dim() in formats else leaf
+
+
+def expanded(leaf: torch.Tensor) -> torch.Tensor:
+    """Other values: the first row in place of all. Indices and masks stay, they may have to differ."""
+    is_number = leaf.is_floating_point() or leaf.is_complex()
+    return leaf[:1].expand_as(leaf) if leaf.dim() and leaf.shape[0] > 1 and is_number else leaf
+
+
+LAYOUTS: Final = {"transposed": transposed, "sliced": sliced, "channels_last": channels_last, "expanded": expanded}
+
+
+def lay_out(tree: Any, layout: str) -> Any:
+    """The dense tensors of a sample in another layout."""
+
+    def change(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_quantized:
+            return leaf
+        return LAYOUTS[layout](leaf.detach()).requires_grad_(leaf.requires_grad)
+
+    return pytree.tree_map(change, tree)
 
 
 def cases_of_module(name: str, settings: dict[str, Any]) -> Iterator[Case]:
@@ -279,7 +309,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dynamic", default="static", choices=("static", "dynamic", "both"))
     parser.add_argument("--gradient", default="both", choices=("forward", "grad", "both"))
     parser.add_argument("--order", type=int, default=1, choices=(1, 2), help="2: gradients of gradients too")
-    parser.add_argument("--layouts", default="contiguous", choices=("contiguous", "transposed", "both"))
+    parser.add_argument("--layouts", default="contiguous", help=f"comma-separated: contiguous, {', '.join(LAYOUTS)}")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--every", type=int, default=1, help="take one op in this many (a quick look)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
@@ -298,7 +328,7 @@ def settings_of(chosen: argparse.Namespace) -> dict[str, Any]:
         "samples": chosen.samples,
         "dynamic": {"static": [False], "dynamic": [True], "both": [False, True]}[chosen.dynamic],
         "gradient": {"forward": [False], "grad": [True], "both": [False, True]}[chosen.gradient],
-        "layouts": ["contiguous", "transposed"] if chosen.layouts == "both" else [chosen.layouts],
+        "layouts": chosen.layouts.split(","),
         "order": chosen.order,
         "stop_after": 2,
     }
