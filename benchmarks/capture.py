@@ -19,6 +19,7 @@ from torch import nn
 
 import dovetail
 from benchmarks.models import WORKLOADS
+from tests.sweeps.workers import machine_line
 
 PEERS: Final[dict[str, Callable[[Any], Any]]] = {
     "dovetail": lambda f: dovetail.compile(f, backend="eager"),
@@ -71,7 +72,7 @@ def main() -> None:
         lines.append(f"| {name} | {1e3 * ours:.1f} | {1e3 * theirs:.1f} | {theirs / ours:.1f} |")
     command = f"python -m benchmarks.capture -o {given.output}"
     how = " ".join((__doc__ or "").split("capture.md")[-1].split())
-    head = f"# Capture\n\nCommand: `{command}`, torch {torch.__version__}. {how}\n\n"
+    head = f"# Capture\n\nCommand: `{command}`. {how}\n\n{machine_line()}\n\n"
     text = head + "\n".join(lines) + "\n"
     print(text)
     if given.output is not None:

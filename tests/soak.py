@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -19,14 +18,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 import dovetail
-from tests.sweeps.workers import ROOT
+from tests.sweeps.workers import ROOT, machine_line
 
 MOST_GROWTH: Final = 16.0
 """KiB that a compile of a program seen before may leave behind: torch.fx keeps the text of every graph."""
@@ -75,10 +74,19 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def told(count: int, what: str) -> Iterator[int]:
+    """The numbers below `count`, with a line at each tenth."""
+    started = time.monotonic()
+    for n in range(count):
+        if n and n % max(count // 10, 1) == 0:
+            print(f"    {what} {n}/{count}, {time.monotonic() - started:.0f} s", flush=True)
+        yield n
+
+
 def recompile(count: int) -> str | None:
     """Forty functions, compiled again and again, some in each of a few sizes; the cache is emptied in memory, not on disk."""
     warm, before = count // 4, 0.0
-    for n in range(count):
+    for n in told(count, "recompile"):
         chosen = random.Random(n % min(40, warm + 1))
         if n == warm:
             before = resident()
@@ -116,7 +124,7 @@ def call_from_threads(rounds: int) -> str | None:
 def fork(rounds: int) -> str | None:
     """A child compiles and calls, with what its parent compiled."""
     f, chosen = make(random.Random(1)), random.Random(2)
-    for n in range(rounds):
+    for n in told(rounds, "fork"):
         if not is_right(f, chosen):
             return f"wrong in the parent, round {n}"
         child = os.fork()
@@ -133,7 +141,7 @@ def fork(rounds: int) -> str | None:
 def interrupt(rounds: int) -> str | None:
     """Three processes at a time that share a cache, each interrupted at a random moment."""
     with tempfile.TemporaryDirectory() as folder:
-        for n in range(rounds):
+        for n in told(rounds, "interrupt"):
             variables = {**os.environ, "PYTHONPATH": str(ROOT), "DOVETAIL_CACHE": folder, "OMP_NUM_THREADS": "1"}
             children = [subprocess.Popen([sys.executable, "-c", CHILD, str(3 * n + i)], env=variables, stdout=subprocess.PIPE,
                                          stderr=subprocess.PIPE, text=True) for i in range(3)]
@@ -167,8 +175,7 @@ def main() -> None:
         what = " ".join((PARTS[name].__doc__ or "").split())
         rows.append(f"| {name} | {count} | {what} | {why or 'good'} ({time.monotonic() - started:.0f} s) |")
     if chosen.write:
-        machine = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}; {time.strftime('%Y-%m-%d')}"
-        (ROOT / "docs/results/soak.md").write_text(f"# Soak\n\nCommand: `make soak`.  \nMachine: {machine}.\n\n" + "\n".join(rows) + "\n")
+        (ROOT / "docs/results/soak.md").write_text(f"# Soak\n\nCommand: `make soak`.  \n{machine_line()}\n\n" + "\n".join(rows) + "\n")
     raise SystemExit(1 if any(found.values()) else 0)
 
 

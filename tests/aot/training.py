@@ -19,6 +19,7 @@ from torch import nn
 import dovetail
 from tests import vision_ops  # noqa: F401
 from tests.aot.peak import peak_of, visible_temporaries
+from tests.sweeps.workers import machine_line
 
 STEPS = 50
 BUDGETS = (1.0, 0.5)
@@ -240,6 +241,7 @@ HEAD = """# Training
 Command: `make training`. Seven small trainings, eager and compiled from the same seed. Losses: the largest difference in 50 steps,
 relative to eager's loss. Memory: the most bytes of tensors alive at once in one step that starts without gradients, as the allocator
 reports them, temporaries of compiled programs included; compiled as a multiple of eager's.
+
 """
 
 
@@ -254,7 +256,7 @@ def main() -> None:
         lines.append(row_of(name))
         print(lines[-1], flush=True)
     if "--write" in sys.argv:
-        Path("docs/results/training.md").write_text("\n".join([HEAD, *lines, ""]))
+        Path("docs/results/training.md").write_text(HEAD + "\n".join([machine_line(), "", *lines, ""]))
 
 
 if __name__ == "__main__":

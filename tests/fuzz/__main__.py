@@ -12,17 +12,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import platform
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests.fuzz.program import show_program
 from tests.fuzz.running import KINDS
-from tests.sweeps.workers import ROOT, run_tasks
+from tests.sweeps.workers import ROOT, machine_line, run_tasks
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -59,7 +55,7 @@ def keep_program(name: str, record: dict[str, Any]) -> None:
 def write_results(lines: list[str], failures: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
     """The last run for docs/: counts, seeds, machine, and the shrunk programs that differ."""
     text = ["# Fuzzing", "", f"Command: `make fuzz` with seeds {chosen.start} to {chosen.start + chosen.count - 1} of each kind.  ",
-            f"Machine: {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}; {time.strftime('%Y-%m-%d')}.", ""]
+            machine_line(), ""]
     text += [f"- {line}" for line in lines]
     for name, record in failures.items():
         text += ["", f"## {name}: {record['reason']}", "", "```python", record.get("program", "").rstrip(), "```"]

@@ -14,7 +14,6 @@ import argparse
 import copy
 import functools
 import json
-import platform
 import re
 import statistics
 import time
@@ -37,7 +36,7 @@ from tests.sweeps.closeness import (
     why_not_close,
 )
 from tests.sweeps.peers import Peer, find_peer
-from tests.sweeps.workers import ROOT, run_tasks, short_error
+from tests.sweeps.workers import ROOT, machine_line, run_tasks, short_error
 
 MODES: Final = ("inference", "training")
 NEIGHBOURS: Final = 4
@@ -246,8 +245,7 @@ def show_record(record: dict[str, Any]) -> str:
 
 def summarise(records: dict[str, dict[str, Any]], settings: dict[str, Any]) -> str:
     lines = ["# Model zoo", "", f"Command: `make sweep-models`. Peer: {settings['peer']}, {settings['threads']} thread(s).  ",
-             f"Machine: {platform.machine()}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}; "
-             f"{time.strftime('%Y-%m-%d')}.", "",
+             machine_line(), "",
              "`right`: each output and gradient is off the fp64 result by at most four times eager's own worst error in that tensor. "
              "Where a tensor is not, the row is `wrong` and also says how large our errors are beside eager's over all tensors (median), "
              f"and whether rounding decides it (`eager as far`): each tensor is within the rule beside the worst that eager makes of it on {NEIGHBOURS} other "

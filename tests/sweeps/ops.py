@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from torch.utils import _pytree as pytree
 from tests.sweeps.closeness import to_exact, why_not_close
 from tests.sweeps.peers import Observed, Peer, find_peer
 from tests.sweeps.torch_testing import MODULES, OPS
-from tests.sweeps.workers import ROOT, run_tasks, short_error
+from tests.sweeps.workers import ROOT, machine_line, run_tasks, short_error
 
 UNINITIALISED: Final = ("empty", "new_empty", "empty_strided", "new_empty_strided", "empty_like", "empty_permuted")
 UNORDERED: Final = ("resize_", "resize_as_")
@@ -279,8 +278,7 @@ def summarise(records: dict[str, dict[str, Any]], settings: dict[str, Any]) -> s
         "# Op sweep",
         "",
         f"Command: `make sweep-ops` ({json.dumps(settings)}).  ",
-        f"Machine: {platform.machine()}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}; "
-        f"{time.strftime('%Y-%m-%d')}.",
+        machine_line(),
         "",
         "| pass | fallback (right, through an ATen kernel) | break (right, partly eager) | fail | no sample of these types |",
         "|---|---|---|---|---|",

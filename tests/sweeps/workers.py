@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import os
+import platform
 import resource
 import select
 import signal
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Final
@@ -177,6 +179,12 @@ def serve_in_fork(module: ModuleType, name: str, settings: dict[str, Any], answe
     if code:
         answers.write(json.dumps({"status": "fail", "reason": f"worker died with code {code}"}) + "\n")
         answers.flush()
+
+
+def machine_line() -> str:
+    """What every table of results says of where and when it was made."""
+    return (f"Machine: {platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, "
+            f"torch {metadata.version('torch')}; {time.strftime('%Y-%m-%d')}.")
 
 
 def short_error(error: BaseException) -> str:
