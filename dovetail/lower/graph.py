@@ -61,16 +61,15 @@ class _Lowering:
             self.visit(node)
         outputs = tuple(self.output(out) for out in self.graph.outputs)
         written = {out.buffer for out in outputs if isinstance(out, ir.BufferRef)}
-        buffers = tuple(
-            replace(each, kind="output") if each.name in written and each.kind == "temp" else each
-            for each in self.buffers.values()
-        )
+        made = [each for name, each in self.buffers.items() if name in written and each.kind == "temp"]
+        self.buffers |= {each.name: replace(each, kind="output") for each in made}
         names = tuple(_input_name(node) for node in self.graph.inputs)
         kinds = "".join(_input_kind(node) for node in self.graph.inputs)
         pairs = [(outputs[out], self.graph.inputs[given].name) for out, given in self.graph.updates]
         found = [(ref.buffer, name) for ref, name in pairs if isinstance(ref, ir.BufferRef)]
         updates = tuple(pair for pair in found if self.buffers[pair[0]].kind != "input")
-        return ir.Loops(self.graph.name, buffers, tuple(self.steps), outputs, names, kinds, updates)
+        buffers, steps = tuple(self.buffers.values()), tuple(self.steps)
+        return ir.Loops(self.graph.name, buffers, steps, outputs, names, kinds, updates)
 
     # -- one node ----------------------------------------------------------------------------------
 
@@ -175,12 +174,8 @@ class _Lowering:
         outer = {kept[d]: ir.Range.over(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
         inner_order = _reduce_order(source, dims, keep_order="arg" in node.op)
         inner = {d: ir.Range.over(f"r{n}", source.shape[d]) for n, d in enumerate(inner_order)}
-        index = tuple(
-            each.var if (each := outer.get(d) or inner.get(d)) else ZERO for d in range(source.ndim)
-        )
-        names = (
-            [node.name] if len(types) == 1 else [self.fresh(f"{node.name}_{i}") for i in range(len(types))]
-        )
+        index, several = _index(source, inner | outer), len(types) > 1
+        names = [self.fresh(f"{node.name}_{i}") if several else node.name for i in range(len(types))]
         refs = [self.add_buffer(name, storable(kind), holds=node) for name, kind in zip(names, types)]
         place = element_of(refs[0], tuple(index[d] for d in kept))
         kind, value = node.op.removeprefix("prims."), x.at(index)
@@ -444,10 +439,6 @@ def _take(low: _Lowering, node: Node) -> Lazy:
     return lazy.take(base, node.tensor, indices, cast("tuple[int, ...]", node.args[2]))
 
 
-def _gather(low: _Lowering, node: Node) -> Lazy:
-    return lazy.gather(low.value(node.args[0]), node.tensor, cast(int, node.args[1]), low.value(node.args[2]))
-
-
 def _view(rule: Callable[..., Lazy], *places: int) -> Callable[[_Lowering, Node], Lazy]:
     """A rule on the first operand and these arguments."""
     return lambda low, node: rule(low.value(node.args[0]), node.tensor, *(node.args[p] for p in places))
@@ -467,11 +458,11 @@ RULES: Final[dict[str, Callable[[_Lowering, Node], Lazy]]] = {
     "prims.flip": _view(lazy.flip, 1),
     "prims.pad": _view(lazy.pad, 1, 3),
     "prims.cat": lambda low, node: lazy.cat(
-        tuple(low.value(a) for a in cast("tuple[Node, ...]", node.args[0])),
-        node.tensor,
-        cast(int, node.args[1]),
+        tuple(map(low.value, cast("tuple[Node, ...]", node.args[0]))), node.tensor, cast(int, node.args[1])
     ),
     "prims.as_strided": _as_strided,
     "prims.take": _take,
-    "prims.gather": _gather,
+    "prims.gather": lambda low, node: lazy.gather(
+        low.value(node.args[0]), node.tensor, cast(int, node.args[1]), low.value(node.args[2])
+    ),
 }

@@ -39,10 +39,8 @@ def attach_watch() -> None:
         tensor = torch.zeros(60013)[31337:]
         before = 1000
         torch._C._autograd._unsafe_set_version_counter((tensor,), (before,))  # type: ignore[attr-defined]
-        words, alias, other = (
-            words_at(impl_of(each), IMPL_BYTES // 8)
-            for each in (tensor, tensor.detach(), torch.zeros(60013)[31337:])
-        )
+        tensors = tensor, tensor.detach(), torch.zeros(60013)[31337:]
+        words, alias, other = (words_at(impl_of(each), IMPL_BYTES // 8) for each in tensors)
         shared = [w if w == a and w != o else 0 for w, a, o in zip(words, alias, other)]
         storage = tensor.untyped_storage()
         inside = words_at(storage._cdata, STORAGE_WORDS)
@@ -70,13 +68,9 @@ def can_watch() -> bool:
 def find_version(words: Sequence[int], version: int) -> tuple[int, int]:
     """(offset of the pointer to the counter, offset of the version in the counter). Words are 0 unless
     aliases of the tensor have the same, and other tensors another."""
-    found = (
-        1000 * 8 * i + 8 * k
-        for i, word in enumerate(words)
-        if i > 1 and is_pointer(word) and word < 1 << 47
-        for k, count in enumerate(words_at(word, COUNTER_WORDS))
-        if count & 0xFFFFFFFF == version
-    )
+    pointers = [(8 * i, w) for i, w in enumerate(words) if i > 1 and is_pointer(w) and w < 1 << 47]
+    counts = [(at, 8 * k, n) for at, w in pointers for k, n in enumerate(words_at(w, COUNTER_WORDS))]
+    found = (1000 * at + k for at, k, count in counts if count & 0xFFFFFFFF == version)
     return divmod(only("the version", found), 1000)
 
 

@@ -81,12 +81,8 @@ def begin(kernels: Sequence[Kernel], device: torch.device, options: Options) -> 
         return Pending(kernels, device, [], None)
     capability = capability_of(device)
     pool = ThreadPoolExecutor(min(len(choices), MOST_THREADS))
-    return Pending(
-        kernels,
-        device,
-        [(k, b, pool.submit(compile_kernel, k, b, capability, options, len(choices))) for k, b in choices],
-        pool,
-    )
+    submit = lambda k, b: pool.submit(compile_kernel, k, b, capability, options, len(choices))
+    return Pending(kernels, device, [(k, b, submit(k, b)) for k, b in choices], pool)
 
 
 def overlaps(capability: int) -> bool:
@@ -226,9 +222,8 @@ def _fastest(kernel: Kernel, functions: list[GpuFunction], device: torch.device)
     buffers = _buffers(kernel, device)
     times = [_time(kernel, function, buffers) for function in functions]
     best = functions[times.index(min(times))]
-    EVENTS.emit(
-        "tuning", kernel=kernel.name, blocks=str(best.blocks), tried=len(times), milliseconds=min(times)
-    )
+    found = {"blocks": str(best.blocks), "tried": len(times), "milliseconds": min(times)}
+    EVENTS.emit("tuning", kernel=kernel.name, **found)
     parts, fields = {"kind": "tuned", "kernel": kernel.name}, json.dumps(asdict(best.blocks)).encode()
     store_in(default_folder()).put(_tuned_key(kernel, device), fields, parts)
     return best
@@ -245,13 +240,11 @@ def _time(kernel: Kernel, function: GpuFunction, buffers: list[torch.Tensor]) ->
     axes = [name for name in kernel.constants if name != "RBLOCK"]
     grid = [-(-n // per[name]) for n, name in zip(kernel.points, axes)] + [1, 1]
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    threads = 32 * function.blocks.warps
+    shape = (*grid[:2], 1, 32 * function.blocks.warps, 1, 1)
 
     def launch() -> None:
         address = ctypes.c_void_p(function.address)
-        code = driver().cuLaunchKernel(
-            address, *grid[:2], 1, threads, 1, 1, function.shared, stream, packed, None
-        )
+        code = driver().cuLaunchKernel(address, *shape, function.shared, stream, packed, None)
         _check(code, f"launching {kernel.name}")
 
     return milliseconds(launch)

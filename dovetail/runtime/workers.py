@@ -124,11 +124,8 @@ def _spawn() -> Worker | None:
     env["PYTHONPATH"] = str(Path(triton.origin).parents[1])
     command = [sys.executable, "-S", "-P", str(PROGRAM)]  # `site` can take longer than Python itself
     try:
-        return Worker(
-            subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
-            )
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        return Worker(subprocess.Popen(command, env=env, **pipes))  # type: ignore[call-overload]
     except OSError as error:
         EVENTS.emit("tuning", kernel="", error=f"no process to compile in: {error}")
         return None
