@@ -69,9 +69,7 @@ def wrap_array(trace: Trace, value: Any, source: Source) -> Any:
         return wrap_instance(trace, value, source)
     trace.guard(source, TypeIs(type(value)))
     fake = wrap_tensor(trace, tensor, Applied(source, trace.const(tensor_of, "tensor_of").name, tensor_of))
-    stand_in = Array(trace, fake)
-    register(trace, value, stand_in, source)
-    return stand_in
+    return register(trace, value, Array(trace, fake), source)
 
 
 BY_NAME["numpy.ndarray"] = wrap_array
@@ -460,12 +458,12 @@ def _from_array(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if type(array) is Array:
         copy = torch.clone if function is torch.tensor else torch.Tensor.detach
         tensor = trace.call(copy, [array.fake], {})
-        return trace.call(torch.Tensor.to, [tensor, *args[1:]], kwargs) if kwargs or args[1:] else tensor
-    if not type(array).__module__.startswith("numpy"):
+    elif not type(array).__module__.startswith("numpy"):
         return call_torch(trace, function, args, kwargs)
-    if array.ndim:
-        array.flags.writeable = False  # a tensor may share its memory: a later write is left to eager
-    tensor = operand(trace, array, None, True)
+    else:
+        if array.ndim:
+            array.flags.writeable = False  # a tensor may share its memory: a later write is left to eager
+        tensor = operand(trace, array, None, True)
     return trace.call(torch.Tensor.to, [tensor, *args[1:]], kwargs) if kwargs or args[1:] else tensor
 
 

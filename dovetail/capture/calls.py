@@ -269,9 +269,7 @@ def call_module(trace: Trace, module: torch.nn.Module, args: Args, kwargs: Kwarg
     own_call, _ = find_in_mro(type(module), "__call__")
     if own_call is not _module_call:
         return call(trace, own_call, [module, *args], kwargs)
-    if has_hooks(trace, module):
-        return call(trace, torch.nn.Module._call_impl, [module, *args], kwargs)
-    return call(trace, load_attr(trace, module, "forward"), args, kwargs)
+    return call_module_impl(trace, [module, *args], kwargs)
 
 
 def call_module_impl(trace: Trace, args: Args, kwargs: Kwargs) -> Any:

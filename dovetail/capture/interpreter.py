@@ -276,8 +276,7 @@ class Activation:
         return ClosureOf(source or self.trace.const(self.function, self.function.__name__), position)
 
     def LOAD_DEREF(self, arg: int) -> None:
-        cell = self.slots[arg]
-        self.stack.append(self.read_cell(cell, arg))
+        self.stack.append(self.read_cell(self.slots[arg], arg))
 
     def read_cell(self, cell: CellType, slot: int) -> Any:
         trace = self.trace
@@ -396,12 +395,8 @@ class Activation:
 
     BINARY_SUBSCR, DELETE_SUBSCR = result_of(2, operations.get_item), effect_of(2, operations.delete_item)
     BINARY_SLICE = result_of(3, lambda trace, owner, *ends: operations.get_item(trace, owner, slice(*ends)))
-    STORE_SUBSCR = effect_of(
-        3, lambda trace, value, owner, key: operations.set_item(trace, owner, key, value)
-    )
-    STORE_SLICE = effect_of(
-        4, lambda trace, value, owner, *ends: operations.set_item(trace, owner, slice(*ends), value)
-    )
+    STORE_SUBSCR = effect_of(3, lambda trace, value, *place: operations.set_item(trace, *place, value))
+    STORE_SLICE = effect_of(4, lambda trace, value, x, *at: operations.set_item(trace, x, slice(*at), value))
 
     # -- operators
 
@@ -566,9 +561,8 @@ class Activation:
         if name == "__annotations__" and isinstance(value, tuple):
             value = dict(zip(value[::2], value[1::2]))
         if name == "__closure__":
-            made = FunctionType(
-                function.__code__, self.globals, function.__name__, function.__defaults__, value
-            )
+            name, defaults = function.__name__, function.__defaults__
+            made = FunctionType(function.__code__, self.globals, name, defaults, value)
             made.__kwdefaults__, made.__annotations__ = function.__kwdefaults__, function.__annotations__
             self.trace.made[id(made)] = made
             return made
@@ -603,8 +597,7 @@ class Activation:
         self.call(arg, names)
 
     def CALL_KW(self, arg: int) -> None:
-        names = self.stack.pop()
-        self.call(arg, names)
+        self.call(arg, self.stack.pop())
 
     def CALL_FUNCTION_EX(self, arg: int) -> None:
         kwargs = unpacked_mapping(self.trace, self.stack.pop()) if arg & 1 else {}

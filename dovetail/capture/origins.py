@@ -83,11 +83,11 @@ def wrap(trace: Trace, value: Any, source: Source, stable: bool = False) -> Any:
     return wrapper(trace, value, source)
 
 
-def register(trace: Trace, original: Any, stand_in: Any, source: Source) -> Origin:
-    origin = Origin(original, stand_in, source)
-    trace.origins[id(stand_in)] = origin
+def register(trace: Trace, original: Any, stand_in: Any, source: Source) -> Any:
+    """Give the stand-in, which the original is known by from here on."""
+    origin = trace.origins[id(stand_in)] = Origin(original, stand_in, source)
     trace.known[id(original)] = trace.by_source[id(source)] = origin
-    return origin
+    return stand_in
 
 
 def wrap_constant(trace: Trace, value: Any, source: Source) -> Any:
@@ -139,13 +139,9 @@ def _wrap_strided(trace: Trace, value: torch.Tensor, source: Source) -> Any:
     trace.inputs.append(GraphInput(name, source, value, symbolic))
     trace.input_fakes.append(fake)
     index = value.device.index
-    trace.guard(
-        source,
-        TensorIs(
-            type(value), value.dtype, value.device.type, -1 if index is None else index, value.requires_grad,
-            free_shape, free_stride, torch._C._dispatch_keys(value).raw_repr(),
-        ),
-    )  # fmt: skip
+    about = type(value), value.dtype, value.device.type, -1 if index is None else index, value.requires_grad
+    keys = torch._C._dispatch_keys(value).raw_repr()
+    trace.guard(source, TensorIs(*about, free_shape, free_stride, keys))
     return fake
 
 
@@ -232,10 +228,8 @@ def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
 
 def leave_unread(trace: Trace, value: list[Any], source: Source) -> Unread:
     """A list of which nothing is read yet. Its type is guarded when something is done with it."""
-    unread = Unread(value, source)
-    register(trace, value, unread, source)
-    trace.unread.append(unread)
-    return unread
+    trace.unread.append(Unread(value, source))
+    return register(trace, value, trace.unread[-1], source)  # type: ignore[no-any-return]
 
 
 def read_list(trace: Trace, unread: Unread) -> list[Any]:
@@ -264,9 +258,9 @@ def wrap_bound(trace: Trace, value: Any, source: Source) -> Any:
 
 def _shadow(trace: Trace, value: Any, shadow: Any, source: Source) -> Origin:
     trace.guard(source, TypeIs(type(value)))
-    origin = register(trace, value, shadow, source)
-    trace.shadows.append(origin)
-    return origin
+    register(trace, value, shadow, source)
+    trace.shadows.append(trace.known[id(value)])
+    return trace.shadows[-1]
 
 
 def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
@@ -292,9 +286,8 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
             trace.guard(DictKey(source, i), Is(key))
             inner = wrap(trace, key, DictKey(source, i))
         elif not is_held(key):
-            raise UnsupportedValue(
-                trace.loc(), type="dict", detail=f"{source} has keys of type {type(key).__name__}"
-            )
+            detail = f"{source} has keys of type {type(key).__name__}"
+            raise UnsupportedValue(trace.loc(), type="dict", detail=detail)
         step: Source = Item(source, key, own_base(kind))
         if not is_constant(key):
             step = KeyItem(source, trace.const(key, "key").name, key)
@@ -342,12 +335,10 @@ def wrap_tuple(trace: Trace, value: Any, source: Source) -> Any:
     base = own_base(type(value))
     items = [wrap(trace, item, Item(source, i, base)) for i, item in enumerate(tuple.__iter__(value))]
     if all(new is old for new, old in zip(items, value)):
-        register(trace, value, value, source)
-        return value
+        return register(trace, value, value, source)
     is_record = hasattr(type(value), "n_sequence_fields")  # torch.return_types have a maker of their own
     stand_in = type(value)(items) if is_record else tuple.__new__(type(value), items)
-    register(trace, value, stand_in, source)
-    return stand_in
+    return register(trace, value, stand_in, source)
 
 
 def wrap_method(trace: Trace, value: MethodType, source: Source) -> Any:
@@ -365,8 +356,7 @@ def wrap_partial(trace: Trace, value: functools.partial[Any], source: Source) ->
     args = wrap_tuple(trace, value.args, Attr(source, "args"))
     keywords = wrap_dict(trace, value.keywords, Attr(source, "keywords"))
     stand_in = functools.partial(function, *args, **keywords)
-    register(trace, value, stand_in, source)
-    return stand_in
+    return register(trace, value, stand_in, source)
 
 
 def wrap_slice(trace: Trace, value: slice, source: Source) -> Any:
@@ -396,14 +386,13 @@ def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
     is_opaque = callable(value) and type(type(value).__call__) is types.WrapperDescriptorType
     is_opaque &= not isinstance(value, torch.autograd.graph.Node)
     trace.guard(source, Is(value) if is_opaque else TypeIs(type(value)))
-    register(trace, value, value, source)
-    return value
+    return register(trace, value, value, source)
 
 
 def leave_outside(trace: Trace, value: Any, source: Source) -> Any:
     trace.guard(source, TypeIs(type(value)))
-    stand_in = Outside(value, source)
-    trace.origins[id(value)] = register(trace, value, stand_in, source)
+    stand_in = register(trace, value, Outside(value, source), source)
+    trace.origins[id(value)] = trace.known[id(value)]
     return stand_in
 
 
@@ -416,8 +405,7 @@ def wrap_proxy(trace: Trace, value: Any, source: Source) -> Any:
     trace.guard(source, TypeIs(MappingProxyType))
     trace.guard(source, Predicate(lambda now: list(now) == keys, f"keys == {keys}"))
     stand_in = MappingProxyType({key: wrap(trace, value[key], Item(source, key)) for key in keys})
-    register(trace, value, stand_in, source)
-    return stand_in
+    return register(trace, value, stand_in, source)
 
 
 def wrap_view(trace: Trace, value: Any, source: Source) -> Any:
@@ -428,8 +416,7 @@ def wrap_view(trace: Trace, value: Any, source: Source) -> Any:
     if mapping is proxy:
         return wrap_instance(trace, value, source)
     stand_in = getattr(mapping, type(value).__name__.split("_")[1])()
-    register(trace, value, stand_in, source)
-    return stand_in
+    return register(trace, value, stand_in, source)
 
 
 def refuse(trace: Trace, value: Any, source: Source) -> Any:

@@ -83,10 +83,7 @@ def ask_input(name: str, trace: Trace, fake: Fake) -> Any:
 
 METHOD_RULES: Final[dict[str, Callable[[Trace, Fake], Any]]] = {
     **{name: partial(resolve, name) for name in ("resolve_conj", "resolve_neg")},
-    **{
-        name: partial(ask_input, name)
-        for name in ("is_inference", "is_shared", "storage_offset", "_is_view")
-    },
+    **{n: partial(ask_input, n) for n in ("is_inference", "is_shared", "storage_offset", "_is_view")},
     **dict.fromkeys(("is_conj", "is_neg"), ask_lazy),
 }
 """Methods of tensors that give something else than tensors, or that a Fake cannot tell."""
