@@ -376,32 +376,16 @@ static int check_predicate(Run *run, const Instruction *at) {
     FAIL("%S: %S no longer holds", PATH(at->slot), PyTuple_GET_ITEM(at->object, 1));
 }
 
+/* In the order of Operation. */
+// clang-format off
 static int (*const STEPS[])(Run *, const Instruction *) = {
-    [ARG] = load_arg,
-    [CELL] = load_cell,
-    [GLOBAL] = load_global,
-    [CONST] = load_const,
-    [ATTR] = load_attr,
-    [DICT_ATTR] = load_dict_attr,
-    [ITEM] = load_item,
-    [DICT_KEY] = load_dict_key,
-    [APPLIED] = load_applied,
-    [CLOSURE_OF] = load_closure_of,
-    [SIZE] = load_extent,
-    [STRIDE] = load_extent,
-    [IS] = check_is,
-    [EQUALS] = check_equals,
-    [TYPE_IS] = check_type_is,
-    [LENGTH] = check_length,
-    [DICT_KEYS] = check_dict_keys,
-    [LACKS] = check_lacks,
-    [SAME_AS] = check_same_as,
-    [TENSOR] = check_tensor_is,
-    [CLASS_IS] = check_class_is,
-    [STATE] = check_state_is,
-    [HOLDS] = check_holds,
-    [PREDICATE] = check_predicate,
+    load_arg, load_cell, load_global, load_const, load_attr, load_dict_attr, load_item, load_dict_key,
+    load_closure_of, load_extent, load_extent, load_applied,
+    check_is, check_equals, check_type_is, check_length, check_dict_keys, check_lacks, check_same_as,
+    check_tensor_is, check_class_is, check_state_is, check_holds, check_predicate,
 };
+// clang-format on
+_Static_assert(sizeof STEPS / sizeof *STEPS == PREDICATE + 1, "a step for each operation");
 
 int take_step(Run *run, const Instruction *instruction) {
     return STEPS[instruction->operation](run, instruction);

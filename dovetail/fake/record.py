@@ -113,27 +113,16 @@ def record(func: Any) -> Record:
     is_simple = is_pointwise and not is_random and len(schema.returns) == 1
     changes_shape = torch.Tag.inplace_view in func.tags or name.startswith(("aten.resize", "aten.set_"))
     names = [a.name for a in schema.arguments]
+    given = [(a.name, a.default_value) for a in schema.arguments if a.has_default_value()]
     return Record(
-        name=name,
-        fate=fate,
-        mutates=mutates,
-        is_view=is_view,
-        changes_shape=changes_shape,
-        is_random=is_random,
-        is_pointwise=is_pointwise,
+        name=name, fate=fate, mutates=mutates, is_view=is_view, changes_shape=changes_shape,
+        is_random=is_random, is_pointwise=is_pointwise, base=base, names=tuple(names),
         device_at=names.index("device") if "device" in names else None,
-        names=tuple(names),
         keyword_only=tuple(a.name for a in schema.arguments if a.kwarg_only),
-        defaults=tuple(
-            (a.name, tuple(a.default_value) if isinstance(a.default_value, list) else a.default_value)
-            for a in schema.arguments
-            if a.has_default_value()
-        ),
+        defaults=tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in given),
         rule=find_rule(base, is_pointwise, "._foreach_" in name),
-        base=base,
         is_known=returns_tensors and not name.endswith("out") and is_listed(base, is_simple),
         written_fake=None if func.namespace == "aten" else registry.find(schema.name).fake_impl.kernel,
-        returns_one=len(schema.returns) == 1,
-        count=len(schema.returns),
+        returns_one=len(schema.returns) == 1, count=len(schema.returns),
         is_free=fate in ("meta", "probe") and not changes_shape and not name.endswith("out"),
-    )
+    )  # fmt: skip

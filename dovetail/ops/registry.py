@@ -22,20 +22,19 @@ DECOMPOSITIONS: Final[dict[str, Decomposition]] = {}
 SINGLE_PRIM: Final[set[str]] = set()
 """Decompositions that amount to one prim (plus promotion and broadcasting)."""
 
-TEMPLATES: Final[frozenset[str]] = frozenset((
+STRIDE_FREE: Final[frozenset[str]] = frozenset((
     "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default",
+))  # fmt: skip
+"""Calls whose result does not depend on the strides of their arguments."""
+
+ATTENTIONS: Final = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+TEMPLATES: Final[frozenset[str]] = STRIDE_FREE | frozenset((
     "aten.convolution.default", "mkldnn._convolution_pointwise.default",
     "aten.convolution_backward.default", "aten.embedding_dense_backward.default",
     "aten.scatter.src", "aten.scatter.value", "aten.scatter_add.default", "aten.index_add.default",
     "aten.gather.default", "aten.index_select.default", "aten.mv.default",
-    "aten._scaled_dot_product_flash_attention_for_cpu.default",
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
-    "aten._scaled_dot_product_flash_attention_backward.default",
-    "aten._scaled_dot_product_efficient_attention_backward.default",
-    "aten._scaled_dot_product_cudnn_attention.default",
-    "aten._scaled_dot_product_cudnn_attention_backward.default",
-    "aten._scaled_dot_product_flash_attention.default",
-    "aten._scaled_dot_product_efficient_attention.default",
+    *(f"aten._scaled_dot_product_{name}.default" for name in ATTENTIONS),
+    *(f"aten._scaled_dot_product_{name}_backward.default" for name in ATTENTIONS),
     "aten._scaled_dot_product_attention_math.default", "aten.scaled_dot_product_attention.default",
     "aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default",
     "aten.max_pool2d_with_indices_backward.default", "aten.max_pool3d_with_indices_backward.default",
@@ -46,11 +45,6 @@ TEMPLATES: Final[frozenset[str]] = frozenset((
 ))  # fmt: skip
 """Library calls that are the right choice, so they are not reported as fallbacks. (Random numbers are
 eager's own for the same seed only if eager's kernels draw them.)"""
-
-STRIDE_FREE: Final[frozenset[str]] = frozenset((
-    "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default",
-))  # fmt: skip
-"""Calls whose result does not depend on the strides of their arguments."""
 
 _RANDOM: Final = (
     "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "uniform", "exponential",
