@@ -9,5 +9,3 @@ from dovetail.aot.bind import Bound, bind
 from dovetail.aot.interpret import run_graph
 from dovetail.aot.joint import Joint, trace_joint
 from dovetail.aot.partition import Partition, Saved, partition
-
-__all__ = ["Bound", "Joint", "Partition", "Saved", "bind", "partition", "run_graph", "trace_joint"]

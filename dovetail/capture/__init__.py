@@ -6,8 +6,3 @@ from dovetail.capture.frame import Frame
 from dovetail.capture.guards import why_not_now
 from dovetail.capture.root import capture_frame, make_entry
 from dovetail.capture.skip import is_wall, why_not_capture
-
-__all__ = [
-    "SWITCHES", "Frame", "History", "all_guards", "capture_frame", "is_wall", "make_entry",
-    "why_not_capture", "why_not_now",
-]  # fmt: skip

@@ -15,8 +15,6 @@ from dovetail.ir.schedule import Group, Plan
 from dovetail.options import Options
 from dovetail.util.noun import replace
 
-__all__ = ["emit"]
-
 
 @cache
 def vector_bytes() -> int:

@@ -1,4 +1,2 @@
 """Graphs of prims to loop nests and library calls: `lower(graph) -> Loops`."""
 from dovetail.lower.graph import lower
-
-__all__ = ["lower"]

@@ -3,5 +3,3 @@
 from dovetail.ops import decomp
 from dovetail.ops.decompose import decompose
 from dovetail.ops.registry import fates
-
-__all__ = ["decomp", "decompose", "fates"]

@@ -11,10 +11,6 @@ from dovetail.passes.products import alone, open_products
 from dovetail.passes.rows import join_rows
 from dovetail.passes.split import split_reductions
 
-__all__ = [
-    "Frozen", "alone", "channels_last_where_it_pays", "freeze", "open_products", "optimize", "reuse",
-]  # fmt: skip
-
 
 def optimize(graph: Graph) -> Graph:
     for run in (drop_dead, simplify, merge_equal, drop_dead):

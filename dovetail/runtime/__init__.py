@@ -6,8 +6,3 @@ from dovetail.runtime.frozen import Frozen, can_watch
 from dovetail.runtime.gpu import milliseconds, start_workers, time_kernels
 from dovetail.runtime.graphs import Recorded
 from dovetail.runtime.load import Executable, begin_kernels, load
-
-__all__ = [
-    "Executable", "Frozen", "Recorded", "begin_building", "begin_kernels", "can_watch", "load",
-    "machine_identity", "milliseconds", "start_workers", "time_kernels",
-]  # fmt: skip

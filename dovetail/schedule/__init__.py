@@ -3,5 +3,3 @@ from __future__ import annotations
 
 from dovetail.schedule.fuse import schedule
 from dovetail.schedule.memory import plan
-
-__all__ = ["plan", "schedule"]

@@ -2,8 +2,3 @@
 from dovetail.sym.node import Node, hint_of, make_symfloat, make_symint
 from dovetail.sym.real import Real, iter_leaves
 from dovetail.sym.shapes import Assumption, FloatSymbol, Shapes, Symbol
-
-__all__ = [
-    "Assumption", "FloatSymbol", "Node", "Real", "Shapes", "Symbol", "hint_of", "iter_leaves",
-    "make_symfloat", "make_symint",
-]  # fmt: skip

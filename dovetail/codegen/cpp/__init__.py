@@ -1,4 +1,2 @@
 """The CPU: C++ with vectors and OpenMP."""
 from dovetail.codegen.cpp.kernel import emit_kernel
-
-__all__ = ["emit_kernel"]
