@@ -307,9 +307,8 @@ def compile(
     if not callable(model):
         raise BadArgument(detail=f"compile() takes a function or an nn.Module, got {model!r:.80}")
     if isinstance(model, type):
-        raise BadArgument(
-            detail=f"compile() takes an instance or a method, not the class {model.__qualname__}"
-        )
+        detail = f"compile() takes an instance or a method, not the class {model.__qualname__}"
+        raise BadArgument(detail=detail)
     if disable:
         make_compiler(settings)
         return model

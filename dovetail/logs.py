@@ -162,9 +162,8 @@ class Progress:
             self.since = self.since or event.at
             if event.at - self.since > PATIENCE:
                 spent = event.at - self.since
-                self.out.write(
-                    f"\r\033[K[dovetail] compiling {event.get('unit')}: {event.get('stage')}, {spent:.0f} s"
-                )
+                what = f"{event.get('unit')}: {event.get('stage')}, {spent:.0f} s"
+                self.out.write(f"\r\033[K[dovetail] compiling {what}")
                 self.out.flush()
                 self.is_shown = True
 

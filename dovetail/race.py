@@ -81,9 +81,8 @@ class Race:
 
     def run(self, inputs: tuple[Any, ...]) -> None:
         """Take turns; the best of each counts. Random numbers drawn meanwhile are given back."""
-        devices = sorted(
-            {value.device for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}, key=str
-        )
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda]
+        devices = sorted({tensor.device for tensor in tensors}, key=str)
         with torch.random.fork_rng(devices=devices):
             eager, ours = seconds_of(self.eager, inputs), seconds_of(self.compiled, inputs)
             for _ in range(1 if eager > LONGEST else ROUNDS):

@@ -134,9 +134,8 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     n, constants = len(example_inputs), tuple(recorder.constants)
     has_grad = tuple(torch.is_grad_enabled() and leaf is not None for leaf in trace.leaves)
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
-    loose = tuple(
-        i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor) and not _is_parameter(x)
-    )
+    tensors = [(i, x) for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
+    loose = tuple(i for i, x in tensors if not _is_parameter(x))
     graph = builder.finish((*trace.values, *grads))
     unread = _unread(graph, boundary, [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))])
     if shapes is not None:

@@ -104,7 +104,6 @@ def _laid_out(grad: Any, shape: Any, dtype: torch.dtype, device: torch.device) -
     if grad is not None:
         return grad.clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
     if shape is None:
-        raise UnsupportedMutation(
-            detail="a custom op's backward gave no gradient for an input of symbolic size"
-        )
+        detail = "a custom op's backward gave no gradient for an input of symbolic size"
+        raise UnsupportedMutation(detail=detail)
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -93,10 +93,8 @@ def partition(graph: Graph, signature: Signature, budget: float = 1.0) -> Partit
 def _report(result: Partition, problem: _Problem) -> None:
     recomputed = [n.name for n in result.backward.nodes if n.name in problem.names] if result.backward else []
     total = sum(entry.bytes for entry in result.saved if entry.source == "output")
-    saved = tuple(map(str, result.saved))
-    EVENTS.emit(
-        "partition", unit=result.forward.name, saved_bytes=total, saved=saved, recomputed=tuple(recomputed)
-    )
+    told = {"saved": tuple(map(str, result.saved)), "recomputed": tuple(recomputed)}
+    EVENTS.emit("partition", unit=result.forward.name, saved_bytes=total, **told)
 
 
 def dependents(graph: Graph, roots: Iterable[Node]) -> set[Node]:
@@ -131,9 +129,8 @@ class _Problem:
         self.used = (used | grads) - tied
         self.names = {node.name for node in graph.nodes if node not in tied}
         self.distance = self._distances()
-        self.anchors = {
-            o for node in graph.nodes if node in tied and kind_of(node) == "heavy" for o in node.operands
-        }
+        heavy = [node for node in graph.nodes if node in tied and kind_of(node) == "heavy"]
+        self.anchors = {operand for node in heavy for operand in node.operands}
         """What library calls of backward read: recomputed, it takes memory until then."""
         self.kept: set[Node] = set()
         self.region = {n: n.loc.region for n in graph.nodes if n.loc and n.loc.region and n not in tied}

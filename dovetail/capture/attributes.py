@@ -319,9 +319,9 @@ def is_stable_module(module: ModuleType) -> bool:
         root = (module.__name__ or "").split(".")[0]
         file = getattr(module, "__file__", None) or ""
         in_stdlib = (file.startswith(traces.STDLIB_FOLDER) and "site-packages" not in file) or not file
-        found = _stdlib_modules[id(module)] = root in ("torch", "numpy", "builtins") or (
-            in_stdlib and module.__name__ != "__main__" and not isinstance(module.__spec__, type(None))
-        )
+        is_found = module.__name__ != "__main__" and module.__spec__ is not None
+        found = root in ("torch", "numpy", "builtins") or in_stdlib and is_found
+        _stdlib_modules[id(module)] = found
     return found
 
 

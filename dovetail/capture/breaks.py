@@ -101,9 +101,8 @@ class Site:
         """`return resume_12(...)`, going on at an instruction with this stack."""
         target -= self.prologue
         if target < 0:
-            raise SkippedFrame(
-                self.root.trace.loc(), detail="a break in the first instructions of a resumed frame"
-            )
+            detail = "a break in the first instructions of a resumed frame"
+            raise SkippedFrame(self.root.trace.loc(), detail=detail)
         slots, offsets, op = dict(self.slots), self.origin.offsets, self.origin.ops[target]
         if target and offsets[target] == offsets[target - 1] and op in ("LOAD_FAST", "STORE_FAST"):
             # Python 3.13 loads or stores twice in one instruction: between the two, the second is done here.

@@ -118,9 +118,8 @@ def decode(code: CodeType) -> Code:
     for at, target, skip in jumps:
         args[at] = index_at[target] + skip
     names = slot_names(code)
-    cells = frozenset(
-        i for i, name in enumerate(names) if name in code.co_cellvars or name in code.co_freevars
-    )
+    in_cells = {*code.co_cellvars, *code.co_freevars}
+    cells = frozenset(i for i, name in enumerate(names) if name in in_cells)
     return Code(code, ops, args, offsets, tuple(_regions(code, index_at)), names, cells)
 
 

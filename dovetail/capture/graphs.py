@@ -100,9 +100,8 @@ class GraphBuilder:
         node = self.nodes.get(id(fake))
         if node is None:
             if id(fake) not in self.parts:
-                raise UnsupportedValue(
-                    self.trace.loc(), type="Tensor", detail="a tensor made outside of the graph"
-                )
+                detail = "a tensor made outside of the graph"
+                raise UnsupportedValue(self.trace.loc(), type="Tensor", detail=detail)
             node, path = self.parts[id(fake)]
             for key in path:
                 node = self.graph.call_function(operator.getitem, (node, key))

@@ -395,7 +395,7 @@ class Activation:
 
     BINARY_SUBSCR, DELETE_SUBSCR = result_of(2, operations.get_item), effect_of(2, operations.delete_item)
     BINARY_SLICE = result_of(3, lambda trace, owner, *ends: operations.get_item(trace, owner, slice(*ends)))
-    STORE_SUBSCR = effect_of(3, lambda trace, value, *place: operations.set_item(trace, *place, value))
+    STORE_SUBSCR = effect_of(3, lambda trace, value, x, key: operations.set_item(trace, x, key, value))
     STORE_SLICE = effect_of(4, lambda trace, value, x, *at: operations.set_item(trace, x, slice(*at), value))
 
     # -- operators
@@ -536,11 +536,9 @@ class Activation:
 
     def FORMAT_VALUE(self, arg: int) -> None:
         spec = self.stack.pop() if arg & 4 else ""
-        parts = [self.stack[-1], arg & 3, spec]
+        parts, trace = [self.stack[-1], arg & 3, spec], self.trace
         is_known = not is_late(self.stack[-1]) and not is_late(spec)
-        self.stack[-1] = (
-            self.trace.call(format_value, parts, {}) if is_known else late(self.trace, format_value, parts)
-        )
+        self.stack[-1] = trace.call(format_value, parts, {}) if is_known else late(trace, format_value, parts)
 
     # -- functions and calls
 

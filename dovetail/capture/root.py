@@ -157,9 +157,8 @@ def _attempts(frame: Frame, options: Options, dynamic: Policy | None, is_whole: 
         if not 0 <= result.step < steps:
             break
         steps = result.step  # where a generator is made, for example: then it is a real one
-    raise SkippedFrame(
-        frame.loc, detail=f"{found.text}; and the frame cannot be resumed there: {result.text}"
-    )
+    detail = f"{found.text}; and the frame cannot be resumed there: {result.text}"
+    raise SkippedFrame(frame.loc, detail=detail)
 
 
 def is_importing() -> bool:

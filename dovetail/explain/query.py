@@ -280,9 +280,8 @@ def explain_events(events: Iterable[Event]) -> Explanation:
     results = [(_text(e, "unit"), _text(e, "stage"), e.get("value")) for e in of("stage")]
     shown = [result for result in results if result[1].partition(".")[2] in SHOWN_GRAPHS]
     programs = tuple(view for result in shown for view in view_graphs(*result))
-    fusions = tuple(
-        view for unit, stage, value in results if "schedule" in stage and (view := view_fusion(unit, value))
-    )
+    views = [view_fusion(unit, value) for unit, stage, value in results if "schedule" in stage]
+    fusions = tuple(view for view in views if view is not None)
     return Explanation(
         graphs=_graphs(of("graph", "stage")),
         breaks=_breaks(of("graph_break", "skip")),

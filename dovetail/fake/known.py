@@ -48,9 +48,8 @@ def of_numbers(c: Call, *values: Any) -> torch.dtype:
     if any(type(value) is complex for value in values):
         raise Unruled
     is_bool, is_whole = (all(isinstance(v, kinds) for v in values) for kinds in (bool, (int, Expr)))
-    return c.get("dtype") or (
-        torch.bool if is_bool else torch.int64 if is_whole else torch.get_default_dtype()
-    )
+    plain = torch.int64 if is_whole else torch.get_default_dtype()
+    return c.get("dtype") or (torch.bool if is_bool else plain)
 
 
 def joined(c: Call) -> torch.dtype:

@@ -61,9 +61,8 @@ def _source_agrees(c: Call) -> bool:
 def _index_fits(c: Call) -> bool:
     """gather and scatter: within the tensor but for the axis, and within what is written."""
     x, at, source = c["self"], c["index"].shape, c.values.get("src")
-    return _is_within(at, x.shape, c["dim"] % max(x.ndim, 1)) and (
-        not isinstance(source, Form) or _is_within(at, source.shape)
-    )
+    fits = not isinstance(source, Form) or _is_within(at, source.shape)
+    return fits and _is_within(at, x.shape, c["dim"] % max(x.ndim, 1))
 
 
 def _rows_fit(c: Call) -> bool:

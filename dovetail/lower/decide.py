@@ -105,10 +105,9 @@ def find_stored(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
         aligned[node] = _is_aligned(node, users[node], stored, aligned)
         if node in wanted and node.op not in VIEWS:
             stored.add(node)
-        elif node.op == "prims.cat" and not (
-            len(readers[node]) == 1 and (aligned[node] or _joins_rows(node, users))
-        ):
-            stored.add(node)
+        elif node.op == "prims.cat":
+            is_read_once = len(readers[node]) == 1 and (aligned[node] or _joins_rows(node, users))
+            stored.update(() if is_read_once else (node,))
         elif len(readers[node]) > 1 and is_inlinable(node) and _is_worth_storing(node):
             stored.add(node)
             shared.add(node)

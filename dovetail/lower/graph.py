@@ -393,17 +393,14 @@ def _index(type: TensorType, loops: dict[int, ir.Range]) -> Index:
 def _pointwise(low: _Lowering, node: Node) -> Lazy:
     """Any prim that is a scalar operation of the loop IR."""
     type, op = node.tensor, node.op.removeprefix("prims.")
-    values = [
-        low.value(a) if isinstance(a, Node) and isinstance(a.type, TensorType) else a for a in node.args
-    ]
+    is_tensor = lambda arg: isinstance(arg, Node) and isinstance(arg.type, TensorType)
+    values = [low.value(arg) if is_tensor(arg) else arg for arg in node.args]
     computed = values[1:] if op == "where" else values
     operand_type = next(v.type.dtype for v in computed if isinstance(v, Lazy))
 
     def at(index: Index) -> ir.Scalar:
-        operands = tuple(
-            v.at(index) if isinstance(v, Lazy) else lazy.as_constant(v, operand_type) for v in values
-        )
-        return lazy.apply(op, operands, type.dtype)
+        scalar = lambda v: v.at(index) if isinstance(v, Lazy) else lazy.as_constant(v, operand_type)
+        return lazy.apply(op, tuple(map(scalar, values)), type.dtype)
 
     cuts = dict.fromkeys(cut for v in values if isinstance(v, Lazy) for cut in v.cuts)
     return Lazy(type, at, None, _origins(node, values), tuple(cuts))

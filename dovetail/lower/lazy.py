@@ -130,9 +130,8 @@ def broadcast(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
     strides = [ZERO] * type.ndim
     for dim, stride, more in zip(dims, x.type.stride, grown):
         strides[dim] = ZERO if more else stride
-    return moved(
-        x, type, lambda index: tuple(ZERO if more else index[d] for d, more in zip(dims, grown)), strides
-    )
+    place = lambda index: tuple(ZERO if more else index[d] for d, more in zip(dims, grown))
+    return moved(x, type, place, strides)
 
 
 def reshape(x: Lazy, type: TensorType) -> Lazy:

@@ -68,9 +68,8 @@ def fold_norms(graph: Graph, weights: Collection[Node]) -> Graph:
     folds = _find_folds(graph, movable(graph, weights))
     if not folds:
         return graph
-    return drop_dead(
-        replace_nodes(graph, lambda b, node: _fold(b, node) if node.name in folds else None)
-    )
+    fold = lambda b, node: _fold(b, node) if node.name in folds else None
+    return drop_dead(replace_nodes(graph, fold))
 
 
 def _find_folds(graph: Graph, fixed: set[Node]) -> set[str]:

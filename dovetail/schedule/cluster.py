@@ -30,6 +30,9 @@ class Member(Noun):
     kind: str
     step: int
 
+    def moved(self, env: dict[Expr, Expr]) -> Member:
+        return replace(self, env={var: substitute(value, env) for var, value in self.env.items()})
+
 
 class Cluster(Noun, eq=False):
     members: tuple[Member, ...]
@@ -177,14 +180,10 @@ def _moved(cluster: Cluster, env: dict[Expr, Expr]) -> Cluster:
     """The cluster over other variables."""
     if all(old is new for old, new in env.items()):
         return cluster
-    members = tuple(
-        replace(m, env={var: substitute(value, env) for var, value in m.env.items()}) for m in cluster.members
-    )
-    reads = {
-        buffer: frozenset(None if x is None else substitute(x, env) for x in found)
-        for buffer, found in cluster.reads.items()
-    }
-    writes = {b: None if x is None else substitute(x, env) for b, x in cluster.writes.items()}
+    place = lambda x: None if x is None else substitute(x, env)
+    reads = {buffer: frozenset(map(place, found)) for buffer, found in cluster.reads.items()}
+    writes = {buffer: place(x) for buffer, x in cluster.writes.items()}
+    members = tuple(member.moved(env) for member in cluster.members)
     return replace(cluster, members=members, reads=reads, writes=writes)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from dovetail.errors import Reason
 from dovetail.events import EVENTS
-from dovetail.ir.expr import Expr, product, substitute, symbols
+from dovetail.ir.expr import Expr, product, symbols
 from dovetail.ir.loop import Extern, Loops, Nest, Range
 from dovetail.ir.schedule import Group, Schedule
 from dovetail.ir.types import Device
@@ -231,9 +231,7 @@ def make_group(cluster: Cluster, kept: set[str], fuser: Fuser) -> Group:
         name = f"r{k - count}" if k >= count else LOOP_NAMES[k] if count <= len(LOOP_NAMES) else f"i{k}"
         ranges.append(Range.over(name, item.size))
         env[item.var] = ranges[-1].var
-    members = tuple(
-        replace(m, env={v: substitute(e, env) for v, e in m.env.items()}) for m in cluster.members
-    )
+    members = tuple(member.moved(env) for member in cluster.members)
     named = replace(cluster, ranges=tuple(ranges), members=members)
     nests = tuple(rewritten(member, named) for member in members)
     internal = _internal(named, levels, kept, fuser)

@@ -341,9 +341,8 @@ def _math(name: str) -> Method:
 
 
 def _is_packed_as(order: tuple[int, ...]) -> Method:
-    return lambda self, sizes, strides: _boolean(
-        self.shapes, is_packed(sizes, strides, order) if len(sizes) == len(order) else ir.FALSE
-    )
+    fits = lambda sizes, strides: is_packed(sizes, strides, order) if len(sizes) == len(order) else ir.FALSE
+    return lambda self, sizes, strides: _boolean(self.shapes, fits(sizes, strides))
 
 
 def _seems(order: tuple[int, ...]) -> Method:

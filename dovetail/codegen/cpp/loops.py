@@ -468,10 +468,9 @@ class Body(Noun, frozen=False):
         for partial in partials:
             partial.declare(scope)
         inside = Scope(scope.depth + 1, scope)
-        inside(f"const int64_t from = {size} * q / pieces / {grain} * {grain};")
-        inside(
-            f"const int64_t to = q + 1 == pieces ? {size} : {size} * (q + 1) / pieces / {grain} * {grain};"
-        )
+        whole = f"/ pieces / {grain} * {grain}"
+        inside(f"const int64_t from = {size} * q {whole};")
+        inside(f"const int64_t to = q + 1 == pieces ? {size} : {size} * (q + 1) {whole};")
         for item in items:
             item.declare(inside)
         self.inner_loops(inside, Walk(items, lambda s: self._visit(first, items, s)), ("from", "to"))

@@ -163,10 +163,8 @@ class Accumulator(Noun, frozen=False):
         clear = " ".join(f"{slot} = {self.start};" for slot in slots)
         scope(f"if (++{n}_count % {CASCADE} == 0) {{")
         scope(f"    {n}_mid += {both}; {clear}")
-        scope(
-            f"    if ({n}_count % {CASCADE * CASCADE} == 0) {{ {n}_sum += {n}_mid; {n}_mid = {self.start}; }}"
-        )
-        scope("}")
+        on = f"{n}_sum += {n}_mid; {n}_mid = {self.start};"
+        scope(f"    if ({n}_count % {CASCADE * CASCADE} == 0) {{ {on} }}\n}}")
 
     def _slots(self) -> list[str]:
         return [""] if self.copies == 1 else [f"[{k}]" for k in range(self.copies)]

@@ -375,9 +375,8 @@ class Emitter(Noun, frozen=False):
         writes = analysis.writes_in(step.points)
         reductions = [w for w in writes if w.reduce]
         grown = {*shifted, *shifted.values()}
-        accumulators = {
-            w: self._start(w, self.neighbours if w in grown else 1) for w in (*reductions, *shifted)
-        }
+        started = (*reductions, *shifted)
+        accumulators = {w: self._start(w, self.neighbours if w in grown else 1) for w in started}
 
         def take_block() -> None:
             for write in writes:
