@@ -582,7 +582,8 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
             return made
     if name in CONSUMERS:
         known = [operations.as_mapping(trace, arg) for arg in args] if name == "update" else args
-        args = [as_iterable(trace, arg) for arg in known]
+        count = 1 if name == "fromkeys" else len(known)  # what follows the keys is their value
+        args = [*(as_iterable(trace, arg) for arg in known[:count]), *known[count:]]
     if name == "sort" and "key" in kwargs:
         kwargs = {**kwargs, "key": as_callback(trace, kwargs["key"])}
     if name in ("index", "count", "remove") and isinstance(owner, list):

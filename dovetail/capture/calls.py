@@ -191,13 +191,9 @@ def call_descriptor(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_tensor_method(trace, fn.__name__, args, kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
-    if fn.__name__ == "__init__" and args:
-        return known.construct_init(trace, args[0], fn, args[1:], kwargs)
-    special = known.SLOTS.get(fn.__name__)
-    if special is not None and args:
-        return special(trace, args[0], args[1:], kwargs)
-    owner = args[0] if args else None
-    return known.call_native(trace, fn, owner, args, kwargs)
+    if not args or type(fn) is types.ClassMethodDescriptorType:
+        return known.call_native(trace, fn, args[0] if args else None, args, kwargs)
+    return call(trace, native(fn.__get__, args[0]), args[1:], kwargs)
 
 
 def call_wrapper(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:

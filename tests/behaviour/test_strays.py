@@ -206,6 +206,13 @@ def truth_of_many_elements(x: torch.Tensor) -> Any:
 
 
 @stray
+def method_taken_from_the_class(x: torch.Tensor) -> Any:
+    both = [x, x + 1]
+    list.remove(both, x)
+    return both, list.index(["a", x], x), dict.get({"a": 2}, "a"), dict.fromkeys("ab", x)
+
+
+@stray
 def property_of_a_module_of_torch(x: torch.Tensor) -> Any:
     state = torch.utils.deterministic
     state.fill_uninitialized_memory = False
