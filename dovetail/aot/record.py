@@ -17,7 +17,6 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch._library.triton import set_wrap_triton_enabled, triton_ops_to_kernels
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dovetail.aot.alias import Memory, Ref, Storage, overlaps
@@ -27,6 +26,7 @@ from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torch_dtype, infer, type_of
 from dovetail.fake.record import Record
 from dovetail.fake.record import record as facts_of
+from dovetail.fake.tensor import FakeMode
 from dovetail.ir.expr import ZERO, as_expr
 from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.signature import ViewStep
@@ -59,7 +59,7 @@ _CONVERT: Final[dict[type, Callable[[Any], Arg]]] = {
 Route: TypeAlias = "Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]"
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(FakeMode):
     """`constants` are real tensors met on the way; they become inputs of the graph."""
 
     def __init__(self, builder: GraphBuilder) -> None:
@@ -81,11 +81,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.places: list[tuple[str, Loc | None]] = []
 
     supports_higher_order_operators = True  # they arrive here, and are refused
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: torch would otherwise import its own compiler to hide this mode from it."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None
@@ -149,9 +144,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnsupportedMutation(self.loc, detail="a tensor made outside the recorded program")
             fake, real = tensor, tensor.constant
         elif tensor.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedMutation(
-                self.loc, detail="a tensor with a gradient that is no input of the graph"
-            )
+            detail = "a tensor with a gradient that is no input of the graph"
+            raise UnsupportedMutation(self.loc, detail=detail)
         else:
             with torch._C._DisableTorchDispatch():
                 real = tensor.detach()
@@ -174,9 +168,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, torch.SymFloat):
             node = self.numbers.get(str(value.node.expr))
             return float(value) if node is None else node  # arithmetic on it is done once, and guarded
-        raise UnsupportedMutation(
-            self.loc, detail=f"an argument of type {type(value).__name__} in a recorded call"
-        )
+        detail = f"an argument of type {type(value).__name__} in a recorded call"
+        raise UnsupportedMutation(self.loc, detail=detail)
 
     # -- calls
 
@@ -523,9 +516,8 @@ def record_lift(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> An
     kind = type_of(result)
     if real.numel() == 1 and real.device.type == "cpu":
         value = real.detach().reshape(()).item()
-        recorder.own(
-            result, recorder.call("aten.full.default", (kind.shape, value), kind, _factory(result))
-        )
+        node = recorder.call("aten.full.default", (kind.shape, value), kind, _factory(result))
+        recorder.own(result, node)
     else:
         result.ref = recorder.ref(recorder.constant(real.clone()))
     return result
@@ -560,9 +552,8 @@ def _factory(fake: torch.Tensor) -> dict[str, Any]:
 
 def record_batch_norm_backward(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """With batch statistics the running ones play no part; leaving them out keeps them free to change."""
-    if not args[7]:
-        return record_call(recorder, func, args, kwargs)
-    return record_call(recorder, func, (*args[:3], None, None, *args[5:]), kwargs)
+    needed = (*args[:3], None, None, *args[5:]) if args[7] else args
+    return record_call(recorder, func, needed, kwargs)
 
 
 def record_cudnn_backward(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -598,22 +589,14 @@ def record_eig(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any
 _routes: Final[dict[Any, Route]] = {}
 
 ROUTES: Final[dict[str, Route]] = {
-    "aten.detach.default": record_same,
-    "aten.alias.default": record_same,
-    "aten.as_strided.default": record_as_strided,
-    "aten._reshape_alias.default": record_as_strided,
-    "aten.unfold.default": record_as_strided,
-    "aten.real.default": record_as_strided,
-    "aten.split.Tensor": record_split,
-    "aten.split_with_sizes.default": record_split,
-    "aten.unsafe_split.Tensor": record_split,
-    "aten.unsafe_split_with_sizes.default": record_split,
+    **{f"aten.{name}.default": record_same for name in ("detach", "alias")},
+    **{f"aten.{x}.default": record_as_strided for x in ("as_strided", "_reshape_alias", "unfold", "real")},
+    **{f"aten.{name}split.Tensor": record_split for name in ("", "unsafe_")},
+    **{f"aten.{name}split_with_sizes.default": record_split for name in ("", "unsafe_")},
     "aten.unbind.int": record_unbind,
     "aten.copy_.default": record_copy,
     "aten.clone.default": record_clone,
-    "aten.lift_fresh.default": record_lift,
-    "aten.lift.default": record_lift,
-    "aten.lift_fresh_copy.default": record_lift,
+    **{f"aten.{name}.default": record_lift for name in ("lift_fresh", "lift", "lift_fresh_copy")},
     "aten.resize_.default": record_resize,
     "aten.resize_as_.default": lambda recorder, func, args, kwargs: record_resize(
         recorder, _aten.resize_.default, (args[0], list(args[1].shape)), kwargs
@@ -621,12 +604,11 @@ ROUTES: Final[dict[str, Route]] = {
     "aten.set_.source_Tensor": record_set,
     "aten.linalg_eig.default": record_eig,
     "aten.mkldnn_rnn_layer.default": record_rnn,
-    "aten.native_batch_norm.default": record_batch_norm,
-    "aten.cudnn_batch_norm.default": record_batch_norm,
-    "aten._native_batch_norm_legit.default": record_batch_norm,
+    **{f"aten.{kind}.default": record_batch_norm
+       for kind in ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit")},
     "aten.native_batch_norm_backward.default": record_batch_norm_backward,
     "aten.cudnn_batch_norm_backward.default": record_cudnn_backward,
-}
+}  # fmt: skip
 """Ops whose schema does not tell the whole story."""
 
 

@@ -44,12 +44,10 @@ def attach_watch() -> None:
         shared = [w if w == a and w != o else 0 for w, a, o in zip(words, alias, other)]
         storage = tensor.untyped_storage()
         inside = words_at(storage._cdata, STORAGE_WORDS)
-        places = [
-            only("the storage", (8 * i for i, word in enumerate(words) if word == storage._cdata)),
-            only("the storage offset", (8 * i for i, word in enumerate(words) if word == 31337)),
-            *find_version(shared, before),
-            only("the memory", (8 * i for i, word in enumerate(inside) if word == storage.data_ptr())),
-        ]
+        where = lambda words, wanted: (8 * i for i, word in enumerate(words) if word == wanted)
+        held, offset = only("the storage", where(words, storage._cdata)), where(words, 31337)
+        memory = only("the memory", where(inside, storage.data_ptr()))
+        places = held, only("the storage offset", offset), *find_version(shared, before), memory
         _native.attach_watch(*places)
         check_watch()
 

@@ -146,11 +146,8 @@ class Recorded(Noun, frozen=False):
     def _record(self, inputs: tuple[Any, ...]) -> Recording | None:
         now = [_address(x) for x in inputs]
         self.moving.update(k for at in self.seen for k in range(len(inputs)) if at[k] != now[k])
-        stays = [k not in self.moving for k in range(len(inputs))]
-        buffers = [
-            None if fixed or not isinstance(x, torch.Tensor) or is_on_cpu(x) else _like(x)
-            for x, fixed in zip(inputs, stays)
-        ]
+        moves = [k in self.moving and isinstance(x, torch.Tensor) for k, x in enumerate(inputs)]
+        buffers = [_like(x) if moved and not is_on_cpu(x) else None for x, moved in zip(inputs, moves)]
         if any(is_on_cpu(x) for x in inputs):
             self._give_up("an input is on the CPU", inputs, run=False)
             return None

@@ -41,10 +41,8 @@ def emit_kernel(
     writer.column = shape.contiguous in group.ranges[: group.outer] and lanes > 1
     writer.streamed = _streamed(group, shape, cache_bytes)
     body = Body(writer, group, shape, is_serial).emit()
-    params = [
-        f"{'' if a.is_written else 'const '}{C_TYPE[a.buffer.type.dtype]}* {writer.name(a.buffer.name)}"
-        for a in shape.args
-    ]
+    kinds = [f"{'' if a.is_written else 'const '}{C_TYPE[a.buffer.type.dtype]}*" for a in shape.args]
+    params = [f"{kind} {writer.name(a.buffer.name)}" for kind, a in zip(kinds, shape.args)]
     params += [f"int64_t {s.name}" for s in shape.symbols]
     params += [f"double {name}" for name in shape.numbers]
     params += ["int32_t* bad"] if writer.may_fail else []
