@@ -217,6 +217,9 @@ def why_not_record(graph: Graph, executable: runtime.Executable) -> errors.Reaso
         return errors.Reason("C01", "sizes change from call to call, and a recording has one size")
     if executable.program.steps < FEW_STEPS:
         return errors.Reason("C02", "too few kernels for a recording to pay")
+    kinds = (kind for kernel in executable.program.kernels for kind, _ in zip(kernel.signature, kernel.sizes))
+    if not all(kind.startswith("*") for kind in kinds):
+        return errors.Reason("C03", "kernels are given numbers of the CPU, and a recording has one value")
     return None
 
 

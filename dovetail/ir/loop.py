@@ -150,13 +150,14 @@ class Buffer(Noun):
 class Write(Noun):
     """buffer[index] = value, or with `reduce` the combination of value over the reduction ranges.
 
-    `index_scalar` replaces `index` for a computed position."""
+    `index_scalar` replaces `index` for a computed position, at which `adds` adds to what is there."""
 
     buffers: tuple[str, ...]
     index: Expr
     value: Scalar
     reduce: str | None = None
     index_scalar: Scalar | None = None
+    adds: bool = False
 
 
 class Range(Noun):
@@ -334,7 +335,7 @@ def moved_write(write: Write, env: Mapping[Expr, Expr], memo: dict[Scalar, Scala
         return write
     at = None if write.index_scalar is None else moved_scalar(write.index_scalar, env, memo)
     value = moved_scalar(write.value, env, memo)
-    return Write(write.buffers, substitute(write.index, env), value, write.reduce, at)
+    return Write(write.buffers, substitute(write.index, env), value, write.reduce, at, write.adds)
 
 
 def moved_scalar(root: Scalar, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar]) -> Scalar:
@@ -373,7 +374,7 @@ def show_nest(nest: Nest) -> str:
         where = write.index_scalar if write.index_scalar is not None else write.index
         target = ", ".join(f"{b}[{where}]" for b in write.buffers)
         value = f"{write.reduce}({write.value})" if write.reduce else str(write.value)
-        lines.append(f"    {target} = {value}")
+        lines.append(f"    {target} {'+=' if write.adds else '='} {value}")
     return "\n".join(lines)
 
 

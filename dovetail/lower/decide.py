@@ -158,7 +158,7 @@ def _is_worth_storing(node: Node) -> bool:
 def _is_aligned(node: Node, users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:
     """Only read element by element, so that a loop over it can be split at will; on a GPU in any order."""
     for user in users:
-        is_put = user.op == "prims.put" and user.args[-1] is node
+        is_put = kind_of(user.op) == "scatter" and user.args[-1] is node
         is_turned = user.op == "prims.permute" and aligned[user]
         if (is_put or is_turned) and user.tensor.device.kind != "cpu":
             continue

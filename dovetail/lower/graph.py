@@ -190,7 +190,7 @@ class _Lowering:
         self.env[node] = results if isinstance(node.type, tuple) else results[0]
 
     def put(self, node: Node) -> None:
-        """put(x, indices, dims, values): a copy of x, then the values written into it."""
+        """put(x, indices, dims, values): a copy of x, then the values written into it, or added."""
         x, values = self.value(node.args[0]), self.value(node.args[3])
         base = cast(Node, node.args[0])
         if self.is_update(node, base, node):  # nobody sees the old value again: write into it
@@ -210,7 +210,7 @@ class _Lowering:
         parts: list[ir.Scalar | Expr] = [found[d] if d in found else next(rest) for d in range(ref.type.ndim)]
         where = cast("ir.Scalar | Expr", lazy.gathered(ref, parts).args[1])
         place = where if isinstance(where, ir.Scalar) else ir.index_value(where)
-        write = ir.Write((ref.buffer,), ZERO, values.at(index), index_scalar=place)
+        write = ir.Write((ref.buffer,), ZERO, values.at(index), None, place, node.op == "prims.put_add")
         self.add_nest(node, self.fresh(f"{node.name}_put"), list(loops.values()), [], [write], (node.name,))
         self.env[node] = window(ref)
 

@@ -162,7 +162,7 @@ def _declare() -> dict[str, Prim]:
     declare("create", iota=lambda args: (_shape(args[:1]), cast(DType, args[3])))
     # gather(x, dim, index)
     declare("gather", take=_take, gather=lambda args: (_tensor(args[2]).shape, _tensor(args[0]).dtype))
-    declare("scatter", put=_like_first)
+    declare("scatter", put=_like_first, put_add=_like_first)
     return table
 
 

@@ -46,7 +46,10 @@ RESIZES: Final = FOLLOWS | frozenset((
     "aten.upsample_nearest2d.default", "aten.upsample_bilinear2d.default",
 ))  # fmt: skip
 """Ops that make images of other images."""
-AGAINST: Final = frozenset(("aten.native_group_norm.default",))
+AGAINST: Final = frozenset((
+    "aten.native_group_norm.default",
+    "aten._fft_r2c.default", "aten._fft_c2r.default", "aten._fft_c2c.default",
+))  # fmt: skip
 """Ops that lose more on scattered channels than convolutions gain."""
 LAID: Final[dict[str, tuple[DType, ...]]] = {"cpu": (F32,), "cuda": (F32, F16, BF16)}
 """Types of images that libraries convolve faster channels-last."""

@@ -234,7 +234,8 @@ def _buffers(kernel: Kernel, device: torch.device) -> list[torch.Tensor]:
 
 
 def _time(kernel: Kernel, function: GpuFunction, buffers: list[torch.Tensor]) -> float:
-    values = [ctypes.c_void_p(b.data_ptr()) for b in buffers] + [ctypes.c_void_p(0)] * 2
+    pointers = (b.data_ptr() if kind.startswith("*") else 0 for b, kind in zip(buffers, kernel.signature))
+    values = [*map(ctypes.c_void_p, pointers), ctypes.c_void_p(0), ctypes.c_void_p(0)]
     packed = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
     per = function.blocks.constants(kernel.constants)
     axes = [name for name in kernel.constants if name != "RBLOCK"]

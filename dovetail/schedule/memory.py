@@ -170,12 +170,13 @@ def _find_donor(
 
 def _overwrites(step: Group, name: str, other: str, buffers: dict[str, Buffer]) -> bool:
     """Every element of `other` is read before its place is written, were `name` to lie there."""
-    if buffers[name].type.device.kind != "cpu" and any(step.levels):
-        return False  # on a GPU, a later pass over a row may read again what an earlier one read
     target = _write_positions(step).get(name)
     if target is None:
         return False
     when, index = target
+    walks = (_time(step, order)[:2] for order in range(len(step.nests)))
+    if buffers[name].type.device.kind != "cpu" and when[:2] < max(walks):
+        return False  # on a GPU, a later walk along a row may make again what an earlier one made
     return all(at is index and then <= when for then, at in _read_positions(step)[other])
 
 

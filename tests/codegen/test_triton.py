@@ -198,8 +198,17 @@ def host_text(program, *examples):
 
 def test_a_gpu_reads_a_copy_of_what_the_cpu_made():
     def program(x, n):
-        total = n.prod()
+        total = n.cumsum(0)
         return x * total, total + 1
 
-    text = host_text(program, fake("cuda:0", 64), fake("cpu", 3))
+    text = host_text(program, fake("cuda:0", 64), fake("cpu", 64))
     assert "= moved(h_" in text and text.index("= moved(h_") < text.index("launch of mul")
+
+
+def test_a_kernel_is_given_a_single_number_of_the_cpu_by_value():
+    def program(x, n, step):
+        total = n.prod()
+        return x * total / step, total + 1
+
+    text = host_text(program, fake("cuda:0", 64), fake("cpu", 3), fake("cpu"))
+    assert "data_of(inputs[2]), &" in text and "data_of(h_" in text and "= moved(h_" not in text

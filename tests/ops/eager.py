@@ -61,11 +61,12 @@ def _take(x: torch.Tensor, indices: tuple[torch.Tensor, ...], dims: tuple[int, .
 
 
 def _put(
-    x: torch.Tensor, indices: tuple[torch.Tensor, ...], dims: tuple[int, ...], values: torch.Tensor
-) -> torch.Tensor:
+    x: torch.Tensor, indices: tuple[torch.Tensor, ...], dims: tuple[int, ...], values: torch.Tensor,
+    accumulate: bool = False,
+) -> torch.Tensor:  # fmt: skip
     rest = [d for d in range(x.dim()) if d not in dims]
     order = [*dims, *rest]
-    moved = x.permute(order).clone().index_put_(tuple(indices), values)
+    moved = x.permute(order).clone().index_put_(tuple(indices), values, accumulate)
     return moved.permute([order.index(d) for d in range(x.dim())])
 
 
@@ -123,6 +124,7 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
         x, dim, torch.where(index < 0, index + x.shape[dim], index)
     ),
     "prims.put": _put,
+    "prims.put_add": partial(_put, accumulate=True),
 }
 assert set(EAGER) == set(PRIMS), set(EAGER) ^ set(PRIMS)
 

@@ -3,8 +3,8 @@
     launch(dv_kernels[0], dv_launches[0], rows, 1, false, stream, {&x, &o});
 
 `dv_launches` holds each kernel's block sizes, warps and shared memory; the loader fills it in after
-tuning. Kernels assume pointers aligned to 16 bytes: an input that is not, or that lies on the CPU (a
-0-d tensor among GPU ones), is copied first.
+tuning. Kernels assume pointers aligned to 16 bytes: an input that is not, or that lies on the CPU, is
+copied first; of a single number on the CPU (a 0-d tensor among GPU ones) they are given the value.
 """
 from __future__ import annotations
 
@@ -84,8 +84,9 @@ def launch_cuda(writer: HostWriter, group: Group, made: Launchable, index: int, 
         writer("void* stream = nullptr;")
         writer(f'TRY("stream", aoti_torch_get_current_cuda_stream({device.index or 0}, &stream))')
     args: list[str] = []
-    for name in made.params:
-        args.append(f"&{_device_pointer(writer, name)}")
+    for name, kind in zip(made.params, made.kernel.signature):
+        pointer = _device_pointer(writer, name) if kind.startswith("*") else ""
+        args.append(f"&{pointer}" if pointer else f"data_of({writer.handles[name]})")
     for expr, kind in zip(made.sizes, made.kernel.signature[len(made.params) :]):
         local = writer.fresh("size")
         writer(f"{'int64_t' if kind == 'i64' else 'int32_t'} {local} = {c_expr(expr)};")

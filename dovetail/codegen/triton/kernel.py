@@ -31,7 +31,7 @@ from dovetail.ir.expr import ONE, ZERO, Expr, floordiv, mod, product, spell, sub
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
-from dovetail.ir.types import BOOL, I64, NARROW, DType
+from dovetail.ir.types import BOOL, F32, F64, I32, I64, NARROW, DType
 from dovetail.util.noun import Noun, field, replace
 from dovetail.util.writer import Writer
 
@@ -81,6 +81,13 @@ class Tile(Noun):
     text: str
     dtype: DType
     axes: frozenset[str]
+
+
+def is_number(buffer: Buffer) -> bool:
+    """A single number in the CPU's memory (the step of an optimizer): the kernel is given its value."""
+    type, room = buffer.type, buffer.type.storage_bytes
+    is_single = room.is_const and room.value == type.dtype.bytes
+    return is_single and type.device.kind == "cpu" and type.dtype in (F32, F64, I32, I64)
 
 
 def make_axes(group: Group, shape: Shape) -> tuple[Axis, ...]:
@@ -240,7 +247,7 @@ class Emitter(Noun, frozen=False):
         body = "\n".join("    " + line if line else "" for line in self.w.lines)
         text = f"@triton.jit\n{head}\n{body}\n"
         comment = "".join(f"# {line}\n" for line in str(self.group).splitlines())
-        signature = [POINTER[a.buffer.type.dtype] for a in self.shape.args]
+        signature = [POINTER[a.buffer.type.dtype][is_number(a.buffer) :] for a in self.shape.args]
         signature += [wide] * len(self.shape.symbols) + ["fp64"] * len(self.shape.numbers)
         unaligned = [k for k, a in enumerate(self.shape.args) if a.is_written and a.buffer.kind == "input"]
         sizes = [a.buffer.type.storage_bytes for a in self.shape.args]
@@ -574,6 +581,9 @@ class Emitter(Noun, frozen=False):
         return self._read(buffer, self._index(index), self._axes_of(index), node.dtype)  # type: ignore[arg-type]
 
     def _read(self, buffer: str, index: str, axes: frozenset[str], dtype: DType) -> Tile:
+        if is_number(self.buffers[buffer]):
+            given = Tile(token(buffer), dtype, frozenset())
+            return self._define(self._as_tensor(given), dtype, given.axes)
         masks = self._mask(axes) + [test.text for test in self.masks]
         mask = f", {' & '.join(masks)}, other=0" if masks else ""
         after = ".to(tl.int1)" if dtype is BOOL else ""
@@ -618,11 +628,11 @@ class Emitter(Noun, frozen=False):
         buffer = write.buffers[0]
         if write.index_scalar is not None:
             at = self._value(write.index_scalar)
-            self._write(buffer, at.text, at.axes | tile.axes, tile)
+            self._write(buffer, at.text, at.axes | tile.axes, tile, "atomic_add" if write.adds else "store")
         else:
             self._keep(buffer, write, tile)
 
-    def _write(self, buffer: str, index: str, axes: frozenset[str], tile: Tile) -> None:
+    def _write(self, buffer: str, index: str, axes: frozenset[str], tile: Tile, by: str = "store") -> None:
         missing = [a.name for a in self.axes if a.name not in axes and (a.name != "r" or "r" in tile.axes)]
         if missing:  # a pointer must have every axis the value has; only the axis' first point stores
             index += "".join(f" + 0 * {name}index" for name in missing)
@@ -632,7 +642,8 @@ class Emitter(Noun, frozen=False):
         dtype = self.buffers[buffer].type.dtype
         value = f"{self._as_tensor(tile)}.to(tl.int1)" if dtype is BOOL else tile.text
         store = self.w if self.has_rows and not self.is_looped else self.late.append
-        store(f"tl.store({token(buffer)} + ({index}), {value}{mask})")
+        order = ', sem="relaxed"' if by == "atomic_add" else ""
+        store(f"tl.{by}({token(buffer)} + ({index}), {value}{mask}{order})")
 
 
 def find_shifted(step: Pass, after: Pass) -> dict[Write, Write]:

@@ -3,6 +3,7 @@
     aten.embedding(weight, ids)         ->  prims.take(weight, (ids,), (0,))
     aten.index.Tensor(x, [None, i])     ->  prims.take(x, (i,), (1,)), index dimensions moved back
     aten.index_copy(x, 0, i, src)       ->  prims.put(x, (i,), (0,), src)
+    aten.index_add(x, 0, i, src)        ->  prims.put_add(x, (i,), (0,), src) on a GPU
 
 Positions out of range fail the call, as in eager.
 """
@@ -10,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.ir.expr import ONE, ZERO, Expr
-from dovetail.ir.types import BOOL, I32, I64
-from dovetail.ops.build import Build, Value, common_shape
-from dovetail.ops.registry import Declined, decline_if, decomposes
+import torch
+
+from dovetail.ir.expr import ONE, ZERO, Expr, as_expr
+from dovetail.ir.types import BOOL, F32, F64, I32, I64
+from dovetail.ops.build import Build, Number, Value, common_shape
+from dovetail.ops.decomp.views import Size
+from dovetail.ops.registry import decline_if, decomposes
 
 
 def as_index(x: Value) -> Value:
@@ -96,9 +100,15 @@ def index_put(
     shape = [*rest[:place], *found[0].shape, *rest[place:]]
     spread = b.expand(values.to(x.dtype), shape)
     front = b.permute(spread, [*range(place, place + rank), *range(place), *range(place + rank, len(shape))])
-    if accumulate:  # positions may repeat; the library knows how to share that work
-        raise Declined
-    return b.prim("put", x, tuple(found), dims, front)
+    return _put_add(b, x, found, dims, front) if accumulate else b.prim("put", x, tuple(found), dims, front)
+
+
+def _put_add(b: Build, x: Value, found: Sequence[Value], dims: Sequence[int], values: Value) -> Value:
+    """Positions may repeat. A GPU adds atomically, in any order, as most kernels of eager do unless asked not
+    to; on a CPU the library knows how to share that work."""
+    decline_if(b.out.device.kind != "cuda" or x.dtype not in (F32, F64, I32, I64))
+    decline_if(torch.are_deterministic_algorithms_enabled())
+    return b.prim("put_add", x, tuple(found), tuple(dims), values)
 
 
 def _masked_put(b: Build, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
@@ -120,9 +130,46 @@ def gather(b: Build, x: Value, dim: int, index: Value, *, sparse_grad: bool = Fa
 
 @decomposes("aten.index_copy")
 def index_copy(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return b.prim("put", x, *_slices(b, x, dim, index, source))
+
+
+@decomposes("aten.index_add")
+def index_add(b: Build, x: Value, dim: int, index: Value, source: Value, *, alpha: Number = 1) -> Value:
+    found, dims, values = _slices(b, x, dim, index, source)
+    return _put_add(b, x, found, dims, values if alpha == 1 else values * alpha)
+
+
+def _slices(
+    b: Build, x: Value, dim: int, index: Value, source: Value
+) -> tuple[tuple[Value], tuple[int], Value]:
+    """Positions, the dimension they are along, and what goes there, that dimension first."""
     decline_if(not x.ndim or not source.ndim)
     check_room(x)
     dim %= x.ndim
     flat = as_position(b, b.reshape(index, (index.type.numel,)), x.shape[dim])
     front = b.permute(source.to(x.dtype), [dim, *(d for d in range(x.ndim) if d != dim)])
-    return b.prim("put", x, (flat,), (dim,), front)
+    return (flat,), (dim,), front
+
+
+@decomposes("aten.scatter_add")
+def scatter_add(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
+    decline_if(not x.ndim or not index.ndim or not source.ndim)
+    check_room(x)
+    found = []
+    for d, size in enumerate(index.shape):
+        source = b.slice(source, d, 0, size)
+        found.append(b.broadcast(b.iota(size, I64, b.out.device), index.shape, (d,)))
+    found[dim] = as_position(b, index, x.shape[dim])
+    return _put_add(b, x, found, range(x.ndim), source)
+
+
+@decomposes("aten.embedding_dense_backward")
+def embedding_backward(
+    b: Build, grad: Value, indices: Value, rows: Size, padding: int, by_frequency: bool
+) -> Value:
+    decline_if(by_frequency or not indices.ndim)
+    flat = as_position(b, indices, as_expr(rows))
+    if padding >= 0:
+        padded = b.broadcast(indices.eq(padding), grad.shape, range(indices.ndim))
+        grad = b.where(padded, b.full((), 0, grad.dtype, b.out.device), grad)
+    return _put_add(b, b.full(b.out.shape, 0, grad.dtype, b.out.device), (flat,), (0,), grad)
