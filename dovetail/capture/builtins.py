@@ -718,6 +718,8 @@ for _name in ("", "_unary", "_variadic"):
     on(getattr(torch._C, f"_has_torch_function{_name}"))(_constant(False))
 
 
+for _ask in (torch.cuda.is_available, torch.cuda.device_count, torch.cuda.get_device_capability):
+    on(_ask)(lambda trace, args, kwargs, ask=_ask: native(ask, *args, **kwargs))  # the machine stays as it is
 on(sys.getrecursionlimit)(_constant(1000))
 on(torch._C._log_api_usage_once)(_constant(None))
 on(inspect.signature)(lambda trace, args, kwargs: native(inspect.signature, *args, **kwargs))
