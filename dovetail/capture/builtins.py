@@ -719,7 +719,7 @@ for _name in ("", "_unary", "_variadic"):
 
 
 for _ask in (torch.cuda.is_available, torch.cuda.device_count, torch.cuda.get_device_capability):
-    on(_ask)(lambda trace, args, kwargs, ask=_ask: native(ask, *args, **kwargs))  # the machine stays as it is
+    on(_ask)(functools.partial(lambda ask, trace, args, kwargs: native(ask, *args, **kwargs), _ask))
 on(sys.getrecursionlimit)(_constant(1000))
 on(torch._C._log_api_usage_once)(_constant(None))
 on(inspect.signature)(lambda trace, args, kwargs: native(inspect.signature, *args, **kwargs))

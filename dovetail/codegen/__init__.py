@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dovetail.codegen import cpp, triton
 from dovetail.codegen.analysis import Form, form_of
+from dovetail.codegen.batches import batched
 from dovetail.codegen.host.program import emit_host
 from dovetail.codegen.target import Launchable, Target
 from dovetail.ir.program import Kernel, Program
@@ -50,7 +51,6 @@ def emit(
         if buffers[name].kind != kind:
             buffers[name] = replace(buffers[name], kind=kind)
     launches: dict[Group, Launchable] = {}
-    kernels: dict[str, Kernel] = {}
     known: dict[Form, tuple[Launchable, list[str]]] = {}
     for step in plan.schedule.steps:
         if isinstance(step, Group):
@@ -61,7 +61,11 @@ def emit(
                 continue
             made = launches[step] = target(step, buffers)
             known[form] = made, names
-            kernels.setdefault(made.kernel.key, made.kernel)
+    if loops.device.kind == "cuda":
+        launches = batched(plan, launches)
+    kernels: dict[str, Kernel] = {}
+    for made in launches.values():
+        kernels.setdefault(made.kernel.key, made.kernel)
     if begin is not None:
         begin(tuple(kernels.values()), options)
     index = {key: k for k, key in enumerate(kernels)}

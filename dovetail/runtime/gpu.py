@@ -66,7 +66,7 @@ class Pending(Noun, frozen=False, eq=False):
             WORKERS.rest()
         device = self.device
         with torch.cuda.device(device):
-            torch.cuda.current_stream(device)  # the driver's context is this thread's from here on
+            driver().cuCtxSetCurrent(ctypes.c_void_p(context_of(device)))  # a new thread has none
             for kernel in {k.key: k for k, _, _ in self.choices}.values():
                 functions = _functions(kernel, made[kernel.key])
                 _loaded[kernel.key, str(device)] = _fastest(kernel, functions, device)
@@ -159,8 +159,16 @@ def driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def launch_address() -> int:
-    return ctypes.cast(driver().cuLaunchKernelEx, ctypes.c_void_p).value or 0
+def address_of(function: str) -> int:
+    return ctypes.cast(getattr(driver(), function), ctypes.c_void_p).value or 0
+
+
+@cache
+def context_of(device: torch.device) -> int:
+    """The driver's context that torch uses."""
+    context = ctypes.c_void_p()
+    _check(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device.index or 0), "finding the context")
+    return context.value or 0
 
 
 def _check(code: int, what: str) -> None:

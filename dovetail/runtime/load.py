@@ -181,5 +181,7 @@ def _connect_gpu(host: ctypes.CDLL, program: Program, pending: gpu.Pending) -> N
             blocks = function.blocks
             first, second = (blocks.y, blocks.x) if "YBLOCK" in kernel.constants else (blocks.x, 1)
             launches[4 * k : 4 * k + 4] = [first, second, blocks.warps, function.shared]
-    ctypes.c_void_p.in_dll(host, "dv_launch_kernel").value = gpu.launch_address()
+    ctypes.c_void_p.in_dll(host, "dv_launch_kernel").value = gpu.address_of("cuLaunchKernelEx")
+    ctypes.c_void_p.in_dll(host, "dv_use_context").value = gpu.address_of("cuCtxSetCurrent")
+    ctypes.c_void_p.in_dll(host, "dv_context").value = gpu.context_of(pending.device)
     ctypes.c_int32.in_dll(host, "dv_overlaps").value = gpu.overlaps(gpu.capability_of(pending.device))

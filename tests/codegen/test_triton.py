@@ -12,6 +12,7 @@ import torch
 from torch.fx import symbolic_trace
 
 from dovetail import aot, codegen, lower, ops, schedule
+from dovetail.codegen.batches import Batch
 from dovetail.fake.tensor import Fake, _empty_meta
 from dovetail.options import Options
 
@@ -198,10 +199,10 @@ def host_text(program, *examples):
 
 def test_a_gpu_reads_a_copy_of_what_the_cpu_made():
     def program(x, n):
-        total = n.cumsum(0)
-        return x * total, total + 1
+        total = n.prod() > 0
+        return x * total, ~total
 
-    text = host_text(program, fake("cuda:0", 64), fake("cpu", 64))
+    text = host_text(program, fake("cuda:0", 64), fake("cpu", 3))
     assert "= moved(h_" in text and text.index("= moved(h_") < text.index("launch of mul")
 
 
@@ -212,3 +213,21 @@ def test_a_kernel_is_given_a_single_number_of_the_cpu_by_value():
 
     text = host_text(program, fake("cuda:0", 64), fake("cpu", 3), fake("cpu"))
     assert "data_of(inputs[2]), &" in text and "data_of(h_" in text and "= moved(h_" not in text
+
+
+def test_equal_kernels_on_different_buffers_are_one_launch():
+    def program(a, b, c, d):
+        return a * 2 + 1, b * 2 + 1, c.cos(), d * 2 + 1
+
+    text = host_text(program, *(fake("cuda:0", 4096) for _ in range(4)))
+    assert text.count('TRY("launch of') == 2
+    (launch,) = (line for line in text.splitlines() if "_x3" in line)
+    assert "4096, 3, " in launch
+
+
+def test_a_kernel_joins_others_only_where_order_does_not_matter():
+    batch = Batch([], reads={"a"}, writes={"x"}, others_read={"c"}, others_write={"d"})
+    assert batch.takes({"a", "b", "c"}, {"y"}, 4)
+    assert not batch.takes({"b"}, {"y"}, 1000)
+    for reads, writes in (({"x"}, {"y"}), ({"b"}, {"a"}), ({"b"}, {"x"}), ({"d"}, {"y"}), ({"b"}, {"c"}), ({"b"}, {"d"})):
+        assert not batch.takes(reads, writes, 4)

@@ -31,6 +31,8 @@ struct Config {
 extern "C" {
 Launch dv_launches[%(kernels)s];
 int (*dv_launch_kernel)(const Config*, void*, void**, void**);
+int (*dv_use_context)(void*);
+void* dv_context;
 int32_t dv_overlaps;
 int32_t aoti_torch_get_current_cuda_stream(int32_t, void**);
 int32_t aoti_torch_create_cuda_guard(int32_t, void**);
@@ -65,12 +67,15 @@ static Handle moved(Handle h, Tensor& copy, int64_t n, const int64_t* sizes, con
 // `follows`: one of our kernels comes right before, and this one may get ready while that one finishes
 // (programmatic stream serialization); it waits by itself.
 static const Attribute OVERLAP = {6, 0, {1}};
+static const int32_t NO_CONTEXT = 201;  // in a thread that has not used the GPU before
 static inline int32_t launch(void* kernel, const Launch& how, int64_t x, int64_t y, bool follows,
                              void* stream, void** args) {
     const int64_t gx = (x + how.x - 1) / how.x, gy = (y + how.y - 1) / how.y;
     if (gx <= 0 || gy <= 0) return 0;
     const Config config = {{(uint32_t)gx, (uint32_t)gy, 1}, {32u * how.warps, 1, 1}, (uint32_t)how.shared,
                            stream, &OVERLAP, follows ? dv_overlaps : 0u};
+    const int32_t code = dv_launch_kernel(&config, kernel, args, nullptr);
+    if (code != NO_CONTEXT || dv_use_context(dv_context)) return code;
     return dv_launch_kernel(&config, kernel, args, nullptr);
 }
 """

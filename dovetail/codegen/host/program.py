@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE
@@ -27,7 +28,7 @@ from dovetail.codegen.target import Launchable
 from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.loop import Buffer, BufferRef
 from dovetail.ir.program import PythonCall, Result
-from dovetail.ir.schedule import Group, Place, Plan
+from dovetail.ir.schedule import Extern, Group, Place, Plan
 from dovetail.ir.types import Device, DType, TensorType
 from dovetail.util.noun import Noun, field
 
@@ -195,12 +196,12 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
         writer('TRY("out of memory for temporaries", arena.missing)')
     last, ends = _last_reads(plan), [len(writer.lines)]
     for k, step in enumerate(plan.schedule.steps):
-        if isinstance(step, Group):
-            before = steps[k - 1] if k > 0 else None
-            follows = isinstance(before, Group) and launches[before].kernel.language == "triton"
-            _launch(writer, step, launches[step], kernel_index[launches[step].kernel.key], follows)
-        else:
+        if isinstance(step, Extern):
             emit_extern(writer, step)
+        elif (made := launches.get(step)) is not None:  # else it runs with an equal one
+            before = launches.get(cast(Group, steps[k - 1])) if k > 0 else None
+            follows = before is not None and before.kernel.language == "triton"
+            _launch(writer, step, made, kernel_index[made.kernel.key], follows)
         _free(writer, k, last)
         ends.append(len(writer.lines))
     results, count = _return(writer)
