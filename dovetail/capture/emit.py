@@ -40,6 +40,7 @@ from dovetail.capture.masks import Masked
 from dovetail.capture.operations import SYMBOLIC, Steps
 from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
 from dovetail.capture.text import GivenText, Identity, LateText
+from dovetail.capture.torch_calls import check_leaves
 from dovetail.capture.trace import DELETED, NULL, Appender, Trace, Write
 from dovetail.capture.transforms import Pullback
 from dovetail.errors import UnfinishedGenerator, UnsupportedValue
@@ -109,6 +110,8 @@ class Emitter:
         elif kind in SYMBOLIC:
             text = self.trace.dynamic.text(self, value)
         elif kind is Fake:
+            if self.trace.leaves:
+                check_leaves(self.trace, value)
             self.outputs.append(value)
             text = f"out[{len(self.outputs) - 1}]"
         else:

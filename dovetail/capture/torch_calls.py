@@ -171,6 +171,24 @@ def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
         raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a Python function")
 
 
+BEGINS: Final = "Tensor.requires_grad_ (a new autograd graph begins)"
+
+
+def check_leaves(trace: Trace, value: Fake) -> None:
+    """A tensor by which the graph differentiates must not leave it, nor what is made of such alone."""
+    made = {id(leaf) for leaf, _, _ in trace.leaves}
+    waiting, seen, leaves = [value.grad_fn], set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+            leaves |= {id(node.variable)} if hasattr(node, "variable") else set()
+    if id(value) in made or id(value._base) in made or (leaves and leaves <= made):
+        _, loc, step = trace.leaves[0]
+        raise UnknownCall(loc, function=BEGINS, step=step)
+
+
 def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """x.name(...), where args[0] is x."""
     if not args or not isinstance(args[0], Fake):
@@ -188,7 +206,9 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
         if bool(wanted) == args[0].requires_grad:
             return args[0]
-        raise UnknownCall(trace.loc(), function="Tensor.requires_grad_ (a new autograd graph begins)")
+        if not wanted or id(args[0]) in trace.origins:
+            raise UnknownCall(trace.loc(), function=BEGINS)
+        trace.leaves.append((args[0], trace.loc(), trace.places[0].steps - 1))
     if name == "detach_" and args[0].requires_grad and id(args[0]) in trace.origins:
         raise UnknownCall(trace.loc(), function="Tensor.detach_ of an input (the caller sees it)")
     if name == "new" and len(args) == 2 and type(args[1]) is torch.Size:  # a tuple would be its contents

@@ -203,6 +203,8 @@ class Trace:
         self.changed_classes: set[int] = set()
         self.assumptions: list[tuple[Any, bool, object, int]] = []
         """Tensors whose truth was assumed: which, their versions then, and the frame's instructions."""
+        self.leaves: list[tuple[Fake, Loc | None, int]] = []
+        """Tensors that the graph makes to differentiate by them: where, and the frame's instructions."""
         self.copies: list[tuple[Fake, Fake, object, int]] = []
         """See operations.as_copy."""
         self.is_inner = False

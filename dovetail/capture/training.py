@@ -2,13 +2,14 @@
 
     optimizer.zero_grad()                           p.grad = None for every parameter, after the graph
     torch._foreach_addcdiv_(ps, ms, vs, sizes)      p.add_(m / v * size) for each: sizes stays a tensor
-    torch.autograd.grad(y, x)                       a break, before x is made if the graph makes it
+    torch.autograd.grad(y, x)                       ops of the graph, if all that y is made of is known there
 """
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim.optimizer import _get_value
@@ -23,8 +24,9 @@ from dovetail.capture.torch_calls import call_tensor_method, call_torch
 from dovetail.capture.trace import Trace
 from dovetail.errors import BackwardCall, DisabledCall
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Length
+from dovetail.ir.guard import Length, Predicate
 from dovetail.ir.source import DictAttr, Item
+from dovetail.util.derivative import gradients_of
 
 
 @on(torch.optim.Optimizer.zero_grad)
@@ -59,13 +61,43 @@ def parameters_of(trace: Trace, optimizer: Any) -> Iterator[Any]:
             yield wrap(trace, parameter, Item(inside, j))
 
 
+GRAD: Final = inspect.signature(torch.autograd.grad)
+
+
 @on(torch.autograd.grad)
 def _grad(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    """By a tensor that the same graph makes there is nothing to derive: its results are not made of it."""
-    inputs = args[1] if len(args) > 1 else kwargs["inputs"]
-    wanted = {id(inputs)} if isinstance(inputs, Fake) else {id(item) for item in iterate(trace, inputs)}
-    made = [call.step for call in trace.calls if not wanted.isdisjoint(map(id, tree_leaves(call.result)))]
-    raise BackwardCall(trace.loc(), function="torch.autograd.grad", **{"step": made[-1]} if made else {})
+    given = GRAD.bind(*args, **kwargs)
+    given.apply_defaults()
+    asked = given.arguments
+    outputs, inputs = (_listed(trace, asked[name]) for name in ("outputs", "inputs"))
+    grads = [None] * len(outputs)
+    if asked["grad_outputs"] is not None:
+        grads = _listed(trace, asked["grad_outputs"])
+    if asked["is_grads_batched"] or not torch.is_grad_enabled() or not _is_whole_history(trace):
+        wanted = set(map(id, inputs))  # a tensor that the graph makes must be made after the break
+        made = [call.step for call in trace.calls if not wanted.isdisjoint(map(id, tree_leaves(call.result)))]
+        raise BackwardCall(trace.loc(), function="torch.autograd.grad", **{"step": made[-1]} if made else {})
+    create, retain, as_zeros = (asked[name] for name in ("create_graph", "retain_graph", "materialize_grads"))
+    named = {"retain": create if retain is None else retain, "create": create, "as_zeros": as_zeros}
+    named["unused"] = bool(asked["allow_unused"] or as_zeros)
+    return call_torch(trace, gradients_of, [outputs, inputs, grads], named)
+
+
+def _listed(trace: Trace, value: Any) -> list[Any]:
+    return [value] if isinstance(value, Fake) else list(iterate(trace, value))
+
+
+def _is_whole_history(trace: Trace) -> bool:
+    """No input was computed before, perhaps of another one, and nobody is to be told of gradients."""
+    for origin in [*trace.origins.values()]:
+        tensor = origin.original
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            if tensor.grad_fn is not None or tensor._backward_hooks:
+                return False
+            if not isinstance(tensor, torch.nn.Parameter):
+                is_plain = Predicate(lambda x: x.is_leaf and not x._backward_hooks, ".is_leaf, without hooks")
+                trace.guard(origin.source, is_plain)
+    return True
 
 
 def _scaled(function: Any, name: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
