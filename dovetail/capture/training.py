@@ -106,9 +106,18 @@ def _scaled(function: Any, name: str, trace: Trace, args: Args, kwargs: Kwargs) 
     if not has_fake(factors):
         return call_torch(trace, function, args, kwargs)
     lists = [native(list, iterate(trace, arg)) for arg in args[:3]]
-    rows = zip(*lists, iterate(trace, factors))
+    rows = zip(*lists, _unstacked(trace, factors))
     made = [call_tensor_method(trace, name, list(xs), {"value": factor}) for *xs, factor in rows]
     return None if name.endswith("_") else tuple(made)
+
+
+def _unstacked(trace: Trace, factors: Any) -> Any:
+    """Numbers that an optimizer has just stacked, as they were: each kernel reads its own."""
+    for k, call in enumerate(trace.calls):
+        if call.result is factors and call.target is torch.stack and len(call.args) == 1 and not call.kwargs:
+            parts, later = call.args[0], tree_leaves([later.args for later in trace.calls[k + 1 :]])
+            return iterate(trace, factors) if {id(x) for x in parts} & {id(x) for x in later} else parts
+    return iterate(trace, factors)
 
 
 for _name in ("addcdiv_", "addcdiv", "addcmul_", "addcmul"):

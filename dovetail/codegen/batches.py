@@ -14,8 +14,10 @@ from dovetail.ir.expr import as_expr
 from dovetail.ir.schedule import Group, Plan
 from dovetail.util.noun import Noun, field, replace
 
+MOST_MEMBERS = 8
+"""A program chooses among so many before it starts;"""
 MOST_POINTERS = 400
-"""A kernel's parameters are 4 KiB."""
+"""and a kernel's parameters are 4 KiB."""
 
 
 class Batch(Noun, frozen=False, eq=False):
@@ -30,7 +32,7 @@ class Batch(Noun, frozen=False, eq=False):
     """and write."""
 
     def takes(self, reads: set[str], writes: set[str], params: int) -> bool:
-        if (len(self.members) + 1) * params > MOST_POINTERS:
+        if len(self.members) == MOST_MEMBERS or (len(self.members) + 1) * params > MOST_POINTERS:
             return False
         read, written = self.reads | self.others_read, self.writes | self.others_write
         return writes.isdisjoint(read | written) and reads.isdisjoint(written)
