@@ -412,7 +412,7 @@ class _Emitter:
         if part.partition.signature.grad_inputs:
             backward = part.partition.backward
             assert backward is not None and build is not None
-            self.scope[f"backward_for{part.suffix}"] = _Backwards(backward, part.tangents, build)
+            self.scope[f"backward_for{part.suffix}"] = _Backwards(backward, part, build)
             self.emit_backward(part, backward)
         else:  # outputs that require a gradient, and no input that gets one: a norm that counts, say
             with self.w.block(f"def backward{part.suffix}(ctx, *tangents):"):
@@ -458,7 +458,13 @@ class _Emitter:
             with self.w.block(f"if {' or '.join(conditions)}:"):
                 self.w(by_eager)
             if kept := [f"saved_{i}" for i, _ in partition.kept(TensorType)]:
-                self.w(f"{_targets(kept)} = ctx.saved_tensors")
+                with self.w.block("try:"):
+                    self.w(f"{_targets(kept)} = ctx.saved_tensors")
+                with self.w.block("except RuntimeError:"):
+                    present = " and ".join(f"{name} is not None" for name in tangents.values())
+                    with self.w.block(f"if ctx.inputs is None or {present}:"):
+                        self.w("raise")
+                    self.w(f"{by_eager}  # that was written to which only the missing may need")
             if numbers := [f"saved_{i}" for i, _ in partition.kept(ScalarType)]:
                 self.w(f"{_targets(numbers)} = ctx.numbers")
             if sizes := part.symbols:
@@ -520,8 +526,8 @@ def _consumer(executable: Executable, missing: bool) -> Callable[[list[Any]], Se
 class _Backwards:
     """Backward without missing tangents and unwanted gradients, by which they are; built when needed."""
 
-    def __init__(self, graph: Graph, tangents: tuple[Node, ...], build: Build) -> None:
-        self.graph, self.tangents, self.build = graph, tangents, build
+    def __init__(self, graph: Graph, part: _Part, build: Build) -> None:
+        self.graph, self.tangents, self.build, self.part = graph, part.tangents, build, part.partition
         self.made: dict[object, Callable[[list[Any]], Sequence[Any]] | None] = {}
 
     def __call__(
@@ -531,7 +537,12 @@ class _Backwards:
         if key not in self.made:
             if unwanted and len(self.made) >= double.MOST_COMPILED:
                 return self(missing, ())
-            wanted = {output for i, output in enumerate(self.graph.outputs) if i not in unwanted}
+            signature = self.part.signature
+            away = {p for p, is_missing in zip(self.part.tangents, missing) if is_missing}
+            ways = [way for p, way in zip(signature.tangents, signature.reached) if p not in away]
+            reached = {i for way in ways or [frozenset(signature.grad_inputs)] for i in way}
+            outputs = enumerate(zip(self.graph.outputs, signature.grad_inputs))
+            wanted = {output for n, (output, i) in outputs if n not in unwanted and i in reached}
             gone = [node for node, is_missing in zip(self.tangents, missing) if is_missing]
             made = self.build(narrowed(self.graph, self.tangents, gone, wanted))
             self.made[key] = None if made is None else _consumer(made, any(missing))

@@ -234,7 +234,8 @@ def eager_after(error: Exception, program: Callable[..., Any], *inputs: Any) -> 
 
 def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
     """The gradients of the inputs, themselves differentiable."""
-    _ = ctx.saved_tensors  # raises as eager does when the graph was freed
+    if ctx.inputs is None:
+        _ = ctx.saved_tensors  # raises as eager does when the graph was freed
     for i, (value, version) in enumerate(zip(ctx.inputs, ctx.versions)):
         if version is not None and value._version != version and i not in eager.mutated:
             raise RuntimeError(

@@ -460,9 +460,9 @@ def derive_ties(
 ) -> tuple[list[tuple[int, ...]], list[frozenset[int]], tuple[tuple[int, tuple[int, ...]], ...]]:
     """How autograd ties outputs. Groups: those together whose histories have a node in common that keeps
     tensors, since backward from one frees these for all; from the others, eager can call backward one after
-    the other. For each group the inputs that have a gradient by it. And, in the program's order, outputs that
-    are computed from others, with those that no third one is in between of: a view is ~i, its place, and is
-    followed back to other views only."""
+    the other. For each output the inputs that have a gradient by it. And, in the program's order, outputs
+    that are computed from others, with those that no third one is in between of: a view is ~i, its place, and
+    is followed back to other views only."""
     shown = {output.index for output in outputs if output.kind in ("fresh", "alias")}
     shown = {i for i in shown if not getattr(trace.tensors[i], "_backward_hooks", None)}
     tensors = [(i, t) for i, t in enumerate(trace.tensors) if t is not None and t.requires_grad]
@@ -471,7 +471,7 @@ def derive_ties(
     views = [(~i, results[i]) for i in seen if results[i].requires_grad]
     shown.update(i for i, view in views if not view._backward_hooks)
     heads = {(t.grad_fn, t.output_nr): i for i, t in (*views, *tensors) if t.grad_fn is not None}
-    if len(heads) < 2:
+    if len(heads) < 2 and len(tensors) < 2:
         return groups, [], ()
     nodes = _behind(node for node, _ in heads)
     above: dict[Any, set[int]] = {node: set() for node in nodes}
@@ -491,7 +491,7 @@ def derive_ties(
     groups = sorted(groups) if len(groups) <= MOST_GROUPS else [tuple(i for i, _ in tensors)]
     inputs = {id(leaf): i for i, leaf in enumerate(trace.leaves) if leaf is not None}
     leaves = [(inputs.get(id(getattr(node, "variable", None))), above[node]) for node in nodes]
-    reached = [frozenset(i for i, by in leaves if i is not None and not by.isdisjoint(g)) for g in groups]
+    reached = [frozenset(i for i, by in leaves if i is not None and head in by) for head, _ in tensors]
     chains: list[tuple[int, tuple[int, ...]]] = []
     for (node, _), i in sorted(heads.items(), key=lambda head: (head[0][0]._sequence_nr(), head[1])):
         leads = lambda p: i >= 0 or (p < 0 and outputs[~i].steps_from(outputs[~p]))  # noqa: B023, E731

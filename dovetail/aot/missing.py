@@ -76,7 +76,9 @@ def by_group(whole: Partition) -> list[Partition]:
     tangents = backward.inputs[len(whole.saved) :]
     found: list[Partition] = []
     tied = dependents(backward, tangents)
-    for group, reached in zip(signature.groups, signature.reached):
+    reached_from = dict(zip(signature.tangents, signature.reached))
+    for group in signature.groups:
+        reached = frozenset[int]().union(*(reached_from[i] for i in group))
         missing = [node for node, i in zip(tangents, whole.tangents) if i not in group]
         pairs = zip(backward.outputs, signature.grad_inputs)  # a gradient of nothing but zeros is not tied
         outputs = tuple(output if output in tied or i in reached else None for output, i in pairs)
@@ -88,7 +90,8 @@ def by_group(whole: Partition) -> list[Partition]:
         left = [i for i in whole.tangents if i in group]
         inputs = (*(node for node, _ in own), *graph.inputs[len(graph.inputs) - len(left) :])
         grads = tuple(signature.grad_inputs[n] for n in kept)
-        part = replace(signature, tangents=group, grad_inputs=grads)
+        ways = tuple(reached_from[i] for i in group)
+        part = replace(signature, tangents=group, grad_inputs=grads, reached=ways)
         saved = tuple(entry for _, entry in own)
         graph, saved = with_symbols(replace(graph, inputs=inputs), saved)
         found.append(replace(whole, backward=graph, signature=part, saved=saved, tangents=tuple(left)))

@@ -111,7 +111,7 @@ class Signature(Noun):
     groups: tuple[tuple[int, ...], ...] = ()
     """The same, those together that autograd ties: the others can be differentiated one after the other."""
     reached: tuple[frozenset[int], ...] = ()
-    """For each group, the inputs that autograd reaches from it, if only with zeros."""
+    """For each tangent, the inputs that autograd reaches from there, if only with zeros."""
     chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Forward outputs with those that autograd sees them computed from; ~i is output i, a view, which comes
     with the view that it is a view of."""
