@@ -75,7 +75,8 @@ def bind(forward: Executable, build: Build | None, partition: Partition, joint: 
     groups = by_group(partition) if is_tied else []
     parts = [_Part(group, f"_{i}" if i else "", joint.has_grad) for i, group in enumerate(groups)]
     for part in parts:
-        emitter.scope[f"eager{part.suffix}"] = double.Eager(joint, part.partition, part.places)
+        eager = emitter.scope[f"eager{part.suffix}"] = double.Eager(joint, part.partition, part.places)
+        emitter.copied.update(dict.fromkeys(eager.mutated) if eager.is_overwritten else ())
     emitter.emit_call(parts)
     for part in parts:
         emitter.emit_function(part, build)
@@ -170,6 +171,8 @@ class _Emitter:
         self.input_nodes = graph.inputs[: self.signature.inputs]
         self.inputs = [f"in_{i}_{node.name}" for i, node in enumerate(self.input_nodes)]
         """Parameter names: the inputs' own, kept clear of the names the text uses."""
+        self.copied: dict[int, None] = {}
+        """Inputs of which the gradient's gradient needs the old values, when they have new ones."""
         self.results = [f"v{i}" for i in range(len(graph.outputs))]
         self.views: dict[int, str] = {}
         self.above = {i: before[0] for i, before in self.signature.chains if i < 0}
@@ -346,6 +349,8 @@ class _Emitter:
                 is_random = any(class_of(node.op) == "random" for node in self.partition.forward.nodes)
                 self.w(f"random = {'eager.random_state()' if is_random else None}")
                 self.w(f"watch = {'Watch()' if self.chains else None}")
+            for i in self.copied:
+                self.w(f"old_{i} = {self.inputs[i]}.clone()")
             if self.results or self.partition.forward.nodes:
                 with self.raising_as_eager():
                     with self.without_grad() if any(self.joint.has_grad) else nullcontext():
@@ -397,7 +402,7 @@ class _Emitter:
 
     @property
     def everything(self) -> str:
-        return _tuple(["random", "watch", *self.inputs, *self.results])
+        return _tuple(["random", "watch", *self.inputs, *(f"old_{i}" for i in self.copied), *self.results])
 
     # -- the functions
 
@@ -428,9 +433,10 @@ class _Emitter:
         if sizes := part.symbols:
             self.emit_sizes(sizes)
             self.w(f"ctx.sizes = {_tuple(e.name for e in sizes)}")
-        self.w(f"ctx.inputs = {_tuple(self.inputs)}")
+        inputs = [f"old_{i}" if i in self.copied else name for i, name in enumerate(self.inputs)]
+        self.w(f"ctx.inputs = {_tuple(inputs)}")
         # which double backward compares
-        given = zip(self.inputs, self.joint.counted)
+        given = zip(inputs, self.joint.counted)
         versions = [f"{x}._version" if is_counted else "None" for x, is_counted in given]
         self.w(f"ctx.versions = {_tuple(versions)}")
 

@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 
 from dovetail.aot.joint import Joint
 from dovetail.aot.partition import Partition
-from dovetail.errors import InternalWarning, UnsupportedMutation
+from dovetail.errors import InternalWarning
 from dovetail.events import EVENTS
 from dovetail.ir.graph import Known, Node, nodes_in
 from dovetail.ir.types import TensorType
@@ -175,7 +175,7 @@ class Eager:
         inputs = [graph.placeholder(node.name) for node in given]
         present = [t is not None for t in tangents]
         numbers = [i for i, here in enumerate(present, len(inputs)) if here]
-        places = [graph.placeholder(f"dovetail_tangent_{i}") for i in numbers]
+        places = [graph.placeholder(f"dovetail_tangent_{len(inputs)}_{i}") for i in numbers]
         for i in range(kept):
             graph.placeholder(f"dovetail_saved_{len(inputs)}_{i}")
         copied = lambda x: graph.call_function(torch.clone, (x,))  # noqa: E731
@@ -193,10 +193,9 @@ class Eager:
     @cached_property
     def is_overwritten(self) -> bool:
         """What backward was given depends on the old value of an input that has a new one by now."""
-        if any(not mutation.under_no_grad for mutation in self.signature.mutations):
-            return True
         graph = self.partition.forward
-        given = [graph.outputs[s.index] for s in self.partition.saved if s.source == "output"]
+        given = [(graph.outputs if s.source == "output" else graph.inputs)[s.index]
+                 for s in self.partition.saved if s.expr is None]  # fmt: skip
         needed = set(nodes_in(given))
         for node in reversed(graph.nodes):
             if node in needed:
@@ -242,9 +241,6 @@ def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any,
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 f"operation: input {i} of a compiled region, whose backward is being differentiated"
             )
-    if eager.is_overwritten:
-        why = "eager's gradient of a region that overwrites an input that it needs"
-        raise UnsupportedMutation(detail=why)
     grads = eager.gradients(ctx, tangents, is_cut=bool(eager.cuts) and ctx.watch.is_cut)
     at: dict[int | None, Any] = dict(zip(eager.signature.grad_inputs, grads))
     return tuple(at.get(i) for i in eager.places)

@@ -13,7 +13,6 @@ from torch import nn
 
 import dovetail
 from dovetail.aot import double
-from dovetail.errors import UnsupportedMutation
 
 compiler: Any = importlib.import_module("dovetail.compile")
 
@@ -100,18 +99,36 @@ def test_many_sizes_end_in_eager() -> None:
         torch.testing.assert_close(second, (x.cos() ** 2 - x.sin()) * x.sin().exp())
 
 
-def test_an_overwritten_input_is_refused() -> None:
-    """The old value is gone when the gradient is to be differentiated."""
+def _count(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    y = x * x * seen.exp()
+    seen.add_(1)
+    return y
 
-    def count(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        y = x * x * seen.exp()
-        seen.add_(1)
-        return y
 
-    x, seen = torch.rand(3, requires_grad=True), torch.ones(3)
-    y = dovetail.compile(count)(x, seen)
-    with pytest.raises(UnsupportedMutation, match="overwrites an input"):
-        torch.autograd.grad(y.sum(), x, create_graph=True)
+def _fill(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """What is overwritten has a history, and takes no part."""
+    table[:2] = (x[:2] * x[1:]).exp()
+    return table.sum()
+
+
+def _grow(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """It has one, and does."""
+    table.mul_((x * x).exp())
+    return table.sum()
+
+
+@pytest.mark.parametrize("has_history", [False, True])
+@pytest.mark.parametrize("program", [_count, _fill, _grow])
+def test_the_gradient_of_a_gradient_has_the_old_values_of_inputs(program: Any, has_history: bool) -> None:
+    def train(call: Any) -> list[Any]:
+        x = torch.linspace(-1, 1, 3, requires_grad=True)
+        other = (x * 2).sin() if has_history else torch.ones(3)
+        y = call(x, other)
+        grads = torch.autograd.grad(y.sum(), x, create_graph=True)
+        more = torch.autograd.grad(grads[0].square().sum(), x, create_graph=True)
+        return [y, other, *grads, *more, *torch.autograd.grad(more[0].exp().sum(), x)]
+
+    torch.testing.assert_close(train(dovetail.compile(program)), train(program))
 
 
 def test_forward_mode_keeps_its_tangents() -> None:
