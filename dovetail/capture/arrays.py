@@ -177,7 +177,6 @@ ATTRIBUTES: Final[dict[str, Callable[[Array], Any]]] = {
 
 # -- calls -------------------------------------------------------------------------------------------
 
-
 def is_numpy(value: Any) -> bool:
     """A value, a function or a class of NumPy's own."""
     kind = value if isinstance(value, type) else type(value)
@@ -451,7 +450,6 @@ METHOD_RULES["numpy"] = METHOD_RULES["__array__"] = from_tensor
 
 
 # -- back to tensors ---------------------------------------------------------------------------------
-
 
 def _from_array(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     array: Any = args[0] if args else None

@@ -77,7 +77,6 @@ def raise_attribute_error(obj: Any, name: str) -> Any:
 
 # -- reading ---------------------------------------------------------------------------------------
 
-
 def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     kind = type(obj)
     rule = RULES.get(kind)
@@ -474,7 +473,6 @@ class InstanceDict(MutableMapping[str, Any]):
 
 
 # -- writing ---------------------------------------------------------------------------------------
-
 
 def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if isinstance(obj, Fake):

@@ -30,6 +30,7 @@ from types import FunctionType
 from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dovetail.capture import attributes, operations
 from dovetail.capture.interpreter import GlobalsView
@@ -104,7 +105,6 @@ def as_iterable(trace: Trace, value: Any) -> Any:
 
 # -- attributes and types ----------------------------------------------------------------------------
 
-
 @on(getattr)
 def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     try:
@@ -152,11 +152,8 @@ def guard_kinship(trace: Trace, value: Any, kind: type, kinds: Any, answer: bool
     if not kind.__flags__ & 512 or kind.__module__.split(".")[0] in ("torch", "dovetail"):
         return answer
     attributes.guard_class(trace, kind)
-    others = kinds if isinstance(kinds, tuple) else getattr(kinds, "__args__", (kinds,))
-    for other in others:
-        if isinstance(other, tuple):
-            guard_kinship(trace, value, kind, other, answer)
-        elif getattr(other, "_is_protocol", False):
+    for other in tree_leaves(getattr(kinds, "__args__", kinds)):
+        if getattr(other, "_is_protocol", False):
             for name in typing._get_protocol_attrs(other):  # type: ignore[attr-defined]
                 _getattr(trace, [value, name, None], {})
         elif isinstance(other, abc.ABCMeta) and not answer and (id(kind), f"{id(other)}") not in trace.reads:
@@ -211,7 +208,6 @@ WITHOUT_KEYWORDS: Final = frozenset(
 )  # fmt: skip
 
 # -- sizes, truth, iteration -------------------------------------------------------------------------
-
 
 on(len)(lambda trace, args, kwargs: operations.length(trace, args[0]))
 
@@ -290,10 +286,9 @@ on(min)(partial(_extreme, min, "sym_min"))
 on(max)(partial(_extreme, max, "sym_max"))
 
 
-@on(functools.reduce)
-def _reduce(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    items = drain(trace, args[1])
-    return native(functools.reduce, Callback(trace, args[0]), items, *args[2:])
+on(functools.reduce)(lambda trace, args, kwargs: native(
+    functools.reduce, Callback(trace, args[0]), drain(trace, args[1]), *args[2:]
+))  # fmt: skip
 
 
 def _unary_number(function: Any, method: str, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
@@ -321,7 +316,6 @@ def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 # -- text --------------------------------------------------------------------------------------------
-
 
 def _text(function: Any, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if is_late(args) and not kwargs:
@@ -395,7 +389,6 @@ def _locals(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 # -- classes -----------------------------------------------------------------------------------------
-
 
 def _map(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(cls, as_callback(trace, args[0]), *[iterate(trace, arg) for arg in args[1:]], **kwargs)
@@ -520,7 +513,6 @@ def construct_init(trace: Trace, made: Any, init: Any, args: Args, kwargs: Kwarg
 
 
 # -- slots of object ---------------------------------------------------------------------------------
-
 
 SLOTS: Final[dict[str, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     "__setattr__": lambda trace, owner, args, kwargs: attributes.store_plain(trace, owner, *args),
@@ -667,12 +659,11 @@ def call_math(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _call_getter(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """operator.itemgetter and attrgetter objects."""
-    _, wanted = fn.__reduce__()
+    step = functools.partial(attributes.load_attr, trace)
     if isinstance(fn, operator.attrgetter):
-        step = functools.partial(attributes.load_attr, trace)
-        found = [functools.reduce(step, path.split("."), args[0]) for path in wanted]
+        found = [functools.reduce(step, path.split("."), args[0]) for path in fn.__reduce__()[1]]
     else:
-        found = [operations.get_item(trace, args[0], key) for key in wanted]
+        found = [operations.get_item(trace, args[0], key) for key in fn.__reduce__()[1]]
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -704,7 +695,6 @@ CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
 
 
 # -- markers and state -------------------------------------------------------------------------------
-
 
 def _constant(value: Any) -> Special:
     return lambda trace, args, kwargs: value

@@ -72,7 +72,6 @@ def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 # -- Python functions --------------------------------------------------------------------------------
 
-
 def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
     name = TENSOR_FUNCTIONS.get(id(fn))
     if name is not None and args and isinstance(args[0], Fake):
@@ -176,7 +175,6 @@ def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any
 
 # -- C functions -------------------------------------------------------------------------------------
 
-
 def call_builtin(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     owner = fn.__self__
     if isinstance(owner, Fake):
@@ -215,7 +213,6 @@ def call_wrapper(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 # -- classes -----------------------------------------------------------------------------------------
-
 
 def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if cls in known.CLASSES:

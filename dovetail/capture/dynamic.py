@@ -267,7 +267,6 @@ def marks(value: torch.Tensor, *names: str) -> set[int]:
 
 # -- expressions as calls of Python functions --------------------------------------------------------
 
-
 def leaves(value: Any) -> set[str]:
     """Names of the symbols in an Expr or a Real."""
     return {leaf.name if isinstance(leaf, Expr) else leaf for leaf in iter_leaves(value)}
@@ -316,7 +315,6 @@ def _fold_real(value: Real, names: dict[str, Any], call: Any, memo: dict[Any, An
 
 
 # -- guards ------------------------------------------------------------------------------------------
-
 
 def all_guards(captured: Capture) -> tuple[Guard, ...]:
     """The capture's guards and, from its frozen Shapes, those on sizes and numbers."""

@@ -53,6 +53,11 @@ def effect_of(count: int, function: Callable[..., Any]) -> Callable[[Activation,
     return run
 
 
+def pushed(read: Callable[[Activation, Any], Any]) -> Callable[[Activation, Any], None]:
+    """(-- value), and whatever `read` takes."""
+    return lambda self, arg: self.stack.append(read(self, arg))
+
+
 def built(make: Callable[[list[Any]], Any]) -> Callable[[Activation, int], None]:
     """(items -- container)"""
     return lambda self, arg: self.stack.append(make(self.pop(arg)))
@@ -261,8 +266,8 @@ class Activation:
         self.trace.made_cells[id(cell)] = cell
         self.slots[arg] = cell
 
-    def LOAD_CLOSURE(self, arg: int) -> None:
-        self.stack.append(self.slots[arg])
+    LOAD_CLOSURE = pushed(lambda self, arg: self.slots[arg])
+    LOAD_DEREF = pushed(lambda self, arg: self.read_cell(self.slots[arg], arg))
 
     def cell_source(self, slot: int) -> Source:
         """Where the contents of a cell that existed before the frame are read."""
@@ -274,9 +279,6 @@ class Activation:
             return Cell(position, self.code.slot_names[slot])
         source = self.trace.source_of(self.function)
         return ClosureOf(source or self.trace.const(self.function, self.function.__name__), position)
-
-    def LOAD_DEREF(self, arg: int) -> None:
-        self.stack.append(self.read_cell(self.slots[arg], arg))
 
     def read_cell(self, cell: CellType, slot: int) -> Any:
         trace = self.trace
@@ -380,8 +382,7 @@ class Activation:
         klass, owner = self.pop(3)[1:]
         return load_attr(self.trace, super(klass, owner), name)
 
-    def LOAD_SUPER_ATTR(self, arg: str) -> None:
-        self.stack.append(self.load_super(arg))
+    LOAD_SUPER_ATTR = pushed(load_super)
 
     def LOAD_SUPER_METHOD(self, arg: str) -> None:
         self.push_callable(self.load_super(arg))
@@ -406,36 +407,25 @@ class Activation:
             arg = operations.written_back(self.trace, arg, self.stack[-1])
         self.stack[-1] = operations.binary(self.trace, arg, self.stack[-1], right)
 
-    def COMPARE_OP(self, arg: Callable[[Any, Any], Any]) -> None:
-        right = self.stack.pop()
-        self.stack[-1] = operations.compare(self.trace, arg, self.stack[-1], right)
-
-    def COMPARE_OP_BOOL(self, arg: Callable[[Any, Any], Any]) -> None:
-        right = self.stack.pop()
-        result = operations.compare(self.trace, arg, self.stack[-1], right)
-        self.stack[-1] = self.truth(result, self.at + 1)
-
+    COMPARE_OP = pushed(lambda self, arg: operations.compare(self.trace, arg, *self.pop(2)))
+    COMPARE_OP_BOOL = pushed(
+        lambda self, arg: self.truth(operations.compare(self.trace, arg, *self.pop(2)), self.at + 1)
+    )
+    IS_OP = pushed(lambda self, arg: operations.is_same(self.trace, *self.pop(2)) != bool(arg))
+    CONTAINS_OP = pushed(
+        lambda self, arg: operations.contains(self.trace, self.stack.pop(), self.stack.pop()) != bool(arg)
+    )
     UNARY_NEGATIVE = result_of(1, lambda trace, value: operations.unary(trace, operator.neg, value))
     UNARY_POSITIVE = result_of(1, lambda trace, value: operations.unary(trace, operator.pos, value))
     UNARY_INVERT = result_of(1, lambda trace, value: operations.unary(trace, operator.invert, value))
     UNARY_NOT = result_of(1, lambda trace, value: not operations.truth(trace, value))
-
-    def TO_BOOL(self, arg: Any) -> None:
-        self.stack[-1] = self.truth(self.stack[-1], self.at + 1)
+    TO_BOOL = pushed(lambda self, arg: self.truth(self.stack.pop(), self.at + 1))
 
     def truth(self, value: Any, jump: int) -> bool:
         """bool(value), which the instruction `jump` asks for."""
         if isinstance(value, Fake) and (wanted := expected(self.code, jump)) is not None:
             return assume(self.trace, value, wanted)
         return operations.truth(self.trace, value)
-
-    def IS_OP(self, arg: int) -> None:
-        right, left = self.stack.pop(), self.stack.pop()
-        self.stack.append(operations.is_same(self.trace, left, right) != bool(arg))
-
-    def CONTAINS_OP(self, arg: int) -> None:
-        container, item = self.stack.pop(), self.stack.pop()
-        self.stack.append(operations.contains(self.trace, container, item) != bool(arg))
 
     # -- jumps
 
@@ -482,14 +472,11 @@ class Activation:
         keys = [operations.as_hashable(key) for key in items[::2]]
         self.stack.append(native(lambda: dict(zip(keys, items[1::2]))))
 
-    def BUILD_CONST_KEY_MAP(self, arg: int) -> None:
-        keys = self.stack.pop()
-        self.stack.append(dict(zip(keys, self.pop(arg))))
+    BUILD_CONST_KEY_MAP = pushed(lambda self, arg: dict(zip(self.stack.pop(), self.pop(arg))))
 
     def BUILD_STRING(self, arg: int) -> None:
         parts = self.pop(arg)
-        made = late(self.trace, str.join, ["", parts]) if is_late(parts) else "".join(parts)
-        self.stack.append(made)
+        self.stack.append(late(self.trace, str.join, ["", parts]) if is_late(parts) else "".join(parts))
 
     def LIST_APPEND(self, arg: int) -> None:
         value = self.stack.pop()
@@ -531,8 +518,7 @@ class Activation:
         tail = items[len(items) - after :] if after else []
         self.stack.extend(reversed([*items[:before], middle, *tail]))
 
-    def GET_LEN(self, arg: Any) -> None:
-        self.stack.append(operations.length(self.trace, self.stack[-1]))
+    GET_LEN = pushed(lambda self, arg: operations.length(self.trace, self.stack[-1]))
 
     def FORMAT_VALUE(self, arg: int) -> None:
         spec = self.stack.pop() if arg & 4 else ""
@@ -585,10 +571,9 @@ class Activation:
             fn = first
         else:
             fn, args = first, [second, *args]
-        kwargs = dict(zip(names, args[len(args) - len(names) :])) if names else {}
-        if names:
-            del args[len(args) - len(names) :]
-        self.stack.append(self.trace.call(fn, args, kwargs))
+        first_named = len(args) - len(names)
+        kwargs = dict(zip(names, args[first_named:]))
+        self.stack.append(self.trace.call(fn, args[:first_named], kwargs))
 
     def CALL(self, arg: int) -> None:
         names, self.kw_names = self.kw_names, ()
@@ -637,9 +622,7 @@ class Activation:
             self.stack.pop()
         self.stack.append(value)
 
-    def END_SEND(self, arg: Any) -> None:
-        value = self.stack.pop()
-        self.stack[-1] = value
+    END_SEND = result_of(2, lambda trace, receiver, value: value)
 
     def CLEANUP_THROW(self, arg: Any) -> None:
         """(receiver, sent, error -- None, value): the inner generator returned when one was thrown into it"""
@@ -650,8 +633,7 @@ class Activation:
 
     def STOPITERATION_ERROR(self, arg: Any) -> None:
         """A StopIteration that leaves a generator becomes a RuntimeError."""
-        error = self.stack[-1]
-        if isinstance(error, StopIteration):
+        if isinstance(self.stack[-1], StopIteration):
             self.stack[-1] = RuntimeError("generator raised StopIteration")
 
     # -- exceptions
@@ -683,9 +665,7 @@ class Activation:
         self.stack.extend((traces.Handling(self.handled, error), error))
         self.handled = error
 
-    def CHECK_EXC_MATCH(self, arg: Any) -> None:
-        kinds = self.stack.pop()
-        self.stack.append(native(isinstance, self.stack[-1], kinds))
+    CHECK_EXC_MATCH = pushed(lambda self, arg: native(isinstance, self.stack[-2], self.stack.pop()))
 
     def POP_EXCEPT(self, arg: Any) -> None:
         self.handled = self.stack.pop().previous
@@ -704,28 +684,21 @@ class Activation:
     def WITH_EXCEPT_START(self, arg: Any) -> None:
         """(exit, last, previous, error -- ..., suppress)"""
         error = self.stack[-1]
-        result = self.trace.call(self.stack[-4], [type(error), error, error.__traceback__], {})
-        self.stack.append(result)
+        self.stack.append(self.trace.call(self.stack[-4], [type(error), error, error.__traceback__], {}))
 
     # -- match
 
-    def MATCH_MAPPING(self, arg: Any) -> None:
-        self.stack.append(bool(type(self.stack[-1]).__flags__ & 1 << 6))  # Py_TPFLAGS_MAPPING
-
-    def MATCH_SEQUENCE(self, arg: Any) -> None:
-        self.stack.append(bool(type(self.stack[-1]).__flags__ & 1 << 5))  # Py_TPFLAGS_SEQUENCE
+    MATCH_MAPPING = pushed(lambda self, arg: bool(type(self.stack[-1]).__flags__ & 1 << 6))  # Py_TPFLAGS_...
+    MATCH_SEQUENCE = pushed(lambda self, arg: bool(type(self.stack[-1]).__flags__ & 1 << 5))
 
     def MATCH_KEYS(self, arg: Any) -> None:
         keys, subject = self.stack[-1], self.stack[-2]
         has_all = all(operations.contains(self.trace, subject, key) for key in keys)
-        found = tuple(operations.get_item(self.trace, subject, key) for key in keys) if has_all else None
-        self.stack.append(found)
+        get = operations.get_item
+        self.stack.append(tuple(get(self.trace, subject, key) for key in keys) if has_all else None)
 
-    def MATCH_CLASS(self, arg: int) -> None:
+    def match_class(self, count: int) -> Any:
         subject, klass, names = self.pop(3)
-        self.stack.append(self.match_class(subject, klass, names, arg))
-
-    def match_class(self, subject: Any, klass: type, names: tuple[str, ...], count: int) -> Any:
         if not self.trace.call(isinstance, [subject, klass], {}):
             return None
         positional: tuple[str, ...] = ()
@@ -739,6 +712,8 @@ class Activation:
             if isinstance(raised.value, AttributeError):
                 return None
             raise
+
+    MATCH_CLASS = pushed(match_class)
 
 
 MATCHES_ITSELF: Final = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)

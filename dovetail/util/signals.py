@@ -5,17 +5,14 @@
 from __future__ import annotations
 
 import signal
-from itertools import chain
 from traceback import walk_tb
-from typing import Any
 
 
 def is_from_signal(error: BaseException) -> bool:
     """Whether one of the functions it came through is a signal handler."""
-    trail = error.__traceback__
-    if trail is None or trail.tb_next is None:
+    if (trail := error.__traceback__) is None or trail.tb_next is None:
         return False
-    installed: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
-    found = chain(installed, (vars(type(handler)).get("__call__") for handler in installed))
-    codes = {getattr(handler, "__code__", None) for handler in found} - {None}  # a method has its function's
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    calls = [vars(type(handler)).get("__call__") for handler in handlers]
+    codes = {getattr(function, "__code__", None) for function in (*handlers, *calls)}
     return any(frame.f_code in codes for frame, _ in walk_tb(trail))
