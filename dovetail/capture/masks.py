@@ -110,6 +110,18 @@ def put_masked(trace: Trace, x: Fake, key: Any, items: Masked) -> None:
     trace.call(torch.Tensor.copy_, [window, chosen(trace, mask, items.fake, window)], {})
 
 
+def fill_masked(trace: Trace, x: Fake, key: Any, value: Any) -> bool:
+    """x[mask] = value, the same for each item: a gradient of the value would else be of unknown size."""
+    found = window_of(trace, x, key) if isinstance(value, Fake) and value.requires_grad else None
+    if found is None or value.dim() > found[0].dim() - found[1].dim():
+        return False
+    window, mask = found
+    same = trace.call(torch.Tensor.to, [value], {"dtype": window.dtype, "device": window.device})
+    whole = trace.call(torch.Tensor.expand, [same, window.shape], {})
+    trace.call(torch.Tensor.copy_, [window, chosen(trace, mask, whole, window)], {})
+    return True
+
+
 def call_masked(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A function with such items among its arguments."""
     name = fn.__name__.strip("_")

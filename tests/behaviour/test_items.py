@@ -30,6 +30,18 @@ def masked_calls() -> list[Any]:
     return [(torch.randn(5, 3, requires_grad=True),) for _ in range(2)] + [(torch.zeros(5, 3),)]
 
 
+@case("C3", recompiles=0)
+def one_learned_value_for_all_items_of_a_mask() -> Any:
+    def f(x: torch.Tensor, token: torch.Tensor) -> Any:
+        y, z = x * 2, x.sin()
+        y[x[:, 0] > 0] = token
+        z[x > 0.5] = token.mean().double()
+        z[x[:, 0] < 0, 1] = token[0]
+        return y, z
+
+    return f, [(torch.randn(5, 3, requires_grad=True), torch.randn(3, requires_grad=True)) for _ in range(3)]
+
+
 @case("C3", breaks=2)
 def products_of_items_of_a_mask() -> Any:
     """C code must never see what stands in for the items."""
