@@ -103,7 +103,12 @@ def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
         return cached
     override, _ = find_in_mro(type(obj), "__getattribute__")
     if isinstance(override, FunctionType):
-        return trace.call(override, [obj, name], {})
+        try:
+            return trace.call(override, [obj, name], {})
+        except Raised as raised:
+            if not isinstance(raised.value, AttributeError) or not hasattr(type(obj), "__getattr__"):
+                raise
+            return _getattr_hook(trace, obj, name)
     if issubclass(type(obj), FOREIGN):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail="its attributes are elsewhere")
     if issubclass(type(obj), threading.local):
@@ -117,8 +122,8 @@ def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
     return plain_attr(trace, obj, name)
 
 
-def plain_attr(trace: Trace, obj: Any, name: str) -> Any:
-    """object.__getattribute__, then __getattr__."""
+def plain_attr(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
+    """object.__getattribute__, then, if `hooked`, __getattr__."""
     kind = type(obj)
     origin = trace.origins.get(id(obj))
     guard_class(trace, kind)
@@ -140,7 +145,7 @@ def plain_attr(trace: Trace, obj: Any, name: str) -> Any:
         if origin is not None and instance_dict(obj) is not None:
             trace.guard(origin.source, Lacks(name, attribute=True))
         return bind_class_value(trace, found, owner, obj, kind, name)
-    return _getattr_hook(trace, obj, name)
+    return _getattr_hook(trace, obj, name, hooked)
 
 
 def instance_dict(obj: Any) -> dict[str, Any] | None:
@@ -152,6 +157,11 @@ def instance_dict(obj: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def is_own_dict(origin: Origin | None) -> bool:
+    """self.__dict__ = self: its attributes are its items."""
+    return origin is not None and instance_dict(origin.original) is origin.original
+
+
 def _original(obj: Any, origin: Origin | None) -> Any:
     return obj if origin is None else origin.original
 
@@ -160,6 +170,8 @@ def _from_instance_dict(trace: Trace, obj: Any, name: str, origin: Origin | None
     attributes = instance_dict(_original(obj, origin))
     if attributes is None:
         return MISSING
+    if is_own_dict(origin):
+        return dict.get(obj, name, MISSING)
     value = attributes.get(name, MISSING)
     if value is MISSING or origin is None and not isinstance(obj, enum.Enum):
         return value
@@ -251,9 +263,9 @@ C_METHODS: Final = frozenset(
 _module_getattr: Final = torch.nn.Module.__getattr__
 
 
-def _getattr_hook(trace: Trace, obj: Any, name: str) -> Any:
+def _getattr_hook(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
     """The class's __getattr__, or AttributeError."""
-    hook, _ = find_in_mro(type(obj), "__getattr__")
+    hook = find_in_mro(type(obj), "__getattr__")[0] if hooked else MISSING
     origin = trace.origins.get(id(obj))
     if origin is not None and (id(obj), name) not in trace.writes:
         if instance_dict(origin.original) is not None:
@@ -490,8 +502,8 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
         if _store_module_attr(trace, obj, name, value):
             return
         trace.call(override, [obj, name, value], {})
-    elif isinstance(override, FunctionType):
-        trace.call(override, [obj, name, value], {})
+    elif isinstance(override, FunctionType) or getattr(override, "__name__", name) == "__setitem__":
+        trace.call(override, [obj, name, value], {})  # in a dict with attributes it is that of dict
     else:
         store_plain(trace, obj, name, value)
 
@@ -539,6 +551,8 @@ def has_setter(kind: type, name: str) -> bool:
 
 def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
     """Write where no descriptor is in the way."""
+    if is_own_dict(trace.origins.get(id(obj))):
+        return dict.__setitem__(obj, name, value)
     if existed(trace, obj, name):
         trace.writes[(id(obj), name)] = traces.Write(obj, name, value, "attr")
         return
@@ -581,7 +595,7 @@ def store_global(trace: Trace, where: dict[str, Any], name: str, value: Any, sou
 
 def delete_attr(trace: Trace, obj: Any, name: str) -> None:
     override, _ = find_in_mro(type(obj), "__delattr__")
-    if isinstance(override, FunctionType):
+    if isinstance(override, FunctionType) or getattr(override, "__name__", name) == "__delitem__":
         trace.call(override, [obj, name], {})
         return
     found, _ = find_in_mro(type(obj), name)
@@ -601,6 +615,8 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
         load_attr(trace, obj, name)
         store_in_class(trace, obj, name, traces.DELETED)
         return
+    if is_own_dict(trace.origins.get(id(obj))):
+        return native(dict.__delitem__, obj, name)  # type: ignore[no-any-return]
     if not existed(trace, obj, name):
         if trace.writes.pop((id(obj), name), None) is None:
             native(delattr, obj, name)

@@ -516,7 +516,9 @@ def construct_init(trace: Trace, made: Any, init: Any, args: Args, kwargs: Kwarg
 
 SLOTS: Final[dict[str, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     "__setattr__": lambda trace, owner, args, kwargs: attributes.store_plain(trace, owner, *args),
-    "__getattribute__": lambda trace, owner, args, kwargs: attributes.plain_attr(trace, owner, *args),
+    "__getattribute__": lambda trace, owner, args, kwargs: attributes.plain_attr(
+        trace, owner, args[0], hooked=False
+    ),
     "__delattr__": lambda trace, owner, args, kwargs: attributes.delete_instance(trace, owner, *args),
 }
 

@@ -526,4 +526,72 @@ def attributes_of_a_thread() -> Any:
     return f, [(x4(),)] * 3, effects
 
 
+class ItemsAsAttributes(dict):
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+    __delattr__ = dict.__delitem__
+
+
+class OwnDict(dict):
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.__dict__ = self
+
+
+class ItemsIfMissing(dict):
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return object.__getattribute__(self, name)
+        except AttributeError:
+            if name in self:
+                return self[name]
+            raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+
+@case("C4")
+def dicts_with_attributes() -> Any:
+    """Three ways in which people write them."""
+    kinds = ItemsAsAttributes, OwnDict, ItemsIfMissing
+    settings = [kind(scale=2.0, steps=0, inner=kind(bias=1.0)) for kind in kinds]
+
+    def f(x: torch.Tensor) -> Any:
+        for kind, given in zip(kinds, settings):
+            given.steps += 1
+            given.last = given.steps * given.inner.bias
+            local = kind(y=x * given.scale)
+            local.z = local.y + given["last"] + len(given)
+            del given.last
+            x = local["z"] + hasattr(given, "items") + ("last" in given)
+        return x
+
+    return f, [(x4(),)] * 3, lambda: [dict(given) for given in settings]
+
+
+class Watched:
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(name.replace("two_", "two"))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "nothing":
+            raise AttributeError(name)
+        return len(name)
+
+
+@case("C4")
+def getattribute_then_getattr() -> Any:
+    watched = Watched()
+    watched.two = 2
+
+    def f(x: torch.Tensor) -> Any:
+        return x * watched.four + watched.two_ + hasattr(watched, "nothing")
+
+    return f, (x4(),)
+
+
 test_program = suite.test()
