@@ -97,7 +97,12 @@ FOREIGN: Final = (weakref.ProxyType, weakref.CallableProxyType)
 def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
     pending = trace.writes.get((id(obj), name))
     if pending is not None:
-        return pending.value if pending.value is not traces.DELETED else _getattr_hook(trace, obj, name)
+        if pending.value is not traces.DELETED:
+            return pending.value
+        found, owner = find_in_class(trace, type(obj), name)  # which a deleted attribute no longer hides
+        if found is MISSING:
+            return _getattr_hook(trace, obj, name)
+        return bind_class_value(trace, found, owner, obj, type(obj), name)
     cached = trace.reads.get((id(obj), name), MISSING)
     if cached is not MISSING:
         return cached

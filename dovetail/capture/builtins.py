@@ -300,7 +300,12 @@ def _unary_number(function: Any, method: str, dunder: str, trace: Trace, args: A
 
 on(abs)(partial(_unary_number, abs, "abs", "__abs__"))
 DIVMOD: Final = (operator.floordiv, operator.mod)
-on(divmod)(lambda trace, args, kwargs: tuple(operations.binary(trace, op, *args) for op in DIVMOD))
+
+
+@on(divmod)
+def _divmod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    own = operations.dunder(trace, type(args[0]), "__divmod__")
+    return trace.call(own, args, {}) if own else tuple(operations.binary(trace, op, *args) for op in DIVMOD)
 
 
 @on(round)
@@ -338,6 +343,7 @@ def _text(function: Any, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) 
 for _function in (repr, str, format):
     on(_function)(partial(_text, _function, f"__{_function.__name__}__"))
 on(ascii)(partial(_text, ascii, "__repr__"))
+on(str.maketrans)(lambda trace, args, kwargs: native(str.maketrans, *args))
 
 
 @on(format_value)

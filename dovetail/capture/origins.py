@@ -64,8 +64,9 @@ def wrap(trace: Trace, value: Any, source: Source, stable: bool = False) -> Any:
         return value if stable else wrap_constant(trace, value, source)
     if kind is FunctionType:
         return wrap_function(trace, value, source, stable)
-    if kind is BuiltinFunctionType and ((owner := type(value.__self__)) in WRAPPERS or owner in _found):
-        return wrap_bound(trace, value, source)
+    if kind is BuiltinFunctionType:
+        if (owner := type(value.__self__)) is str or owner in WRAPPERS or owner in _found:
+            return wrap_bound(trace, value, source)
     if isinstance(value, IDENTITY):
         if not stable:
             trace.guard(source, Is(value))

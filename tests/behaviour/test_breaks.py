@@ -884,6 +884,17 @@ def displays_with_stars_that_break() -> Any:
     return f, [(torch.ones(2), items, table)] * 12
 
 
+@case("C5", breaks=1, recompiles=0)
+def break_beside_a_method_of_a_text() -> Any:
+    """A bound method that waits on the stack is another object in each call, and the same one."""
+
+    def f(x: torch.Tensor) -> Any:
+        table = str.maketrans("ab", "cd")
+        return x * len("abc".translate({**table, ord("c"): print("here")})), "abc".translate(table)
+
+    return f, [(x4(),)] * 3
+
+
 test_program = suite.test()
 
 

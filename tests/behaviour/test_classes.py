@@ -526,6 +526,31 @@ def attributes_of_a_thread() -> Any:
     return f, [(x4(),)] * 3, effects
 
 
+class Cached:
+    default, count = 3.0, 0
+
+    @functools.cached_property
+    def costly(self) -> int:
+        self.count += 1
+        return self.count
+
+    def __divmod__(self, other: int) -> tuple[int, int]:
+        return other, 7
+
+
+@case("C4")
+def what_a_deleted_attribute_hid() -> Any:
+    made = Cached()
+
+    def f(x: torch.Tensor) -> Any:
+        made.default = 5.0
+        before = made.costly + made.costly + made.default
+        del made.costly, made.default
+        return x * before + made.costly * made.default, divmod(made, 2)
+
+    return f, [(x4(),)] * 2, lambda: vars(made)
+
+
 class ItemsAsAttributes(dict):
     __getattr__ = dict.__getitem__
     __setattr__ = dict.__setitem__
