@@ -215,6 +215,9 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (masked, from_contiguous, "native_group_norm_backward native_batch_norm_backward"),
     (masked, contiguous, "native_layer_norm_backward _fused_rms_norm_backward"),
     (statistics, normalised, "native_batch_norm"),
+    (partial(on_cpu, statistics), normalised, "_native_batch_norm_legit"),
+    (partial(on_cpu, lambda c: [*statistics(c), c["running_mean"].dtype, c["running_var"].dtype]), normalised,
+     "_native_batch_norm_legit_functional"),
     (lambda c: [first(c), *[_of_weight(c)] * 2] if c.device == "cpu" else statistics(c), from_contiguous,
      "native_group_norm"),
     (row_statistics, contiguous, "native_layer_norm"),
@@ -252,11 +255,12 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
         max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward"""),
-    (partial(on_cpu, first), concatenated, "channel_shuffle"),
+    (partial(on_cpu, first), concatenated,
+     "channel_shuffle upsample_nearest2d_backward upsample_bilinear2d_backward"),
     (partial(on_cpu, first), as_image, """
-        pixel_shuffle reflection_pad2d replication_pad2d reflection_pad3d replication_pad3d
-        reflection_pad2d_backward replication_pad2d_backward reflection_pad3d_backward
-        replication_pad3d_backward"""),
+        upsample_bicubic2d upsample_linear1d upsample_trilinear3d pixel_shuffle reflection_pad2d
+        replication_pad2d reflection_pad3d replication_pad3d reflection_pad2d_backward
+        replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward"""),
 )  # fmt: skip
 """Op -> the dtype of its results, and their strides."""
 

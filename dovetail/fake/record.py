@@ -38,6 +38,15 @@ FATES: Final[dict[str, str]] = {
 }
 """Ops that the schema alone does not describe."""
 
+POINTWISE: Final = frozenset(
+    "aten." + name
+    for name in """
+    floor_divide hardswish hardswish_ hardswish_backward hardsigmoid_backward hardtanh_backward mish_backward
+    leaky_relu_backward elu_backward softplus_backward _prelu_kernel softshrink_backward hardshrink_backward
+    rsub""".split()
+)
+"""Ops that go over elements as those do that torch tags so."""
+
 PROBED: Final = frozenset({
     "aten._embedding_bag.default", "aten._embedding_bag_forward_only.default", "aten.isin.Tensor_Tensor",
     "aten._fft_c2r.default", "aten._fft_r2c.default", "aten._linalg_svd.default",
@@ -107,7 +116,7 @@ def record(func: Any) -> Record:
     mutates = any(alias.is_write for alias in aliases)
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
     base = name.rsplit(".", 1)[0]
-    is_pointwise = torch.Tag.pointwise in func.tags or base == "aten.floor_divide"
+    is_pointwise = torch.Tag.pointwise in func.tags or base in POINTWISE
     is_random = _RANDOM in func.tags
     returns_tensors = all(str(r.type) == "Tensor" for r in schema.returns) and len(schema.returns) > 0
     is_simple = is_pointwise and not is_random and len(schema.returns) == 1

@@ -581,7 +581,7 @@ RULES: Final[dict[str, Rule]] = _table(
         rsub complex polar floor_divide hardswish hardswish_backward _prelu_kernel masked_fill
         normal cross linalg_cross copy elu_backward hardtanh_backward leaky_relu_backward
         rrelu_with_noise_backward softshrink_backward hardshrink_backward hardsigmoid_backward
-        soft_margin_loss_backward"""),
+        soft_margin_loss_backward mish_backward"""),
     (lambda c: forms.broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
     (likes("self", "noise"), "rrelu_with_noise_functional"),
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
@@ -677,6 +677,8 @@ RULES: Final[dict[str, Rule]] = _table(
     (batch_norm, """
         native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
         _batch_norm_with_update"""),
+    (lambda c: [*batch_norm(c), *likes("running_mean", "running_var")(c)],
+     "_native_batch_norm_legit_functional"),
     (likes("input", "weight", "weight"), """
         native_batch_norm_backward native_group_norm_backward batch_norm_backward"""),
     (likes("input", "grid"), "grid_sampler_2d_backward grid_sampler_3d_backward"),

@@ -479,7 +479,7 @@ def _by_table(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> tuple[Any
     results = derive_known(func, facts, call)
     if results is None:
         return None
-    if facts.mutates:
+    if facts.mutates and facts.returns_one:
         return (args[0],)
     device = _result_device(facts, inputs, args, list(args), dict(kwargs))
     constant = _constant(func, facts, inputs, args, kwargs)

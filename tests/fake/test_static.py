@@ -180,6 +180,8 @@ with FakeMode():
     loss = F.cross_entropy(h.reshape(16, 16), torch.zeros(16, dtype=torch.long)) + h.softmax(-1).mean()
     torch.autograd.grad(loss, [x, w])
     y = F.max_pool2d(F.relu(F.conv2d(image, torch.randn(4, 3, 3, 3))), 2)
+    y = F.batch_norm(y, torch.zeros(4), torch.ones(4), w[0, :4], training=True)
+    F.interpolate(F.hardswish(y), scale_factor=2).sum().backward()
 with torch.inference_mode(), FakeMode():
     F.rms_norm(F.linear(fake_like(torch.randn(2, 16)), w), (16,))
 half = [Fake(torch.empty(n, device="meta", dtype=torch.bfloat16), torch.device("cuda", 0)) for n in (16, 16)]
@@ -239,6 +241,24 @@ def test_results_are_laid_out_as_eagers_iterator_does() -> None:
             with contextlib.suppress(RuntimeError):  # shapes that do not go together
                 want, pair = x + y, [geometry, (y.size(), y.stride())]
                 assert iterator_strides(want.shape, pair) == list(want.stride()), pair
+
+
+ACTIVATIONS = (F.hardswish, F.hardsigmoid, F.hardtanh, F.mish, F.leaky_relu, F.elu, F.softplus, F.softshrink, F.hardshrink,
+               lambda x: F.prelu(x, torch.ones(())), lambda x: 1 - x, lambda x: F.hardswish(x + 0, inplace=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ACTIVATIONS)
+def test_activations_and_their_gradients_are_laid_out_as_in_eager(function: Any) -> None:
+    random = Random(3)
+    for _ in range(20):
+        real, mode = _laid_out(random), contextlib.nullcontext()
+        found = []
+        for x in (real, fake_like(real)):
+            with FakeMode() if type(x) is Fake else mode:
+                y = function(x.requires_grad_())
+                (gradient,) = torch.autograd.grad(y, x, y.detach())
+            found.append([(t.size(), [s for n, s in zip(t.size(), t.stride()) if n > 1], t.dtype) for t in (y, gradient)])
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("size", [(2, 4, 1, 1), (1, 4, 1, 3), (2, 4, 3, 1), (2, 1, 3, 3)])
