@@ -8,6 +8,7 @@ before, on copies, and what that records is dropped.
 """
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import torch
@@ -23,25 +24,29 @@ from dovetail.fake.tensor import Fake
 
 
 class Apply:
-    """The target of a custom autograd function's node."""
+    """The target of a custom autograd function's node. Members of enums are its own: a graph would hold an
+    IntEnum's as a number."""
 
-    def __init__(self, cls: type) -> None:
-        self.cls = cls
+    def __init__(self, cls: type, members: tuple[Enum | None, ...]) -> None:
+        self.cls, self.members = cls, members
         self.__name__ = self.__qualname__ = f"{cls.__name__}_apply"
         self.__module__ = "dovetail"
 
     def __call__(self, *args: Any) -> Any:
-        return self.cls.apply(*args)  # type: ignore[attr-defined]
+        given = [arg if member is None else member for arg, member in zip(args, self.members, strict=True)]
+        return self.cls.apply(*given)  # type: ignore[attr-defined]
 
 
-_applies: dict[type, Apply] = {}
+_applies: dict[tuple[Any, ...], Apply] = {}
 
 
 @on(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
 def _apply(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     cls, *rest = args
     look_inside(trace, cls, rest)
-    target = _applies.setdefault(cls, Apply(cls))
+    members = tuple([arg if isinstance(arg, Enum) else None for arg in rest])
+    rest = [arg if member is None else None for arg, member in zip(rest, members)]
+    target = _applies.setdefault((cls, *map(id, members)), Apply(cls, members))
     result = perform(trace, target, rest, kwargs)
     if has_fake(result):
         trace.record("call_function", target, tuple(rest), kwargs, result)

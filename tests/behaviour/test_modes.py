@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,30 @@ def generator_argument() -> Any:
 @case("C9")
 def custom_autograd_function() -> Any:
     return lambda x: Cube.apply(x.sin(), 2.0) + 1, (x34(),)
+
+
+class Way(enum.IntEnum):
+    UP, DOWN = 1, 2
+
+
+class Kind(enum.Enum):
+    ODD, EVEN = 1, 2
+
+
+class Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, way: Way, kind: Kind) -> torch.Tensor:
+        ctx.way = way
+        return x * 2 if way is Way.UP and kind is Kind.ODD else x * 3
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad * 2 if ctx.way is Way.UP else grad * 3, None, None
+
+
+@case("C9")
+def custom_autograd_function_of_enums() -> Any:
+    return lambda x, way: Turned.apply(x, way, Kind.ODD) + 1, [(x34(), Way.UP), (x34(), Way.DOWN)]
 
 
 @case("C9")
