@@ -31,6 +31,7 @@ from dovetail.cache.store import default_folder
 from dovetail.choose import chooser
 from dovetail.control import stance
 from dovetail.events import EVENTS
+from dovetail.fake import make_static
 from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.graph import Graph, Known
 from dovetail.ir.source import DictAttr
@@ -471,6 +472,9 @@ class Compiler:
         if not self.is_own:
             module.real_recompile()  # who knows what a backend does with its forward
         graph = self.backend(module, examples)
+        is_any = graph is module or getattr(graph, "__self__", None) is module  # size's
+        if not self.is_own and self.is_dynamic is None and not is_any:
+            fix_sizes(captured)
         captured.namespace[captured.graph_name] = functools.partial(_native.without, graph)
         if self.options.notice_slow and getattr(graph, "is_pure", False):
             self._race(captured)
@@ -494,6 +498,15 @@ class Compiler:
             eager = functools.partial(_native.without, run_in_eager(module))
             keep_faster = self.options.keep_faster
             Race(captured.namespace, captured.graph_name, eager, captured.name, captured.loc, keep_faster)
+
+
+def fix_sizes(captured: Capture) -> None:
+    """What a backend of others made was made for the sizes and numbers that it was shown."""
+    for symbolic in [item.symbolic for item in captured.inputs]:
+        if isinstance(symbolic, torch.Tensor):
+            make_static(symbolic, "the backend")
+        elif symbolic is not None:
+            (float if isinstance(symbolic, torch.SymFloat) else int)(symbolic)
 
 
 def is_steady(item: GraphInput) -> bool:

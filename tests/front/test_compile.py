@@ -159,6 +159,31 @@ def test_a_backend_is_a_function_of_the_graph() -> None:
     assert len(seen) == 1 and any(node.op == "call_function" for node in seen[0].graph.nodes)
 
 
+def test_what_a_backend_makes_of_a_graph_is_for_the_sizes_it_was_shown() -> None:
+    """Unless it is the graph itself, which is for any."""
+    made: list[Any] = []
+
+    def tracing(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        made.append([x.shape[0] if isinstance(x, torch.Tensor) else x for x in inputs])
+        results = module(*inputs)
+        return lambda *_: results
+
+    def counting(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        made.append(module)
+        return module.forward
+
+    def program(x: torch.Tensor, k: float) -> Any:
+        return x.sum() * k, [part.shape[0] for part in x.chunk(4)]
+
+    calls = [(torch.ones(n), k) for n, k in ((16, 1), (12, 1), (11, 1), (11, 0.5), (11, 2.5), (12, 1))]
+    for backend, most in ((tracing, 8), (counting, 4)):
+        made.clear()
+        compiled = dovetail.compile(program, backend=backend)
+        for args in calls:
+            torch.testing.assert_close(compiled(*args), program(*args))
+        assert len(made) <= most
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "dovetail"])
 def test_named_backends(backend: str) -> None:
     torch.testing.assert_close(dovetail.compile(scale, backend=backend)(X), scale(X))
