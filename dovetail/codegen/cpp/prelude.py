@@ -39,8 +39,10 @@ _UNARY: Final = {
 }
 NEEDS: Final = {
     "rsqrt": ("sqrt",), "sigmoid": ("exp",), "frac": ("trunc",), "floordiv": ("fmod", "floor", "copysign"),
-    "remainder": ("fmod",), "exp_within": ("round", "fma"), "exp": ("exp_within", "larger", "smaller"),
-    "erf": ("trunc", "abs", "fma", "copysign", "smaller"), "tanh": ("exp", "abs", "fma", "copysign"),
+    "remainder": ("fmod",), "polynomial": ("fma",), "exp_within": ("round", "polynomial"),
+    "exp": ("exp_within", "larger", "smaller"), "expm1": ("exp", "copysign"), "log": ("polynomial",),
+    "log1p": ("log", "copysign"), "tanh": ("exp", "abs", "copysign"),
+    "erf": ("trunc", "abs", "fma", "copysign", "smaller"),
 }  # fmt: skip
 
 _BY_LANE: Final = {
@@ -95,25 +97,56 @@ def _instruction(name: str, vector: str, size: int) -> str | None:
 
 
 _SINGLE: Final = {
-    # For arguments that cannot leave the range of results.
+    "polynomial": """\
+template <class... C> INLINE f32v polynomial(f32v x, float first, C... rest) {
+    f32v q = splat<f32v>(first); ((q = fma_(q, x, splat<f32v>(rest))), ...); return q;
+}
+""",
+    # For arguments that cannot leave the range of results: exp(t) is 2**n * (1 + exp_rest).
     "exp_within": """\
-INLINE f32v exp_within_(f32v t) {
-    const f32v n = round_(t * 1.44269504f);
+INLINE f32v exp_rest(f32v t, f32v& n) {
+    n = round_(t * 1.44269504f);
     const f32v high = fma_(n, splat<f32v>(-0.693145751953125f), t);
     const f32v r = fma_(n, splat<f32v>(-1.428606765330187e-06f), high);
-    f32v q = splat<f32v>(0.00019790357328020036f);
-    q = fma_(q, r, splat<f32v>(0.001394465914927423f));
-    q = fma_(q, r, splat<f32v>(0.008333496749401093f));
-    q = fma_(q, r, splat<f32v>(0.04166629537940025f));
-    q = fma_(q, r, splat<f32v>(0.1666666567325592f));
-    q = fma_(q, r, splat<f32v>(0.5f));
-    q = 1 + fma_(q, r * r, r);
-    return scaled(q, n);
+    const f32v q = polynomial(r, 0.00019790357328020036f, 0.001394465914927423f, 0.008333496749401093f,
+                              0.04166629537940025f, 0.1666666567325592f, 0.5f);
+    return fma_(q, r * r, r);
 }
+INLINE f32v exp_within_(f32v t) { f32v n; const f32v q = 1 + exp_rest(t, n); return scaled(q, n); }
 """,
     "exp": """\
 INLINE f32v exp_(f32v x) {
     return exp_within_(larger_(splat<f32v>(-104.5f), smaller_(splat<f32v>(89.0f), x)));
+}
+""",
+    "expm1": """\
+INLINE f32v expm1_(f32v x) {
+    f32v n; const f32v q = exp_rest(larger_(splat<f32v>(-20.0f), smaller_(splat<f32v>(89.0f), x)), n);
+    return copysign_(scaled(1 - scaled(splat<f32v>(1.0f), -n) + q, n), x);
+}
+""",
+    # The logarithm of x + lost, which is far smaller: n, and a polynomial between the roots of 1/2 and of 2.
+    "log": """\
+INLINE f32v log_sum(f32v x, f32v lost) {
+    const i32v k = ((i32v)x - 0x3f3504f3) >> 23;
+    const f32v n = convert<f32v>(k), f = (f32v)((i32v)x - (k << 23)) - 1 + scaled(lost, -n), s = f * f;
+    const f32v q = polynomial(f, 0.06757530570030212f, -0.11694324761629105f, 0.1189352497458458f,
+        -0.12403086572885513f, 0.1421855241060257f, -0.16668090224266052f, 0.2000216692686081f,
+        -0.25000008940696716f, 0.3333331048488617f);
+    const f32v low = fma_(s, splat<f32v>(-0.5f), fma_(q * f, s, n * 1.428606765330187e-06f));
+    const f32v none = x == 0 ? splat<f32v>(-__builtin_inff()) : splat<f32v>(__builtin_nanf(""));
+    return x > 0 ? (x < __builtin_inff() ? fma_(n, splat<f32v>(0.693145751953125f), f + low) : x) : none;
+}
+INLINE f32v log_(f32v x) {
+    const auto small = x < 0x1p-126f;
+    const f32v y = log_sum(small ? x * 0x1p24f : x, f32v{});
+    return small ? y - 16.635532333438687f : y;
+}
+""",
+    "log1p": """\
+INLINE f32v log1p_(f32v x) {
+    const f32v u = 1 + x;
+    return copysign_(log_sum(u, x < 0x1p24f ? x - (u - 1) : f32v{}), x);
 }
 """,
     # Within one unit in the last place: 16 polynomials, of erf(t) / t - 1 below 1 and of erf(t) above.
@@ -159,16 +192,10 @@ INLINE f32v erf_(f32v x) {
 INLINE f32v tanh_(f32v x) {
     const f32v t = abs_(x), s = t * t;
     const f32v far = 1 - 2 / (exp_(2 * t) + 1);
-    f32v near = splat<f32v>(0.00012146899825893342f);
-    near = fma_(near, s, splat<f32v>(-0.0008411302696913481f));
-    near = fma_(near, s, splat<f32v>(0.0030785829294472933f));
-    near = fma_(near, s, splat<f32v>(-0.00859510526061058f));
-    near = fma_(near, s, splat<f32v>(0.021784726530313492f));
-    near = fma_(near, s, splat<f32v>(-0.05395309627056122f));
-    near = fma_(near, s, splat<f32v>(0.1333319991827011f));
-    near = fma_(near, s, splat<f32v>(-0.333333283662796f));
-    near = fma_(near * s, t, t);
-    return copysign_(t > 1.0f ? far : near, x);
+    const f32v q = polynomial(s, 0.00012146899825893342f, -0.0008411302696913481f, 0.0030785829294472933f,
+        -0.00859510526061058f, 0.021784726530313492f, -0.05395309627056122f, 0.1333319991827011f,
+        -0.333333283662796f);
+    return copysign_(t > 1.0f ? far : fma_(q * s, t, t), x);
 }
 """,
 }
@@ -214,8 +241,9 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
             out += _emit_library(name, vector, c_type, suffix if lanes > 1 else "", c)
         elif is_single:
             out.append(_SINGLE[name])
-            out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
-        elif name == "exp_within":
+            if name != "polynomial":
+                out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
+        elif name in ("exp_within", "polynomial"):
             continue
         else:
             out += _emit_plain(name, vector, c_type, c, lanes)

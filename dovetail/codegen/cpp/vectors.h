@@ -37,8 +37,7 @@ INLINE void store(f16* p, f16v v, int64_t n) { store((uint16_t*)p, v.bits, n); }
 template <class T> INLINE typename vec_of<T>::type load_second(const T* p) { auto a = load(p), b = load(p + (L - 1)); return %(second)s; }
 INLINE bf16v load_second(const bf16* p) { return {load_second((const uint16_t*)p)}; }
 INLINE f16v load_second(const f16* p) { return {load_second((const uint16_t*)p)}; }
-// Between small and large types through 32 bits: in one step GCC goes lane by lane, as it loads bytes that it
-// knows it will widen.
+// Between small and large types through 32 bits, and from bytes that are loaded: GCC would go lane by lane.
 template <class W, class V> INLINE W convert(V v) {
 #ifndef __clang__
     if constexpr (sizeof(v[0]) == 1 && sizeof(v) >= 8) asm("" : "+v"(v));
