@@ -18,7 +18,7 @@ def count(f: Callable[..., Any], *args: Any, grad: bool = False) -> int:
     compiled = peer.compile(f, fullgraph=True)
     with torch.set_grad_enabled(grad):
         seen = peer.observe(lambda: compiled(*args))
-        torch.testing.assert_close(seen.result, f(*args))
+        torch.testing.assert_close(seen.result, f(*args), equal_nan=True)
     return seen.kernels
 
 
@@ -46,6 +46,32 @@ W, B = torch.randn(64, 64) / 8, torch.randn(64)
 )
 def test_kernel_count(most: int, f: Callable[[], Any]) -> None:
     assert 1 <= count(f) <= most
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: F.elu(x, 1.3),
+        lambda x: F.selu(x, inplace=False),
+        F.logsigmoid,
+        lambda x: F.huber_loss(x, x.detach().flip(0), reduction="none", delta=0.7),
+        lambda x: torch.logaddexp(x, x.detach().flip(0)),
+        lambda x: torch.xlogy(x, x.detach().flip(0).abs() + 0.5),
+    ],
+    ids=["elu", "selu", "logsigmoid", "huber_loss", "logaddexp", "xlogy"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_activations_and_losses_are_kernels(f: Callable[..., Any], dtype: torch.dtype) -> None:
+    special = torch.tensor([0.0, -0.0, 30.0, -30.0, 100.0, -100.0, float("inf"), -float("inf"), float("nan")])
+    x = torch.cat([torch.randn(91) * 3, special])
+    own, other = (x.to(dtype).requires_grad_() for _ in range(2))
+    if f is not F.logsigmoid or dtype is not torch.bfloat16:
+        assert count(f, own, grad=True) >= 1
+    compiled = find_peer("dovetail").compile(f, fullgraph=True)
+    slope = torch.randn(100).to(dtype)
+    f(own).backward(slope)
+    compiled(other).backward(slope)
+    torch.testing.assert_close(other.grad, own.grad, equal_nan=True)
 
 
 def test_adam_update_of_ten_parameters_is_fused() -> None:

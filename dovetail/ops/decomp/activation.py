@@ -11,7 +11,7 @@ from typing import Final
 
 from dovetail.ops.build import Build, Value, plain
 from dovetail.ops.decomp.pointwise import clamp_values, finish, pointwise
-from dovetail.ops.registry import decomposes
+from dovetail.ops.registry import decline_if, decomposes
 
 SQRT_HALF: Final = math.sqrt(0.5)
 SQRT_2_OVER_PI: Final = math.sqrt(2.0 / math.pi)
@@ -52,6 +52,17 @@ def _softplus_backward(b: Build, grad: Value, x: Value, beta: float, threshold: 
     return b.where(x * plain(beta) > plain(threshold), grad, grad * z / (z + 1.0))
 
 
+def _elu_backward(b: Build, g: Value, alpha: float, scale: float, by: float, is_y: bool, x: Value) -> Value:
+    size = plain(alpha) * plain(scale)
+    below = x + size if is_y else b.call("exp", x * plain(by)) * size
+    return b.where(x <= 0.0, g * plain(by) * below, g * plain(scale))
+
+
+def _logaddexp(b: Build, x: Value, y: Value) -> Value:
+    sum_ = b.call("maximum", x, y) + b.call("log1p", b.call("exp", -b.call("abs", x - y)))
+    return b.where(x.eq(y) & b.call("isinf", x), x, sum_)
+
+
 FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "silu": lambda b, x: x / (1.0 + b.call("exp", -x)),
     "silu_backward": _silu_backward,
@@ -67,6 +78,10 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "mish_backward": _mish_backward,
     "hardtanh_backward": lambda b, grad, x, low, high: b.where((x > low) & (x < high), grad, 0.0),
     "elu": _elu,
+    "elu_backward": _elu_backward,
+    "log_sigmoid_backward": lambda b, grad, x, kept: grad * b.call("sigmoid", -x),
+    "logaddexp": _logaddexp,
+    "xlogy": lambda b, x, y: b.where(x.eq(0.0) & y.eq(y), 0.0, x * b.call("log", y)),
     "celu": lambda b, x, alpha=1.0: b.where(x > 0.0, x, b.call("expm1", x / plain(alpha)) * plain(alpha)),
     "leaky_relu": lambda b, x, slope=0.01: b.where(x > 0.0, x, x * slope),
     "leaky_relu_backward": lambda b, grad, x, slope, is_result: b.where(x > 0.0, grad, grad * slope),
@@ -89,6 +104,14 @@ def relu(b: Build, x: Value) -> Value:
 def threshold_backward(b: Build, grad: Value, x: Value, threshold: float) -> Value:
     g, v, t = b.operands(grad, x, threshold)
     return finish(b, b.where(v <= t, 0.0 if g.dtype.is_float else 0, g))
+
+
+@decomposes("aten.log_sigmoid_forward")
+def log_sigmoid(b: Build, x: Value) -> tuple[Value, Value]:
+    """And what eager keeps for the gradient, on the CPU."""
+    decline_if(x.dtype.is_low_precision or x.type.device.kind != "cpu")
+    z = b.call("exp", -b.call("abs", x))
+    return b.call("minimum", x, 0.0) - b.call("log1p", z), z
 
 
 @decomposes("aten.gelu")

@@ -14,7 +14,7 @@ from typing import Final, cast
 from dovetail.ir.types import I64, TensorType
 from dovetail.ops.build import Build, Number, Value, common_shape, plain
 from dovetail.ops.decomp.index import as_position
-from dovetail.ops.decomp.pointwise import finish
+from dovetail.ops.decomp.pointwise import clamp_values, finish
 from dovetail.ops.decomp.reductions import as_float
 from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import decline_if, decomposes
@@ -77,9 +77,15 @@ def _smooth_l1_slope(b: Build, x: Value, y: Value, beta: float = 1.0) -> Value:
     return b.where(b.call("abs", gap) < plain(beta), gap / plain(beta), b.call("sign", gap))
 
 
+def _huber(b: Build, x: Value, y: Value, delta: float = 1.0) -> Value:
+    gap = b.call("abs", x - y)
+    return b.where(gap < plain(delta), 0.5 * gap * gap, plain(delta) * (gap - 0.5 * plain(delta)))
+
+
 LOSSES: Final[dict[str, tuple[Callable[..., Value], Callable[..., Value]]]] = {
     "mse_loss": (_mse, lambda b, x, y: (x - y) * 2.0),
     "smooth_l1_loss": (_smooth_l1, _smooth_l1_slope),
+    "huber_loss": (_huber, lambda b, x, y, delta=1.0: clamp_values(b, x - y, -plain(delta), plain(delta))),
 }
 """Of an input and a target: the loss of each element, and its slope."""
 for _name, (_value, _slope) in LOSSES.items():

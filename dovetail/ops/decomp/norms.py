@@ -111,13 +111,10 @@ def batch_norm_inference(
 ) -> tuple[Value | None, ...]:  # fmt: skip
     """The rest is momentum and eps, for the last of these ops after whether it is training: that updates
     the statistics it is given in place, and is pure without."""
-    if len(b.outs) != 3 or (running_mean is None) != (running_var is None):
-        raise Declined
-    if len(rest) == 3 and rest[0]:
-        decline_if(running_mean is not None)
-        found = _batch_norm_training(b, x, weight, bias, rest[-1])
-        return tuple(v.to(t.dtype) if t is not None else None for v, t in zip(found, b.outs))
-    if running_mean is None or running_var is None:
+    is_training = len(rest) == 3 and rest[0]
+    if is_training and running_mean is None and running_var is None:
+        return batch_norm_training(b, x, weight, bias, None, None, True, *rest[1:])
+    if len(b.outs) != 3 or is_training or running_mean is None or running_var is None:
         raise Declined
     return _batch_norm_eval(b, x, weight, bias, running_mean, running_var, rest[-1])
 
@@ -133,9 +130,16 @@ def _batch_norm_eval(
     return y, *(value.to(t.dtype) if t is not None else None for value, t in zip((mean, rstd), b.outs[1:3]))
 
 
-def _batch_norm_training(
-    b: Build, x: Value, weight: Value | None, bias: Value | None, eps: float
-) -> tuple[Value, Value, Value, Value]:
+@decomposes("aten._native_batch_norm_legit_functional")
+def batch_norm_training(
+    b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
+    running_var: Value | None, training: bool, momentum: float, eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """With the new statistics, where there were old ones."""
+    if not training:
+        assert running_mean is not None and running_var is not None
+        y, mean, rstd = _batch_norm_eval(b, x, weight, bias, running_mean, running_var, eps)
+        return y, mean, rstd, b.prim("copy", running_mean), b.prim("copy", running_var)
     dims = _others(x)
     v = accumulate(x, x.dtype)
     size = count(x, dims)
@@ -143,24 +147,11 @@ def _batch_norm_training(
     mean, squares = moments(b, _exact(v, x), dims, keepdim=False)
     rstd = _rstd(b, squares, size, eps)
     y = _normalise(b, v, mean.to(v.dtype), rstd.to(v.dtype), weight, bias).to(x.dtype)
-    return y, mean, rstd, squares
-
-
-@decomposes("aten._native_batch_norm_legit_functional")
-def batch_norm_training(
-    b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    training: bool, momentum: float, eps: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    if not training:
-        y, mean, rstd = _batch_norm_eval(b, x, weight, bias, running_mean, running_var, eps)
-        return y, mean, rstd, b.prim("copy", running_mean), b.prim("copy", running_var)
-    y, mean, rstd, squares = _batch_norm_training(b, x, weight, bias, eps)
-    kept = 1.0 - plain(momentum)
-    unbiased = squares / as_float(count(x, _others(x)) - 1)
-    new_mean = mean * plain(momentum) + running_mean.to(mean.dtype) * kept
-    new_var = unbiased * plain(momentum) + running_var.to(mean.dtype) * kept
-    kinds = cast("tuple[TensorType, ...]", b.outs)
-    return tuple(value.to(kind.dtype) for value, kind in zip((y, mean, rstd, new_mean, new_var), kinds))
+    found = [y, mean, rstd]
+    for old, now in ((running_mean, mean), (running_var, squares / as_float(size - 1))):
+        if old is not None:
+            found.append(now * plain(momentum) + old.to(mean.dtype) * (1.0 - plain(momentum)))
+    return tuple(v.to(kind.dtype) for v, kind in zip(found, cast("tuple[TensorType, ...]", b.outs)))
 
 
 @decomposes("aten.native_batch_norm_backward")
