@@ -114,11 +114,8 @@ INLINE f32v exp_rest(f32v t, f32v& n) {
 }
 INLINE f32v exp_within_(f32v t) { f32v n; const f32v q = 1 + exp_rest(t, n); return scaled(q, n); }
 """,
-    "exp": """\
-INLINE f32v exp_(f32v x) {
-    return exp_within_(larger_(splat<f32v>(-104.5f), smaller_(splat<f32v>(89.0f), x)));
-}
-""",
+    "exp": "INLINE f32v exp_(f32v x) { return exp_within_(larger_(splat<f32v>(-104.5f), "
+           "smaller_(splat<f32v>(89.0f), x))); }\n",
     "expm1": """\
 INLINE f32v expm1_(f32v x) {
     f32v n; const f32v q = exp_rest(larger_(splat<f32v>(-20.0f), smaller_(splat<f32v>(89.0f), x)), n);
@@ -143,12 +140,8 @@ INLINE f32v log_(f32v x) {
     return small ? y - 16.635532333438687f : y;
 }
 """,
-    "log1p": """\
-INLINE f32v log1p_(f32v x) {
-    const f32v u = 1 + x;
-    return copysign_(log_sum(u, x < 0x1p24f ? x - (u - 1) : f32v{}), x);
-}
-""",
+    "log1p": "INLINE f32v log1p_(f32v x) { const f32v u = 1 + x; "
+             "return copysign_(log_sum(u, x < 0x1p24f ? x - (u - 1) : f32v{}), x); }\n",
     # Within one unit in the last place: 16 polynomials, of erf(t) / t - 1 below 1 and of erf(t) above.
     "erf": """\
 alignas(64) static const float erf_table[6][16] = {

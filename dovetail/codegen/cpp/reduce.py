@@ -286,19 +286,16 @@ class Accumulator(Noun, frozen=False):
         top, at = self.writer.fresh("top"), self.writer.fresh("at")
         kind, place = self.kind.removeprefix("arg"), self.place_dtype
         better, earlier = combine(kind, self.dtype, True), combine("min", place, True)
-        scope(f"{self.type(self.dtype)} {top} = {self.start};")
-        scope(f"{self.type(place)} {at} = {self.splat(identity('min', place), place)};")
+        nowhere = self.splat(identity("min", place), place)
+        scope(f"{self.type(self.dtype)} {top} = {self.start}; {self.type(place)} {at} = {nowhere};")
         for slot in self._slots():
             scope(f"{top} = {better.format(top, self.name + slot)};")
         self._across(top, kind, self.dtype, scope)
         self.writer.functions |= functions_of(earlier, (place,))
         for slot in self._slots():
-            is_top = f"to_mask({self.name}{slot} == {top})"
-            if self.dtype.is_float:  # with a NaN among them, the top is NaN
-                is_top += f" | to_mask({self.name}{slot} != {self.name}{slot})"
-            nowhere = self.splat(identity("min", place), place)
-            place_of = self.named(f"select({is_top}, {self.name}_at{slot}, {nowhere})", scope, place)
-            scope(f"{at} = {earlier.format(at, place_of)};")
+            v, unequal = f"{self.name}{slot}", " | to_mask({0} != {0})" if self.dtype.is_float else ""
+            chosen = f"select(to_mask({v} == {top}){unequal.format(v)}, {self.name}_at{slot}, {nowhere})"
+            scope(f"{at} = {earlier.format(at, chosen)};")
         self._across(at, "min", place, scope)
         return f"{top}[0]", f"{at}[0]"
 

@@ -52,17 +52,6 @@ def _softplus_backward(b: Build, grad: Value, x: Value, beta: float, threshold: 
     return b.where(x * plain(beta) > plain(threshold), grad, grad * z / (z + 1.0))
 
 
-def _elu_backward(b: Build, g: Value, alpha: float, scale: float, by: float, is_y: bool, x: Value) -> Value:
-    size = plain(alpha) * plain(scale)
-    below = x + size if is_y else b.call("exp", x * plain(by)) * size
-    return b.where(x <= 0.0, g * plain(by) * below, g * plain(scale))
-
-
-def _logaddexp(b: Build, x: Value, y: Value) -> Value:
-    sum_ = b.call("maximum", x, y) + b.call("log1p", b.call("exp", -b.call("abs", x - y)))
-    return b.where(x.eq(y) & b.call("isinf", x), x, sum_)
-
-
 FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "silu": lambda b, x: x / (1.0 + b.call("exp", -x)),
     "silu_backward": _silu_backward,
@@ -78,9 +67,12 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "mish_backward": _mish_backward,
     "hardtanh_backward": lambda b, grad, x, low, high: b.where((x > low) & (x < high), grad, 0.0),
     "elu": _elu,
-    "elu_backward": _elu_backward,
+    "elu_backward": lambda b, grad, alpha, scale, by, is_result, x: grad * b.where(
+        x <= 0.0, plain(by) * (x + plain(alpha) * plain(scale) if is_result else
+        b.call("exp", x * plain(by)) * (plain(alpha) * plain(scale))), plain(scale)),
     "log_sigmoid_backward": lambda b, grad, x, kept: grad * b.call("sigmoid", -x),
-    "logaddexp": _logaddexp,
+    "logaddexp": lambda b, x, y: b.where(x.eq(y) & b.call("isinf", x), x, b.call("maximum", x, y)
+        + b.call("log1p", b.call("exp", -b.call("abs", x - y)))),
     "xlogy": lambda b, x, y: b.where(x.eq(0.0) & y.eq(y), 0.0, x * b.call("log", y)),
     "celu": lambda b, x, alpha=1.0: b.where(x > 0.0, x, b.call("expm1", x / plain(alpha)) * plain(alpha)),
     "leaky_relu": lambda b, x, slope=0.01: b.where(x > 0.0, x, x * slope),

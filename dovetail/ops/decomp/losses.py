@@ -77,15 +77,12 @@ def _smooth_l1_slope(b: Build, x: Value, y: Value, beta: float = 1.0) -> Value:
     return b.where(b.call("abs", gap) < plain(beta), gap / plain(beta), b.call("sign", gap))
 
 
-def _huber(b: Build, x: Value, y: Value, delta: float = 1.0) -> Value:
-    gap = b.call("abs", x - y)
-    return b.where(gap < plain(delta), 0.5 * gap * gap, plain(delta) * (gap - 0.5 * plain(delta)))
-
-
 LOSSES: Final[dict[str, tuple[Callable[..., Value], Callable[..., Value]]]] = {
     "mse_loss": (_mse, lambda b, x, y: (x - y) * 2.0),
     "smooth_l1_loss": (_smooth_l1, _smooth_l1_slope),
-    "huber_loss": (_huber, lambda b, x, y, delta=1.0: clamp_values(b, x - y, -plain(delta), plain(delta))),
+    "huber_loss": (
+        lambda b, x, y, d=1.0: _smooth_l1(b, x, y, d) * plain(d),
+        lambda b, x, y, d=1.0: clamp_values(b, x - y, -plain(d), plain(d))),
 }
 """Of an input and a target: the loss of each element, and its slope."""
 for _name, (_value, _slope) in LOSSES.items():
