@@ -58,7 +58,9 @@ def copy_leaves(tree: Any, requires_grad: bool) -> Any:
             once = leaf.detach()  # what is expanded is copied once, and expanded again
             for dim, (step, size) in enumerate(zip(leaf.stride(), leaf.shape, strict=True)):
                 once = once.narrow(dim, 0, 1) if step == 0 and size > 1 else once
-            fresh = torch.empty_strided(once.shape, once.stride(), dtype=leaf.dtype, device=leaf.device).copy_(once)
+            fresh = torch.empty_strided(once.shape, once.stride(), dtype=leaf.dtype, device=leaf.device)
+            fresh.untyped_storage().fill_(0)  # the gaps, which as_strided may read
+            fresh.copy_(once)
             fresh = fresh.as_strided(leaf.shape, leaf.stride())
         else:
             fresh = leaf.detach().clone()
