@@ -78,9 +78,6 @@ def ops(args: argparse.Namespace) -> int:
 # -- cache -----------------------------------------------------------------------------------------
 
 
-MOST_EXPLAINED: Final = 20  # each is compared with all others
-
-
 def cache_show(store: Store, _: argparse.Namespace) -> None:
     entries = sorted(store.entries(), key=lambda entry: -entry.used)
     for entry in entries:
@@ -93,7 +90,7 @@ def cache_explain(store: Store, args: argparse.Namespace) -> None:
     """What a key is made of, and how it differs from the entry nearest to it: why that one did not do."""
     entries = sorted(store.entries(), key=lambda entry: -entry.used)
     found = [entry for entry in entries if args.target in entry.key]
-    for entry in (shown := found[:MOST_EXPLAINED]):
+    for entry in (shown := found[:20]):  # each is compared with all others
         print(f"{entry.key}  {show_bytes(entry.bytes)}")
         for name, value in entry.parts.items():
             print(f"    {name} = {value}")
