@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.errors import DataDependentSize, DataDependentValue, FailedFake
-from dovetail.fake.form import Extent, Form, derive_strides
+from dovetail.fake.form import Extent, Form, derive_strides, static_form
 from dovetail.fake.known import derive_known
 from dovetail.fake.layout import is_ambiguous, iterator_strides
 from dovetail.fake.quiet import quiet_references
@@ -282,11 +282,11 @@ def _run(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     found = [r if new or facts.changes_shape else None for r, new in zip(results, is_new)]
     metas = [r.meta if isinstance(r, Fake) else r for r in found]
     forms = derive_forms(facts, call, metas)
+    if facts.changes_shape:
+        _reshape_in_place(args[0], forms[0] if forms else static_form(args[0].meta), shapes)
+        return args[0]
     if forms is None:
         return result
-    if facts.changes_shape:
-        _reshape_in_place(args[0], forms[0], shapes)
-        return args[0]
     pairs = zip(results, forms)
     made = [_symbolic(r, f, shapes) if type(r) is Fake and f is not None else r for r, f in pairs]
     return type(result)(made) if isinstance(result, (list, tuple)) else made[0]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import dovetail
-from tests.behaviour.running import Suite
+from tests.behaviour.running import ANY, Suite
 
 suite = Suite()
 case = suite.case
@@ -30,6 +30,26 @@ def methods_of_symbolic_numbers() -> Any:
         return x + n.bit_length(), n.numerator, windows.real, windows.as_integer_ratio(), powers
 
     return f, [(torch.ones(n),) for n in (8, 6, 12)]
+
+
+@case("C8", dynamic=True)
+def resized_as_another() -> Any:
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        z, w = x.clone().resize_as_(y), x.clone().resize_(y.shape)
+        return z.shape, w.shape, z.numel() + x, w * 2, z.stride()
+
+    return f, [(torch.arange(8.0), torch.ones(shape)) for shape in ((2, 3), (4, 2))]
+
+
+@case("C8", dynamic=True, breaks=ANY)
+def packed_sequences() -> Any:
+    cells = [torch.nn.GRU(3, 4), torch.nn.RNN(3, 4), torch.nn.RNN(3, 4, nonlinearity="relu"), torch.nn.LSTM(3, 4)]
+
+    def f(rows: torch.Tensor, batch_sizes: torch.Tensor) -> Any:
+        packed = torch.nn.utils.rnn.PackedSequence(rows, batch_sizes)
+        return [cell(packed)[0].data * 2 for cell in cells]
+
+    return f, [(torch.randn(sum(sizes), 3), torch.tensor(sizes)) for sizes in ((3, 3, 2, 1), (2, 2, 1))]
 
 
 @case("C8", recompiles=1)
