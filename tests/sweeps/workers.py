@@ -30,6 +30,8 @@ from types import ModuleType
 from typing import IO, Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+START: Final = 900.0
+"""Seconds that a worker may take to import what it needs."""
 
 
 @dataclass(slots=True)
@@ -46,16 +48,22 @@ class Worker:
             process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                                        process_group=0,
                                        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"})
-        return Worker(process)
+        worker = Worker(process)
+        worker.read(START)  # on a busy machine imports take a minute, which is not the first task's
+        return worker
 
     def ask(self, name: str, timeout: float) -> dict[str, Any] | None:
         """The task's record; None when the worker ended; TimeoutError when it takes too long."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
         try:
             self.process.stdin.write(name.encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             return None
+        return self.read(timeout)
+
+    def read(self, timeout: float) -> dict[str, Any] | None:
+        assert self.process.stdout is not None
         ends = time.monotonic() + timeout
         while b"\n" not in self.waiting:
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, ends - time.monotonic()))
@@ -152,6 +160,8 @@ def serve(module_name: str, settings: dict[str, Any]) -> None:
         limit = int(settings["memory_gib"] * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     module = importlib.import_module(module_name)
+    answers.write("{}\n")
+    answers.flush()
     for line in sys.stdin:
         name = line.strip()
         if settings.get("each_fresh"):
