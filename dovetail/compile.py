@@ -31,7 +31,7 @@ from dovetail.cache.store import default_folder
 from dovetail.choose import chooser
 from dovetail.control import stance
 from dovetail.events import EVENTS
-from dovetail.fake import make_static
+from dovetail.fake.tensor import Fake, make_static
 from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.graph import Graph, Known
 from dovetail.ir.source import DictAttr
@@ -503,10 +503,10 @@ class Compiler:
 def fix_sizes(captured: Capture) -> None:
     """What a backend of others made was made for the sizes and numbers that it was shown."""
     for symbolic in [item.symbolic for item in captured.inputs]:
-        if isinstance(symbolic, torch.Tensor):
+        if isinstance(symbolic, Fake):
             make_static(symbolic, "the backend")
         elif symbolic is not None:
-            (float if isinstance(symbolic, torch.SymFloat) else int)(symbolic)
+            (float if isinstance(symbolic, torch.SymFloat) else int)(symbolic)  # type: ignore
 
 
 def is_steady(item: GraphInput) -> bool:

@@ -677,7 +677,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (batch_norm, """
         native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
         _batch_norm_with_update"""),
-    (lambda c: [*batch_norm(c), *likes("running_mean", "running_var")(c)],
+    (lambda c: [*batch_norm(c), *likes("running_mean", "running_var")(c)],  # type: ignore[misc]
      "_native_batch_norm_legit_functional"),
     (likes("input", "weight", "weight"), """
         native_batch_norm_backward native_group_norm_backward batch_norm_backward"""),
