@@ -247,7 +247,8 @@ class Emitter(Noun, frozen=False):
         body = "\n".join("    " + line if line else "" for line in self.w.lines)
         text = f"@triton.jit\n{head}\n{body}\n"
         comment = "".join(f"# {line}\n" for line in str(self.group).splitlines())
-        signature = [POINTER[a.buffer.type.dtype][is_number(a.buffer) :] for a in self.shape.args]
+        given = [is_number(a.buffer) and not a.is_written for a in self.shape.args]
+        signature = [POINTER[a.buffer.type.dtype][value:] for a, value in zip(self.shape.args, given)]
         signature += [wide] * len(self.shape.symbols) + ["fp64"] * len(self.shape.numbers)
         unaligned = [k for k, a in enumerate(self.shape.args) if a.is_written and a.buffer.kind == "input"]
         sizes = [a.buffer.type.storage_bytes for a in self.shape.args]
