@@ -29,15 +29,15 @@ def _at(function: Any, loc: Loc, where: dict[str, Any]) -> FunctionType:
     name = loc.function.rsplit(".", 1)[-1]
     placed = code.replace(
         co_filename=loc.file, co_firstlineno=loc.line, co_name=name, co_qualname=loc.function,
-        co_linetable=_one_line(len(code.co_code) // 2),
+        co_linetable=line_table(len(code.co_code) // 2, NO_COLUMNS, 0),
     )  # fmt: skip
     return FunctionType(placed, where)
 
 
-def _one_line(units: int) -> bytes:
-    """A line table for so many instructions on one line, of which the columns are not known."""
+def line_table(units: int, kind: int, *rest: int) -> bytes:
+    """For so many instructions on one line, or on none; `kind` says what is known of their places."""
     steps = [8] * (units // 8) + [units % 8] * bool(units % 8)
-    return b"".join(bytes((0x80 | NO_COLUMNS << 3 | step - 1, 0)) for step in steps)
+    return b"".join(bytes((0x80 | kind << 3 | step - 1, *rest)) for step in steps)
 
 
 def raised_at(error: BaseException, locs: Sequence[Loc]) -> BaseException:

@@ -19,22 +19,15 @@ from types import CodeType
 from typing import Final
 
 from dovetail.capture.decode import CACHES, Code, decode, growing_entries
+from dovetail.capture.places import line_table
 from dovetail.errors import SkippedFrame
 from dovetail.util.noun import Noun
 
 OP: Final = opcode.opmap
-SLOT_OPS: Final = frozenset(
-    OP[name]
-    for name in (
-        "LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF",
-        "LOAD_FROM_DICT_OR_DEREF",
-        "LOAD_FAST", "LOAD_FAST_CHECK",
-    )
-    if name in OP and OP[name] < 256
-)  # fmt: skip
-PAIR_OPS: Final = frozenset(
-    OP[name] for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST") if name in OP
-)
+SLOT_NAMES: Final = ("LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF",
+                     "LOAD_FROM_DICT_OR_DEREF", "LOAD_FAST", "LOAD_FAST_CHECK")  # fmt: skip
+PAIR_NAMES: Final = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST")
+SLOT_OPS, PAIR_OPS = ({OP[x] for x in names if OP.get(x, 256) < 256} for names in (SLOT_NAMES, PAIR_NAMES))
 VALUE, NONE_THERE, HANDLED = "value", "null", "handled"
 NO_LOCATION: Final = 15
 ARGS_FLAGS: Final = 4 | 8
@@ -94,26 +87,19 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
     free = len(code.co_freevars)
     slots = origin.slot_names[: len(origin.slot_names) - free]
     stack = tuple(f"stack_{i}" for i, kind in enumerate(layout.stack) if kind != NONE_THERE)
-    units = [_unit("COPY_FREE_VARS", free)] if free else []
-    units.append(_unit("RESUME"))
-    count = 0
-    for i, is_dead in enumerate(layout.dead):
-        if is_dead:
-            units.append(_unit("DELETE_FAST", i))
-            count += 1
+    start = [_unit("COPY_FREE_VARS", free)] * bool(free) + [_unit("RESUME")]  # which Code leaves out
+    units = [_unit("DELETE_FAST", i) for i, is_dead in enumerate(layout.dead) if is_dead]
     at = len(slots)
     for kind in layout.stack:
         if kind == NONE_THERE:
             units.append(_unit("PUSH_NULL"))
-            count += 1
             continue
         units += [_unit("LOAD_FAST", at), _unit("DELETE_FAST", at)]
-        count, at = count + 2, at + 1
+        at += 1
         if kind == HANDLED:
             units += [_unit("PUSH_EXC_INFO"), _unit("POP_TOP")]
-            count += 2
     units.append(_unit("JUMP_FORWARD", origin.offsets[target] // 2))
-    head = b"".join(units)
+    head = b"".join(start + units)
     names = slots + stack
     made = code.replace(
         co_code=head + _shift_slots(code.co_code, len(slots), len(stack)),
@@ -126,14 +112,14 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
         co_flags=code.co_flags & ~ARGS_FLAGS,
         co_stacksize=max(code.co_stacksize, len(layout.stack) + 2),
         co_exceptiontable=_shift_regions(code, len(head) // 2),
-        co_linetable=_blank_lines(len(head) // 2) + code.co_linetable,
+        co_linetable=line_table(len(head) // 2, NO_LOCATION) + code.co_linetable,
         co_name=f"{code.co_name}_resumed_at_{origin.line(target)}",
         co_qualname=f"{code.co_qualname} resumed at line {origin.line(target)}",
     )
     positions = growing_entries(origin, target)
     values = [i for i, kind in enumerate(layout.stack) if kind != NONE_THERE]
     growing = frozenset(len(slots) + at for at, i in enumerate(values) if i in positions)
-    return Resume(made, code, count + 1, growing)
+    return Resume(made, code, len(units), growing)
 
 
 def _unique(names: tuple[str, ...]) -> Iterator[str]:
@@ -179,14 +165,4 @@ def _shift_regions(code: CodeType, by: int) -> bytes:
     for row in dis._parse_exception_table(code):  # type: ignore[attr-defined]
         made += _number(row.start // 2 + by, True) + _number((row.end - row.start) // 2)
         made += _number(row.target // 2 + by) + _number(row.depth << 1 | row.lasti)
-    return made
-
-
-def _blank_lines(units: int) -> bytes:
-    """Line table entries for instructions that are on no line."""
-    made = b""
-    while units:
-        step = min(units, 8)
-        made += bytes((0x80 | NO_LOCATION << 3 | step - 1,))
-        units -= step
     return made
