@@ -44,18 +44,15 @@ class InternalWarning(UserWarning):
 
 
 class UnknownMode(DovetailError, ValueError):
-    code = "E01"
-    message = "unknown mode {mode!r}; known modes are {known}"
+    code, message = "E01", "unknown mode {mode!r}; known modes are {known}"
 
 
 class UnknownOption(DovetailError, ValueError):
-    code = "E02"
-    message = "unknown option {name!r}; did you mean {close}?"
+    code, message = "E02", "unknown option {name!r}; did you mean {close}?"
 
 
 class BadOption(DovetailError, TypeError):
-    code = "E03"
-    message = "option {name!r} takes {wanted}, got {value!r}"
+    code, message = "E03", "option {name!r} takes {wanted}, got {value!r}"
 
 
 class BadArgument(DovetailError, TypeError):
@@ -63,46 +60,39 @@ class BadArgument(DovetailError, TypeError):
 
 
 class UnknownBackend(DovetailError, ValueError):
-    code = "E05"
-    message = "unknown backend {backend!r}; known backends are {known}, or pass a callable"
+    code, message = "E05", "unknown backend {backend!r}; known backends are {known}, or pass a callable"
 
 
 class GraphBreakError(DovetailError):
     """fullgraph=True met a break."""
 
-    code = "E06"
-    message = "fullgraph=True, but the program breaks the graph: {reason}"
+    code, message = "E06", "fullgraph=True, but the program breaks the graph: {reason}"
     hint = "{fix}"
 
 
 class RecompileError(DovetailError):
     """Stance fail_on_recompile met a recompile."""
 
-    code = "E07"
-    message = "recompiling {function}, which the current stance forbids: {reason}"
+    code, message = "E07", "recompiling {function}, which the current stance forbids: {reason}"
 
 
 class VerifyError(DovetailError):
     """An IR is malformed: a bug in Dovetail."""
 
-    code = "E08"
-    message = "after stage {stage}: {detail}"
+    code, message = "E08", "after stage {stage}: {detail}"
 
 
 class CompilerMissing(DovetailError):
-    code = "E09"
-    message = "no C++ compiler found ({tried})"
+    code, message = "E09", "no C++ compiler found ({tried})"
     hint = "install g++ or clang, or `pip install ziglang`"
 
 
 class BuildFailed(DovetailError):
-    code = "E10"
-    message = "the C++ compiler rejected generated code:\n{output}"
+    code, message = "E10", "the C++ compiler rejected generated code:\n{output}"
 
 
 class UnknownStance(DovetailError, ValueError):
-    code = "E13"
-    message = "unknown stance {stance!r}; known stances are {known}"
+    code, message = "E13", "unknown stance {stance!r}; known stances are {known}"
 
 
 # -- graph breaks ----------------------------------------------------------------------------------
@@ -120,19 +110,16 @@ class Break(DovetailError):
 
 
 class UnsupportedOpcode(Break):
-    code = "B01"
-    message = "instruction {opcode} is not captured"
+    code, message = "B01", "instruction {opcode} is not captured"
 
 
 class UnknownCall(Break):
-    code = "B02"
-    message = "call to {function}, which capture does not know"
+    code, message = "B02", "call to {function}, which capture does not know"
     hint = "move it out of the compiled function, or mark it with dovetail.allow_in_graph if it is pure"
 
 
 class DataDependentBranch(Break):
-    code = "B03"
-    message = "branch depends on the value of a tensor"
+    code, message = "B03", "branch depends on the value of a tensor"
     hint = "use torch.where, or torch.cond"
 
 
@@ -141,42 +128,35 @@ class AssumedBranch(DataDependentBranch):
 
 
 class DataDependentValue(Break):
-    code = "B04"
-    message = "{function} needs the value of a tensor"
+    code, message = "B04", "{function} needs the value of a tensor"
     hint = "keep the value in a tensor, or compute it outside the compiled function"
 
 
 class DataDependentSize(DataDependentValue):
-    code = "B25"
-    message = "the size of what {function} gives depends on the values of a tensor"
+    code, message = "B25", "the size of what {function} gives depends on the values of a tensor"
     hint = "use torch.where or a product with the mask, which keep the size, or do it outside"
 
 
 class DataDependentNumber(Break):
-    code = "B21"
-    message = "{function} needs the value of a float that changes from call to call"
+    code, message = "B21", "{function} needs the value of a float that changes from call to call"
     hint = "keep it in a tensor, or pass a bool or an int"
 
 
 class UserBreak(Break):
-    code = "B05"
-    message = "graph_break() was called"
+    code, message = "B05", "graph_break() was called"
 
 
 class DisabledCall(Break):
-    code = "B06"
-    message = "call to {function}, which is not to be compiled"
+    code, message = "B06", "call to {function}, which is not to be compiled"
 
 
 class OutputCall(Break):
-    code = "B07"
-    message = "call to {function}, which writes output"
+    code, message = "B07", "call to {function}, which writes output"
     hint = "this break is cheap; move the call out of the compiled function to have one graph"
 
 
 class UnsupportedValue(Break):
-    code = "B08"
-    message = "value of type {type} is not captured: {detail}"
+    code, message = "B08", "value of type {type} is not captured: {detail}"
 
 
 class UnsupportedGenerator(Break):
@@ -186,13 +166,11 @@ class UnsupportedGenerator(Break):
 class UnfinishedGenerator(UnsupportedGenerator):
     """A generator that the frame made is needed outside of the graph while it is still at work."""
 
-    code = "B14"
-    message = "a generator in the middle of its work ({name})"
+    code, message = "B14", "a generator in the middle of its work ({name})"
 
 
 class FailedFake(Break):
-    code = "B10"
-    message = "{function} cannot run on tensors without data: {detail}"
+    code, message = "B10", "{function} cannot run on tensors without data: {detail}"
     hint = "use functions of dense tensors (torch.stack([a, b]) for torch.tensor([a, b])), or do it outside"
 
 
@@ -205,20 +183,17 @@ class SkippedFrame(Break):
 class UnknownStores(Break):
     """A Triton kernel of the user's whose writes cannot be told from its source."""
 
-    code = "B17"
-    message = "it is not known what the Triton kernel {kernel} writes to: {detail}"
+    code, message = "B17", "it is not known what the Triton kernel {kernel} writes to: {detail}"
     hint = "wrap the launch in torch.library.custom_op, whose mutates_args says it"
 
 
 class BackwardCall(Break):
-    code = "B18"
-    message = "call to {function}, which differentiates what ran before"
+    code, message = "B18", "call to {function}, which differentiates what ran before"
     hint = "this break is needed; the parts before and after it are compiled"
 
 
 class ChosenArm(Break):
-    code = "B19"
-    message = "{name} runs functions as the values of tensors decide"
+    code, message = "B19", "{name} runs functions as the values of tensors decide"
     hint = "this break lets them be compiled; with fullgraph=True they are one op, which runs them in eager"
 
 
@@ -229,14 +204,12 @@ class UnsupportedMutation(Break):
 
 
 class GradientsSwitchedOn(Break):
-    code = "B22"
-    message = "gradients are switched on in a part of the program that began without them"
+    code, message = "B22", "gradients are switched on in a part of the program that began without them"
     hint = "have them on when the compiled function is called, and use torch.no_grad() for the parts without"
 
 
 class LongLoop(Break):
-    code = "B23"
-    message = "a loop in Python goes on for more than {rounds} rounds or {calls} calls of torch"
+    code, message = "B23", "a loop in Python goes on for more than {rounds} rounds or {calls} calls of torch"
     hint = "compute on whole tensors, or keep the loop out of the compiled function"
 
 
@@ -249,30 +222,26 @@ class FrameRaises(SkippedFrame):
 class ImportUnderWay(FrameRaises):
     """A module is being imported: its code runs once, and in eager."""
 
-    code = "B16"
-    message = "an import is under way"
+    code, message = "B16", "an import is under way"
 
 
 class ShapelessParameter(FrameRaises):
     """Eager gives it its shape in this call; the next is compiled."""
 
-    code = "B24"
-    message = "the parameter {name} of a lazy module has no shape yet"
+    code, message = "B24", "the parameter {name} of a lazy module has no shape yet"
 
 
 class NoTensors(SkippedFrame):
     """The frame touches no tensor: Python runs it best. Not reported, and no error under fullgraph."""
 
-    code = "B15"
-    message = "no tensors in {name}"
+    code, message = "B15", "no tensors in {name}"
 
 
 class ResumedLoop(Break):
     """A loop in which the graph already broke steps its iterator in Python, once per round. Follows from
     another break, so it is not reported as one of its own."""
 
-    code = "B12"
-    message = "the next round of a loop that was resumed"
+    code, message = "B12", "the next round of a loop that was resumed"
 
 
 # -- reasons ---------------------------------------------------------------------------------------
