@@ -21,9 +21,7 @@ STAGE_LOGS: Final[dict[str, tuple[str, ...]]] = {
     "joint": ("joint",),
     "prims": ("prims", "passes"),
     "partition": ("partition", "forward", "backward"),
-    "loops": ("loops",),
-    "schedule": ("schedule",),
-    "plan": ("plan",),
+    **{name: (name,) for name in ("loops", "schedule", "plan")},
     "output_code": ("program",),
 }
 """Log name -> words in the names of the stages whose result it prints."""

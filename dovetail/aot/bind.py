@@ -182,16 +182,11 @@ class _Emitter:
         self.scope: dict[str, Any] = {
             "torch": torch,
             "set_grad_enabled": torch._C._set_grad_enabled,
-            "is_grad_enabled": torch.is_grad_enabled,
-            "restride": restride,
             "keeps_graph": keeps_graph,
-            "shares_memory": shares_memory,
-            "write_back": write_back,
             "run_eager": joint.eager,
-            "eager_results": double.eager_results,
-            "eager_after": double.eager_after,
-            "Watch": Watch,
             "never_asked": NEVER_ASKED,
+            **{each.__name__: each for each in (torch.is_grad_enabled, restride, shares_memory, write_back)},
+            **{each.__name__: each for each in (double.eager_results, double.eager_after, Watch)},
             "chained": super(Function, Chained).apply,  # type: ignore[misc]
             **{f"constant_{i}": value for i, value in enumerate(joint.constants)},
         }

@@ -41,16 +41,10 @@ _aten: Final = torch.ops.aten
 _NO_ARGS: Final[dict[str, Any]] = {}
 
 _CONVERT: Final[dict[type, Callable[[Any], Arg]]] = {
-    int: lambda x: x,
-    float: lambda x: x,
-    bool: lambda x: x,
-    complex: lambda x: x,
-    str: lambda x: x,
-    type(None): lambda x: x,
+    **dict.fromkeys((int, float, bool, complex, str, type(None)), lambda x: x),
     torch.dtype: from_torch_dtype,
     torch.device: from_torch_device,
-    torch.layout: str,
-    torch.memory_format: str,
+    **dict.fromkeys((torch.layout, torch.memory_format), str),
     torch.SymInt: expr_of,
 }
 """How an argument that is no tensor and no list is written in a graph."""

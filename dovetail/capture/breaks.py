@@ -340,16 +340,12 @@ def _leave_with(site: Site) -> None:
     site.go_on("_r")
 
 
+SIGNS: Final = {"NEGATIVE": "-", "INVERT": "~", "POSITIVE": "+", "NOT": "not "}
 LINES: Final = {
-    "BINARY_OP": ("_r = {operation}({0}, {1})", 2),
-    "COMPARE_OP": ("_r = {operation}({0}, {1})", 2),
+    **dict.fromkeys(("BINARY_OP", "COMPARE_OP"), ("_r = {operation}({0}, {1})", 2)),
     "BINARY_SUBSCR": ("_r = {0}[{1}]", 2),
-    "UNARY_NEGATIVE": ("_r = -({0})", 1),
-    "UNARY_INVERT": ("_r = ~({0})", 1),
-    "UNARY_POSITIVE": ("_r = +({0})", 1),
-    "UNARY_NOT": ("_r = not ({0})", 1),
-    "GET_ITER": ("_r = iter({0})", 1),
-    "LIST_TO_TUPLE": ("_r = tuple({0})", 1),
+    **{f"UNARY_{name}": (f"_r = {sign}({{0}})", 1) for name, sign in SIGNS.items()},
+    **{op: (f"_r = {name}({{0}})", 1) for op, name in (("GET_ITER", "iter"), ("LIST_TO_TUPLE", "tuple"))},
     "LOAD_ATTR": ("_r = {0}.{name}", 1),
     "LOAD_GLOBAL": ("_r = user_globals[{name!r}]", 0),
     "STORE_ATTR": ("{1}.{name} = {0}", 2),
@@ -363,11 +359,9 @@ LINES: Final = {
 """Instructions that are a line with that many operands."""
 CHANGES: Final = {
     "LIST_EXTEND": ("extend", 1),
-    "SET_UPDATE": ("update", 1),
+    **dict.fromkeys(("SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"), ("update", 1)),
     "SET_ADD": ("add", 1),
     "MAP_ADD": ("__setitem__", 2),
-    "DICT_UPDATE": ("update", 1),
-    "DICT_MERGE": ("update", 1),
 }
 RULES: Final[dict[str, Callable[[Site], None]]] = {
     **{op: partial(_line, *row) for op, row in LINES.items()},
@@ -379,10 +373,8 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "COMPARE_OP_BOOL": partial(_truth, "bool({operation}({0}, {1}))", 2),
     "CONTAINS_OP": lambda site: _line("_r = {0} not in {1}" if site.arg else "_r = {0} in {1}", 2, site),
     "LOAD_METHOD": _load_method,
-    "POP_JUMP_IF_TRUE": partial(_branch, True, False),
-    "POP_JUMP_IF_FALSE": partial(_branch, False, False),
-    "JUMP_IF_TRUE_OR_POP": partial(_branch, True, True),
-    "JUMP_IF_FALSE_OR_POP": partial(_branch, False, True),
+    **{f"POP_JUMP_IF_{way}": partial(_branch, way == "TRUE", False) for way in ("TRUE", "FALSE")},
+    **{f"JUMP_IF_{way}_OR_POP": partial(_branch, way == "TRUE", True) for way in ("TRUE", "FALSE")},
     "FOR_ITER": _for_iter,
     "POP_TOP": lambda site: site.go_on(drop=1),
     "UNPACK_SEQUENCE": _unpack,

@@ -693,8 +693,7 @@ def _call_reference(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
-    operator.itemgetter: _call_getter,
-    operator.attrgetter: _call_getter,
+    **dict.fromkeys((operator.itemgetter, operator.attrgetter), _call_getter),
     operator.methodcaller: _call_methodcaller,
     weakref.ref: _call_reference,
     types.GenericAlias: lambda trace, fn, args, kwargs: trace.call(fn.__origin__, args, kwargs),

@@ -23,7 +23,7 @@ from torch.nn.modules import module as nn_module
 
 from dovetail.capture import builtins as known
 from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
-from dovetail.capture.attributes import find_in_mro, guard_class, load_attr
+from dovetail.capture.attributes import C_METHODS, find_in_mro, guard_class, load_attr
 from dovetail.capture.frame import bind
 from dovetail.capture.generators import Generator
 from dovetail.capture.interpreter import Activation
@@ -342,11 +342,8 @@ BY_TYPE: Final[dict[type, Any]] = {
     FunctionType: call_function,
     MethodType: call_method,
     types.BuiltinFunctionType: call_builtin,
-    types.MethodDescriptorType: call_descriptor,
-    WrapperDescriptorType: call_descriptor,
-    types.ClassMethodDescriptorType: call_descriptor,
+    **dict.fromkeys(C_METHODS, call_descriptor),
     types.MethodWrapperType: call_wrapper,
-    functools.partial: lambda trace, fn, args, kwargs: call(
-        trace, fn.func, [*fn.args, *args], {**fn.keywords, **kwargs}
-    ),
+    functools.partial: lambda trace, fn, args, named: call(
+        trace, fn.func, [*fn.args, *args], fn.keywords | named),
 }

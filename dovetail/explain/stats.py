@@ -10,12 +10,7 @@ from collections.abc import Iterable
 from dovetail.events import EVENTS, EventStream
 
 COUNTED = {
-    "graphs": "graph",
-    "graph_breaks": "graph_break",
-    "recompiles": "recompile",
-    "skips": "skip",
-    "kernels": "kernel",
-    "fallbacks": "fallback",
+    **{f"{kind}s": kind for kind in ("graph", "graph_break", "recompile", "skip", "kernel", "fallback")},
     "fallbacks_to_eager": "fallback_to_eager",
     "fusions_declined": "fusion",
     "slow": "slow",

@@ -21,19 +21,12 @@ _RANDOM: Final = torch.Tag.nondeterministic_seeded
 _DEPENDENT: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 FATES: Final[dict[str, str]] = {
-    "aten.lift_fresh.default": "lift",
-    "aten.lift.default": "lift",
-    "aten.lift_fresh_copy.default": "lift",
-    "aten._local_scalar_dense.default": "item",
-    "aten.item.default": "item",
-    "aten.size.default": "size",
-    "aten.stride.default": "stride",
-    "aten.numel.default": "numel",
-    "aten.index.Tensor": "index",
-    "aten._unsafe_index.Tensor": "index",
+    **{f"aten.{name}.default": "lift" for name in ("lift_fresh", "lift", "lift_fresh_copy")},
+    **{f"aten.{name}.default": "item" for name in ("_local_scalar_dense", "item")},
+    **{f"aten.{name}.default": name for name in ("size", "stride", "numel")},
+    **{f"aten.{name}.Tensor": "index" for name in ("index", "_unsafe_index")},
+    **{f"aten.{name}.default": "alias" for name in ("_conj", "_neg_view")},
     "aten.repeat_interleave.Tensor": "repeat_interleave",
-    "aten._conj.default": "alias",
-    "aten._neg_view.default": "alias",
     "aten.set_.source_Tensor": "set",
 }
 """Ops that the schema alone does not describe."""

@@ -591,8 +591,7 @@ CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
     "aten.log_sigmoid_forward.default": lambda device, args, result: (
         result if device.type == "cpu" else (result[0], result[1].new_empty(0))),
     "aten.native_layer_norm.default": _layer_norm_on_cpu,
-    "aten.pow.Scalar": lambda device, args, result: result.contiguous(),
-    "aten.im2col.default": lambda device, args, result: result.contiguous(),
+    **dict.fromkeys(("aten.pow.Scalar", "aten.im2col.default"), lambda device, args, made: made.contiguous()),
 }  # fmt: skip
 """Where the meta kernel describes another device than the one that is faked, or is wrong."""
 
@@ -818,7 +817,5 @@ _SPECIAL: Final[dict[str, Callable[..., Any]]] = {
     # Lazy conjugate and negative: the op stays in the graph, so the Fake needs no bit.
     "alias": lambda func, facts, args, kwargs: infer(torch.ops.aten.alias.default, args, {}),
     "set": _set,
-    "size": _plain_geometry,
-    "stride": _plain_geometry,
-    "numel": _plain_geometry,
+    **dict.fromkeys(("size", "stride", "numel"), _plain_geometry),
 }

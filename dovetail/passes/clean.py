@@ -105,12 +105,10 @@ def merge_broadcasts(node: Node) -> Node | None:
 
 
 _EXACT: Final[dict[DType, frozenset[DType]]] = {
-    F16: frozenset((F32, F64)),
-    BF16: frozenset((F32, F64)),
+    **dict.fromkeys((F16, BF16), frozenset((F32, F64))),
     F32: frozenset((F64,)),
     BOOL: frozenset((U8, I8, I16, I32, I64, F16, BF16, F32, F64)),
-    U8: frozenset((I16, I32, I64, F16, F32, F64)),
-    I8: frozenset((I16, I32, I64, F16, F32, F64)),
+    **dict.fromkeys((U8, I8), frozenset((I16, I32, I64, F16, F32, F64))),
     I16: frozenset((I32, I64, F32, F64)),
     I32: frozenset((I64, F64)),
 }

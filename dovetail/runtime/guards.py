@@ -50,25 +50,19 @@ Instruction: TypeAlias = "tuple[int, int, int, int, int, object, object]"
 
 # How a path is encoded: (number, object) of its last step.
 LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
-    paths.Arg: lambda s: (s.index, None),
-    paths.Cell: lambda s: (s.index, None),
-    paths.Global: lambda s: (0, s.name),
+    **dict.fromkeys((paths.Arg, paths.Cell), lambda s: (s.index, None)),
+    **dict.fromkeys((paths.Global, paths.Attr, paths.DictAttr), lambda s: (0, s.name)),
     paths.Const: lambda s: (0, s.value),
-    paths.Attr: lambda s: (0, s.name),
-    paths.DictAttr: lambda s: (0, s.name),
     paths.Item: lambda s: (s.key if type(s.key) is int and abs(s.key) < 1 << 62 else 0, s.key),
     paths.KeyItem: lambda s: (0, s.key),
-    paths.DictKey: lambda s: (s.position, None),
+    **dict.fromkeys((paths.DictKey, paths.ClosureOf), lambda s: (s.position, None)),
     paths.Applied: lambda s: (0, s.function),
-    paths.ClosureOf: lambda s: (s.position, None),
-    paths.Size: lambda s: (s.dim, None),
-    paths.Stride: lambda s: (s.dim, None),
+    **dict.fromkeys((paths.Size, paths.Stride), lambda s: (s.dim, None)),
 }
 
 # How a check is encoded: (number, object, extra). SameAs, State and Holds need more than that.
 CHECKS: Final[dict[type, Callable[[Any], tuple[int, object, object]]]] = {
-    checks.Is: lambda c: (0, c.value, None),
-    checks.Equals: lambda c: (0, c.value, None),
+    **dict.fromkeys((checks.Is, checks.Equals), lambda c: (0, c.value, None)),
     checks.TypeIs: lambda c: (0, c.type, None),
     checks.Length: lambda c: (c.length, None, None),
     checks.DictKeys: lambda c: (0, c.keys, None),

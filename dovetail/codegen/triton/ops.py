@@ -43,24 +43,20 @@ def _logical(sign: str) -> Entry:
 
 _LIBDEVICE: Final = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "erf erfc lgamma"
+    "erf erfc lgamma rsqrt"
 ).split()
 _COMPARE: Final = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 TRITON: Final[dict[str, Entry]] = {
     **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE},
     "sqrt": lambda r, a: "tl.sqrt_rn({0})" if a[0] is F32 else "libdevice.sqrt({0})",
-    "rsqrt": "libdevice.rsqrt({0})",
-    "floor": _float_or("floor", "{0}"),
-    "ceil": _float_or("ceil", "{0}"),
+    **{name: _float_or(name, "{0}") for name in ("floor", "ceil", "trunc")},
     "round": _float_or("nearbyint", "{0}"),
-    "trunc": _float_or("trunc", "{0}"),
     "frac": "({0} - libdevice.trunc({0}))",
     "sigmoid": lambda r, a: _div("1.0", "(1.0 + libdevice.exp(-{0}))", a[0]),
     "reciprocal": lambda r, a: _div("1.0", "{0}", a[0]),
     "pow": lambda r, a: "libdevice.pow({0}, {1})" if a[0].is_float else "dv.int_pow({0}, {1})",
-    "atan2": "libdevice.atan2({0}, {1})",
-    "copysign": "libdevice.copysign({0}, {1})",
+    **{name: f"libdevice.{name}({{0}}, {{1}})" for name in ("atan2", "copysign")},
     "div": lambda r, a: _div("{0}", "{1}", a[0]),
     "neg": "(-{0})",
     "abs": _bool_or("tl.abs({0})", "{0}"),
@@ -76,9 +72,7 @@ TRITON: Final[dict[str, Entry]] = {
     "floordiv": lambda r, a: "dv.floordiv({0}, {1})" if a[0].is_float else "dv.int_floordiv({0}, {1})",
     "truncdiv": "({0} // {1})",
     "check_index": "dv.wrap({0}, {1})",
-    "bit_and": "({0} & {1})",
-    "bit_or": "({0} | {1})",
-    "bit_xor": "({0} ^ {1})",
+    **{f"bit_{name}": f"({{0}} {sign} {{1}})" for name, sign in (("and", "&"), ("or", "|"), ("xor", "^"))},
     "bit_not": _bool_or("(~{0})", "({0} == 0)"),
     "where": "tl.where({0}, {1}, {2})",
     **{name: f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
