@@ -49,11 +49,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "DovetailError", "Explanation", "Options", "Report", "allow_in_graph", "assume_constant_result",
-    "compare", "compile", "disable", "explain", "graph_break", "is_compiling",
-    "mark_dynamic", "mark_static", "report", "reset", "set_stance", "stats", "wait",
-]  # fmt: skip
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -82,8 +82,7 @@ def _show_fields(event: Event) -> str:
 
 
 SHOW: Final[dict[str, Callable[[Event], str]]] = {
-    "graph_break": _show_break,
-    "skip": _show_break,
+    **dict.fromkeys(("graph_break", "skip"), _show_break),
     "recompile": lambda e: f"{_where(e)}: {e.get('reason')}",
     "limit": lambda e: f"{_where(e)}: {e.get('reason')}; runs in eager from now on",
     "guards": _show_guards,

@@ -38,8 +38,7 @@ def _as_strided_scatter(x: torch.Tensor, src: torch.Tensor, *window: Any) -> tor
 
 CALLS: Final[dict[str, Callable[..., Any]]] = {
     GET: lambda value, index: value[index],
-    "aten.view.default": torch.reshape,
-    "aten._unsafe_view.default": torch.reshape,
+    **dict.fromkeys(("aten.view.default", "aten._unsafe_view.default"), torch.reshape),
     "aten.as_strided.default": as_strided,
     "aten.as_strided_scatter.default": _as_strided_scatter,
     "aten.mkldnn_rnn_layer.default": partial(call_in_grad_mode, torch.ops.aten.mkldnn_rnn_layer.default),

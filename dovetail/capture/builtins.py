@@ -464,8 +464,7 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
         map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
     ), _map),
     zip: lambda trace, cls, args, kwargs: native(zip, *[iterate(trace, arg) for arg in args], **kwargs),
-    dict: _dict,
-    collections.OrderedDict: _dict,
+    **dict.fromkeys((dict, collections.OrderedDict), _dict),
     collections.defaultdict: lambda trace, cls, args, kwargs: native(
         cls, as_callback(trace, args[0]) if args else None, *args[1:], **kwargs),
     reversed: _reversed,

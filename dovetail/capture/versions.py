@@ -56,16 +56,9 @@ def _intrinsic_1(arg: int) -> list[tuple[str, int]]:
 
 
 BOTH: Final[dict[str, Split]] = {
-    "RESUME": lambda arg: [],
-    "NOP": lambda arg: [],
-    "CACHE": lambda arg: [],
-    "PRECALL": lambda arg: [],
-    "COPY_FREE_VARS": lambda arg: [],
-    "EXTENDED_ARG": lambda arg: [],
+    **dict.fromkeys(("RESUME", "NOP", "CACHE", "PRECALL", "COPY_FREE_VARS", "EXTENDED_ARG"), lambda arg: []),
     "LOAD_GLOBAL": low_bit("LOAD_GLOBAL", "LOAD_GLOBAL_CALL"),
-    "JUMP_BACKWARD": one("JUMP"),
-    "JUMP_BACKWARD_NO_INTERRUPT": one("JUMP"),
-    "JUMP_FORWARD": one("JUMP"),
+    **dict.fromkeys(("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD"), one("JUMP")),
     "GET_YIELD_FROM_ITER": one("GET_ITER"),
 }
 
@@ -116,17 +109,12 @@ SEND_KEEPS_RECEIVER: Final = sys.version_info >= (3, 12)
 
 
 ARGUMENTS: Final[dict[str, Callable[[CodeType, int], object]]] = {
-    **dict.fromkeys(
-        (
-            "LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR",
-            "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME",
-            "IMPORT_FROM", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "LOAD_FROM_DICT_OR_GLOBALS",
-        ),
-        lambda code, arg: code.co_names[arg],
-    ),
-    "LOAD_CONST": lambda code, arg: code.co_consts[arg],
-    "KW_NAMES": lambda code, arg: code.co_consts[arg],
+    **dict.fromkeys((
+        "LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR",
+        "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME",
+        "IMPORT_FROM", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "LOAD_FROM_DICT_OR_GLOBALS",
+    ), lambda code, arg: code.co_names[arg]),
+    **dict.fromkeys(("LOAD_CONST", "KW_NAMES"), lambda code, arg: code.co_consts[arg]),
     "BINARY_OP": lambda code, arg: BINARY[arg],
-    "COMPARE_OP": lambda code, arg: COMPARE[arg],
-    "COMPARE_OP_BOOL": lambda code, arg: COMPARE[arg],
+    **dict.fromkeys(("COMPARE_OP", "COMPARE_OP_BOOL"), lambda code, arg: COMPARE[arg]),
 }  # fmt: skip

@@ -582,8 +582,7 @@ MISSING: Final[dict[str, Callable[..., Any]]] = {
 """Ops of the GPU that torch has no meta kernel for."""
 
 CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "aten.native_batch_norm.default": _batch_norm_on_cpu,
-    "aten._native_batch_norm_legit.default": _batch_norm_on_cpu,
+    **{f"aten.{x}.default": _batch_norm_on_cpu for x in ("native_batch_norm", "_native_batch_norm_legit")},
     "aten._native_batch_norm_legit_functional.default": _batch_norm_with_updates,
     "aten._native_batch_norm_legit_no_training.default": lambda device, args, result: _batch_norm_on_cpu(
         device, [*args[:5], False], result),

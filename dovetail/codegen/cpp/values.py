@@ -404,6 +404,5 @@ _SPECIAL: Final[dict[str, Callable[[KernelWriter, Scalar, list[Value], Scope], V
     "load": KernelWriter.load,
     "load_at": KernelWriter.load_at,
     "masked": KernelWriter.masked,
-    "cast": KernelWriter.cast,
-    "bitcast": KernelWriter.cast,
+    **dict.fromkeys(("cast", "bitcast"), KernelWriter.cast),
 }
