@@ -143,18 +143,12 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     if shapes is not None and shapes.equalities:  # learned late, they hold from the beginning
         graph, outputs = simplify_graph(graph, shapes), [simplify_output(o, shapes) for o in outputs]
     signature = Signature(
-        inputs=n,
-        mutations=tuple(mutations),
-        outputs=tuple(outputs),
-        constants=len(constants),
-        values=len(trace.values),
-        grad_inputs=tuple(grad_inputs),
-        tangents=tuple(position for _, position in tangents),
-        groups=tuple(groups) if grads else (),
+        inputs=n, mutations=tuple(mutations), outputs=tuple(outputs), constants=len(constants),
+        values=len(trace.values), grad_inputs=tuple(grad_inputs), unread=unread,
+        tangents=tuple(position for _, position in tangents), groups=tuple(groups) if grads else (),
         reached=tuple(reached) if grads else (),
         chains=tuple(chain for chain in chains if grads or chain[0] < 0),
-        unread=unread,
-    )
+    )  # fmt: skip
     made = [x.is_inference() for out, x in zip(outputs, results) if out.kind in ("fresh", "alias")]
     is_inference = bool(made) and all(made) and not torch.is_inference_mode_enabled()
     return Joint(

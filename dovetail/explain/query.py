@@ -285,9 +285,7 @@ def explain_events(events: Iterable[Event]) -> Explanation:
     return Explanation(
         graphs=_graphs(of("graph", "stage")),
         breaks=_breaks(of("graph_break", "skip")),
-        recompiles=tuple(
-            read(RecompileSeen, e, limit=e.kind == "limit") for e in of("recompile", "limit")
-        ),
+        recompiles=tuple(read(RecompileSeen, e, limit=e.kind == "limit") for e in of("recompile", "limit")),
         fallbacks=dict(Counter(_text(event, "op") for event in of("fallback"))),
         kernels=tuple(read(KernelSeen, e) for e in of("kernel")),
         declined=tuple(read(Declined, e) for e in of("fusion")),
@@ -295,9 +293,7 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         stages=tuple(map(_stage, of("stage"))),
         compiles=tuple((_text(e, "function"), e["seconds"], e.at) for e in of("compile")),
         partitions=_partitions(of("partition", "stage")),
-        cudagraphs=tuple(
-            (_text(e, "unit"), bool(e.get("used")), _text(e, "reason")) for e in of("cudagraph")
-        ),
+        cudagraphs=tuple((_text(e, "unit"), bool(e["used"]), _text(e, "reason")) for e in of("cudagraph")),
         caches=dict(Counter(_text(event, "what") for event in of("cache"))),
         failures=tuple(map(_failure, of("fallback_to_eager", "slow"))),
         programs=programs,
