@@ -175,6 +175,7 @@ class _Emitter:
         """Inputs of which the gradient's gradient needs the old values, when they have new ones."""
         self.results = [f"v{i}" for i in range(len(graph.outputs))]
         self.views: dict[int, str] = {}
+        self.written = {m.output: m.input for m in self.signature.mutations if not m.under_no_grad}
         self.above = {i: before[0] for i, before in self.signature.chains if i < 0}
         self.chains = [chain for chain in self.signature.chains if chain[0] >= 0]
         self.unseen = frozenset(output for output, _ in joint.updates)
@@ -360,35 +361,38 @@ class _Emitter:
                 passed = [self.results[i] for i in part.partition.signature.tangents]
                 given = [self.everything, *(self.inputs[i] for i in part.places if i is not None)]
                 self.w(f"{_targets(passed)} = apply{part.suffix}({', '.join(given)})")
-            self.emit_chains(parts)
-            self.emit_write_back([m for m in self.signature.mutations if m.output not in self.unseen])
+            self.emit_chains(parts, [m for m in self.signature.mutations if m.output not in self.unseen])
             self.emit_return()
         self.w()
 
-    def emit_chains(self, parts: list[_Part]) -> None:
+    def emit_chains(self, parts: list[_Part], mutations: list[Mutation]) -> None:
+        """And the inputs that others are computed from, or that are themselves, get their new values."""
+        self.emit_write_back([m for m in mutations if m.output not in dict(self.chains)])
         part_of = {i: part for part in parts for i in part.partition.signature.tangents}
         for i, before in self.chains:
             value, given = self.results[i], [self.before(p) for p in before]
-            views = _tuple(self.before(p) for p in self.with_above(before) if p < 0)
+            views = _tuple(self.before(p) for p in self.with_above(before) if p < 0 or p in self.written)
             self.scope[f"made_{i}"] = self.scope[f"eager{part_of[i].suffix}"], i, before
             self.w(f"{value} = chained({value}, never_asked, watch, made_{i}, {views}, {', '.join(given)})")
+            self.emit_write_back([m for m in mutations if m.output == i])
         followed = {p for _, before in self.chains for p in self.with_above(before)}
-        seen = [self.signature.outputs[~p] for p in followed if p < 0]
-        followed.update(view.index for view in seen if view.kind == "alias")
         if followed:
             self.w(f"watch.follow({', '.join(map(self.before, sorted(followed)))})")
 
     def with_above(self, positions: Iterable[int]) -> list[int]:
-        """And the views that these are views of."""
+        """And those that these are views of."""
         found = list(positions)
-        for position in found:
-            found += [self.above[position]] if position in self.above else []
+        for p in (p for p in found if p < 0):
+            view = self.signature.outputs[~p]
+            roots = [i for i, input in self.written.items() if input == view.index]
+            roots = [view.index] if view.kind == "alias" else roots
+            found += [self.above[p]] if p in self.above else roots
         return found
 
     def before(self, position: int) -> str:
         """An output that another is computed from; a view is made here, once, and kept in `views`."""
         if position >= 0:
-            return self.results[position]
+            return self.inputs[self.written[position]] if position in self.written else self.results[position]
         if position not in self.views:
             made = self.output(~position, self.signature.outputs[~position])
             self.views[position] = f"view_{~position}"

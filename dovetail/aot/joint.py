@@ -410,6 +410,8 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
         trace.tensors.append(result)
         index = len(trace.values) - 1
         return OutputIs("through", index, ref.type, ref.way, None, True, input=storage.input)
+    if shared[id(storage)] > 1 and storage.input is None and not result._backward_hooks:
+        raise UnsupportedMutation(detail="outputs share memory, and autograd sees no views of one tensor")
     value = trace.recorder.memory.read(ref)
     index = _add_value(trace, value, result if wants_grad else None, ref.type)
     return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
@@ -458,6 +460,8 @@ def derive_ties(
     that are computed from others, with those that no third one is in between of: a view is ~i, its place, and
     is followed back to other views only."""
     shown = {output.index for output in outputs if output.kind in ("fresh", "alias")}
+    given = {id(t) for t in trace.passed}
+    shown |= {i for i, t in enumerate(trace.tensors) if t is not None and id(t) in given}  # with new values
     shown = {i for i in shown if not getattr(trace.tensors[i], "_backward_hooks", None)}
     tensors = [(i, t) for i, t in enumerate(trace.tensors) if t is not None and t.requires_grad]
     groups: list[tuple[int, ...]] = [(i,) for i, _ in tensors]

@@ -339,3 +339,25 @@ def test_elements_that_share_memory_are_not_written() -> None:
     for call in (program, dovetail.compile(program)):
         with pytest.raises(RuntimeError, match="single memory location"):
             call(torch.ones(3))
+
+
+def _reshaped_base(x: torch.Tensor) -> Any:
+    whole = torch.cat([x, x])
+    part = whole.unsqueeze(0)
+    whole.squeeze_()
+    part.add_(x.sum())
+    return whole, part
+
+
+def _written_alias(x: torch.Tensor) -> Any:
+    whole = x * 2
+    part = whole.detach()
+    part[0] = x.sum()
+    return whole, part
+
+
+@pytest.mark.parametrize("program", [_reshaped_base, _written_alias])
+def test_outputs_share_memory_whatever_their_histories(program: Any) -> None:
+    for call in (program, dovetail.compile(program)):
+        first, second = call(torch.ones(3, requires_grad=True))
+        assert first.data_ptr() == second.data_ptr()

@@ -740,3 +740,28 @@ def test_hooks_stay_when_the_views_are_gone(program: Any) -> None:
         return x.grad
 
     torch.testing.assert_close(train(dovetail.compile(program)), train(program))
+
+
+@pytest.mark.parametrize("ask", ["retain", "hook", "grad"])
+@pytest.mark.parametrize("has_view", [False, True])
+def test_the_gradient_of_an_input_with_a_new_value(has_view: bool, ask: str) -> None:
+    """Others are computed from it, or from a view of it."""
+
+    def program(h: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        view = h[1:]
+        h.tanh_()
+        return (view, (view @ w).square().sum()) if has_view else (w, (h @ w).square().sum())
+
+    def train(call: Any) -> list[Any]:
+        leaf, w = torch.linspace(0, 1, 12).view(4, 3).requires_grad_(), torch.ones(3, 2, requires_grad=True)
+        h = leaf * 2
+        if ask == "retain":
+            h.retain_grad()
+        loss = call(h, w)[1]
+        if ask == "hook":
+            h.register_hook(lambda grad: grad * 3)
+        seen = torch.autograd.grad(loss, h, retain_graph=True) if ask == "grad" else ()
+        (loss + h.sum()).backward()
+        return [*seen, leaf.grad, w.grad, *([h.grad] if ask == "retain" else [])]
+
+    torch.testing.assert_close(train(dovetail.compile(program)), train(program))
