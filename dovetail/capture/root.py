@@ -223,7 +223,6 @@ class Attempt:
             loc = self.frame.loc
             self.trace.shapes.where = lambda: loc
         vars(self.trace).clear()
-        self.trace.is_over = True
 
     def wrap_arguments(self) -> list[Any]:
         code = self.frame.code

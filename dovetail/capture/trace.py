@@ -163,6 +163,8 @@ class Trace:
     call: Callable[..., Any]
     callback: Callable[[Any], Any]
     """A callable of the user's as one that native code may call."""
+    is_over = True
+    """As those find it who go with the trace's own fields."""
 
     def __init__(self, frame: Frame, options: Options, dynamic: Any, is_whole: bool = False) -> None:
         self.frame, self.options, self.dynamic = frame, options, dynamic

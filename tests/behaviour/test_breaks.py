@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import gc
 import itertools
 import logging
 import math
@@ -927,3 +928,19 @@ def test_fullgraph_error_names_line_reason_and_fix(breaker: str) -> None:
     text = str(caught.value)
     assert "test_breaks.py:" in text, text
     assert "hint" in text or breaker == "user", text
+
+
+def test_generators_that_a_break_leaves_behind_end_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda what: said.append(what.exc_value))
+    model = torch.nn.Linear(4, 4)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for own, other in zip(model.parameters(), model.parameters()):
+            own.data = other.data * 0.5
+        return model(x)
+
+    dovetail.reset()
+    dovetail.compile(f, backend="eager")(x4())
+    gc.collect()
+    assert not said
