@@ -935,9 +935,12 @@ def test_generators_that_a_break_leaves_behind_end_quietly(monkeypatch: pytest.M
     monkeypatch.setattr("sys.unraisablehook", lambda what: said.append(what.exc_value))
     model = torch.nn.Linear(4, 4)
 
-    def f(x: torch.Tensor) -> torch.Tensor:
+    def update() -> None:
         for own, other in zip(model.parameters(), model.parameters()):
             own.data = other.data * 0.5
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        update()
         return model(x)
 
     dovetail.reset()
