@@ -453,6 +453,12 @@ def _groupby(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(cls, iterate(trace, args[0]), as_callback(trace, key))
 
 
+def _reference(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[-1], FunctionType) and not is_library_file(args[-1].__code__.co_filename):
+        raise UnknownCall(trace.loc(), function="weakref.ref with a function to be called at the end")
+    return native(cls, *args)
+
+
 CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     **dict.fromkeys((
         list, tuple, set, frozenset, enumerate, collections.deque, collections.Counter, itertools.chain,
@@ -477,13 +483,14 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     torch.Size: lambda trace, cls, args, kwargs: native(cls, drain(trace, args[0])) if args else cls(),
     itertools.accumulate: _accumulate,
     itertools.groupby: _groupby,
+    weakref.ref: _reference,
     functools.partial: lambda trace, cls, args, kwargs: native(cls, *args, **kwargs),
 }  # fmt: skip
 
 NATIVE_CLASSES: Final = frozenset(
     {object, complex, bytes, bytearray, memoryview, property, classmethod, staticmethod, itertools.count,
      itertools.repeat, types.SimpleNamespace, types.MethodType, types.MappingProxyType, operator.itemgetter,
-     operator.attrgetter, operator.methodcaller, weakref.ref, torch.device, torch.finfo, torch.iinfo}
+     operator.attrgetter, operator.methodcaller, torch.device, torch.finfo, torch.iinfo}
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import random
 import threading
 import time
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -883,6 +884,23 @@ def displays_with_stars_that_break() -> Any:
     items: list[Any] = []
     table: dict[str, int] = {}
     return f, [(torch.ones(2), items, table)] * 12
+
+
+@case("C5", breaks=ANY)
+def weak_reference_that_tells() -> Any:
+    ended: list[int] = []
+    kept: list[Any] = []
+
+    def f(x: torch.Tensor) -> Any:
+        thing = Thing()
+        kept.append(weakref.ref(thing, lambda _: ended.append(1)))
+        return x * 2
+
+    return f, [(x4(),)] * 3, lambda: ended
+
+
+class Thing:
+    pass
 
 
 @case("C5", breaks=1, recompiles=0)
