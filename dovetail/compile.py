@@ -31,7 +31,6 @@ from dovetail.cache.store import default_folder
 from dovetail.choose import chooser
 from dovetail.control import stance
 from dovetail.events import EVENTS
-from dovetail.fake.tensor import Fake, make_static
 from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.graph import Graph, Known
 from dovetail.ir.source import DictAttr
@@ -467,14 +466,13 @@ class Compiler:
     def _bind(self, captured: Capture) -> None:
         """Compile the graph and put it under its name."""
         examples = [item.traced if self.is_own else item.example for item in captured.inputs]
-        module: Any = captured.graph
+        module, shapes = captured.graph, captured.shapes  # type: Any, Any
         module.meta["steady"] = tuple(i for i, item in enumerate(captured.inputs) if is_steady(item))
         if not self.is_own:
             module.real_recompile()  # who knows what a backend does with its forward
         graph = self.backend(module, examples)
-        is_any = graph is module or getattr(graph, "__self__", None) is module  # size's
-        if not self.is_own and self.is_dynamic is None and not is_any:
-            fix_sizes(captured)
+        if shapes and not (self.is_own or self.is_dynamic or getattr(graph, "__self__", graph) is module):
+            shapes.fix("the backend")  # what others made of the graph is for what they were shown
         captured.namespace[captured.graph_name] = functools.partial(_native.without, graph)
         if self.options.notice_slow and getattr(graph, "is_pure", False):
             self._race(captured)
@@ -498,15 +496,6 @@ class Compiler:
             eager = functools.partial(_native.without, run_in_eager(module))
             keep_faster = self.options.keep_faster
             Race(captured.namespace, captured.graph_name, eager, captured.name, captured.loc, keep_faster)
-
-
-def fix_sizes(captured: Capture) -> None:
-    """What a backend of others made was made for the sizes and numbers that it was shown."""
-    for symbolic in [item.symbolic for item in captured.inputs]:
-        if isinstance(symbolic, Fake):
-            make_static(symbolic, "the backend")
-        elif symbolic is not None:
-            (float if isinstance(symbolic, torch.SymFloat) else int)(symbolic)  # type: ignore
 
 
 def is_steady(item: GraphInput) -> bool:

@@ -92,6 +92,8 @@ class Eager:
                     grads = program(*given)
                     return grads if is_kept else [None if g is None else g.detach() for g in grads]
             assert self.joint.eager is not None
+            # as views, since hooks and retain_grad() are for autograd's own pass
+            inputs = [x.view_as(x) if getattr(x, "requires_grad", False) else x for x in inputs]
             own = [x.clone() if i in self.mutated else x for i, x in enumerate(inputs)]
             results = eager_results(self.joint.eager(*own))
             return self.differentiated(inputs, own, tangents, results, asked, is_kept)

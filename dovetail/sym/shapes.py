@@ -185,6 +185,11 @@ class Shapes(Noun, frozen=False):
             self.specialise(symbol, reason)
         return self.simplify(value).value
 
+    def fix(self, reason: str) -> None:
+        for symbol in self.symbols.values():
+            self.specialise(symbol.expr, reason)
+        self.fixed_floats = list(self.floats.values())
+
     def fix_float(self, name: str) -> float:
         symbol = self.floats[name]
         if symbol not in self.fixed_floats:

@@ -765,3 +765,20 @@ def test_the_gradient_of_an_input_with_a_new_value(has_view: bool, ask: str) -> 
         return [*seen, leaf.grad, w.grad, *([h.grad] if ask == "retain" else [])]
 
     torch.testing.assert_close(train(dovetail.compile(program)), train(program))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_hooks_on_inputs_are_called_once_where_gradients_are_differentiated(backend: str) -> None:
+    def program(n: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return n**2 + y * n
+
+    found = []
+    for call in (program, dovetail.compile(program, backend=backend)):
+        x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        n, seen = x * 1, []
+        n.retain_grad()
+        n.register_hook(lambda grad, seen=seen: seen.append(grad.tolist()))
+        (grad,) = torch.autograd.grad(call(n, y).sum(), y, create_graph=True, allow_unused=True)
+        call(n, y).sum().backward(create_graph=True)
+        found.append((grad.tolist(), seen, n.grad.tolist(), x.grad.tolist(), y.grad.tolist()))
+    assert found[0] == found[1]
