@@ -288,12 +288,8 @@ _TWO: Final[dict[str, tuple[str, ...]]] = {
     "floordiv": (
         "INLINE {T} floordiv_({T} x, {T} y) {{\n"
         "    if (y == 0) return x / y;\n"
-        "    {T} m = fmod_(x, y), d = (x - m) / y;\n"
-        "    if (m != 0 && (m < 0) != (y < 0)) d -= 1;\n"
-        "    if (d == 0) return copysign_(({T})0, x / y);\n"
-        "    {T} f = floor_(d);\n"
-        "    return d - f > ({T})0.5 ? f + 1 : f;\n"
-        "}}",
+        "    {T} m = fmod_(x, y), d = (x - m) / y - (m != 0 && (m < 0) != (y < 0)), f = floor_(d);\n"
+        "    return d == 0 ? copysign_(({T})0, x / y) : d - f > ({T})0.5 ? f + 1 : f;\n}}",
     ),
 }
 
