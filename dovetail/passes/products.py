@@ -2,8 +2,9 @@
 
     y = aten.mm(a, b)     ->  s = prims.sum(a[:, None, :] * b.t()[None, :, :], (2,));  y = convert(s, bf16)
 
-Only where somebody has found out that it pays: `choose(node)` says into how many parts the sum is to be
-split, whose sums a second kernel adds up; 0 leaves the library's call.
+Only where it pays. On a CPU, that is where a product is computed before a library has been called; on a GPU,
+`choose(node)` says into how many parts the sum is to be split, whose sums a second kernel adds up; 0 leaves
+the library's call.
 """
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, cast
 
-from dovetail.ir.expr import Expr, as_expr
+from dovetail.ir.expr import ONE, Expr, as_expr
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Node
 from dovetail.ir.product import STEP
 from dovetail.ir.types import F32, TensorType
@@ -22,10 +23,17 @@ from dovetail.passes.pad import PRODUCTS, matrices
 SMALL: Final = 1 << 20
 """Terms that are added up in less time than a library's kernel takes to get going."""
 
+TINY: Final = 1 << 12
+"""The same of a CPU."""
+MANY: Final = 16
+"""Columns that fill vectors, in which what follows is computed too."""
+FEW: Final = 64
+"""Results for which that may be done one by one."""
+
 
 def open_products(graph: Graph, choose: Callable[[Node], int]) -> Graph:
     def change(b: Build, node: Node) -> Arg:
-        parts = choose(node) if can_open(node) else 0
+        parts = 0 if not can_open(node) else 1 if node.tensor.device.kind == "cpu" else choose(node)
         return opened(b, node, parts) if parts else None
 
     if not any(map(can_open, graph.nodes)):
@@ -34,17 +42,25 @@ def open_products(graph: Graph, choose: Callable[[Node], int]) -> Graph:
 
 
 def can_open(node: Node) -> bool:
-    """On a GPU, of 16 bits (or small and of fp32), with sizes that are known and not those of vectors."""
-    if node.op not in PRODUCTS or node.tensor.device.kind != "cuda" or node.kwargs:
+    """Of known sizes: tiny and of fp32; on a GPU of 16 bits (or small and of fp32) and not of vectors."""
+    if node.op not in PRODUCTS or node.kwargs:
         return False
     if node.op == "aten.addmm.default" and cast(Node, node.args[0]).tensor.ndim != 1:
         return False
     kinds = [matrix.tensor for matrix in matrices(node)]
     sizes = [size.value if size.is_const else 0 for kind in kinds for size in kind.shape]
     dtype = node.tensor.dtype
-    if any(kind.dtype is not dtype for kind in kinds) or min(sizes) < 2 or sizes[-2] % STEP:
+    if any(kind.dtype is not dtype for kind in kinds) or min(sizes) < 1:
         return False
-    is_small = dtype is F32 and node.tensor.numel.value * sizes[-2] <= SMALL
+    terms = node.tensor.numel.value * sizes[-2]
+    if node.tensor.device.kind == "cpu":
+        down, across = kinds[1].stride[-2:]
+        in_vectors = across is ONE and sizes[-1] >= MANY
+        is_fast = in_vectors or down is ONE or terms <= TINY // 4
+        return dtype is F32 and terms <= TINY and is_fast and (in_vectors or node.tensor.numel.value <= FEW)
+    if min(sizes) < 2 or sizes[-2] % STEP:
+        return False
+    is_small = dtype is F32 and terms <= SMALL
     return dtype.is_low_precision or is_small
 
 

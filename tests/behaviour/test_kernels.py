@@ -74,6 +74,28 @@ def test_activations_and_losses_are_kernels(f: Callable[..., Any], dtype: torch.
     torch.testing.assert_close(other.grad, own.grad, equal_nan=True)
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 8, 8), (16, 10, 1), (3, 37, 5), (1, 64, 64), (4, 16, 16)])
+def test_tiny_products_are_kernels(m: int, k: int, n: int) -> None:
+    x, w, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
+    turned = torch.randn(k, m).t()
+    assert count(lambda: F.linear(x, w, bias).relu()) == 1
+    assert count(lambda: (turned @ w.t(), torch.tanh(turned) @ w.t() * 2)) >= 1
+    assert count(lambda: x[None] @ w.t().contiguous()[None] + 1) == 1
+    layer = torch.nn.Linear(k, n)
+    layer(x).square().sum().backward()
+    own = [p.grad for p in layer.parameters()]
+    layer.zero_grad()
+    compiled = find_peer("dovetail").compile(lambda x: layer(x).square().sum(), fullgraph=True)
+    compiled(x).backward()
+    torch.testing.assert_close([p.grad for p in layer.parameters()], own)
+
+
+def test_large_products_stay_with_the_library() -> None:
+    assert count(lambda: X @ W) == 0
+    assert count(lambda: X[:16, :16] @ W[:16, :16].t()) == 0
+    assert count(lambda: X[:16, :16] @ W[:16, :16]) == 1
+
+
 def test_adam_update_of_ten_parameters_is_fused() -> None:
     ps, gs = [torch.randn(64) for _ in range(10)], [torch.randn(64) for _ in range(10)]
 
