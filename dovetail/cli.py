@@ -39,26 +39,23 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         EVENTS.is_detailed = before
 
 
-def explain(args: argparse.Namespace) -> int:
+def explain(args: argparse.Namespace) -> None:
     run_script(args.script, args.arguments)
     print(f"\n{dovetail.report()}")
-    return 0
 
 
-def report(args: argparse.Namespace) -> int:
+def report(args: argparse.Namespace) -> None:
     record_calls = importlib.import_module("dovetail.front").record_calls
     record_calls(True)
     run_script(args.script, args.arguments)
     record_calls(False)
     found = dovetail.report()
     print(f"{summary(found)}\nwritten to {found.html(args.output)}")
-    return 0
 
 
-def bench(args: argparse.Namespace) -> int:
+def bench(args: argparse.Namespace) -> None:
     measure = importlib.import_module("dovetail.measure")
     print(measure.bench(args.what, args.mode))
-    return 0
 
 
 def doctor(_: argparse.Namespace) -> int:
@@ -67,12 +64,11 @@ def doctor(_: argparse.Namespace) -> int:
     return int(any(finding.level == "miss" for finding in findings))
 
 
-def ops(args: argparse.Namespace) -> int:
+def ops(args: argparse.Namespace) -> None:
     fates = importlib.import_module("dovetail.ops").fates()
     for name, fate in sorted(fates.items()):
         if args.match in name:
             print(f"{fate!s:<10} {name}")
-    return 0
 
 
 # -- cache -----------------------------------------------------------------------------------------
@@ -118,9 +114,8 @@ CACHE: Final[dict[str, Callable[[Store, argparse.Namespace], None]]] = {
 }
 
 
-def cache(args: argparse.Namespace) -> int:
+def cache(args: argparse.Namespace) -> None:
     CACHE[args.action](Store(args.folder), args)
-    return 0
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -131,7 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dovetail {dovetail.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def command(run: Callable[[argparse.Namespace], int | None], text: str) -> argparse.ArgumentParser:
         made = commands.add_parser(run.__name__, help=text, description=text)
         made.set_defaults(run=run)
         return made
@@ -158,8 +153,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     try:
-        result: int = args.run(args)
+        return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return result
