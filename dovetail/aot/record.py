@@ -484,8 +484,8 @@ def record_resize(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> 
     if before.type.numel.hi == 0:
         node = recorder.call("aten.empty.memory_format", (after.shape,), after, _factory(fake))
         recorder.own(fake, node)
-    elif after.numel.hi <= before.root.type.numel.lo:
-        recorder.view(fake, before.root, ViewStep("aten.as_strided.default", (after.shape, after.stride, 0)))
+    elif (expr_of(fake.storage_offset()) + after.numel).hi <= before.root.type.numel.lo:
+        recorder.stride(fake, before.root)
     else:
         raise UnsupportedMutation(recorder.loc, detail="resize_ to more elements")
     return fake

@@ -27,7 +27,7 @@ from dovetail.fake.layout import is_ambiguous, iterator_strides
 from dovetail.fake.quiet import quiet_references
 from dovetail.fake.record import Record, record
 from dovetail.fake.suspect import Suspected
-from dovetail.fake.symbolic import bind, derive_forms, find_shapes, hinted
+from dovetail.fake.symbolic import bind, derive_forms, find_shapes, fix_symbols, hinted
 from dovetail.ir.expr import const
 from dovetail.sym import Shapes, make_symint
 from dovetail.util.noun import Noun, field, replace
@@ -278,6 +278,10 @@ def _run(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     plain_args, plain_kwargs = hinted(args), {k: hinted(v) for k, v in kwargs.items()}
     result = _by_meta(func, facts, plain_args, plain_kwargs)
     results = list(result) if isinstance(result, (list, tuple)) else [result]
+    for out in results if facts.name.endswith("out") else ():
+        if type(out) is Fake and out.form and _hint_geometry(out)[0] != tuple(out.meta.size()):
+            fix_symbols(facts, call, "a result was resized by")
+            _reshape_in_place(out, static_form(out.meta), shapes)
     is_new = [isinstance(r, torch.Tensor) and not _is_argument(r, args, kwargs) for r in results]
     found = [r if new or facts.changes_shape else None for r, new in zip(results, is_new)]
     metas = [r.meta if isinstance(r, Fake) else r for r in found]

@@ -35,8 +35,19 @@ def methods_of_symbolic_numbers() -> Any:
 @case("C8", dynamic=True)
 def resized_as_another() -> Any:
     def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        z, w = x.clone().resize_as_(y), x.clone().resize_(y.shape)
-        return z.shape, w.shape, z.numel() + x, w * 2, z.stride()
+        z, w, whole = x.clone().resize_as_(y), x.clone().resize_(y.shape), x.clone()
+        part = whole[1:].resize_(2, 2).add_(1)
+        return z.shape, w.shape, z.numel() + x, w * 2, z.stride(), part, whole
+
+    return f, [(torch.arange(8.0), torch.ones(shape)) for shape in ((2, 3), (4, 2))]
+
+
+@case("C8", dynamic=True)
+def resized_by_out() -> Any:
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        a, b, c, d = (x.clone() for _ in range(4))
+        made = torch.mul(y, 2, out=a), torch.sum(y, 0, out=b), torch.cat([y, y], out=c), torch.mm(y, y.t(), out=d)
+        return [(z.shape, z.stride(), z) for z in (a, b, c, d)], [z * 2 for z in made]
 
     return f, [(torch.arange(8.0), torch.ones(shape)) for shape in ((2, 3), (4, 2))]
 
