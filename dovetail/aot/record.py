@@ -559,9 +559,7 @@ def record_cudnn_backward(recorder: Recorder, func: Any, args: Args, kwargs: Kwa
 def record_rnn(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Its workspace, for backward, has a size that only the library knows: ask it, with zeros."""
     output, hidden, cell, workspace = infer(func, args, kwargs)
-    if any(isinstance(a, Fake) and a.form is not None for a in args):
-        raise UnsupportedMutation(recorder.loc, detail="an RNN layer with symbolic sizes")
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled():  # and then no size is symbolic
         with torch._C._DisableTorchDispatch():
             zeros = [torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
             real = func(*zeros, **kwargs)[3]

@@ -137,7 +137,52 @@ def matmul(x: Any, y: Any, **kwargs: Any) -> Any:
     return left.bmm(right).view(*batch, x.shape[-2], y.shape[-1])
 
 
+def lstm(x: Any, state: Any, *given: Any) -> Any:
+    """Layer by layer in the library's kernels, as torch does where sizes are numbers: with symbolic ones it
+    goes step by step, and so asks how many. Training does, too: what it saves has a size nobody knows."""
+    is_plain = isinstance(state, (list, tuple)) and x.device.type == "cpu" and x.dtype == torch.float32
+    if not is_plain or torch.is_grad_enabled() or state[0].shape[2] != state[1].shape[2] or all(given[3:5]):
+        return torch.lstm(x, state, *given)  # with projections or dropout, say
+    weights, has_biases, layers, _, is_training, is_bidirectional, batch_first = given
+    x, width, step = x.transpose(0, 1) if batch_first else x, state[1].shape[2], 4 if has_biases else 2
+    fixed = [], 2, width, layers, has_biases, is_bidirectional, batch_first, is_training
+    last: list[list[Any]] = []
+    for _ in range(layers):
+        made = []
+        for way in range(1 + is_bidirectional):
+            own = weights[step * len(last) : step * len(last) + step]
+            own = own if has_biases else (*own, *map(torch.zeros_like, own))
+            h, c = (s.contiguous()[len(last)] for s in state)
+            y, *ends, _ = _aten.mkldnn_rnn_layer.default(x.contiguous(), *own, h, c, way > 0, *fixed)
+            made.append(y)
+            last.append(ends)
+        x = torch.cat(made, -1) if is_bidirectional else made[0]
+    return (x.transpose(0, 1) if batch_first else x, *map(torch.stack, zip(*last)))
+
+
+def max_pool1d(
+    input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *rest: Any,
+    **named: Any,
+) -> Any:
+    """As the pooling of an image of one row."""
+    given = zip((1, 1, 0, 1), (kernel_size, stride or kernel_size, padding, dilation))
+    pool: Any = F.max_pool2d
+    made = pool(input.unsqueeze(-2), *((row, *_per_axis(n, 1)) for row, n in given), *rest, **named)
+    return made.squeeze(-2) if isinstance(made, torch.Tensor) else tuple(t.squeeze(-2) for t in made)
+
+
+def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
+    if dim is None:
+        return input.reshape(-1).gather(0, indices.reshape(-1))
+    others = [[1 if d == dim % x.dim() else n for d, n in enumerate(x.shape)] for x in (input, indices)]
+    common = list(torch.broadcast_shapes(*others))
+    source, index = (x.expand([*common[:dim], x.shape[dim], *common[dim:][1:]]) for x in (input, indices))
+    return source.gather(dim, index)
+
+
 STAND_INS: Final[dict[Any, Callable[..., Any]]] = {
     F.interpolate: interpolate, torch.Tensor.__getitem__: get_item, torch.Tensor.__setitem__: set_item,
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__), matmul),
+    torch.lstm: lstm, F.max_pool1d: max_pool1d,
+    **dict.fromkeys((torch.take_along_dim, torch.Tensor.take_along_dim), take_along_dim),
 }  # fmt: skip

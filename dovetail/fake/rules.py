@@ -649,6 +649,8 @@ RULES: Final[dict[str, Rule]] = _table(
     (lambda c: (*c["self"].shape[:2], *c["grid"].shape[1:-1]), "cudnn_grid_sampler"),
     (likes("self", "grid"), "cudnn_grid_sampler_backward"),
     (lambda c: [c["hx"].shape, (c["hx"].shape[0], mul(c["hx"].shape[1], 5))], "_thnn_fused_gru_cell"),
+    (lambda c: [(*c["input"].shape[:2], as_expr(c["hidden_size"])), c["hx_"].shape, c["cx_"].shape],
+     "mkldnn_rnn_layer"),
     (gru_cell_backward, "_thnn_fused_gru_cell_backward"),
     (pixel_shuffle, "pixel_shuffle"),
     (pixel_unshuffle, "pixel_unshuffle"),

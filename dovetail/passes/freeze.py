@@ -139,7 +139,8 @@ def _fold(b: Build, result: Node) -> Node:
 def pack_recurrent(graph: Graph, weights: Collection[Node]) -> Graph:
     """Layers of RNNs take weights that are laid out once, not in every call."""
     fixed = movable(graph, weights)
-    layers = [n.name for n in graph.nodes if n.op == RECURRENT and fixed.issuperset(n.operands[1:3])]
+    recurrent = [n for n in graph.nodes if n.op == RECURRENT and _has_known_sizes(n.operands[0].type)]
+    layers = [n.name for n in recurrent if fixed.issuperset(n.operands[1:3])]
     if not layers or not hasattr(torch.ops.mkldnn, PACK_RECURRENT.split(".")[1]):
         return graph
 

@@ -373,6 +373,8 @@ def gram(x: torch.Tensor) -> torch.Tensor:
 
 OF_ANY_SIZE: dict[str, tuple[Any, Any]] = {
     "batch norm": (lambda x: F.hardswish(F.batch_norm(x, torch.ones(x.shape[1]), torch.ones(x.shape[1]), training=True)), image),
+    "max_pool1d": (lambda x: torch.cat(F.max_pool1d(x, 3, 2, padding=1, return_indices=True)) + F.max_pool1d(x, 3, 2, 1)[:1], rows),
+    "take_along_dim": (lambda x: x.take_along_dim(x[:1].argsort(1), 1) + torch.take_along_dim(x, x.argsort()).sum(), rows),
     "unfold": (lambda x: F.unfold(x, 3, padding=1, stride=2), image),
     "fold": (lambda x: F.fold(x, (4, 4), 2), lambda n: torch.rand(n, 12, 9)),
     "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), image),
@@ -404,4 +406,16 @@ def test_a_function_of_any_size_is_compiled_twice(name: str) -> None:
             if f is function:
                 want = made, gradients
         torch.testing.assert_close((made, gradients), want, rtol=1e-4, atol=1e-5)
+    assert dovetail.stats()["recompiles"] <= 1
+
+
+@pytest.mark.parametrize("given", [{}, {"batch_first": True, "bidirectional": True, "num_layers": 2}, {"bias": False, "num_layers": 2}])
+def test_an_lstm_takes_sequences_of_any_length(given: dict[str, Any]) -> None:
+    dovetail.reset()
+    model = torch.nn.LSTM(6, 8, **given)
+    compiled = dovetail.compile(model)
+    with torch.no_grad():
+        for batch, length in ((2, 5), (3, 7), (4, 10)):
+            x = torch.rand(batch, length, 6)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     assert dovetail.stats()["recompiles"] <= 1
