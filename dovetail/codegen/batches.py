@@ -23,11 +23,9 @@ MOST_POINTERS = 400
 class Batch(Noun, frozen=False, eq=False):
     members: list[Group]
     reads: set[str]
-    """What its members read,"""
     writes: set[str]
-    """and write;"""
     others_read: set[str] = field(default_factory=set)
-    """what the steps after the first member, that are not members, read,"""
+    """What other steps after the first member read,"""
     others_write: set[str] = field(default_factory=set)
     """and write."""
 
@@ -50,15 +48,15 @@ def batched(plan: Plan, launches: dict[Group, Launchable]) -> dict[Group, Launch
     for step in plan.schedule.steps:
         reads, writes = memory(step.read_buffers), memory(step.written_buffers)
         mine = None
-        if isinstance(step, Group) and _is_plain(made := launches[step]) and shared.isdisjoint(made.params):
+        made = launches[step] if isinstance(step, Group) else None
+        if isinstance(step, Group) and made and len(made.grid) == 1 and shared.isdisjoint(made.params):
             form = (made.kernel.key, made.sizes, made.numbers, made.grid)
             mine = batches.get(form)
             if mine is None or not mine.takes(reads, writes, len(made.params)):
                 mine = batches[form] = Batch([], set(), set())
                 found.append(mine)
             mine.members.append(step)
-            mine.reads |= reads
-            mine.writes |= writes
+            mine.reads, mine.writes = mine.reads | reads, mine.writes | writes
         for other in found:
             if other is not mine:
                 other.others_read |= reads
@@ -70,24 +68,16 @@ def batched(plan: Plan, launches: dict[Group, Launchable]) -> dict[Group, Launch
     return result
 
 
-def _is_plain(made: Launchable) -> bool:
-    return made.kernel.language == "triton" and len(made.grid) == 1
-
-
 def _joined(parts: list[Launchable]) -> Launchable:
     first, count = parts[0], len(parts[0].params)
-    kernel, members = first.kernel, range(1, len(parts))
+    kernel, members, name = first.kernel, range(1, len(parts)), f"{first.kernel.name}_x{len(parts)}"
     before, _, after = kernel.text.partition(f"def {kernel.name}(")
     parameters, _, body = after.partition("):\n")
     names = parameters.split(", ")
-    taken = [f"{name}__{k}" for k in members for name in names[:count]]
-    choices = [
-        f"    {name} = tl.where(tl.program_id(1) == {k}, {name}__{k}, {name})\n"
-        for k in members
-        for name in names[:count]
-    ]
-    times, name = len(parts), f"{kernel.name}_x{len(parts)}"
-    all_names = ", ".join([*names[:count], *taken, *names[count:]])
+    taken = [f"{param}__{k}" for k in members for param in names[:count]]
+    choose = "    {0} = tl.where(tl.program_id(1) == {1}, {0}__{1}, {0})\n"
+    choices = [choose.format(param, k) for k in members for param in names[:count]]
+    times, all_names = len(parts), ", ".join([*names[:count], *taken, *names[count:]])
     pointers, rest = kernel.signature[:count], kernel.signature[count:]
     joined = replace(
         kernel, name=name, text=f"{before}def {name}({all_names}):\n{''.join(choices)}{body}",
@@ -95,5 +85,5 @@ def _joined(parts: list[Launchable]) -> Launchable:
         signature=(*pointers * times, *rest),
         unaligned=tuple(count * k + place for k in range(times) for place in kernel.unaligned),
     )  # fmt: skip
-    params = tuple(name for part in parts for name in part.params)
+    params = tuple(param for part in parts for param in part.params)
     return replace(first, kernel=joined, params=params, grid=(*first.grid, (as_expr(times), 0)))

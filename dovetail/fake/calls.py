@@ -145,7 +145,7 @@ def lstm(x: Any, state: Any, *given: Any) -> Any:
         return torch.lstm(x, state, *given)  # with projections or dropout, say
     weights, has_biases, layers, _, is_training, is_bidirectional, batch_first = given
     x, width, step = x.transpose(0, 1) if batch_first else x, state[1].shape[2], 4 if has_biases else 2
-    fixed = [], 2, width, layers, has_biases, is_bidirectional, batch_first, is_training
+    fixed: Any = ([], 2, width, layers, has_biases, is_bidirectional, batch_first, is_training)
     last: list[list[Any]] = []
     for _ in range(layers):
         made = []
@@ -171,18 +171,8 @@ def max_pool1d(
     return made.squeeze(-2) if isinstance(made, torch.Tensor) else tuple(t.squeeze(-2) for t in made)
 
 
-def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
-    if dim is None:
-        return input.reshape(-1).gather(0, indices.reshape(-1))
-    others = [[1 if d == dim % x.dim() else n for d, n in enumerate(x.shape)] for x in (input, indices)]
-    common = list(torch.broadcast_shapes(*others))
-    source, index = (x.expand([*common[:dim], x.shape[dim], *common[dim:][1:]]) for x in (input, indices))
-    return source.gather(dim, index)
-
-
 STAND_INS: Final[dict[Any, Callable[..., Any]]] = {
     F.interpolate: interpolate, torch.Tensor.__getitem__: get_item, torch.Tensor.__setitem__: set_item,
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__), matmul),
     torch.lstm: lstm, F.max_pool1d: max_pool1d,
-    **dict.fromkeys((torch.take_along_dim, torch.Tensor.take_along_dim), take_along_dim),
 }  # fmt: skip

@@ -374,7 +374,6 @@ def gram(x: torch.Tensor) -> torch.Tensor:
 OF_ANY_SIZE: dict[str, tuple[Any, Any]] = {
     "batch norm": (lambda x: F.hardswish(F.batch_norm(x, torch.ones(x.shape[1]), torch.ones(x.shape[1]), training=True)), image),
     "max_pool1d": (lambda x: torch.cat(F.max_pool1d(x, 3, 2, padding=1, return_indices=True)) + F.max_pool1d(x, 3, 2, 1)[:1], rows),
-    "take_along_dim": (lambda x: x.take_along_dim(x[:1].argsort(1), 1) + torch.take_along_dim(x, x.argsort()).sum(), rows),
     "unfold": (lambda x: F.unfold(x, 3, padding=1, stride=2), image),
     "fold": (lambda x: F.fold(x, (4, 4), 2), lambda n: torch.rand(n, 12, 9)),
     "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), image),
