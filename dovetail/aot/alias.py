@@ -137,7 +137,10 @@ class Memory(Noun, frozen=False):
 def overlaps(kind: TensorType) -> bool:
     """Elements may share memory: an expanded dimension, or steps shorter than what they step over."""
     reach = 0
-    dims = [(step, size) for step, size in zip(kind.stride, kind.shape) if step.is_const and size.hi > 1]
+    dims = [(step, size) for step, size in zip(kind.stride, kind.shape) if size.hi > 1]
+    if len({step for step, _ in dims}) < len(dims):
+        return True
+    dims = [(step, size) for step, size in dims if step.is_const]
     for step, size in sorted((step.value, size.value if size.is_const else 2) for step, size in dims):
         if step <= reach:
             return True

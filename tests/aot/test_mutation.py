@@ -333,6 +333,14 @@ def test_elements_that_share_memory_are_not_written() -> None:
 
     torch.testing.assert_close(dovetail.compile(twice)(torch.ones(3)), twice(torch.ones(3)))
 
+    def windows(x: torch.Tensor) -> torch.Tensor:
+        view = x.unfold(0, 2, 1)
+        view.lerp_(view.detach().cos(), 0.3)
+        return x
+
+    ours = dovetail.compile(windows, dynamic=True)(torch.ones(3, 4))
+    torch.testing.assert_close(ours, windows(torch.ones(3, 4)))
+
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.as_strided(x * 2, (2,), (0,)).mul_(2)
 
