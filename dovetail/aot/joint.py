@@ -36,6 +36,7 @@ from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewS
 from dovetail.ir.types import F64, I64, NARROW, ScalarType, TensorType
 from dovetail.ops.build import is_dense
 from dovetail.sym import Shapes
+from dovetail.util.derivative import behind, gradients_of
 from dovetail.util.noun import Noun, field, replace
 
 _DETACH = ViewStep("aten.detach.default")
@@ -471,7 +472,7 @@ def derive_ties(
     heads = {(t.grad_fn, t.output_nr): i for i, t in (*views, *tensors) if t.grad_fn is not None}
     if len(heads) < 2 and len(tensors) < 2:
         return groups, [], ()
-    nodes = _behind(node for node, _ in heads)
+    nodes = behind(node for node, _ in heads)
     above: dict[Any, set[int]] = {node: set() for node in nodes}
     before: dict[Any, set[int]] = {}
     for (node, _), i in heads.items():
@@ -496,19 +497,6 @@ def derive_ties(
         if i in shown and (others := tuple(sorted(filter(leads, before[node])))):
             chains.append((i, others))
     return groups, reached, tuple(chains)
-
-
-def _behind(heads: Iterable[Any]) -> dict[Any, list[tuple[Any, int]]]:
-    """The nodes of these histories and the edges of each, which lead to nodes before it."""
-    found: dict[Any, list[tuple[Any, int]]] = {}
-    left = list(heads)
-    while left:
-        edges = [edge for edge in left[-1].next_functions if edge[0] is not None]
-        if unknown := [node for node, _ in edges if node not in found]:
-            left += unknown
-        else:
-            found.setdefault(left.pop(), edges)
-    return found
 
 
 @cache
@@ -555,10 +543,8 @@ def _unread(graph: Graph, boundary: int, inputs: Iterable[int]) -> tuple[int, ..
 
 
 def _gradients(heads: list[Any], leaves: list[Any], tangents: list[Any]) -> Sequence[Any]:
-    """torch.autograd.grad, less its checks of the tangents, which import SymPy."""
-    run = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
     try:
-        return run(tuple(heads), tuple(tangents), True, False, tuple(leaves), True, False)  # type: ignore[no-any-return]
+        return gradients_of(heads, leaves, tangents, retain=True, unused=True)
     except Break:
         raise
     except RuntimeError as error:

@@ -26,6 +26,7 @@ from dovetail.errors import BackwardCall, DataDependentValue, FailedFake, Unknow
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks, Predicate
 from dovetail.ir.source import Attr, DictAttr
+from dovetail.util.derivative import behind
 from dovetail.util.torch_state import READERS
 
 MARKS: Final = frozenset({"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"})
@@ -179,13 +180,8 @@ BEGINS: Final = "Tensor.requires_grad_ (a new autograd graph begins)"
 def check_leaves(trace: Trace, value: Fake) -> None:
     """A tensor by which the graph differentiates must not leave it, nor what is made of such alone."""
     made = {id(leaf) for leaf, _, _ in trace.leaves}
-    waiting, seen, leaves = [value.grad_fn], set(), set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [before for before, _ in node.next_functions]
-            leaves |= {id(node.variable)} if hasattr(node, "variable") else set()
+    nodes = behind([value.grad_fn] if value.grad_fn is not None else [])
+    leaves = {id(node.variable) for node in nodes if hasattr(node, "variable")}
     if id(value) in made or id(value._base) in made or (leaves and leaves <= made):
         _, loc, step = trace.leaves[0]
         raise UnknownCall(loc, function=BEGINS, step=step)

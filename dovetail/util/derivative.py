@@ -1,16 +1,30 @@
-"""torch.autograd.grad inside of a graph, less its checks of given gradients, which import SymPy."""
+"""Autograd's histories: what is behind a tensor, and gradients by it."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 
+def behind(heads: Iterable[Any]) -> dict[Any, list[tuple[Any, int]]]:
+    """The nodes of these histories and the edges of each, which lead to nodes before it."""
+    found: dict[Any, list[tuple[Any, int]]] = {}
+    left = list(heads)
+    while left:
+        edges = [edge for edge in left[-1].next_functions if edge[0] is not None]
+        if unknown := [node for node, _ in edges if node not in found]:
+            left += unknown
+        else:
+            found.setdefault(left.pop(), edges)
+    return found
+
+
 def gradients_of(
-    outputs: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any], *, retain: bool, create: bool,
-    unused: bool, as_zeros: bool,
+    outputs: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any], *, retain: bool = False,
+    create: bool = False, unused: bool = False, as_zeros: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
+    """torch.autograd.grad, less its checks of given gradients, which import SymPy."""
     if any(grad is None and out.numel() != 1 for out, grad in zip(outputs, given)):
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
     tangents = [torch.ones_like(out) if grad is None else grad for out, grad in zip(outputs, given)]
