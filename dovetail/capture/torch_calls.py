@@ -121,7 +121,8 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
         raise BackwardCall(trace.loc(), function="torch.autograd.grad or backward")
     if name in METHOD_RULES and len(args) == 1 and not kwargs and isinstance(args[0], Fake):
         return METHOD_RULES[name](trace, args[0])
-    if name in ("gru", "rnn_tanh", "rnn_relu") and getattr(args[1], "dtype", None) == torch.int64:
+    layers = ("gru", "rnn_tanh", "rnn_relu") + ("lstm",) * (name == "lstm" and args[0].form is not None)
+    if name in layers and getattr(args[1], "dtype", None) == torch.int64:
         raise DataDependentValue(trace.loc(), function=f"{name} of a packed sequence")  # reads it, or crashes
     check_arguments(trace, fn, (args, kwargs))
     result = perform(trace, fn, args, kwargs)

@@ -168,6 +168,8 @@ def use(fn, args, leaves):
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("build", WHOLE, ids=lambda build: build.__name__)
 def test_one_graph(build, dynamic, backend):
+    if build is through_a_convolution and dynamic and torch.__version__ < "2.12":
+        pytest.skip("this torch's second derivative of a convolution asks for sizes as numbers")
     torch.manual_seed(0)
     fn, args, leaves = build()
     wanted, state = use(fn, args, leaves)
