@@ -136,8 +136,9 @@ def measure_apart(name: str, peers: str, lock: str, limit: int) -> dict[str, Any
             return {"program": name, "error": f"took longer than {limit} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        told = (done.stderr or done.stdout).strip().replace(f"{Path.cwd()}/", "")
-        return {"program": name, "error": told[-600:]}
+        lines = (done.stderr or done.stdout).strip().splitlines() or [""]
+        errors = [line for line in lines if "Error" in line and not line.startswith(" ")]
+        return {"program": name, "error": [*lines[-1:], *errors][-1]}
     result: dict[str, Any] = json.loads(lines[-1])
     if "DovetailWarning" in done.stderr or "fell back" in done.stderr:
         result["warnings"] = done.stderr[-400:]
@@ -176,7 +177,7 @@ def page(machine: dict[str, str], results: list[dict[str, Any]]) -> str:
     rows = []
     for result in sorted(results, key=lambda r: r["program"]):
         if "error" in result:
-            rows.append(f"| {result['program']} | {result['error'].splitlines()[-1]} |" + " |" * 10)
+            rows.append(f"| {result['program']} | {result['error']} |" + " |" * 10)
             continue
         told = [result["peers"].get(peer, {}) for peer in ("eager", "torch", "dovetail")]
         cells = [f"{t['ms']:.2f}" if t else "–" for t in told]
