@@ -94,9 +94,8 @@ def _is_whole_history(trace: Trace) -> bool:
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             if tensor.grad_fn is not None or tensor._backward_hooks:
                 return False
-            if not isinstance(tensor, torch.nn.Parameter):
-                is_plain = Predicate(lambda x: x.is_leaf and not x._backward_hooks, ".is_leaf, without hooks")
-                trace.guard(origin.source, is_plain)
+            is_plain = Predicate(lambda x: x.is_leaf and not x._backward_hooks, ".is_leaf, without hooks")
+            trace.guard(origin.source, is_plain)
     return True
 
 

@@ -210,3 +210,13 @@ def test_a_leaf_that_gets_a_history_is_noticed():
     torch.testing.assert_close(compiled(a, b), fn(a, b))
     a = b * 2
     torch.testing.assert_close(compiled(a, a * a), fn(a, a * a))
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor.requires_grad_])
+def test_a_hook_that_comes_later_is_noticed(kind):
+    w = kind(torch.randn(4))
+    fn = lambda w: torch.autograd.grad((w**3).sum(), w, create_graph=True)[0]  # noqa: E731
+    compiled = dovetail.compile(fn)
+    torch.testing.assert_close(compiled(w), fn(w))
+    w.register_hook(lambda grad: grad * 2)
+    torch.testing.assert_close(compiled(w), fn(w))
