@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from dovetail import _native
 from dovetail.errors import DovetailError
 from dovetail.events import EVENTS
 from dovetail.ir.expr import evaluate
-from dovetail.ir.program import Kernel, Program, PythonCall
+from dovetail.ir.program import Kernel, Program, PythonCall, Slot
+from dovetail.ir.types import Device, DType
 from dovetail.options import Options
 from dovetail.runtime import gpu
-from dovetail.runtime.arena import keep_freed_memory
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
-from dovetail.runtime.calls import make_call
 from dovetail.runtime.torch_abi import attach
+from dovetail.util.library import call_in_grad_mode, find_op
 from dovetail.util.noun import Noun
 
 UNIT_LINES: Final = 1200
@@ -185,3 +188,82 @@ def _connect_gpu(host: ctypes.CDLL, program: Program, pending: gpu.Pending) -> N
     ctypes.c_void_p.in_dll(host, "dv_use_context").value = gpu.address_of("cuCtxSetCurrent")
     ctypes.c_void_p.in_dll(host, "dv_context").value = gpu.context_of(pending.device)
     ctypes.c_int32.in_dll(host, "dv_overlaps").value = gpu.overlaps(gpu.capability_of(pending.device))
+
+
+# -- library calls through Python ------------------------------------------------------------------
+
+
+def make_call(call: PythonCall) -> Callable[..., list[Any]]:
+    """Takes the tensors, then the numbers; returns the wanted results, in order. One that the call left
+    undefined is an empty tensor."""
+    op = find_op(call.op)
+    text_arguments = {arg.name for arg in op._schema.arguments if "str" in str(arg.type)}
+    names = [arg.name for arg in op._schema.arguments]
+    args = [_constant(arg, name in text_arguments) for arg, name in zip(call.args, names)]
+    kwargs = {name: _constant(arg, name in text_arguments) for name, arg in call.kwargs}
+    count = call.tensors
+    function = partial(call_in_grad_mode, op) if call.op == "aten.mkldnn_rnn_layer.default" else _bound(op)
+
+    def run(*given: Any) -> list[Any]:
+        filled = [_fill(arg, given, count) for arg in args]
+        named = {key: _fill(arg, given, count) for key, arg in kwargs.items()}
+        result = function(*filled, **named)
+        if not call.positions:
+            return [result] if call.outputs else []
+        return [torch.empty(0) if result[k] is None else result[k] for k in call.positions]
+
+    return run
+
+
+def _bound(op: OpOverload) -> Callable[..., Any]:
+    """The op as torch binds it to Python, microseconds quicker to call, where its name means no other."""
+    packet = op._overloadpacket
+    is_only = op.namespace == "aten" and {"default", "out"}.issuperset(packet.overloads())
+    return getattr(torch._C._VariableFunctions, packet.__name__, op) if is_only else op
+
+
+def _constant(arg: object, is_text: bool) -> object:
+    """Dovetail's nouns as torch's; slots stay."""
+    if isinstance(arg, DType):
+        return getattr(torch, arg.torch_name)
+    if isinstance(arg, Device):
+        return torch.device(str(arg))
+    if isinstance(arg, str) and not is_text and arg.startswith("torch."):
+        return getattr(torch, arg.removeprefix("torch."))
+    if isinstance(arg, tuple):
+        return [_constant(item, is_text) for item in arg]
+    return arg
+
+
+def _fill(arg: object, given: tuple[Any, ...], tensors: int) -> object:
+    if isinstance(arg, Slot):
+        if arg.kind == "tensor":
+            return given[arg.index]
+        number = given[tensors + arg.index]
+        return number if arg.kind == "int" else struct.unpack("d", struct.pack("q", number))[0]
+    if isinstance(arg, list):
+        return [_fill(item, given, tensors) for item in arg]
+    return arg
+
+
+# -- what malloc does with freed memory ------------------------------------------------------------
+
+
+TRIM_THRESHOLD: Final = -1
+MMAP_THRESHOLD: Final = -3
+"""Parameters of glibc's mallopt."""
+KEPT: Final = 512 << 20
+LARGE: Final = 32 << 20
+"""Blocks above this are mapped and unmapped one by one: the most that glibc's own adjusting reaches."""
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Results and saved values come and go with every call. glibc gives the end of its heap back to the
+    system once 128 KiB of it are free, and every page is a fault when it is needed again. False where the
+    user has decided otherwise, or malloc is not glibc's."""
+    decided = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name in os.environ for name in decided):
+        return False
+    return bool(mallopt(TRIM_THRESHOLD, KEPT) and mallopt(MMAP_THRESHOLD, LARGE))

@@ -79,7 +79,7 @@ def _convolution(writer: HostWriter, extern: Extern) -> bool:
 
 
 DIRECT: Final[dict[str, Callable[[HostWriter, Extern], bool]]] = {
-    # What backward needs (the last result) is made only in grad mode: see runtime/calls.py.
+    # What backward needs (the last result) is made only in grad mode: see runtime/load.py.
     "aten.mkldnn_rnn_layer.default": lambda writer, extern: (
         extern.results[-1] not in writer.read and call_dispatcher(writer, extern)),
     **{f"aten.{name}.default": partial(_into, name) for name in ("mm", "bmm", "addmm", "baddbmm")},
