@@ -122,7 +122,7 @@ def record(func: Any) -> Record:
         device_at=names.index("device") if "device" in names else None,
         keyword_only=tuple(a.name for a in schema.arguments if a.kwarg_only),
         defaults=tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in given),
-        rule=find_rule(base, is_pointwise, "._foreach_" in name),
+        rule=find_rule(base, is_pointwise, "._foreach_" in name, names if len(schema.returns) == 1 else ()),
         is_known=returns_tensors and not name.endswith("out") and is_listed(base, is_simple),
         written_fake=None if func.namespace == "aten" else registry.find(schema.name).fake_impl.kernel,
         returns_one=len(schema.returns) == 1, count=len(schema.returns),

@@ -588,44 +588,27 @@ RULES: Final[dict[str, Rule]] = _table(
     (partial(along, lambda c, n: add(floordiv(n, 2), 1) if c["onesided"] else n), "_fft_r2c"),
     (partial(along, lambda c, n: as_expr(c["last_dim_size"])), "_fft_c2r"),
     (lambda c: [c.first.shape, c.first.shape[:-2]], "linalg_inv_ex linalg_cholesky_ex"),
-    (view_as_real, "view_as_real"),
-    (view_as_complex, "view_as_complex"),
     (lambda c: (c["vec1"].shape[0], c["vec2"].shape[0]), "addr"),
     (loss, """binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss
         binary_cross_entropy soft_margin_loss"""),
-    (like("self"), """
-        mse_loss_backward smooth_l1_loss_backward huber_loss_backward nll_loss_backward nll_loss2d_backward
-        max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward
-        avg_pool3d_backward adaptive_max_pool2d_backward reflection_pad1d_backward
-        reflection_pad2d_backward multilabel_margin_loss_backward reflection_pad3d_backward
-        replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
-        binary_cross_entropy_backward glu_backward _adaptive_avg_pool2d_backward
-        _adaptive_avg_pool3d_backward gelu_backward adaptive_max_pool3d_backward _pdist_backward
-        multi_margin_loss_backward"""),
+    *((rule, rule.__name__) for rule in (
+        view_as_real, view_as_complex, expand, permute, select, squeeze, unsqueeze, unbind, as_strided,
+        diagonal, unfold, repeat, convolution_backward, pixel_shuffle, pixel_unshuffle, im2col, col2im,
+        rot90, diag_embed, arange,
+    )),
     (view, "view _unsafe_view _reshape_alias reshape _reshape_copy"),
-    (expand, "expand"),
-    (permute, "permute"),
     (transpose, "transpose swapaxes swapdims"),
     (lambda c: _reordered(c["self"], range(c["self"].ndim)[::-1]), "t numpy_T"),
     (slice_, "slice"),
-    (select, "select"),
-    (squeeze, "squeeze"),
-    (unsqueeze, "unsqueeze"),
     (split, "split split_copy unsafe_split"),
     (split_with_sizes, "split_with_sizes unsafe_split_with_sizes"),
-    (unbind, "unbind"),
-    (as_strided, "as_strided"),
-    (diagonal, "diagonal"),
-    (unfold, "unfold"),
     (lambda c: c["self"], "detach alias lift _conj _neg_view"),
     (cat, "cat _cat"),
     (stack, "stack _stack"),
     (pad, """
         constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
         replication_pad3d"""),
-    (repeat, "repeat"),
     (convolution, "convolution convolution_overrideable _convolution"),
-    (convolution_backward, "convolution_backward"),
     (partial(pool, 1), "max_pool1d avg_pool1d"),
     (partial(pool, 2), "max_pool2d_with_indices avg_pool2d max_pool2d"),
     (partial(pool, 3), "max_pool3d_with_indices avg_pool3d max_pool3d"),
@@ -636,13 +619,6 @@ RULES: Final[dict[str, Rule]] = _table(
         upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d upsample_nearest2d upsample_bilinear2d
         upsample_bicubic2d _upsample_nearest_exact2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
         upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d"""),
-    (sized("input_size"), """
-        upsample_trilinear3d_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact3d_backward
-        upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
-        upsample_bilinear2d_backward upsample_bicubic2d_backward upsample_linear1d_backward
-        _upsample_nearest_exact2d_backward _upsample_bicubic2d_aa_backward
-        _upsample_bilinear2d_aa_backward"""),
-    (sized("input_sizes"), "slice_backward select_backward diagonal_backward unfold_backward trace_backward"),
     (sized("self_sizes"), "index_select_backward"),
     (sized("sizes"), "value_selecting_reduction_backward masked_scatter_backward"),
     (lambda c: (*c["input"].shape[:2], *c["grid"].shape[1:-1]), "grid_sampler_2d grid_sampler_3d"),
@@ -652,12 +628,6 @@ RULES: Final[dict[str, Rule]] = _table(
     (lambda c: [(*c["input"].shape[:2], as_expr(c["hidden_size"])), c["hx_"].shape, c["cx_"].shape],
      "mkldnn_rnn_layer"),
     (gru_cell_backward, "_thnn_fused_gru_cell_backward"),
-    (pixel_shuffle, "pixel_shuffle"),
-    (pixel_unshuffle, "pixel_unshuffle"),
-    (im2col, "im2col"),
-    (col2im, "col2im"),
-    (rot90, "rot90"),
-    (diag_embed, "diag_embed"),
     (solve, "_linalg_solve_ex"),
     (lambda c: (*forms.broadcast(c.shapes, c.first.shape[:-2], c["B"].shape[:-2]), *c["B"].shape[-2:]),
      "linalg_solve_triangular linalg_lu_solve"),
@@ -705,19 +675,21 @@ RULES: Final[dict[str, Rule]] = _table(
     (lambda c: (*c["self"].shape[:-1], as_expr(c["num_samples"])), "multinomial"),
     (partial(along, lambda c, n: _divided(c, n, 2)), "glu"),
     (cdist, "_cdist_forward"),
-    (arange, "arange"),
     (lambda c: (as_expr(c["n"]), as_expr(c.get("m", c["n"]))), "eye"),
     (sized("size"), "zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty"),
     (lambda c: Form(c.size("size"), c.size("stride")), "empty_strided new_empty_strided"),
 )  # fmt: skip
 
 
-def find_rule(name: str, is_pointwise: bool, is_foreach: bool) -> Rule | None:
-    """The rule of an op by its name without overload; in-place ops and _copy ops use the plain one's."""
+def find_rule(name: str, is_pointwise: bool, is_foreach: bool, arguments: Sequence[str]) -> Rule | None:
+    """The rule of an op by its name without overload; in-place ops and _copy ops use the plain one's. The
+    gradient of an argument, if it is all that the op gives, has the argument's size."""
     for candidate in (name, name.removesuffix("_"), name.removesuffix("_copy")):
         if candidate in RULES:
             return RULES[candidate]
-    if is_foreach:
-        return each_of_list
-    return pointwise if is_pointwise else None
-
+    if is_foreach or is_pointwise:
+        return each_of_list if is_foreach else pointwise
+    if not name.endswith("_backward"):
+        return None
+    told = next((known for known in ("input_size", "input_sizes") if known in arguments), None)
+    return sized(told) if told else like("self") if "self" in arguments else None
