@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from types import CodeType, FunctionType
 from typing import Any, Final, TypeAlias
 
 import torch
+from torch._compile import _disable_dynamo
 from torch._library.triton import set_wrap_triton_enabled
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.errors import DataDependentSize, DataDependentValue, FailedFake
 from dovetail.fake.form import Extent, Form, derive_strides, static_form
-from dovetail.fake.known import derive_known
+from dovetail.fake.known import Suspected, derive_known
 from dovetail.fake.layout import is_ambiguous, iterator_strides
-from dovetail.fake.quiet import quiet_references
 from dovetail.fake.record import Record, record
-from dovetail.fake.suspect import Suspected
 from dovetail.fake.symbolic import bind, derive_forms, find_shapes, fix_symbols, hinted
 from dovetail.ir.expr import const
 from dovetail.sym import Shapes, make_symint
@@ -511,6 +513,32 @@ def _run_kernel(func: Any, facts: Record, device: torch.device, args: list[Any],
             if "no fake impl" not in str(error) and '"meta"' not in str(error):  # which the program knows not
                 raise
             raise FailedFake(function=facts.name, detail=re.split(r"\. |\n", str(error))[0]) from error
+
+
+WRAPPER: Final = next(
+    (c for c in _disable_dynamo.__code__.co_consts if isinstance(c, CodeType) and c.co_name == "inner"), None
+)
+MARK: Final = "__dynamo_disable"
+
+
+@cache
+def quiet_references() -> int:
+    """Keep torch's Python meta kernels from loading another compiler; how many there are. Torch wraps some so
+    that its own compiler never looks inside, and the wrapper imports that compiler on its first call, which
+    takes seconds. It asks for an attribute first, which says: the function itself is what to call."""
+    families = ("torch._refs", "torch._meta_registrations", "torch._decomp", "torch._prims")
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(families)]
+    stack = [value for m in modules for value in vars(m).values() if type(value) is FunctionType]
+    seen: set[FunctionType] = set()
+    while stack:
+        value = stack.pop()
+        if value.__closure__ and value not in seen:
+            seen.add(value)  # a wrapper holds the wrapped function in its closure
+            held = [cell.cell_contents for cell in value.__closure__]
+            stack += (functions := [each for each in held if type(each) is FunctionType])
+            for inner in functions if value.__code__ is WRAPPER else ():
+                setattr(inner, MARK, inner)
+    return sum(function.__code__ is WRAPPER for function in seen)
 
 
 PROBE_LIMIT: Final = 1 << 22
