@@ -6,11 +6,12 @@ C++ is one; Triton is another. What does not depend on the target is here and in
 """
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from dovetail.codegen.analysis import Shape
-from dovetail.codegen.names import key_of, symbol_of, with_names
 from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Buffer
 from dovetail.ir.program import Kernel
@@ -39,7 +40,7 @@ def launchable(
     prelude: tuple[str, ...], *, salt: str = "", may_fail: bool = False,
     grid: tuple[tuple[Expr, int], ...] = (), **more: Any,
 ) -> Launchable:  # fmt: skip
-    """`text` has tokens for names (names.py); with the `salt` it says what the kernel is. `more` are fields
+    """`text` has tokens for names (see below); with the `salt` it says what the kernel is. `more` are fields
     of a Kernel that only this language has."""
     key = key_of(text + salt)
     name = symbol_of(group.name, key)
@@ -49,3 +50,42 @@ def launchable(
     kernel = Kernel(name, language, spelled, key, moved, origins, prelude, **more)
     params = tuple(a.buffer.name for a in shape.args)
     return Launchable(kernel, params, shape.symbols, shape.numbers, may_fail, grid)
+
+
+# -- names in the text of a kernel: tokens while it is being written -------------------------------
+
+
+_TOKEN: Final = re.compile("\x01([^\x02]*)\x02")
+
+
+def token(name: str) -> str:
+    """A name in the text, until it is known how it is to be spelled: kernels that differ in names only
+    have one key. The kernel's own name is the token of ""."""
+    return f"\x01{name}\x02"
+
+
+def key_of(text: str) -> str:
+    seen: dict[str, int] = {}
+    plain = _TOKEN.sub(lambda m: f"b{seen.setdefault(m[1], len(seen))}", text)
+    return hashlib.sha256(plain.encode()).hexdigest()[:16]
+
+
+def symbol_of(name: str, key: str) -> str:
+    return f"{identifier(name)[:60]}_{key}"
+
+
+def with_names(text: str, kernel: str, reserved: Iterable[str]) -> str:
+    """The user's names, changed where they are words of the language or of the kernel's own text."""
+    taken = {*reserved, *re.findall(r"[A-Za-z_]\w*", _TOKEN.sub(" ", text))}
+    chosen = {"": kernel}
+    for name in dict.fromkeys(_TOKEN.findall(text)):
+        spelled = identifier(name)
+        while spelled in taken:
+            spelled += "_"
+        taken.add(spelled)
+        chosen.setdefault(name, spelled)
+    return _TOKEN.sub(lambda m: chosen[m[1]], text)
+
+
+def identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)

@@ -12,7 +12,7 @@ import torch
 from torch.fx import symbolic_trace
 
 from dovetail import aot, codegen, lower, ops, schedule
-from dovetail.codegen.batches import Batch
+from dovetail.codegen import Batch
 from dovetail.fake.tensor import Fake, _empty_meta
 from dovetail.options import Options
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 from dovetail.codegen.analysis import Pass
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, combine, functions_of
-from dovetail.codegen.cpp.partial import PIECES
-from dovetail.codegen.cpp.reduce import Accumulator
+from dovetail.codegen.cpp.reduce import PIECES, Accumulator
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value
 from dovetail.ir.expr import ceildiv, mul, product
 from dovetail.ir.loop import Nest, Range, loads_of

@@ -23,8 +23,7 @@ from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.reduce import place_dtype
 from dovetail.codegen.cpp.values import KernelWriter, indented
-from dovetail.codegen.names import token
-from dovetail.codegen.target import Launchable, launchable
+from dovetail.codegen.target import Launchable, launchable, token
 from dovetail.ir.loop import Buffer, Scalar, loads_of, roots_of
 from dovetail.ir.schedule import Group
 

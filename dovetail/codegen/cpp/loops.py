@@ -16,8 +16,7 @@ from dovetail.codegen.analysis import Pass, Shape, crossing_loads, work, writes_
 from dovetail.codegen.cpp.columns import FEW, PARALLEL_WORK, Columns, Span
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
-from dovetail.codegen.cpp.partial import PIECES, Partial
-from dovetail.codegen.cpp.reduce import Accumulator
+from dovetail.codegen.cpp.reduce import PIECES, Accumulator, Partial
 from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
 from dovetail.ir.expr import ONE, Expr, add, ceildiv, linear_in, mul, product, symbols
 from dovetail.ir.loop import SCAN, Range, Scalar, loads_of

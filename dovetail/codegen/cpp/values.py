@@ -17,7 +17,7 @@ from dovetail.codegen.analysis import Shape, step_of
 from dovetail.codegen.cpp import ops
 from dovetail.codegen.cpp.exprs import c_expr, fits_int32, vector_expr
 from dovetail.codegen.cpp.ops import cast
-from dovetail.codegen.names import token
+from dovetail.codegen.target import token
 from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, mul, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar
 from dovetail.ir.schedule import Group

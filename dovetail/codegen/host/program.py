@@ -23,8 +23,7 @@ from dovetail.codegen.host.dispatch import DISPATCH_HEAD
 from dovetail.codegen.host.externs import emit_extern, shim
 from dovetail.codegen.host.outline import outline
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
-from dovetail.codegen.names import identifier
-from dovetail.codegen.target import Launchable
+from dovetail.codegen.target import Launchable, identifier
 from dovetail.ir.expr import ZERO, Expr
 from dovetail.ir.loop import Buffer, BufferRef
 from dovetail.ir.program import PythonCall, Result

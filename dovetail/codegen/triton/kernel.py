@@ -24,8 +24,7 @@ from typing import Final
 
 from dovetail.codegen import analysis
 from dovetail.codegen.analysis import Pass, Shape, certain, step_score
-from dovetail.codegen.names import token
-from dovetail.codegen.target import Launchable, launchable
+from dovetail.codegen.target import Launchable, launchable, token
 from dovetail.codegen.triton.ops import COMBINE, FAST, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON, identity
 from dovetail.ir.expr import ONE, ZERO, Expr, floordiv, mod, product, spell, substitute, sym, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
