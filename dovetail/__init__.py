@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     )
     from dovetail.differences import compare
     from dovetail.errors import DovetailError
-    from dovetail.explain.query import Explanation, Report
-    from dovetail.explain.stats import stats
+    from dovetail.explain.query import Explanation, Report, stats
     from dovetail.front import compile, reset
     from dovetail.options import Options
     from dovetail.reporting import explain, report
@@ -41,8 +40,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "mark_dynamic", "mark_static", "set_stance",
     ),
     "dovetail.background": ("wait",),
-    "dovetail.explain.stats": ("stats",),
-    "dovetail.explain.query": ("Explanation", "Report"),
+    "dovetail.explain.query": ("Explanation", "Report", "stats"),
     "dovetail.differences": ("compare",),
     "dovetail.errors": ("DovetailError",),
     "dovetail.options": ("Options",),

@@ -1,5 +1,5 @@
 """Tell people what happened: reads events, imports no stage.
 
-query.py  events -> Explanation      text.py  Explanation -> text
-stats.py  events -> dict             html.py  Explanation -> one self-contained page
+query.py  events -> Explanation, or a dict of numbers
+text.py   Explanation -> text, or one self-contained page
 """

@@ -2,7 +2,7 @@
 
     list[Event]  ->  Explanation(graphs, breaks, recompiles, skips, fallbacks, kernels, ...)
 
-An Explanation is plain values, so it can be printed (`text.py`), shown as a page (`html.py`), compared
+An Explanation is plain values, so it can be printed, shown as a page (both `text.py`), compared
 in tests, or read from a file of events written by another process.
 """
 from __future__ import annotations
@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from dovetail.events import Event
-from dovetail.explain.html import show_page
-from dovetail.explain.stats import by_stage, seconds_in_all
-from dovetail.explain.text import show_explanation
+from dovetail.events import EVENTS, Event, EventStream
+from dovetail.explain.text import show_explanation, show_page
 from dovetail.explain.views import FusionView, GraphView, Place, place_of, view_fusion, view_graphs
 from dovetail.util.noun import Noun, field, fields, replace
 
@@ -301,3 +299,44 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         lines=_lines(programs, fusions, of("fallback")),
         calls=tuple((_text(e, "function"), e["seconds"], e.at) for e in of("call")),
     )
+
+
+# -- the numbers of this process, from the event stream's exact counts -----------------------------
+
+
+COUNTED = {
+    **{f"{kind}s": kind for kind in ("graph", "graph_break", "recompile", "skip", "kernel", "fallback")},
+    "fallbacks_to_eager": "fallback_to_eager",
+    "fusions_declined": "fusion",
+    "slow": "slow",
+}
+"""Name in stats() -> kind of event."""
+
+
+def stats(stream: EventStream = EVENTS) -> dict[str, int | float | dict[str, float]]:
+    frames, stages = stream.of("compile"), stream.of("stage")
+    times = ([(event["seconds"], event.at) for event in events] for events in (frames, stages))
+    found = Counter(event["what"] for event in stream.of("cache"))
+    return {
+        **{name: stream.counts[kind] for name, kind in COUNTED.items()},
+        "cache_hits": found["hit"],
+        "cache_misses": found["miss"],
+        "compile_seconds": seconds_in_all(*times),
+        "stage_seconds": by_stage((event["stage"], event["seconds"]) for event in stages),
+    }
+
+
+def seconds_in_all(frames: list[tuple[float, float]], stages: list[tuple[float, float]]) -> float:
+    """Of frames, and of stages that ran outside of them: backwards are built at the first backward().
+    Both as (seconds, when it ended)."""
+    spans = [(end - seconds, end) for seconds, end in frames]
+    later = [seconds for seconds, at in stages if not any(start <= at <= end for start, end in spans)]
+    return sum(seconds for seconds, _ in frames) + sum(later)
+
+
+def by_stage(stages: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Seconds by stage, in the order of the walk."""
+    totals: dict[str, float] = {}
+    for name, seconds in stages:
+        totals[name] = totals.get(name, 0.0) + seconds
+    return dict(sorted(totals.items()))

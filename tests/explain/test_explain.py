@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.events import Event, EventStream
-from dovetail.explain.query import Explanation, explain_events
-from dovetail.explain.stats import stats
+from dovetail.explain.query import Explanation, explain_events, stats
 from dovetail.explain.views import view_fusion
 from dovetail.ir.expr import ZERO, sym
 from dovetail.ir.graph import Graph, GraphBuilder
