@@ -2,6 +2,7 @@
 
     aten.max_pool2d(x, 3, 2, 1)   ->  p = prims.pad(x, -inf);  the maximum of the 9 slices p[i::2, j::2]
     aten.avg_pool2d(x, 2)         ->  the sum of the 4 slices x[i::2, j::2], / 4
+    aten.upsample_nearest2d(x, [2H, 2W])   ->  a repeated dimension behind H and behind W (free)
 
 Slices are index maps, so the whole is one pointwise loop that reads its neighbours. Larger windows, and
 gradients but those of averages over equal parts, stay library calls.
@@ -12,9 +13,9 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import product as combinations
-from typing import Final
+from typing import Any, Final
 
-from dovetail.ir.expr import ONE, ZERO, Expr, as_expr
+from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product
 from dovetail.ir.types import I64
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.reductions import accumulate
@@ -229,3 +230,50 @@ for _rank in (2, 3):
         ("_adaptive_avg_pool{}d_backward", adaptive_avg_pool_backward),
     ):  # fmt: skip
         decomposes(f"aten.{_name.format(_rank)}")(partial(_rule, _rank))
+
+
+# -- resizing and shuffling of images: index maps --------------------------------------------------
+
+
+def _repeats(small: Sequence[Expr], large: Sequence[Expr]) -> list[int]:
+    """How often each size is repeated, if it is a whole number."""
+    found = []
+    for a, b in zip(small, large):
+        decline_if(not (a.is_const and b.is_const) or a.value == 0 or b.value % a.value)
+        found.append(b.value // a.value)
+    return found
+
+
+@decomposes(*(f"aten.{kind}{n}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for n in "123"))
+def upsample_nearest(b: Build, x: Value, *args: Any, **kwargs: Any) -> Value:
+    times = _repeats(x.shape[2:], b.out.shape[2:])
+    decline_if(not all(_is_scale(scale, times) for scale in (*args[1:], *kwargs.values())))
+    spread, places = list(x.shape[:2]), [0, 1]
+    for size, n in zip(x.shape[2:], times):
+        places.append(len(spread))
+        spread += [size, as_expr(n)]
+    return b.prim("copy", b.reshape(b.broadcast(x, spread, places), b.out.shape))
+
+
+def _is_scale(scale: Any, times: list[int]) -> bool:
+    """A given scale factor must agree with the sizes."""
+    return scale is None or scale in times
+
+
+@decomposes(*(f"aten.upsample_nearest{n}d_backward" for n in "123"))
+def upsample_nearest_backward(b: Build, grad: Value, output_size: Any, size: Any, *scales: Any) -> Value:
+    times = _repeats(b.out.shape[2:], grad.shape[2:])
+    decline_if(not all(_is_scale(scale, times) for scale in scales) or grad.dtype.is_low_precision)
+    split = list(grad.shape[:2])
+    dims = []
+    for size, n in zip(b.out.shape[2:], times):
+        split += [size, as_expr(n)]
+        dims.append(len(split) - 1)
+    return b.reduce("sum", b.reshape(grad, split), dims)
+
+
+@decomposes("aten.pixel_shuffle")
+def pixel_shuffle(b: Build, x: Value, r: int) -> Value:
+    lead, (c, h, w) = x.shape[:-3], x.shape[-3:]
+    parts = b.permute(b.reshape(x, (product(lead), c // (r * r), r, r, h, w)), (0, 1, 4, 2, 5, 3))
+    return b.prim("copy", b.reshape(parts, b.out.shape))
