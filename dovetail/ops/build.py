@@ -109,6 +109,10 @@ class Build:
         assert isinstance(self.out_type, tuple)
         return cast("tuple[TensorType | None, ...]", self.out_type)
 
+    def results(self, *values: Value) -> tuple[Value | None, ...]:
+        """Several results in eager's types; None for one that eager does not give."""
+        return tuple(None if kind is None else value.to(kind.dtype) for value, kind in zip(values, self.outs))
+
     # -- prims -------------------------------------------------------------------------------------
 
     def prim(self, name: str, *args: Operand | Arg | tuple[object, ...]) -> Value:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
-from dovetail.ir.types import I64, TensorType
+from dovetail.ir.types import I64
 from dovetail.ops.build import Build, Number, Value, common_shape, plain
 from dovetail.ops.decomp.index import as_position
 from dovetail.ops.decomp.pointwise import clamp_values, finish
@@ -127,16 +127,15 @@ def _weights(b: Build, x: Value, target: Value, weight: Value | None, ignore: Nu
 @decomposes("aten.nll_loss_forward", "aten.nll_loss2d_forward")
 def nll_loss_forward(
     b: Build, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Number
-) -> tuple[Value, Value]:
+) -> tuple[Value | None, ...]:
     safe, per = _weights(b, x, target, weight, ignore_index)
     picked = b.reshape(b.prim("gather", x, 1, b.unsqueeze(safe, (1,))), target.shape)
     loss = -b.value(picked) * per
-    kinds = cast("tuple[TensorType, ...]", b.outs)
     if reduction == NONE:
-        return loss.to(x.dtype), b.full(kinds[1].shape, 0, kinds[1].dtype, x.type.device)
+        return b.results(loss, b.full((), 0, loss.dtype, x.type.device))
     count = b.reduce("sum", per, range(per.ndim))
     total = b.reduce("sum", loss, range(loss.ndim))
-    return (total / count if reduction == MEAN else total).to(x.dtype), count.to(x.dtype)
+    return b.results(total / count if reduction == MEAN else total, count)
 
 
 @decomposes("aten.nll_loss_backward", "aten.nll_loss2d_backward")

@@ -7,10 +7,9 @@ Statistics are in fp32 for half types, and are returned in the type eager return
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from dovetail.ir.expr import Expr, product
-from dovetail.ir.types import F64, TensorType
+from dovetail.ir.types import F64
 from dovetail.ops.build import Build, Value, plain
 from dovetail.ops.decomp.reductions import accumulate, as_float, check_not_empty, count, moments
 from dovetail.ops.registry import Declined, decline_if, decomposes
@@ -36,15 +35,13 @@ def _affine(
 @decomposes("aten.native_layer_norm")
 def layer_norm(
     b: Build, x: Value, normalized_shape: Sequence[Expr], weight: Value | None, bias: Value | None, eps: float
-) -> tuple[Value, Value, Value]:
+) -> tuple[Value | None, ...]:
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     check_not_empty(x, range(x.ndim))
     v = accumulate(x, x.dtype)
     mean, squares = moments(b, v, dims, keepdim=True)
     rstd = _rstd(b, squares, count(x, dims), eps)
-    y = _affine(b, (v - mean) * rstd, weight, bias, dims)
-    kinds = cast("tuple[TensorType, ...]", b.outs)
-    return y.to(kinds[0].dtype), mean.to(kinds[1].dtype), rstd.to(kinds[2].dtype)
+    return b.results(_affine(b, (v - mean) * rstd, weight, bias, dims), mean, rstd)
 
 
 @decomposes("aten.native_layer_norm_backward")
@@ -59,18 +56,12 @@ def layer_norm_backward(
     g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
     scale = rstd.to(v.dtype)
     normal = (v if mean is None else v - mean.to(v.dtype)) * scale
-    to_x = to_weight = to_bias = None
-    if output_mask[0]:
-        gw = _affine(b, g, weight, dims=inner)
-        size = as_float(count(x, inner))
-        centred = gw if mean is None else gw - b.reduce("sum", gw, inner, keepdim=True) / size
-        slope = b.reduce("sum", gw * normal, inner, keepdim=True) / size
-        to_x = ((centred - normal * slope) * scale).to(x.dtype)
-    if output_mask[1] and weight is not None:
-        to_weight = b.reduce("sum", g * normal, outer).to(weight.dtype)
-    if output_mask[2] and bias is not None:
-        to_bias = b.reduce("sum", g, outer).to(bias.dtype)
-    return to_x, to_weight, to_bias
+    gw = _affine(b, g, weight, dims=inner)
+    size = as_float(count(x, inner))
+    centred = gw if mean is None else gw - b.reduce("sum", gw, inner, keepdim=True) / size
+    slope = b.reduce("sum", gw * normal, inner, keepdim=True) / size
+    to_x = (centred - normal * slope) * scale
+    return b.results(to_x, b.reduce("sum", g * normal, outer), b.reduce("sum", g, outer))
 
 
 @decomposes("aten._fused_rms_norm_backward")
@@ -78,8 +69,7 @@ def fused_rms_norm_backward(
     b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], rstd: Value, weight: Value | None,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    wanted = (*output_mask, False)
-    return layer_norm_backward(b, grad, x, normalized_shape, None, rstd, weight, None, wanted)[:2]
+    return layer_norm_backward(b, grad, x, normalized_shape, None, rstd, weight, None, output_mask)
 
 
 # -- batch norm: channels are dimension 1 ----------------------------------------------------------
@@ -127,7 +117,7 @@ def _batch_norm_eval(
     y = _normalise(b, v, mean.to(v.dtype), rstd, weight, bias).to(x.dtype)
     if x.type.device.kind == "cpu":  # where eager shows no statistics
         return y, *(b.full(t.shape, 0, t.dtype, t.device) if t is not None else None for t in b.outs[1:3])
-    return y, *(value.to(t.dtype) if t is not None else None for value, t in zip((mean, rstd), b.outs[1:3]))
+    return b.results(y, mean, rstd)
 
 
 @decomposes("aten._native_batch_norm_legit_functional")
@@ -146,12 +136,11 @@ def batch_norm_training(
     decline_if(size.lo < 2)
     mean, squares = moments(b, _exact(v, x), dims, keepdim=False)
     rstd = _rstd(b, squares, size, eps)
-    y = _normalise(b, v, mean.to(v.dtype), rstd.to(v.dtype), weight, bias).to(x.dtype)
-    found = [y, mean, rstd]
+    found = [_normalise(b, v, mean.to(v.dtype), rstd.to(v.dtype), weight, bias), mean, rstd]
     for old, now in ((running_mean, mean), (running_var, squares / as_float(size - 1))):
         if old is not None:
             found.append(now * plain(momentum) + old.to(mean.dtype) * (1.0 - plain(momentum)))
-    return tuple(v.to(kind.dtype) for v, kind in zip(found, cast("tuple[TensorType, ...]", b.outs)))
+    return b.results(*found)
 
 
 @decomposes("aten.native_batch_norm_backward")
@@ -173,19 +162,11 @@ def batch_norm_backward(
     total = b.reduce("sum", g, dims)
     wide = _exact(v, x)
     dot = b.reduce("sum", _exact(g, x) * (wide - _along(b, mean, wide)), dims)
-    to_x = to_weight = to_bias = None
-    kinds = b.outs
-    if output_mask[0]:
-        scale = rstd if weight is None else rstd * weight.to(v.dtype)
-        if train:
-            slope = _along(b, dot * rstd.to(dot.dtype) * rstd.to(dot.dtype) / size, v)
-            g = g - centred * slope - _along(b, total / size, v)
-        to_x = (g * _along(b, scale, v)).to(x.dtype)
-    if output_mask[1] and kinds[1] is not None:
-        to_weight = (dot * rstd.to(dot.dtype)).to(kinds[1].dtype)
-    if output_mask[2] and kinds[2] is not None:
-        to_bias = total.to(kinds[2].dtype)
-    return to_x, to_weight, to_bias
+    scale = rstd if weight is None else rstd * weight.to(v.dtype)
+    if train:
+        slope = _along(b, dot * rstd.to(dot.dtype) * rstd.to(dot.dtype) / size, v)
+        g = g - centred * slope - _along(b, total / size, v)
+    return b.results(g * _along(b, scale, v), dot * rstd.to(dot.dtype), total)
 
 
 # -- group norm ------------------------------------------------------------------------------------
@@ -199,7 +180,7 @@ def _grouped(b: Build, x: Value, n: Expr, c: Expr, hw: Expr, group: int) -> Valu
 def group_norm(
     b: Build, x: Value, weight: Value | None, bias: Value | None, N: Expr, C: Expr, HxW: Expr,
     group: int, eps: float,
-) -> tuple[Value, Value, Value]:  # fmt: skip
+) -> tuple[Value | None, ...]:  # fmt: skip
     check_not_empty(x, range(x.ndim))
     v = accumulate(x, x.dtype)
     parts = _grouped(b, v, x.shape[0], x.shape[1], product(x.shape[2:]), group)
@@ -207,9 +188,7 @@ def group_norm(
     rstd = _rstd(b, squares, count(parts, (2, 3)), eps)
     shape = parts.shape
     normal = (parts - b.broadcast(mean, shape, (0, 1))) * b.broadcast(rstd, shape, (0, 1))
-    y = _affine(b, b.reshape(normal, x.shape), weight, bias)
-    kinds = cast("tuple[TensorType, ...]", b.outs)
-    return y.to(x.dtype), mean.to(kinds[1].dtype), rstd.to(kinds[2].dtype)
+    return b.results(_affine(b, b.reshape(normal, x.shape), weight, bias), mean, rstd)
 
 
 @decomposes("aten.native_group_norm_backward")
@@ -223,17 +202,10 @@ def group_norm_backward(
     shape = parts.shape
     scale = b.broadcast(rstd.to(v.dtype), shape, (0, 1))
     normal = (parts - b.broadcast(mean.to(v.dtype), shape, (0, 1))) * scale
-    to_x = to_weight = to_bias = None
-    kinds = b.outs
-    if output_mask[0]:
-        gw = _grouped(b, _affine(b, g, weight), n, c, hw, group)
-        size = as_float(count(parts, (2, 3)))
-        first = b.broadcast(b.reduce("sum", gw, (2, 3)) / size, shape, (0, 1))
-        second = b.broadcast(b.reduce("sum", gw * normal, (2, 3)) / size, shape, (0, 1))
-        to_x = b.reshape((gw - first - normal * second) * scale, x.shape).to(x.dtype)
-    others = _others(x)
-    if output_mask[1] and kinds[1] is not None:
-        to_weight = b.reduce("sum", g * b.reshape(normal, x.shape), others).to(kinds[1].dtype)
-    if output_mask[2] and kinds[2] is not None:
-        to_bias = b.reduce("sum", g, others).to(kinds[2].dtype)
-    return to_x, to_weight, to_bias
+    gw = _grouped(b, _affine(b, g, weight), n, c, hw, group)
+    size = as_float(count(parts, (2, 3)))
+    first = b.broadcast(b.reduce("sum", gw, (2, 3)) / size, shape, (0, 1))
+    second = b.broadcast(b.reduce("sum", gw * normal, (2, 3)) / size, shape, (0, 1))
+    to_x = b.reshape((gw - first - normal * second) * scale, x.shape)
+    to_weight = b.reduce("sum", g * b.reshape(normal, x.shape), others := _others(x))
+    return b.results(to_x, to_weight, b.reduce("sum", g, others))
