@@ -4,5 +4,4 @@ from dovetail.capture.contexts import SWITCHES
 from dovetail.capture.dynamic import History, all_guards
 from dovetail.capture.frame import Frame
 from dovetail.capture.guards import why_not_now
-from dovetail.capture.root import capture_frame, make_entry
-from dovetail.capture.skip import is_wall, why_not_capture
+from dovetail.capture.root import capture_frame, is_wall, make_entry, why_not_capture

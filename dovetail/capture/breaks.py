@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.arms import AS_PYTHON
 from dovetail.capture.decode import live_before
 from dovetail.capture.emit import Emitter
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.places import caught_at
+from dovetail.capture.regions import AS_PYTHON
 from dovetail.capture.resume import HANDLED, NONE_THERE, VALUE, Layout, make_resume, origin_of
 from dovetail.capture.text import format_value
 from dovetail.capture.trace import NULL, Handling, LastInstruction, Outside

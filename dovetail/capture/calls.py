@@ -15,6 +15,8 @@ from __future__ import annotations
 import enum
 import functools
 import types
+from collections.abc import Generator as PythonGenerator
+from functools import partial
 from types import FunctionType, MethodType, WrapperDescriptorType
 from typing import Any, Final
 
@@ -25,8 +27,7 @@ from dovetail.capture import builtins as known
 from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
 from dovetail.capture.attributes import C_METHODS, find_in_mro, guard_class, load_attr
 from dovetail.capture.frame import bind
-from dovetail.capture.generators import Generator
-from dovetail.capture.interpreter import Activation
+from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.markers import UNMARKED, call_compiled, call_marked, is_compiled
 from dovetail.capture.operations import is_ours
 from dovetail.capture.origins import PLAIN, wrap
@@ -35,7 +36,7 @@ from dovetail.capture.text import NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import Raised, Trace, is_library_file
 from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
-from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
+from dovetail.errors import Break, DataDependentValue, UnfinishedGenerator, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Length, Predicate
 from dovetail.ir.source import Arg as RootArg
@@ -347,3 +348,61 @@ BY_TYPE: Final[dict[type, Any]] = {
     functools.partial: lambda trace, fn, args, named: call(
         trace, fn.func, [*fn.args, *args], fn.keywords | named),
 }
+
+
+# -- generators of the user's program, stepped by the interpreter ----------------------------------
+
+
+class Generator:
+    def __init__(self, activation: Activation) -> None:
+        self.activation, self.steps = activation, steps(activation)
+        places = activation.trace.places
+        self.made_at = places[0].steps - 1 if places else -1
+
+    def __iter__(self) -> Generator:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.steps)
+
+    def send(self, value: Any) -> Any:
+        return self.steps.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self.steps.throw(*error)
+
+    def close(self) -> None:
+        self.steps.close()
+
+    def __del__(self) -> None:
+        """Python closes a generator that nobody holds any more; its `finally` blocks run then."""
+        trace = self.activation.trace
+        if self.steps.gi_suspended and not trace.is_over:  # type: ignore[attr-defined]
+            try:
+                self.close()
+            except Exception:  # cannot leave __del__: the capture breaks where the generator was made instead
+                name = self.activation.code.code.co_qualname
+                trace.postponed = UnfinishedGenerator(trace.loc(), name=name, step=self.made_at)
+
+
+def steps(activation: Activation) -> PythonGenerator[Any, Any, Any]:
+    go_on = activation.run
+    while True:
+        error: BaseException | None = None
+        try:
+            how = go_on()
+        except Raised as raised:
+            error = raised.value
+        if error is not None:
+            raise error  # outside of the handler, which would become its context
+        if how == RETURN:
+            return activation.result
+        try:
+            sent = yield activation.result
+        except BaseException as thrown:
+            if activation.trace.is_over:  # it is given up, and nobody interprets what is left of it
+                return None
+            go_on = partial(activation.throw, thrown)
+        else:
+            activation.stack.append(sent)
+            go_on = activation.run

@@ -32,18 +32,18 @@ import torch
 from dovetail.capture.arrays import Array
 from dovetail.capture.attributes import C_METHODS, InstanceDict, find_in_mro, has_setter
 from dovetail.capture.builtins import Callback, is_plain_owner
-from dovetail.capture.exceptions import rebuild_exception
-from dovetail.capture.generators import Generator
+from dovetail.capture.calls import Generator
 from dovetail.capture.guards import is_changed
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import SYMBOLIC, Steps
 from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
+from dovetail.capture.places import raised_at
 from dovetail.capture.text import GivenText, Identity, LateText
 from dovetail.capture.torch_calls import check_leaves
-from dovetail.capture.trace import DELETED, NULL, Appender, Trace, Write
+from dovetail.capture.trace import DELETED, NULL, Appender, Raised, Trace, Write
 from dovetail.capture.transforms import Pullback
-from dovetail.errors import UnfinishedGenerator, UnsupportedValue
+from dovetail.errors import Break, UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Arg, Const, Source
 
@@ -316,6 +316,46 @@ def _reduced(emit: Emitter, value: Any) -> str:
     if state and state[0] is not None:
         emit.body.append(f"{name}.__setstate__({emit.value(state[0])})")
     return name
+
+
+NAMED: Final = (AttributeError, NameError, ImportError)
+"""Exceptions of C that keep a name outside of `args` and `__dict__`."""
+
+
+def rebuild_exception(emit: Emitter, error: BaseException) -> str:
+    """Text of an exception that the program made. __init__ of the user's class is not run a second time."""
+    kind: Any = type(error)
+    owner, args = emit.const(kind, kind.__name__), emit.items(error.args)
+    own = [find_in_mro(kind, name)[0] for name in ("__new__", "__init__")]
+    if any(isinstance(method, (types.FunctionType, staticmethod)) for method in own):
+        base: Any = next(base for base in kind.__mro__ if not base.__flags__ & 512)
+        maker = emit.const(base, base.__name__)
+        text = emit.temp(f"{maker}.__new__({', '.join(filter(None, (owner, args)))})")
+        emit.body.append(f"{maker}.__init__({', '.join(filter(None, (text, args)))})")
+    else:
+        text = emit.temp(f"{owner}({args})")
+    emit.memo[id(error)] = text
+    emit.busy.discard(id(error))
+    for name, value in fields_of(error).items():
+        emit.body.append(f"{text}.{name} = {emit.value(value)}")
+    raised = emit.trace.raised.get(id(error))
+    if raised is not None:
+        locs = tuple(loc for _, loc in raised[1])
+        emit.body.append(f"{emit.const(raised_at)}({text}, {emit.const(locs, 'lines')})")
+    return text
+
+
+def fields_of(error: BaseException) -> dict[str, Any]:
+    fields = dict(error.__dict__)
+    if isinstance(error, NAMED) and error.name is not None:
+        fields["name"] = error.name
+    if isinstance(error.__cause__, BaseException):
+        fields["__cause__"] = error.__cause__
+    if isinstance(error.__context__, BaseException) and not isinstance(error.__context__, (Break, Raised)):
+        fields["__context__"] = error.__context__
+    if error.__suppress_context__:
+        fields["__suppress_context__"] = True
+    return fields
 
 
 def _instance(emit: Emitter, value: Any) -> str:

@@ -1,25 +1,38 @@
-"""Torch constructs that take functions: checkpointing, Triton kernels.
+"""Torch constructs that take functions: checkpointing, Triton kernels, branches and loops.
 
     checkpoint(block, x)           block(x), interpreted; what it records is marked for recomputation
     kernel[grid](x, n, BLOCK=64)   a Triton kernel of the user's: one node, the op that launches it
+    flex_attention(q, k, v, mod)   all scores, changed by mod under vmap; their softmax; times v
+    torch.cond(x.sum() > 0, f, g, (x,))     a break: run_cond(x.sum() > 0, f, g, (x,)); f and g are compiled
+    with fullgraph=True                     one op: dovetail::cond_1f3a(x.sum() > 0, x)
+
+For the op each function is interpreted into a graph of its own, as torch.func's transforms do it. The op runs
+those that are chosen, in eager; its backward runs them again and differentiates.
 """
 from __future__ import annotations
 
+import itertools
+import math
+import uuid
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from dovetail.capture.builtins import Args, Kwargs, Special, on
+from dovetail.capture.operations import truth
 from dovetail.capture.origins import PLAIN
+from dovetail.capture.text import version_of
 from dovetail.capture.torch_calls import call_torch
 from dovetail.capture.trace import Trace
-from dovetail.errors import UnknownCall
+from dovetail.capture.transforms import Inner, stand_in, trace_function
+from dovetail.errors import ChosenArm, UnknownCall
 from dovetail.fake.kernels import describe_launch, run_kernel, unwrapped
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
-from dovetail.ops.flex import flex_attention
 from dovetail.util.noun import replace
 
 
@@ -79,3 +92,149 @@ def _checkpoint(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 def writes_to_inputs(trace: Trace) -> int:
     return sum(fake._version for fake in trace.input_fakes if not fake.is_inference())
+
+
+# -- flex_attention as plain operators, which capture interprets in place of torch's own -----------
+
+
+def everywhere(function: Callable[..., Any], scores: int) -> Callable[..., Any]:
+    """A function of so many scores, and of a batch, a head, a query and a key, for all of them at once."""
+    for axis in (3, 2, 1, 0):
+        function = torch.vmap(function, (0,) * scores + tuple(0 if i == axis else None for i in range(4)))
+    return function
+
+
+def flex_attention(
+    query: torch.Tensor, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As in torch, the statistics are logarithms to the base 2, and a query without keys gets zeros."""
+    shared = query.size(1) // key.size(1)
+    key, value = (x.repeat_interleave(shared, 1).expand(len(query), -1, -1, -1) for x in (key, value))
+    scores = (query @ key.mT).to(torch.promote_types(query.dtype, torch.float32)) * scale
+    places = [torch.arange(size, device=query.device) for size in scores.shape]
+    scores = everywhere(score_mod, 1)(scores, *places)
+    scores = torch.where(everywhere(block_mask[-1], 0)(*places), scores, -math.inf)
+    weights = torch._safe_softmax(scores, -1).to(query.dtype)
+    return weights @ value, scores.logsumexp(-1) / math.log(2), scores.amax(-1) / math.log(2)
+
+
+# -- torch.cond and while_loop: the values of tensors decide whether and how often functions run ---
+
+
+Run = Callable[..., Any]
+"""Tensors to a list of tensors, each time by running graphs."""
+
+
+def run_cond(pred: Any, true_fn: Run, false_fn: Run, operands: Any = ()) -> Any:
+    """torch.cond as Python: its own way outside of a compiler is to start torch's."""
+    return (true_fn if pred else false_fn)(*operands)
+
+
+def run_while(cond_fn: Run, body_fn: Run, carried_inputs: Any) -> Any:
+    while cond_fn(*carried_inputs):
+        carried_inputs = body_fn(*carried_inputs)
+    return carried_inputs
+
+
+AS_PYTHON: Final[dict[str, Run]] = {"cond": run_cond, "while_loop": run_while}
+
+
+@on(torch.cond)
+def call_cond(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    given = {"operands": (), **dict(zip(("pred", "true_fn", "false_fn", "operands"), args)), **kwargs}
+    pred, operands = given["pred"], list(given["operands"])
+    if not isinstance(pred, Fake):
+        return trace.call(given["true_fn" if truth(trace, pred) else "false_fn"], operands, {})
+    yes, no = (trace_arm(trace, given[name], operands, "cond") for name in ("true_fn", "false_fn"))
+    if looks(yes.examples) != looks(no.examples) or yes.result != no.result:
+        raise UnknownCall(trace.loc(), function="torch.cond with branches of different results")
+
+    def run(arms: list[Run], pred: Any, *operands: Any) -> Any:
+        return arms[0 if pred else 1](*operands)
+
+    return call_op(trace, "cond", run, [yes, no], [pred, *tree_leaves(operands)])
+
+
+def call_while(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    names = ("cond_fn", "body_fn", "carried_inputs")
+    given = {**dict(zip(names, args)), **kwargs}
+    carried = list(given["carried_inputs"])
+    asks, does = (trace_arm(trace, given[name], carried, "while_loop") for name in names[:2])
+    if looks(does.examples) != looks(tree_leaves(carried)):
+        raise UnknownCall(trace.loc(), function="while_loop whose body changes the form of what it carries")
+
+    def run(arms: list[Run], *now: Any) -> Any:
+        while arms[0](*now)[0]:
+            now = arms[1](*now)
+        return now
+
+    return call_op(trace, "while_loop", run, [asks, does], tree_leaves(carried))
+
+
+BY_NAME[("torch._higher_order_ops.while_loop", "while_loop")] = call_while
+
+
+def looks(fakes: Sequence[Any]) -> list[Any]:
+    return [(fake.shape, fake.dtype, fake.device) for fake in fakes]
+
+
+def trace_arm(trace: Trace, function: Any, operands: list[Any], name: str) -> Inner:
+    """A function as a graph of tensors, if it only computes. Where a break is no error, it is compiled on its
+    own instead."""
+    if not trace.is_whole:
+        raise ChosenArm(trace.loc(), name=name)
+    before = [(fake, version_of(fake)) for fake in trace.owned.values()]
+    inner = trace_function(trace, function, tree_map(lambda leaf: stand_in(trace, leaf, None), operands), {})
+    is_plain = all(isinstance(x, Fake) for x in (*tree_leaves(operands), *inner.free, *inner.examples))
+    is_writing = any(version_of(fake) != version for fake, version in before)
+    if not is_plain or is_writing or inner.is_random:
+        what = "a function of more than tensors, or one that changes them or draws random numbers"
+        raise UnknownCall(trace.loc(), function=f"{name} of {what}")
+    return inner
+
+
+def one_or_all(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def call_op(trace: Trace, name: str, run: Run, arms: list[Inner], operands: list[Any]) -> Any:
+    """Define the op that runs these graphs as `run` says, and call it. Results look like the last one's."""
+    like = arms[-1].examples
+    counts = [len(operands), *(len(arm.free) for arm in arms)]
+
+    def real(*given: Any) -> Any:
+        rest = iter(given)
+        own, *free = [list(itertools.islice(rest, count)) for count in counts]
+        made = run([lambda *x, a=arm, f=more: a.module(*x, *f) for arm, more in zip(arms, free)], *own)
+        return one_or_all([part.clone(memory_format=torch.contiguous_format) for part in made])
+
+    def fake(*given: Any) -> Any:
+        return one_or_all([torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in like])
+
+    def backward(context: Any, *grads: Any) -> Any:
+        given = [tensor.detach() for tensor in context.saved_tensors]
+        places = [i for i, needed in enumerate(context.needs_input_grad) if needed]
+        with torch.enable_grad():  # type: ignore[no-untyped-call]
+            made = real(*[tensor.requires_grad_(i in places) for i, tensor in enumerate(given)])
+        outs = [made] if len(like) == 1 else made
+        pairs = [(out, grad) for out, grad in zip(outs, grads) if out.requires_grad and grad is not None]
+        found = {i: torch.zeros_like(given[i]) for i in places}
+        if pairs:
+            differentiated, tangents = zip(*pairs)
+            inputs = [given[i] for i in places]
+            grads = torch.autograd.grad(differentiated, inputs, tangents, materialize_grads=True)
+            found = dict(zip(places, grads))
+        return tuple(found.get(i) for i in range(len(given)))
+
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    tensors = [*operands, *(fake for arm in arms for fake in arm.free)]
+    takes = ", ".join(f"Tensor t{i}" for i in range(len(tensors)))
+    gives = "Tensor" if len(like) == 1 else f"({', '.join('Tensor' for _ in like)})"
+    unique = f"dovetail::{name}_{uuid.uuid4().hex}"
+    op: Any = torch.library.custom_op(unique, real, mutates_args=(), schema=f"({takes}) -> {gives}")
+    op.register_fake(fake)
+    op.register_autograd(backward, setup_context=save)
+    made = call_torch(trace, op._opoverload, tensors, {})
+    return tree_unflatten([made] if len(like) == 1 else list(made), arms[-1].result)

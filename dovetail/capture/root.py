@@ -15,12 +15,12 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
-from types import FrameType, FunctionType
-from typing import Any
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Final
 
 import torch
 
-from dovetail.capture import contexts, copies, exceptions, functions, output, training
+from dovetail.capture import contexts, functions, library, training
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
@@ -33,8 +33,8 @@ from dovetail.capture.guards import alias_guards, level_guard, state_guard
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import leave_unread, wrap
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
-from dovetail.capture.trace import NULL, Raised, Trace, is_random
-from dovetail.errors import Break, FrameRaises, ImportUnderWay, NoTensors, ResumedLoop, SkippedFrame
+from dovetail.capture.trace import NULL, Raised, Trace, is_library_file, is_random
+from dovetail.errors import Break, FrameRaises, ImportUnderWay, NoTensors, Reason, ResumedLoop, SkippedFrame
 from dovetail.fake import Fake, FakeMode, SymbolicCalls
 from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
@@ -43,7 +43,7 @@ from dovetail.options import Options
 from dovetail.util.writer import Writer
 
 MAX_ATTEMPTS = 4
-TABLES = (contexts, copies, exceptions, functions, output, training)
+TABLES = (contexts, functions, library, training)
 """Files that add rules to the table of builtins when they are imported."""
 
 
@@ -334,3 +334,64 @@ def has_effects(trace: Trace) -> bool:
         if is_write or is_act or is_random(recorded):
             return True
     return False
+
+
+# -- frames that are never captured ----------------------------------------------------------------
+
+
+OWN_FOLDER: Final = __file__.rsplit("/", 2)[0] + "/"
+PLUMBING: Final = frozenset(
+    {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__repr__", "__str__", "__format__",
+     "__hash__", "__del__", "__instancecheck__", "__subclasscheck__", "__init_subclass__", "__set_name__",
+     "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__"}
+)  # fmt: skip
+"""Capturing these alone gains nothing, and an entry's own reads would run them."""
+GENERATED: Final = ("<dovetail",)
+MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/", "/torch/distributions/")
+"""Parts of torch that are models and training code rather than machinery: worth a graph of their own."""
+MACHINERY: Final = (
+    "/torch/nn/modules/module.py", "/torch/optim/optimizer.py", "/torch/optim/lr_scheduler.py",
+    "/torch/optim/radam.py", "/torch/optim/asgd.py", "/torch/optim/_adafactor.py",
+)  # fmt: skip
+
+
+WALLS: Final = frozenset(
+    {"DisableContext.__call__.<locals>._fn", "_TorchDynamoContext.__call__.<locals>.compile_wrapper"}
+)
+"""torch's wrappers around functions that are not to be compiled, or that torch.compile compiles."""
+
+
+OTHERS: Final = ("/triton/runtime/", "/site-packages/numpy/")
+"""Triton's own code, which compiles and launches kernels, and NumPy's."""
+
+
+def is_wall(code: CodeType) -> bool:
+    """What this frame calls is not ours to compile either: torch's wrappers, and imports, whose code runs
+    once and computes nothing; launches of kernels, and NumPy."""
+    if code.co_name == "<module>" or code.co_filename.startswith("<frozen importlib"):
+        return True
+    if any(folder in code.co_filename for folder in OTHERS):
+        return True
+    return code.co_qualname in WALLS and "/torch/" in code.co_filename
+
+
+def why_not_capture(code: CodeType) -> Reason | None:
+    """torch's and Python's own functions run as they are when they are called from eager code (what they
+    call is still seen), and so does Dovetail itself. Called from captured code they are inlined."""
+    file = code.co_filename
+    if code.co_flags & (CO_GENERATOR | CO_ASYNC):
+        return Reason("S03", "generators and coroutines run as they are")
+    if file.startswith((OWN_FOLDER, *GENERATED)):
+        return Reason("S01", "part of Dovetail, or text it generated")
+    is_model = any(part in file for part in MODELS) and not file.endswith(MACHINERY)
+    if is_library_file(file) and not is_model:
+        return Reason("S02", "part of torch or of Python")
+    if any(folder in file for folder in OTHERS):
+        return Reason("S06", "part of Triton, which launches kernels, or of NumPy")
+    if code.co_name in PLUMBING:
+        return Reason("S05", "a method that other code's attribute reads, prints or comparisons run")
+    if code.co_name in ("<lambda>", "__new__") and code.co_varnames[:1] == ("_cls",):
+        return Reason("S05", "the maker of a named tuple")
+    if code.co_name == "<module>":
+        return Reason("S04", "code of a module, which runs once")
+    return None

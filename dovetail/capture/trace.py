@@ -43,7 +43,8 @@ NOT_THROWN: Final = (Break, KeyboardInterrupt)
 
 
 class Handling(Noun, eq=False):
-    """The stack entry under an exception that is being handled: what was handled before, and it itself."""
+    """The stack entry under an exception that is being handled: what was handled before, and it itself.
+    CPython keeps that outside of the frame; with the entry, a resume function can enter the same state."""
 
     previous: BaseException | None
     error: BaseException

@@ -1,0 +1,145 @@
+"""Functions of Python's own library that are not taken apart: copies, output, what is being handled.
+
+copy.copy(config)                 a new instance with the same attributes, each read (and guarded) as usual
+copy.deepcopy([x, cfg])           new lists, dicts and instances all the way down; tensors are cloned
+print(x)                          a break: whoever prints wants to see it now
+warnings.warn("old")              performed by the entry, once, as if from the user's line
+logger.info("loss %s", loss)      a break: the value of a tensor is needed
+"""
+from __future__ import annotations
+
+import collections
+import copy
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+
+from dovetail.capture import operations
+from dovetail.capture.attributes import InstanceDict, find_in_mro, load_attr
+from dovetail.capture.builtins import Args, Kwargs, breaking, on
+from dovetail.capture.origins import IDENTITY, PLAIN
+from dovetail.capture.places import called_from
+from dovetail.capture.text import is_late, native
+from dovetail.capture.trace import Trace, is_library_file, place_loc, topmost_handled
+from dovetail.errors import OutputCall, UnknownCall
+from dovetail.fake.tensor import Fake
+
+# -- copies ------------------------------------------------------------------------------------------
+
+@on(copy.copy)
+def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    method = operations.dunder(trace, type(value), "__copy__")
+    if method is not None:
+        return trace.call(method, args, {})
+    if type(value) in PLAIN or type(value) in COPYABLE:
+        return native(copy.copy, value)
+    return copy_instance(trace, value, lambda item: item)
+
+
+on(copy.deepcopy)(lambda trace, args, kwargs: deep_copy(trace, args[0], {}))
+
+
+MAPPINGS: Final = (dict, collections.OrderedDict)
+COPYABLE: Final = (list, set, tuple, *MAPPINGS, collections.deque, collections.defaultdict)
+
+
+def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    kind = type(value)
+    if kind in PLAIN or isinstance(value, (FunctionType, *IDENTITY)):
+        return value
+    method = operations.dunder(trace, kind, "__deepcopy__")
+    if isinstance(value, Fake) and not value.requires_grad:  # else a new leaf, or an error
+        origin = trace.origins.get(id(value))
+        is_changed = any(write.owner is value for write in trace.writes.values())
+        if is_changed or origin and vars(origin.original) or load_attr(trace, value, "grad") is not None:
+            raise UnknownCall(trace.loc(), function="a copy of a tensor with attributes or a gradient")
+        made = trace.call(load_attr(trace, value, "clone"), [], {})
+    elif method is not None:
+        made = trace.call(method, [value, {}], {})
+    elif kind in (list, tuple, set):
+        made = kind(deep_copy(trace, item, memo) for item in value)
+    elif kind is InstanceDict:
+        made = {key: deep_copy(trace, item, memo) for key, item in value.items()}
+    elif kind in MAPPINGS:
+        made = kind([[deep_copy(trace, part, memo) for part in pair] for pair in value.items()])
+        if kind is not dict:
+            vars(made).update(deep_copy(trace, InstanceDict(trace, value), memo))
+    else:
+        made = copy_instance(trace, value, lambda item: deep_copy(trace, item, memo))
+    memo[id(value)] = made
+    trace.keep.append(value)
+    return made
+
+
+def copy_instance(trace: Trace, value: Any, each: Callable[[Any], Any]) -> Any:
+    """A new instance with the same attributes, each passed through `each`."""
+    kind = type(value)
+    is_plain = find_in_mro(kind, "__reduce_ex__")[0] is object.__reduce_ex__
+    is_plain = is_plain and not isinstance(value, torch.nn.Module)
+    if not is_plain or find_in_mro(kind, "__new__")[0] is not object.__new__ or "__slots__" in vars(kind):
+        raise UnknownCall(trace.loc(), function=f"a copy of {kind.__qualname__}")
+    made = object.__new__(kind)
+    for name, item in InstanceDict(trace, value).items():
+        made.__dict__[name] = each(item)
+    return made
+
+
+# -- output ------------------------------------------------------------------------------------------
+
+def _deferred(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> None:
+    """Output that nothing in the program reads: performed by the entry, in order, after the graph, and as
+    if from the user's line, which warnings and logs name."""
+    is_method, name = function is not warnings.warn, function.__name__
+    said = [*args[is_method:], *(value for key, value in kwargs.items() if key != "extra")]
+    raises = not is_method and "error" in {action for action, *_ in warnings.filters}
+    if raises or kwargs.get("exc_info") or name == "exception" or not all(map(stays_as_it_is, said)):
+        raise OutputCall(trace.loc(), function=name)
+    places = [(place_loc(place), place.globals) for place in reversed(trace.places)]
+    depth = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
+    if not is_method and type(depth) is int and depth > len(places):  # past this frame lies the entry
+        args, kwargs = args[:2], {**kwargs, "stacklevel": depth + 1}
+    trace.deferred.append((called_from(function, places), args, kwargs))
+
+
+def stays_as_it_is(value: Any) -> bool:
+    """Whether a value says the same later in the call."""
+    if type(value) is tuple:
+        return all(stays_as_it_is(item) for item in value)
+    if isinstance(value, Warning):
+        return stays_as_it_is(value.args)
+    is_text = is_late(value) and not operations.has_fake(value)
+    return type(value) in PLAIN or is_text or isinstance(value, type)
+
+
+on(print)(breaking(OutputCall, function="print"))
+on(sys.stdout.write)(breaking(OutputCall, function="sys.stdout.write"))
+on(warnings.warn)(partial(_deferred, warnings.warn))
+for _level in ("debug", "info", "warning", "error", "critical", "exception", "log", "warn"):
+    on(getattr(logging.Logger, _level))(partial(_deferred, getattr(logging.Logger, _level)))
+
+
+# -- the exception that is being handled -------------------------------------------------------------
+
+@on(sys.exception)
+def _exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """What the callers handle, outside of the capture, is not ours to know; contextlib asks only in case."""
+    found = topmost_handled(trace)
+    if found is None and not is_library_file(trace.places[-1].code.code.co_filename):
+        raise UnknownCall(trace.loc(), function="sys.exception")
+    return found
+
+
+@on(sys.exc_info)
+def _current_exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if _exception(trace, args, kwargs) is not None:
+        raise UnknownCall(trace.loc(), function="sys.exc_info")
+    return None, None, None
