@@ -30,6 +30,7 @@ from dovetail.aot.record import Recorder
 from dovetail.errors import Break, UnsupportedMutation
 from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
 from dovetail.fake.kernels import watch_kernels
+from dovetail.fake.symbolic import find_shapes
 from dovetail.ir.expr import Expr, le
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Known, Node, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
@@ -113,7 +114,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     trace = _Trace(recorder, example_inputs)
     autocast = _autocast_now()
     grad_mode = torch.is_grad_enabled()
-    shapes = _shapes_of(example_inputs)
+    shapes = find_shapes(example_inputs)
     try:
         with recorder:
             _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
@@ -232,9 +233,7 @@ def run_fx(gm: GraphModule, inputs: Sequence[Any], recorder: Recorder) -> list[A
 
 
 def _get_attr(gm: GraphModule, target: str, args: Any, kwargs: Any, recorder: Recorder) -> Any:
-    value: Any = gm
-    for part in target.split("."):
-        value = getattr(value, part)
+    value = operator.attrgetter(target)(gm)
     return recorder.constant(value) if isinstance(value, torch.Tensor) else value
 
 
@@ -566,15 +565,6 @@ def _autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
 
 
 # -- symbols -----------------------------------------------------------------------------------------
-
-
-def _shapes_of(examples: Sequence[Any]) -> Shapes | None:
-    for example in examples:
-        if isinstance(example, torch.SymInt):
-            return example.node.shapes  # type: ignore[no-any-return]
-        if type(example) is Fake and example.shapes is not None:
-            return example.shapes
-    return None
 
 
 def assume_narrow(graph: Graph, shapes: Shapes) -> None:

@@ -79,10 +79,11 @@ def partition(graph: Graph, signature: Signature, budget: float = 1.0) -> Partit
         return Partition(forward, None, signature)
     problem = _Problem(graph, signature, set(primals), dependents(graph, tangents), set(nodes_in(grads)))
     cut = problem.solve(budget)
-    forward, saved = _make_forward(graph, signature, primals, values, cut, problem)
+    forward, saved = _make_forward(graph, primals, values, cut, problem)
     wanted = _ancestors(graph, nodes_in(grads))
     used = [(node, position) for node, position in zip(tangents, signature.tangents) if node in wanted]
-    backward = _make_backward(graph, saved, tuple(node for node, _ in used), grads)
+    late = [node for node in graph.nodes if node in wanted and node in problem.tied]
+    backward = _make_backward(late, saved, tuple(node for node, _ in used), grads)
     backward, kept = with_symbols(backward, tuple(entry for _, entry in saved))
     outputs = sum(entry.source == "output" and entry.index >= signature.values for entry in kept)
     result = Partition(forward, backward, replace(signature, saved=outputs), kept, tuple(p for _, p in used))
@@ -307,12 +308,7 @@ def _ancestors(graph: Graph, roots: Iterable[Node]) -> set[Node]:
 
 
 def _make_forward(
-    graph: Graph,
-    signature: Signature,
-    primals: tuple[Node, ...],
-    values: tuple[Arg, ...],
-    cut: set[Node],
-    problem: _Problem,
+    graph: Graph, primals: tuple[Node, ...], values: tuple[Arg, ...], cut: set[Node], problem: _Problem
 ) -> tuple[Graph, list[tuple[Node, Saved]]]:
     """The forward graph, and what backward gets from it."""
     outputs, extra, saved = list(values), [], []  # type: list[Arg], list[Node], list[tuple[Node, Saved]]
@@ -335,16 +331,15 @@ def _make_forward(
 
 
 def _make_backward(
-    graph: Graph, saved: list[tuple[Node, Saved]], tangents: tuple[Node, ...], grads: tuple[Arg, ...]
+    late: list[Node], saved: list[tuple[Node, Saved]], tangents: tuple[Node, ...], grads: tuple[Arg, ...]
 ) -> Graph:
-    """Nodes in order of first use, so that what is recomputed lives briefly."""
+    """`late` are the nodes that depend on tangents; what is recomputed comes in order of first use, so that
+    it lives briefly."""
     replaced: dict[Node, Node] = {}
     for node, _ in saved:
         replaced[node] = Node(INPUT, (), node.type, node.name, loc=node.loc)
     for node in tangents:
         replaced[node] = node
-    needed = _ancestors(graph, nodes_in(grads))
-    tied = dependents(graph, tangents)
     nodes: list[Node] = []
 
     def add(goal: Node) -> None:
@@ -364,10 +359,7 @@ def _make_backward(
             replaced[node] = moved_over(node, replaced)
             nodes.append(replaced[node])
 
-    for node in graph.nodes:
-        if node in needed and node in tied:
-            add(node)
-    for node in nodes_in(grads):
+    for node in (*late, *nodes_in(grads)):
         add(node)
     inputs = (*(replaced[node] for node, _ in saved), *tangents)
     return Graph("backward", inputs, tuple(nodes), swapped(grads, replaced))
