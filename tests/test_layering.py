@@ -52,7 +52,6 @@ SEES_ALL = {
     "differences",
     "reporting",
     "measure",
-    "doctor",
 }
 """The top: the compiler as a whole, and the doors to it."""
 
