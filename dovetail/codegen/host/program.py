@@ -19,8 +19,7 @@ from typing import cast
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.host.cuda import CUDA_HEAD, launch_cuda
-from dovetail.codegen.host.dispatch import DISPATCH_HEAD
-from dovetail.codegen.host.externs import emit_extern, shim
+from dovetail.codegen.host.externs import DISPATCH_HEAD, emit_extern, shim
 from dovetail.codegen.host.outline import outline
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
 from dovetail.codegen.target import Launchable, identifier
