@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import sys
 import types
 from collections.abc import Generator as PythonGenerator
 from functools import partial
@@ -28,7 +29,6 @@ from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
 from dovetail.capture.attributes import C_METHODS, find_in_mro, guard_class, load_attr
 from dovetail.capture.frame import bind
 from dovetail.capture.interpreter import RETURN, Activation
-from dovetail.capture.markers import UNMARKED, call_compiled, call_marked, is_compiled
 from dovetail.capture.operations import is_ours
 from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.regions import BY_NAME
@@ -36,7 +36,15 @@ from dovetail.capture.text import NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import Raised, Trace, is_library_file
 from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
-from dovetail.errors import Break, DataDependentValue, UnfinishedGenerator, UnknownCall, UnsupportedGenerator
+from dovetail.errors import (
+    Break,
+    DataDependentValue,
+    DisabledCall,
+    UnfinishedGenerator,
+    UnknownCall,
+    UnsupportedGenerator,
+    UserBreak,
+)
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Length, Predicate
 from dovetail.ir.source import Arg as RootArg
@@ -406,3 +414,75 @@ def steps(activation: Activation) -> PythonGenerator[Any, Any, Any]:
         else:
             activation.stack.append(sent)
             go_on = activation.run
+
+
+# -- markers in the user's and in libraries' code: Dovetail's own, and torch's ---------------------
+
+
+UNMARKED: Final = object()
+DISABLES: Final = ("_dovetail_disable", "_torchdynamo_disable")
+CONSTANTS: Final = ("_dovetail_constant", "_dynamo_marked_constant")
+ASKING: Final = "an optimizer that branches on numbers in its tensors"
+STEPS: Final = {
+    "lr_scheduler.py": "a learning rate scheduler, arithmetic on a few numbers",
+    "radam.py": ASKING, "asgd.py": ASKING, "_adafactor.py": ASKING,
+}  # fmt: skip
+"""Files of torch.optim whose `step` eager does better."""
+IGNORED: Final = frozenset(
+    {"tag", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_unbacked", "mark_static_address"}
+)
+
+
+def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The result, or UNMARKED. Torch's markers are attributes and names: its compiler is never imported."""
+    marks = fn.__dict__
+    if marks:
+        original = marks.get("_torchdynamo_orig_callable")
+        if original is not None and (original.__module__ or "").startswith("torch.optim."):
+            return trace.call(original, args, kwargs)  # torch keeps them from its own compiler only
+        if any(marks.get(name) for name in DISABLES):
+            raise DisabledCall(trace.loc(), function=fn.__qualname__)
+        if marks.get("_dovetail_graph_break"):
+            raise UserBreak(trace.loc())
+        if any(marks.get(name) for name in CONSTANTS):
+            return native(fn, *args, **kwargs)
+        if marks.get("_dovetail_allow_in_graph"):
+            return call_torch(trace, fn, args, kwargs)
+        if "_torchdynamo_orig_callable" in marks:
+            return trace.call(
+                wrap(trace, marks["_torchdynamo_orig_callable"], trace.const(fn, "original")), args, kwargs
+            )
+    module = fn.__module__ or ""
+    if module.startswith("torch._dynamo"):
+        if fn.__name__ in ("graph_break", "skip_frame"):
+            raise UserBreak(trace.loc())
+        if fn.__name__ in IGNORED:
+            return None
+        if fn.__name__ == "is_compiling":
+            return True
+        if fn.__name__ == "patched_init":  # torch's compiler counts modules; what it wraps makes one
+            return trace.call((fn.__closure__ or ())[0].cell_contents, args, kwargs)
+    if fn.__code__.co_name == "step" and (why := STEPS.get(fn.__code__.co_filename.rpartition("/")[2])):
+        raise DisabledCall(trace.loc(), function=why)
+    return call_torch(trace, fn, args, kwargs) if is_allowed_by_torch(fn) else UNMARKED
+
+
+def is_allowed_by_torch(fn: FunctionType) -> bool:
+    """Whether torch.compiler.allow_in_graph was called on the function."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    allowed = getattr(rules, "_allowed_callable_ids", None)
+    return allowed is not None and id(fn) in (getattr(allowed, "function_ids", None) or ())
+
+
+def is_compiled(fn: Any) -> bool:
+    kind = type(fn)
+    return getattr(kind, "_dovetail_compiled", False) or kind.__name__ == "OptimizedModule"
+
+
+def call_compiled(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Compiled code called from captured code is captured with it."""
+    if type(fn).__name__ == "OptimizedModule":
+        return trace.call(load_attr(trace, fn, "_orig_mod"), args, kwargs)
+    source = trace.source_of(fn)
+    where = Attr(source if source is not None else trace.const(fn, "compiled"), "_dovetail_original")
+    return trace.call(wrap(trace, fn._dovetail_original, where), args, kwargs)

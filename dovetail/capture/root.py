@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture import contexts, functions, library, training
+from dovetail.capture import autograd, contexts, library
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
 from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
@@ -43,7 +43,7 @@ from dovetail.options import Options
 from dovetail.util.writer import Writer
 
 MAX_ATTEMPTS = 4
-TABLES = (contexts, functions, library, training)
+TABLES = (autograd, contexts, library)
 """Files that add rules to the table of builtins when they are imported."""
 
 

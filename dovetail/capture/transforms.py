@@ -19,8 +19,8 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils._pytree import _broadcast_to_and_flatten as broadcast_tree
 
+from dovetail.capture.autograd import changes, copy_of
 from dovetail.capture.builtins import on
-from dovetail.capture.functions import changes, copy_of
 from dovetail.capture.graphs import GraphBuilder, used_ids
 from dovetail.capture.origins import wrap
 from dovetail.capture.torch_calls import perform
