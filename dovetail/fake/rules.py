@@ -104,10 +104,6 @@ def reduction(c: Call) -> Result:
     return tuple(s for d, s in enumerate(x.shape) if d not in axes)
 
 
-def loss(c: Call) -> Result:
-    return pointwise(c) if c["reduction"] == 0 else ()
-
-
 def matmul(c: Call) -> Result:
     """Of matrices or of batches of them; perhaps something is added."""
     a, b = c.get("mat1", c.get("batch1", c.get("self"))), c.get("mat2", c.get("batch2"))
@@ -357,11 +353,6 @@ def pool(n: int, c: Call) -> Result:
     return (*x.shape[:-n], *sizes)
 
 
-def adaptive_pool(c: Call) -> Result:
-    size = c.size("output_size")
-    return (*c["self"].shape[: -len(size)], *size)
-
-
 def upsample(c: Call) -> Result:
     x = c.first
     if c.values.get("output_size") is not None:
@@ -589,8 +580,9 @@ RULES: Final[dict[str, Rule]] = _table(
     (partial(along, lambda c, n: as_expr(c["last_dim_size"])), "_fft_c2r"),
     (lambda c: [c.first.shape, c.first.shape[:-2]], "linalg_inv_ex linalg_cholesky_ex"),
     (lambda c: (c["vec1"].shape[0], c["vec2"].shape[0]), "addr"),
-    (loss, """binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss
-        binary_cross_entropy soft_margin_loss"""),
+    (lambda c: () if c["reduction"] else pointwise(c), """
+        binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss binary_cross_entropy
+        soft_margin_loss"""),
     *((rule, rule.__name__) for rule in (
         view_as_real, view_as_complex, expand, permute, select, squeeze, unsqueeze, unbind, as_strided,
         diagonal, unfold, repeat, convolution_backward, pixel_shuffle, pixel_unshuffle, im2col, col2im,
@@ -612,7 +604,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (partial(pool, 1), "max_pool1d avg_pool1d"),
     (partial(pool, 2), "max_pool2d_with_indices avg_pool2d max_pool2d"),
     (partial(pool, 3), "max_pool3d_with_indices avg_pool3d max_pool3d"),
-    (adaptive_pool, """
+    (lambda c: (*c["self"].shape[: -len(c["output_size"])], *c.size("output_size")), """
         _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_avg_pool1d
         adaptive_max_pool2d adaptive_max_pool3d"""),
     (upsample, """
@@ -621,8 +613,8 @@ RULES: Final[dict[str, Rule]] = _table(
         upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d"""),
     (sized("self_sizes"), "index_select_backward"),
     (sized("sizes"), "value_selecting_reduction_backward masked_scatter_backward"),
-    (lambda c: (*c["input"].shape[:2], *c["grid"].shape[1:-1]), "grid_sampler_2d grid_sampler_3d"),
-    (lambda c: (*c["self"].shape[:2], *c["grid"].shape[1:-1]), "cudnn_grid_sampler"),
+    (lambda c: (*c.first.shape[:2], *c["grid"].shape[1:-1]),
+     "grid_sampler_2d grid_sampler_3d cudnn_grid_sampler"),
     (likes("self", "grid"), "cudnn_grid_sampler_backward"),
     (lambda c: [c["hx"].shape, (c["hx"].shape[0], mul(c["hx"].shape[1], 5))], "_thnn_fused_gru_cell"),
     (lambda c: [(*c["input"].shape[:2], as_expr(c["hidden_size"])), c["hx_"].shape, c["cx_"].shape],

@@ -132,11 +132,6 @@ def find_grad_fn(meta: int) -> int:
 
 
 @functools.cache
-def libtorch() -> ctypes.CDLL:
-    return libraries()[0]
-
-
-@functools.cache
 def libraries() -> tuple[ctypes.CDLL, ...]:
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
     return tuple(ctypes.CDLL(os.path.join(folder, name)) for name in
@@ -159,7 +154,7 @@ def find_layout() -> dict[str, int]:
 
 
 def probe_layout() -> dict[str, int]:
-    shim, meta = libtorch(), find_meta()
+    shim, meta = libraries()[0], find_meta()
     leaf = torch.empty(2, requires_grad=True)
     return {
         "impl": find_impl_offset(),
@@ -205,7 +200,7 @@ def examples() -> list[torch.Tensor]:
 
 def check_layout() -> None:
     """The native readers say of every example what Python says."""
-    kinds = {"cpu": libtorch().aoti_torch_device_type_cpu(), "meta": libtorch().aoti_torch_device_type_meta()}
+    kinds = {kind: device_number(kind) for kind in ("cpu", "meta")}
     with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
         tensors = examples()
     for tensor in tensors:
@@ -235,7 +230,7 @@ def dtype_number(dtype: torch.dtype) -> int:
 
 @functools.cache
 def device_number(kind: str) -> int:
-    read: Callable[[], int] | None = getattr(libtorch(), f"aoti_torch_device_type_{kind}", None)
+    read: Callable[[], int] | None = getattr(libraries()[0], f"aoti_torch_device_type_{kind}", None)
     if read is None:
         raise UnknownLayout(version=torch.__version__, detail=f"no number for device {kind!r}")
     return read()

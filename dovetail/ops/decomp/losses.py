@@ -32,12 +32,6 @@ def reduced(b: Build, loss: Value, reduction: int) -> Value:
     return total.to(b.out.dtype)
 
 
-def spread_grad(b: Build, grad: Value, like: Value, reduction: int) -> Value:
-    """The incoming gradient per element."""
-    g = b.value(grad)
-    return g / as_float(like.type.numel) if reduction == MEAN else g
-
-
 def pair(b: Build, x: Value, y: Value) -> tuple[Value, Value]:
     shape = common_shape([x.shape, y.shape])
     return b.expand(b.value(x), shape), b.expand(b.value(y), shape)
@@ -54,8 +48,8 @@ def _loss_backward(
     fn: Callable[..., Value], b: Build, grad: Value, x: Value, target: Value, reduction: int = MEAN,
     *rest: float,
 ) -> Value:  # fmt: skip
-    v, t = pair(b, x, target)
-    return finish(b, fn(b, v, t, *rest) * spread_grad(b, grad, v, reduction))
+    (v, t), g = pair(b, x, target), b.value(grad)
+    return finish(b, fn(b, v, t, *rest) * (g / as_float(v.type.numel) if reduction == MEAN else g))
 
 
 def _mse(b: Build, x: Value, y: Value) -> Value:

@@ -99,15 +99,11 @@ def as_strided(
     """Element addresses of x's own memory: x must lie in memory as eager laid it."""
     offset = as_expr(0 if storage_offset is None else storage_offset)
     sizes, strides = tuple(map(as_expr, size)), tuple(map(as_expr, stride))
-    if shows_all(x.type, TensorType(sizes, strides, x.dtype), offset):
+    window, memory = TensorType(sizes, strides, x.dtype), x.type
+    is_all = window.numel is memory.numel and offset is as_expr(0)
+    if is_all and memory.is_contiguous and window.is_contiguous:
         return b.reshape(x, sizes)
     return b.prim("as_strided", x, sizes, strides, offset)
-
-
-def shows_all(memory: TensorType, window: TensorType, offset: Expr) -> bool:
-    """The window is all of a row-major tensor, in another shape."""
-    same = window.numel is memory.numel and offset is as_expr(0)
-    return same and memory.is_contiguous and window.is_contiguous
 
 
 @decomposes("aten.unfold")
