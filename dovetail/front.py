@@ -312,19 +312,14 @@ def compile(
     if disable:
         make_compiler(settings)
         return model
-    original = _unwrap(model)
+    original = model
+    while getattr(type(original), "_dovetail_compiled", False):  # compiled anew, with the new settings
+        original = original._dovetail_original
     if isinstance(original, nn.Module):
         return compile_module(original, settings)
     if inspect.isgeneratorfunction(original) or inspect.iscoroutinefunction(original):
         warnings.warn(f"{original!r:.80} is a generator or coroutine: it runs in eager", stacklevel=2)
     return CompiledFunction(original, settings)
-
-
-def _unwrap(model: Any) -> Any:
-    """Compiling what is compiled already compiles the original anew, with the new settings."""
-    while getattr(type(model), "_dovetail_compiled", False):
-        model = model._dovetail_original
-    return model
 
 
 def compiler_of(compiled: Any) -> Compiler:

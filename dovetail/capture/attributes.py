@@ -419,12 +419,6 @@ def function_attr(trace: Trace, obj: Any, name: str) -> Any:
     return wrap(trace, value, Attr(source, name))
 
 
-def method_attr(trace: Trace, obj: MethodType, name: str) -> Any:
-    if name in ("__self__", "__func__"):
-        return getattr(obj, name)
-    return load_attr(trace, obj.__func__, name)
-
-
 def _native_rule(trace: Trace, obj: Any, name: str) -> Any:
     """What symbolic numbers lack is asked of the number, which a guard then keeps."""
     number = NUMBERS.get(type(obj))
@@ -651,5 +645,6 @@ RULES: Final[dict[type, Rule]] = {
         traces.Appender(obj) if name == "append" else load_attr(trace, read_list(trace, obj), name)),
     Outside: lambda trace, obj, name: instance_attr(trace, obj.original, name),
     FunctionType: function_attr,
-    MethodType: method_attr,
+    MethodType: lambda trace, obj, name: (
+        getattr(obj, name) if name in ("__self__", "__func__") else load_attr(trace, obj.__func__, name)),
 }  # fmt: skip

@@ -64,7 +64,10 @@ class _Lowering:
         made = [each for name, each in self.buffers.items() if name in written and each.kind == "temp"]
         self.buffers |= {each.name: replace(each, kind="output") for each in made}
         names = tuple(_input_name(node) for node in self.graph.inputs)
-        kinds = "".join(_input_kind(node) for node in self.graph.inputs)
+        kinds = "".join(
+            ("f" if node.type.dtype.is_float else "i") if isinstance(node.type, ScalarType) else "t"
+            for node in self.graph.inputs
+        )
         pairs = [(outputs[out], self.graph.inputs[given].name) for out, given in self.graph.updates]
         found = [(ref.buffer, name) for ref, name in pairs if isinstance(ref, ir.BufferRef)]
         updates = tuple(pair for pair in found if self.buffers[pair[0]].kind != "input")
@@ -345,12 +348,6 @@ class _Lowering:
         made = self.add_buffer(self.fresh(f"{out.name}_spread"), out.tensor)
         self.write_all(out, made, window(ref))
         return made
-
-
-def _input_kind(node: Node) -> str:
-    if isinstance(node.type, ScalarType):
-        return "f" if node.type.dtype.is_float else "i"
-    return "t"
 
 
 def _input_name(node: Node) -> str:

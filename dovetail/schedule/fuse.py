@@ -237,12 +237,9 @@ def make_group(cluster: Cluster, kept: set[str], fuser: Fuser) -> Group:
     named = replace(cluster, ranges=tuple(ranges), members=members)
     nests = tuple(rewritten(member, named) for member in members)
     internal = _internal(named, levels, kept, fuser)
-    return Group(_group_name(nests), nests, count, internal, tuple(ranges), levels)
-
-
-def _group_name(nests: tuple[Nest, ...]) -> str:
     names = list(dict.fromkeys(nest.name for nest in nests))
-    return "_".join(names if len(names) <= 3 else [names[0], names[-1]])
+    name = "_".join(names if len(names) <= 3 else [names[0], names[-1]])
+    return Group(name, nests, count, internal, tuple(ranges), levels)
 
 
 def _internal(cluster: Cluster, levels: tuple[int, ...], kept: set[str], fuser: Fuser) -> tuple[str, ...]:
