@@ -690,11 +690,7 @@ def show_expr(value: Expr) -> str:
     if op in ("true", "false"):
         return op.capitalize()
     if op == "add":
-        constant, terms = value.args
-        parts = [_show_term(term, n) for term, n in terms]  # type: ignore[attr-defined]
-        if constant:
-            parts.append(str(constant))
-        return " + ".join(parts).replace("+ -", "- ")
+        return _show_sum(value, [show_expr(x) if x.op == "mul" else _wrap(x) for x in value.operands])
     if op == "mul":
         return "*".join(_wrap(x) for x in value.operands)
     if op == "not":
@@ -705,9 +701,10 @@ def show_expr(value: Expr) -> str:
     return f"{_wrap(a)} {_INFIX[op]} {_wrap(b)}"
 
 
-def _show_term(term: Expr, n: int) -> str:
-    text = _wrap(term) if term.op != "mul" else show_expr(term)
-    return text if n == 1 else f"-{text}" if n == -1 else f"{n}*{text}"
+def _show_sum(value: Expr, terms: list[str]) -> str:
+    constant, factors = value.args[0], [n for _, n in value.args[1]]  # type: ignore[attr-defined]
+    parts = [text if n == 1 else f"-{text}" if n == -1 else f"{n}*{text}" for text, n in zip(terms, factors)]
+    return " + ".join([*parts, str(constant)] if constant else parts).replace("+ -", "- ")
 
 
 def _wrap(value: Expr) -> str:
@@ -724,10 +721,7 @@ def spell(value: Expr, words: Mapping[str, str], leaf: Callable[[Expr], str] = s
         return leaf(value)
     texts = [spell(x, words, leaf) for x in value.operands]
     if op == "add":
-        constant, terms = value.args
-        factors = [n for _, n in terms]  # type: ignore[attr-defined]
-        parts = [t if n == 1 else f"-{t}" if n == -1 else f"{n}*{t}" for t, n in zip(texts, factors)]
-        return "(" + " + ".join([*parts, str(constant)] if constant else parts).replace("+ -", "- ") + ")"
+        return f"({_show_sum(value, texts)})"
     if op == "mul":
         return f"({'*'.join(texts)})"
     if op in ("floordiv", "mod") and not (value.operands[0].lo >= 0 and value.operands[1].lo > 0):
