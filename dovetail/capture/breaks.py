@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import FunctionType, MethodType
@@ -253,17 +253,13 @@ def _call_unpacked(site: Site) -> None:
     site.go_on("_r", drop=drop)
 
 
-def _line(form: str, count: int, site: Site) -> None:
-    """An instruction that is a line with its operands and its argument; what it assigns to _r it pushes."""
+def _line(form: str, count: int, site: Site, pushed: Sequence[str] = ()) -> None:
+    """An instruction that is a line with its operands and its argument; what it assigns to _r it pushes, if
+    nothing else is said."""
     operation = site.const(site.arg) if callable(site.arg) else ""
     operands = site.stack[len(site.stack) - count :]
     site.do(form.format(*operands, name=site.arg, operation=operation))
-    site.go_on(*["_r"] * form.startswith("_r = "), drop=count)
-
-
-def _load_method(site: Site) -> None:
-    site.do(f"_r = {site.stack[-1]}.{site.arg}")
-    site.go_on(*((NULL_TEXT, "_r") if NULL_FIRST else ("_r", NULL_TEXT)), drop=1)
+    site.go_on(*(pushed or ["_r"] * form.startswith("_r = ")), drop=count)
 
 
 def _branch(jumps_if: bool, keeps: bool, site: Site) -> None:
@@ -309,12 +305,6 @@ def _unpack(site: Site) -> None:
     site.go_on(*reversed(names), drop=1)
 
 
-def _enter_with(site: Site) -> None:
-    context = site.stack[-1]
-    site.do(f"_exit, _r = {context}.__exit__, {context}.__enter__()")
-    site.go_on("_exit", "_r", drop=1)
-
-
 def _format(site: Site) -> None:
     """Flags say which of !r and the like there is, and whether there is a specification."""
     value, spec = site.stack[-2:] if site.arg & 4 else (site.stack[-1], "''")
@@ -340,6 +330,7 @@ def _leave_with(site: Site) -> None:
     site.go_on("_r")
 
 
+METHOD_TEXTS: Final = (NULL_TEXT, "_r") if NULL_FIRST else ("_r", NULL_TEXT)
 SIGNS: Final = {"NEGATIVE": "-", "INVERT": "~", "POSITIVE": "+", "NOT": "not "}
 LINES: Final = {
     **dict.fromkeys(("BINARY_OP", "COMPARE_OP"), ("_r = {operation}({0}, {1})", 2)),
@@ -372,13 +363,14 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     "TO_BOOL": partial(_truth, "bool({0})", 1),
     "COMPARE_OP_BOOL": partial(_truth, "bool({operation}({0}, {1}))", 2),
     "CONTAINS_OP": lambda site: _line("_r = {0} not in {1}" if site.arg else "_r = {0} in {1}", 2, site),
-    "LOAD_METHOD": _load_method,
+    "LOAD_METHOD": partial(_line, "_r = {0}.{name}", 1, pushed=METHOD_TEXTS),
     **{f"POP_JUMP_IF_{way}": partial(_branch, way == "TRUE", False) for way in ("TRUE", "FALSE")},
     **{f"JUMP_IF_{way}_OR_POP": partial(_branch, way == "TRUE", True) for way in ("TRUE", "FALSE")},
     "FOR_ITER": _for_iter,
     "POP_TOP": lambda site: site.go_on(drop=1),
     "UNPACK_SEQUENCE": _unpack,
-    "BEFORE_WITH": _enter_with,
+    "BEFORE_WITH": partial(
+        _line, "_exit, _r = {0}.__exit__, {0}.__enter__()", 1, pushed=("_exit", "_r")),
     "FORMAT_VALUE": _format,
     "RAISE_VARARGS": _raise,
     "WITH_EXCEPT_START": _leave_with,
