@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from dovetail.events import EVENTS, Event, EventStream
 from dovetail.explain.text import show_explanation, show_page
@@ -194,13 +195,15 @@ def read(noun: type[Seen], event: Event, **known: object) -> Seen:
     return noun(**known, **{item.name: READERS[str(item.type)](event, item.name) for item in wanted})
 
 
-def _graphs(events: list[Event]) -> tuple[GraphSeen, ...]:
-    """A graph is captured before it gets its number: that of the joint graph traced next."""
-    found: list[GraphSeen] = []
+def _numbered(
+    events: list[Event], make: Callable[[Event], Any], before: str, stage: str
+) -> tuple[Any, ...]:
+    """What is told of before it has the unit that it belongs to: that of the stage whose event comes next."""
+    found: list[Any] = []
     for event in events:
-        if event.kind == "graph":
-            found.append(read(GraphSeen, event))
-        elif found and not found[-1].unit and "joint" in _text(event, "stage"):
+        if event.kind != "stage":
+            found.append(make(event))
+        elif found and found[-1].unit == before and stage in _text(event, "stage"):
             found[-1] = replace(found[-1], unit=_text(event, "unit"))
     return tuple(found)
 
@@ -212,17 +215,6 @@ def _breaks(events: Iterable[Event]) -> tuple[BreakSeen, ...]:
         reason = _text(event, "text") or _text(event, "reason")
         found[read(BreakSeen, event, kind=event.kind, reason=reason, count=1)] += 1
     return tuple(replace(seen, count=count) for seen, count in found.items())
-
-
-def _partitions(events: list[Event]) -> tuple[SavedSeen, ...]:
-    """A partition is told of within its stage, whose event comes next and has the unit."""
-    found: list[SavedSeen] = []
-    for event in events:
-        if event.kind == "partition":
-            found.append(read(SavedSeen, event, bytes=event["saved_bytes"]))
-        elif found and found[-1].unit == "forward" and "partition" in _text(event, "stage"):
-            found[-1] = replace(found[-1], unit=_text(event, "unit"))
-    return tuple(found)
 
 
 def _stage(event: Event) -> StageSeen:
@@ -280,8 +272,9 @@ def explain_events(events: Iterable[Event]) -> Explanation:
     programs = tuple(view for result in shown for view in view_graphs(*result))
     views = [view_fusion(unit, value) for unit, stage, value in results if "schedule" in stage]
     fusions = tuple(view for view in views if view is not None)
+    saved = lambda event: read(SavedSeen, event, bytes=event["saved_bytes"])
     return Explanation(
-        graphs=_graphs(of("graph", "stage")),
+        graphs=_numbered(of("graph", "stage"), partial(read, GraphSeen), "", "joint"),
         breaks=_breaks(of("graph_break", "skip")),
         recompiles=tuple(read(RecompileSeen, e, limit=e.kind == "limit") for e in of("recompile", "limit")),
         fallbacks=dict(Counter(_text(event, "op") for event in of("fallback"))),
@@ -290,7 +283,7 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         guards=tuple((_text(e, "function"), tuple(map(str, e.get("value") or ()))) for e in of("guards")),
         stages=tuple(map(_stage, of("stage"))),
         compiles=tuple((_text(e, "function"), e["seconds"], e.at) for e in of("compile")),
-        partitions=_partitions(of("partition", "stage")),
+        partitions=_numbered(of("partition", "stage"), saved, "forward", "partition"),
         cudagraphs=tuple((_text(e, "unit"), bool(e["used"]), _text(e, "reason")) for e in of("cudagraph")),
         caches=dict(Counter(_text(event, "what") for event in of("cache"))),
         failures=tuple(map(_failure, of("fallback_to_eager", "slow"))),
