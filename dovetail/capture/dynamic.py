@@ -75,7 +75,6 @@ class Policy:
         self.extents: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.numbers: dict[str, tuple[int, float]] = {}
         self.sources: dict[str, Source] = {}
-        self.texts: dict[int, str] = {}
         self.unsteady: set[str] = set()
         """Floats that are known to change."""
 
@@ -275,15 +274,11 @@ def leaves(value: Any) -> set[str]:
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "floordiv": operator.floordiv, "mod": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "not": torch.sym_not,
-    "and": operator.and_, "or": operator.or_, "mul": operator.mul, "add": operator.add,
-}  # fmt: skip
-
-REAL_FUNCTIONS: Final[dict[str, Any]] = {
-    "neg": operator.neg, "abs": operator.abs, "add": operator.add, "sub": operator.sub,
-    "mul": operator.mul, "truediv": operator.truediv, "mod": operator.mod, "pow": operator.pow,
-    "min": torch.sym_min, "max": torch.sym_max,
+    "and": operator.and_, "or": operator.or_, "mul": operator.mul, "add": operator.add, "neg": operator.neg,
+    "abs": operator.abs, "sub": operator.sub, "truediv": operator.truediv, "pow": operator.pow,
     **{name.removeprefix("_sym_"): value for name, value in vars(torch).items() if name.startswith("_sym_")},
 }  # fmt: skip
+"""What the operations of an Expr or a Real are in Python."""
 
 
 def fold(
@@ -309,9 +304,9 @@ def _fold_real(value: Real, names: dict[str, Any], call: Any, memo: dict[Any, An
     args = tuple(fold(arg, names, call, memo) for arg in value.args)
     if value.op == "ratio":
         return call(operator.truediv, args) if args[1] != 1 else call(torch.sym_float, (args[0],))
-    if value.op not in REAL_FUNCTIONS:
+    if value.op not in FUNCTIONS:
         raise UnsupportedValue(type="float", detail=f"symbolic {value.op}")
-    return call(REAL_FUNCTIONS[value.op], args)
+    return call(FUNCTIONS[value.op], args)
 
 
 # -- guards ------------------------------------------------------------------------------------------
