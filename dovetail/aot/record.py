@@ -20,8 +20,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from dovetail.aot.alias import Memory, Ref, Storage, overlaps
-from dovetail.aot.functional import twin_of
-from dovetail.aot.opaque import Opaque, definition_of, watch
+from dovetail.aot.functional import Opaque, definition_of, twin_of, watch
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torch_dtype, infer, type_of
 from dovetail.fake.record import Record

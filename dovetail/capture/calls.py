@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 from torch.nn.modules import module as nn_module
 
+from dovetail import errors
 from dovetail.capture import builtins as known
 from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
 from dovetail.capture.attributes import C_METHODS, find_in_mro, guard_class, load_attr
@@ -36,15 +37,7 @@ from dovetail.capture.text import NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import Raised, Trace, is_library_file
 from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
-from dovetail.errors import (
-    Break,
-    DataDependentValue,
-    DisabledCall,
-    UnfinishedGenerator,
-    UnknownCall,
-    UnsupportedGenerator,
-    UserBreak,
-)
+from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Length, Predicate
 from dovetail.ir.source import Arg as RootArg
@@ -390,7 +383,7 @@ class Generator:
                 self.close()
             except Exception:  # cannot leave __del__: the capture breaks where the generator was made instead
                 name = self.activation.code.code.co_qualname
-                trace.postponed = UnfinishedGenerator(trace.loc(), name=name, step=self.made_at)
+                trace.postponed = errors.UnfinishedGenerator(trace.loc(), name=name, step=self.made_at)
 
 
 def steps(activation: Activation) -> PythonGenerator[Any, Any, Any]:
@@ -441,9 +434,9 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
         if original is not None and (original.__module__ or "").startswith("torch.optim."):
             return trace.call(original, args, kwargs)  # torch keeps them from its own compiler only
         if any(marks.get(name) for name in DISABLES):
-            raise DisabledCall(trace.loc(), function=fn.__qualname__)
+            raise errors.DisabledCall(trace.loc(), function=fn.__qualname__)
         if marks.get("_dovetail_graph_break"):
-            raise UserBreak(trace.loc())
+            raise errors.UserBreak(trace.loc())
         if any(marks.get(name) for name in CONSTANTS):
             return native(fn, *args, **kwargs)
         if marks.get("_dovetail_allow_in_graph"):
@@ -455,7 +448,7 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
     module = fn.__module__ or ""
     if module.startswith("torch._dynamo"):
         if fn.__name__ in ("graph_break", "skip_frame"):
-            raise UserBreak(trace.loc())
+            raise errors.UserBreak(trace.loc())
         if fn.__name__ in IGNORED:
             return None
         if fn.__name__ == "is_compiling":
@@ -463,7 +456,7 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
         if fn.__name__ == "patched_init":  # torch's compiler counts modules; what it wraps makes one
             return trace.call((fn.__closure__ or ())[0].cell_contents, args, kwargs)
     if fn.__code__.co_name == "step" and (why := STEPS.get(fn.__code__.co_filename.rpartition("/")[2])):
-        raise DisabledCall(trace.loc(), function=why)
+        raise errors.DisabledCall(trace.loc(), function=why)
     return call_torch(trace, fn, args, kwargs) if is_allowed_by_torch(fn) else UNMARKED
 
 
