@@ -51,7 +51,6 @@ Executable: TypeAlias = "Callable[..., Sequence[Any]]"
 Build: TypeAlias = "Callable[[Graph], Executable | None]"
 
 _numbers: Final = itertools.count()
-OPS_ARE_MUTE: Final = torch.__version__ < "2.13"
 
 
 class Bound(Noun, eq=False):
@@ -215,9 +214,8 @@ class _Emitter:
 
     @contextmanager
     def raising_as_eager(self) -> Iterator[None]:
-        """Where forward raises after the program has written to inputs, they have the new values; and where
-        libtorch does not hand on what its ops say, eager does."""
-        if self.joint.updates or not (self.signature.mutations or OPS_ARE_MUTE):
+        """Where forward raises, eager does, with its own words, and after the program's writes to inputs."""
+        if self.joint.updates:
             yield
             return
         with self.w.block("try:"):

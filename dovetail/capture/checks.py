@@ -7,6 +7,7 @@
 Where the assumption fails, the frame runs from its beginning in eager, which raises. So nothing may have been
 changed by then: the entry writes later, random numbers are drawn again, and a graph that changes its inputs
 breaks at such a branch as at any other. So does a program that catches the exception: it expects it.
+What the graph itself raises goes the same way, where a `with`, `except` or `finally` may see it.
 """
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from dovetail.capture.decode import Code
 from dovetail.capture.frame import CO_VARARGS, CO_VARKEYWORDS
 from dovetail.capture.text import version_of
 from dovetail.capture.trace import Trace
-from dovetail.errors import AssumedBranch, DataDependentValue
+from dovetail.errors import AssumedBranch, DataDependentValue, UnknownCall
 
 if TYPE_CHECKING:
     from dovetail.capture.emit import Emitter
@@ -67,23 +68,28 @@ def assume(trace: Trace, value: Any, is_true: bool) -> bool:
     return is_true
 
 
-def states_before() -> list[Any]:
+def states_before(is_random: bool) -> list[Any]:
     """Torch's state that a graph may change: grad mode and random numbers."""
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()
-    return [torch.is_grad_enabled(), torch.get_rng_state(), *on_gpu]
+    on_gpu = torch.cuda.get_rng_state_all() if is_random and torch.cuda.is_initialized() else ()
+    return [torch.is_grad_enabled(), *([torch.get_rng_state()] if is_random else ()), *on_gpu]
 
 
 def as_before(function: Callable[..., Any], states: list[Any]) -> Callable[..., Any]:
     """The function, with torch's state as it was."""
     torch._C._set_grad_enabled(states[0])
-    torch.set_rng_state(states[1])
-    if len(states) > 2:
+    for state in states[1:2]:
+        torch.set_rng_state(state)
         torch.cuda.set_rng_state_all(states[2:])
     return function
 
 
 def check_copies(emit: Emitter) -> None:
-    """A copy stood for a view (as_copy): neither may have been written since, nor may the caller get it."""
+    """A copy stood for a view (as_copy): neither may have been written since, nor may the caller get it. Nor
+    a tensor whose hooks are in the graph, or a view of it: its gradient is the one behind them."""
+    shown = {id(part) for out in emit.outputs for part in (out, out._base) if part is not None}
+    for tensor, step in emit.trace.hooked:
+        if shown & {id(tensor), id(tensor._base)}:
+            raise UnknownCall(emit.trace.frame.loc, function="Tensor.register_hook of an output", step=step)
     for made, original, version, step in emit.trace.copies:
         is_written = version_of(made) != 0 or version_of(original) != version
         if is_written or any(out is made or out._base is made for out in emit.outputs):
@@ -92,13 +98,15 @@ def check_copies(emit: Emitter) -> None:
 
 
 def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
-    """Lines that follow the call of the graph; `names` are the entry's parameters. A graph that itself raises
-    (`out` is None then) has gone on where eager would have raised before."""
+    """Lines that follow the call of the graph; `names` are the entry's parameters. Where the graph itself
+    raises, `out` is None: eager raises at its own place, perhaps before."""
     trace, code = emit.trace, emit.trace.frame.code
     is_writing = any(fake.is_inference() or fake._version for fake in trace.input_fakes)
     for value, _, version, step in trace.assumptions:
         if is_writing or version_of(value) != version:
             raise AssumedBranch(trace.frame.loc, step=step)
+    if is_writing or not (trace.assumptions or trace.catches):
+        return []
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     given, rest = names[:count], names[named:]
     if code.co_flags & CO_VARARGS:

@@ -113,6 +113,7 @@ class Activation:
         self.result: Any = None
         self.handled: BaseException | None = None
         self.kw_names: tuple[str, ...] = ()
+        trace.catches |= bool(code.regions)  # with, except, finally
         if not code.bound:
             code.bound = [METHODS.get(op) or unsupported(op) for op in code.ops]
             for i in loads_to_append(code):

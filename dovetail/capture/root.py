@@ -243,7 +243,7 @@ class Attempt:
         emit = Emitter(trace, root, graph_name)
         tail = [f"return {emit.value(root.result)}"] if why is None else emit_break(emit, root)
         names = entry_parameters(root, slot_count(frame.code))
-        checks = emit_checks(emit, names) if trace.assumptions else []
+        checks = emit_checks(emit, names)
         emit.effects()
         check_copies(emit)
         for context in contexts.leave_for_break(trace):
@@ -290,11 +290,12 @@ class Attempt:
             if inputs is not None:
                 call = f"out = {emit.graph_name}({', '.join(filter(None, (given, *computed)))})"
                 if checks:
-                    w(f"_states = {emit.const(states_before, 'states_before')}()")
+                    is_drawing = any(map(is_random, self.trace.calls))
+                    w(f"_states = {emit.const(states_before, 'states_before')}({is_drawing})")
                     w(f"try: {call}")
                     call = "except Exception: out = None"
                 w(call)
-            for line in (*checks, *emit.body):
+            for line in (*(checks if inputs is not None else ()), *emit.body):
                 w(line)
             if why is not None:
                 w(f"# {why.code} {' '.join(why.text.split())}, {why.loc}")

@@ -45,7 +45,7 @@ TENSOR_FUNCTIONS: Final[dict[int, str]] = {
 
 STATEFUL: Final = (
     "set_", "_set_", "_push", "_pop", "_enter", "_exit", "_jit", "_functorch", "_vmap", "_add_", "_log_",
-    "_remove_", "_unset", "_increment", "_decrement", "_maybe_", "_dispatch_t",
+    "_remove_", "_unset", "_increment", "_decrement", "_maybe_", "_dispatch_t", "_saved_tensors_hooks_",
 )  # fmt: skip
 """C functions of torch whose names start so change hidden state."""
 

@@ -200,7 +200,7 @@ class Trace:
         """Switches of torch's that the program set, and what they were before."""
         self.held: dict[int, Any] = {}
         self.rounds = 0
-        self.is_over = False
+        self.is_over = self.catches = False
         self.is_appending = False
         """The list that is read next is only appended to."""
         self.changed_classes: set[int] = set()
@@ -210,6 +210,8 @@ class Trace:
         """Tensors that the graph makes to differentiate by them: where, and the frame's instructions."""
         self.copies: list[tuple[Fake, Fake, object, int]] = []
         """See operations.as_copy."""
+        self.hooked: list[tuple[Fake, int]] = []
+        """Tensors with hooks that are a part of the graph, and the frame's instructions."""
         self.is_inner = False
         """What runs now becomes a graph of its own, which cannot be left in the middle."""
         self.told_apart: list[Source] = []

@@ -136,13 +136,9 @@ def _register_hook(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Non
         raise UnknownCall(trace.loc(), function="Tensor.register_hook of a function with side effects")
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        def register(tensor: torch.Tensor) -> None:
-            tensor.register_hook(function)
-            if tensor.grad_fn is not None:  # for who makes the tensor anew, as a view
-                tensor.grad_fn.metadata["has_hook"] = True  # type: ignore[index]
+        return lambda tensor: tensor.register_hook(function) and None
 
-        return register
-
+    trace.hooked.append((args[0], trace.places[0].steps - 1))
     record_transform(trace, "register_hook", make, inner, *tree_flatten(((args[0],), {})))
 
 

@@ -405,3 +405,75 @@ def test_an_op_that_only_acts_is_run(capsys: pytest.CaptureFixture[str]) -> None
     for program in (alone, among):
         dovetail.compile(program)(torch.ones(2))
         assert capsys.readouterr().out == "told 2.0\n"
+
+
+class Noting:
+    def __enter__(self) -> None:
+        NOTED.append("in")
+
+    def __exit__(self, *_: object) -> None:
+        NOTED.append("out")
+
+
+NOTED: list[str] = []
+
+
+def _caught(x: torch.Tensor, i: torch.Tensor, rest: Any) -> Any:
+    try:
+        rest()
+        return x.gather(0, i)
+    except RuntimeError as error:
+        return str(error)
+
+
+def _ended(x: torch.Tensor, i: torch.Tensor, rest: Any) -> Any:
+    try:
+        rest()
+        return _caught_otherwise(x, i)
+    finally:
+        NOTED.append("finally")
+
+
+def _caught_otherwise(x: torch.Tensor, i: torch.Tensor) -> Any:
+    try:
+        return torch.rand(3).gather(0, i) + x
+    except KeyError:
+        return None
+
+
+def _within(x: torch.Tensor, i: torch.Tensor, rest: Any) -> Any:
+    with Noting():
+        rest()
+        return x.gather(0, i)
+
+
+def _unseen(x: torch.Tensor, i: torch.Tensor, rest: Any) -> Any:
+    with torch.no_grad():
+        rest()
+        return x.gather(0, i)
+
+
+def _without_saved_hooks(x: torch.Tensor, i: torch.Tensor, rest: Any) -> Any:
+    with torch.autograd.graph.disable_saved_tensors_hooks("none"):
+        rest()
+        return x.gather(0, i)
+
+
+@pytest.mark.parametrize("rest", [lambda: None, lambda: print(end="")], ids=["whole", "broken"])
+@pytest.mark.parametrize("program", [_caught, _ended, _within, _unseen, _without_saved_hooks])
+def test_what_a_graph_raises_is_seen_by_the_program(program: Any, rest: Any) -> None:
+    """By `except`, `finally` and `with`, in the frame that the graph is of and around it."""
+
+    def outcome(call: Any, at: int) -> list[Any]:
+        NOTED.clear()
+        torch.manual_seed(0)
+        try:
+            found = call(torch.ones(3), torch.tensor([at]), rest)
+        except RuntimeError as error:
+            found = type(error), str(error)
+        is_on = torch._C._autograd._saved_tensors_hooks_is_enabled()
+        return [found, list(NOTED), torch.is_grad_enabled(), is_on, torch.rand(1)]
+
+    compiled = dovetail.compile(program)
+    for at in (1, 7, 7, 2):
+        assert repr(outcome(compiled, at)) == repr(outcome(program, at))

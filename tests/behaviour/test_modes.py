@@ -375,12 +375,42 @@ def hooks_on_what_is_computed() -> Any:
         y.mul_(3)
         z = y.view_as(y)
         z.register_hook(torch.neg)
+        return (y.sin() + z.cos()).sum()
+
+    return f, [(torch.randn(4, requires_grad=True), torch.randn(4), most) for most in (0.1, 0.1)]
+
+
+@case("C9", breaks=4)
+def hooks_on_what_is_returned() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        y = x.sin()
+        y.register_hook(torch.neg)
+        return y.exp().sum(), y
+
+    def g(x: torch.Tensor) -> Any:
+        total, y = f(x)
+        y.retain_grad()  # sees the gradient behind the hook
+        total.backward()
+        return y.grad, x.grad
+
+    return g, [(torch.randn(4, requires_grad=True),) for _ in range(2)]
+
+
+@case("C9", breaks=3)
+def hooks_on_a_view_that_is_returned() -> Any:
+    def f(x: torch.Tensor, mask: torch.Tensor, most: float) -> Any:
+        y = x * 2
+        y.register_hook(lambda grad: (grad * mask).clamp(-most, most))
+        y.register_hook(lambda grad: None)
+        y.mul_(3)
+        z = y.view_as(y)
+        z.register_hook(torch.neg)
         return (y.sin() + z.cos()).sum(), z
 
     return f, [(torch.randn(4, requires_grad=True), torch.randn(4), most) for most in (0.1, 0.1)]
 
 
-@case("C9")
+@case("C9", breaks=1)
 def hooks_on_a_view_beside_what_it_shows() -> Any:
     def f(x: torch.Tensor) -> Any:
         y = x * 2
