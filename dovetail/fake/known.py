@@ -225,17 +225,16 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, from_contiguous, """
         gather index_select index scatter scatter_add index_put index_add index_copy flip
         glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd _safe_softmax"""),
-    (first, contiguous, "embedding_dense_backward slice_backward select_backward"),
-    (first, contiguous, "masked_fill mse_loss_backward smooth_l1_loss_backward huber_loss_backward"),
+    (first, contiguous, """embedding_dense_backward slice_backward select_backward masked_fill amax amin
+        mse_loss_backward smooth_l1_loss_backward huber_loss_backward"""),
     (partial(on_cpu, lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
-    (first, contiguous, "amax amin"),
     (summed, contiguous, "sum prod"),
     (floating, contiguous, "mean var std logsumexp linalg_vector_norm"),
     (lambda c: [floating(c)] * 2, contiguous, "var_mean std_mean"),
     (always(torch.int64), contiguous, "argmax argmin"),
     (summed, from_contiguous, "cumsum cumprod"),
     (lambda c: torch.float32 if c["half_to_float"] else first(c), from_contiguous, "_softmax _log_softmax"),
-    (lambda c: c.get("input_dtype", first(c)), from_contiguous,
+    (lambda c: c.get("input_dtype", first(c)), contiguous,
      "_softmax_backward_data _log_softmax_backward_data"),
     (lambda c: [first(c), torch.int64], from_contiguous,
      "topk sort cummax cummin max_pool2d_with_indices max min median"),
@@ -271,6 +270,9 @@ FILLS: Final = frozenset(
 )
 """Ops that write to their first argument and return it."""
 
+
+PRESERVING: Final = ("aten.hardtanh", "aten._prelu_kernel", "aten.deg2rad", "aten.rad2deg", "aten.nan_to_num")
+"""Elementwise ops whose result is made with empty_like, not by the iterator."""
 
 UNUSUAL: Final = frozenset({
     "aten.pow.Scalar", "aten.ldexp.Tensor", "aten.mvlgamma.default", "aten.max.other", "aten.min.other",
@@ -328,7 +330,9 @@ def _elementwise(func: Any, facts: Any, call: Call) -> tuple[Any, ...]:
     operands = [_numbers(t) for t in call.tensors]
     if any(isinstance(call.values.get(name), (int, float, complex, Expr)) for name in ("self", "other")):
         operands.append(([], []))  # a number in a tensor's place
-    return size, tuple(iterator_strides(size, operands)), _promoted(func, facts, call)
+    is_like = facts.base in PRESERVING and is_dense(*operands[0])
+    stride = operands[0][1] if is_like else iterator_strides(size, operands)
+    return size, tuple(stride), _promoted(func, facts, call)
 
 
 def _promoted(func: Any, facts: Any, call: Call) -> torch.dtype:

@@ -207,6 +207,13 @@ def test_convolutions_follow_either_operands_layout(weight: tuple[int, ...], whi
     assert dovetail.compile(convolve)(x, w).stride() == convolve(x, w).stride()
 
 
+def test_strides_of_single_elements_are_kept_where_eager_keeps_them() -> None:
+    x = torch.randn(1, 3, 4).transpose(0, 1)
+    for f in (F.hardtanh, F.relu6, F.relu, lambda x: F.prelu(x, torch.ones(1)), torch.nan_to_num, torch.deg2rad):
+        for dynamic in (False, True):
+            assert dovetail.compile(f, dynamic=dynamic)(x).stride() == f(x).stride()
+
+
 def test_a_number_to_the_power_of_a_tensor_is_row_major() -> None:
     for x in (torch.randn(4, 5).t(), torch.ones(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)):
         assert dovetail.compile(lambda x: 2**x)(x).stride() == (2**x).stride()
