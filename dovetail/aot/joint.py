@@ -15,7 +15,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ from dovetail.util.derivative import behind, gradients_of
 from dovetail.util.noun import Noun, field, replace
 
 _DETACH = ViewStep("aten.detach.default")
+_COUNTED = partial(Mutation, output=-1, under_no_grad=True, op="aten.squeeze_.dims", args=((),))
+"""Nothing is written but the version, as by squeeze_() of a view."""
 
 _RAISING = ("aten._linalg_check_errors", "aten._linalg_eigh", "aten._linalg_svd", "aten.linalg_eig.")
 """Ops that refuse some values. (Gathers, samplers and assertions do too, and stand in every step of decoding:
@@ -253,14 +255,24 @@ def _one_hot(x: Any, num_classes: int = -1) -> Any:
     return F.one_hot(x, num_classes)
 
 
+def _resolve(op: str, x: Any) -> Any:
+    """A Fake does not know that it is conjugated lazily, or negative as a part of such; its views do."""
+    is_part = op == LAZY[1] and not _is_replayable(x.ref.way)
+    return x.clone() if is_part or sum(step.op == op for step in x.ref.way) % 2 else x
+
+
+LAZY = ("aten._conj.default", "aten._neg_view.default")
 _sdpa: Any = torch._C._nn.scaled_dot_product_attention
 _INSTEAD: dict[Any, Any] = {_sdpa: _attention, F.one_hot: _one_hot}
+_INSTEAD.update(zip(("resolve_conj", "resolve_neg"), (partial(_resolve, op) for op in LAZY)))
 
 _RUN: dict[str, Callable[..., Any]] = {
     "call_function": lambda gm, target, args, kwargs, recorder: (
         (_INSTEAD[target] if target in _INSTEAD else target)(*args, **kwargs)
     ),
-    "call_method": lambda gm, target, args, kwargs, recorder: getattr(args[0], target)(*args[1:], **kwargs),
+    "call_method": lambda gm, target, args, kwargs, recorder: (
+        _INSTEAD[target](*args) if target in _INSTEAD else getattr(args[0], target)(*args[1:], **kwargs)
+    ),
     "call_module": lambda gm, target, args, kwargs, recorder: gm.get_submodule(target)(*args, **kwargs),
     "get_attr": _get_attr,
 }
@@ -279,7 +291,10 @@ def _derive_mutations(trace: _Trace) -> list[Mutation]:
         if ref.parent is not None:
             raise UnsupportedMutation(detail="an input's shape is changed in place (t_, squeeze_, set_)")
         value = memory.read(ref)
+        version = trace.versions[i]
+        writes = 0 if version is None else fake._version - version
         if value is trace.recorder.builder.inputs[i]:
+            found += [_COUNTED(i)] * writes
             continue
         _check_overlap(trace, i)
         silent = not fake.requires_grad or fake.grad_fn is trace.histories[i]
@@ -291,8 +306,7 @@ def _derive_mutations(trace: _Trace) -> list[Mutation]:
         else:
             made = [Mutation(i, len(trace.values), under_no_grad=silent)]
             _add_value(trace, value, None if silent else fake)
-        is_uncounted = trace.versions[i] is not None and fake._version == trace.versions[i]
-        found += [replace(mutation, is_uncounted=is_uncounted) for mutation in made]
+        found += [replace(mutation, is_uncounted=version is not None and not writes) for mutation in made]
     return found
 
 
@@ -393,7 +407,8 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
     base: Any = storage.owner
     root = ref.root if base is None else trace.recorder.ref(base)  # perhaps a view of itself before t_
     own = len(root.way)
-    is_part = shared[id(storage)] > 1 or (ref.steps and not is_dense(ref.type))
+    is_lazy = any(step.op in LAZY for step in ref.steps)
+    is_part = shared[id(storage)] > 1 or is_lazy or (ref.steps and not is_dense(ref.type))
     is_replayable = ref.way[:own] == root.way and _is_replayable(ref.steps)
     if is_part and storage.input is None and _has_history_of(base, result) and is_replayable:
         if id(storage) not in bases:
@@ -404,13 +419,14 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
             return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
         steps = _replayed(base, result, ref.way[own:])
         return OutputIs("alias", index, ref.type, steps, None, wants_grad, is_hidden)
-    is_custom = wants_grad and result._base is owner and not storage.log and _is_replayable(ref.steps)
-    if storage.input is not None and is_custom:
+    is_detached = not result._is_view() or (result._base is not owner and shared[id(storage)] == 1)
+    is_own = is_detached if storage.log else result._base is owner  # else a Function of the program made it
+    if storage.input is not None and wants_grad and is_own and _is_replayable(ref.steps):
         trace.values.append(trace.recorder.builder.inputs[storage.input])  # nobody takes it from there
         trace.tensors.append(result)
-        index = len(trace.values) - 1
-        return OutputIs("through", index, ref.type, ref.way, None, True, input=storage.input)
-    if shared[id(storage)] > 1 and storage.input is None and not result._backward_hooks:
+        steps = (*ref.way, *[_DETACH] * bool(storage.log))
+        return OutputIs("through", len(trace.values) - 1, ref.type, steps, None, True, input=storage.input)
+    if storage.input is not None or shared[id(storage)] > 1:
         raise UnsupportedMutation(detail="outputs share memory, and autograd sees no views of one tensor")
     value = trace.recorder.memory.read(ref)
     index = _add_value(trace, value, result if wants_grad else None, ref.type)
@@ -432,17 +448,15 @@ def _is_replayable(steps: Sequence[ViewStep]) -> bool:
 
 def _has_history_of(base: Any, result: Any) -> bool:
     """Autograd too sees result as base or a view of it, and its gradient is a view's: not that of a write
-    to a detached alias, nor that of a user's autograd.Function or of a hook."""
+    to a detached alias, nor that of a user's autograd.Function."""
     if not result.requires_grad or result is base:
         return True
-    if not result._is_view() or result._base is not base or result._backward_hooks:
+    if not result._is_view() or result._base is not base:
         return False
     node, end = result.grad_fn, base.grad_fn
     while node is not None and node is not end:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return False
-        if "has_hook" in node.metadata:
-            raise UnsupportedMutation(detail="a hook on a view that is an output, or is behind one")
         following = [f for f, _ in node.next_functions if f is not None]
         node = following[0] if len(following) == 1 else None
     return True
@@ -462,12 +476,11 @@ def derive_ties(
     shown = {output.index for output in outputs if output.kind in ("fresh", "alias")}
     given = {id(t) for t in trace.passed}
     shown |= {i for i, t in enumerate(trace.tensors) if t is not None and id(t) in given}  # with new values
-    shown = {i for i in shown if not getattr(trace.tensors[i], "_backward_hooks", None)}
     tensors = [(i, t) for i, t in enumerate(trace.tensors) if t is not None and t.requires_grad]
     groups: list[tuple[int, ...]] = [(i,) for i, _ in tensors]
     seen = [i for i, out in enumerate(outputs) if out.kind in ("alias", "view") and not out.under_no_grad]
     views = [(~i, results[i]) for i in seen if results[i].requires_grad]
-    shown.update(i for i, view in views if not view._backward_hooks)
+    shown.update(i for i, _ in views)
     heads = {(t.grad_fn, t.output_nr): i for i, t in (*views, *tensors) if t.grad_fn is not None}
     if len(heads) < 2 and len(tensors) < 2:
         return groups, [], ()
