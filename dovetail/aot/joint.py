@@ -29,6 +29,7 @@ from dovetail.aot.cost import bytes_of, class_of
 from dovetail.aot.record import Recorder
 from dovetail.errors import Break, UnsupportedMutation
 from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
+from dovetail.fake.calls import call_at
 from dovetail.fake.kernels import watch_kernels
 from dovetail.fake.symbolic import find_shapes
 from dovetail.ir.expr import Expr, le
@@ -120,7 +121,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     try:
         with recorder:
             _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
-            with nullcontext() if shapes is None else SymbolicCalls():
+            with nullcontext() if shapes is None else SymbolicCalls(lambda: recorder.loc):
                 results = run_fx(gm, trace.passed, recorder)
         torch._C._set_grad_enabled(grad_mode)  # the program may end inside of torch.no_grad()
         mutations = _derive_mutations(trace)
@@ -268,7 +269,7 @@ _INSTEAD.update(zip(("resolve_conj", "resolve_neg"), (partial(_resolve, op) for 
 
 _RUN: dict[str, Callable[..., Any]] = {
     "call_function": lambda gm, target, args, kwargs, recorder: (
-        (_INSTEAD[target] if target in _INSTEAD else target)(*args, **kwargs)
+        call_at(recorder.loc, _INSTEAD.get(target, target), args, kwargs)
     ),
     "call_method": lambda gm, target, args, kwargs, recorder: (
         _INSTEAD[target](*args) if target in _INSTEAD else getattr(args[0], target)(*args[1:], **kwargs)

@@ -205,8 +205,7 @@ def _descriptor_get(trace: Trace, found: Any, obj: Any, kind: type) -> Any:
     getter, _ = find_in_mro(type(found), "__get__")
     guard_class(trace, type(found))
     if isinstance(getter, FunctionType):
-        if not traces.is_library_file(getter.__code__.co_filename):  # it may have a state of its own
-            wrap(trace, found, trace.const(found, type(found).__name__), stable=True)
+        wrap(trace, found, trace.const(found, type(found).__name__), stable=True)  # it may have a state
         return trace.call(getter, [found, obj, kind], {})
     return native(found.__get__, obj, kind)
 
@@ -381,6 +380,8 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     guard_class(trace, obj)
     if type(type.__dict__.get(name)) in FIELDS:
         value = native(getattr, obj, name)
+        if name == "__dict__" and "__annotations__" in value:
+            class_attr(trace, obj, "__annotations__")
         is_own = name in UNVERSIONED and obj.__flags__ & 512
         return wrap(trace, value, Attr(trace.const(obj, obj.__name__), name)) if is_own else value
     guard_class(trace, type(obj))

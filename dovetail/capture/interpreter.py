@@ -26,6 +26,7 @@ from dovetail.capture.text import format_value, is_late, late, native
 from dovetail.capture.trace import NULL, Outside, Raised, Trace, Unread
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
 from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
+from dovetail.fake.calls import GLOBALS_OF
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Lacks, TypeIs
 from dovetail.ir.source import Attr, Cell, ClosureOf, DictAttr, Global, Item, Source
@@ -116,6 +117,7 @@ class Activation:
         trace.catches |= bool(code.regions)  # with, except, finally
         if not code.bound:
             code.bound = [METHODS.get(op) or unsupported(op) for op in code.ops]
+            GLOBALS_OF[code.code.co_filename] = self.globals
             for i in loads_to_append(code):
                 code.bound[i] = appending(code.bound[i])
 

@@ -190,7 +190,7 @@ class Attempt:
         trace.guards += [state_guard(), level_guard()]
         root: Root | None = None
         try:
-            with FakeMode(), SymbolicCalls() if trace.dynamic is not None else nullcontext():
+            with FakeMode(), SymbolicCalls(trace.loc) if trace.dynamic is not None else nullcontext():
                 slots = self.wrap_arguments()
                 root = Root(trace, self.frame, slots, self.stop)
                 try:

@@ -1,6 +1,6 @@
 """Torch functions whose C++ code knows no symbolic sizes, made to work on symbolic Fakes.
 
-    with SymbolicCalls():
+    with SymbolicCalls(lambda: loc):
         F.interpolate(x, scale_factor=2.0)      f32[s0, 3, 2*s1, 2*s2]
 
 A few are replaced by the ATen op they end in. Any other that asks for numbers, or fails with those of this
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
+from types import FunctionType, MethodWrapperType
 from typing import Any, Final
 
 import torch
@@ -19,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from dovetail.fake.symbolic import find_shapes, hinted
 from dovetail.fake.tensor import Fake, make_static
+from dovetail.ir.graph import Loc
 
 NEEDS_DATA: Final = (
     "data is not allocated", "Cannot access data pointer", "doesn't have storage", "got meta", "got 1D meta",
@@ -29,22 +32,42 @@ is of an input that requires grad: only the tensor itself knows whether it is on
 
 
 class SymbolicCalls(TorchFunctionMode):
-    """To be entered around code that runs torch functions on symbolic Fakes."""
+    """To be entered around code that runs torch functions on symbolic Fakes; `where`: the line they are of."""
+
+    def __init__(self, where: Callable[[], Loc | None]) -> None:
+        super().__init__()
+        self.where = where
 
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return with_numbers(STAND_INS.get(func, func), args, kwargs or {})
+        loc = None if type(func) is MethodWrapperType else self.where()  # of x.shape nobody is warned
+        return with_numbers(STAND_INS.get(func, func), args, kwargs or {}, loc)
+
+
+def call_at(loc: Loc | None, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Its result. If it warns, then about the line it is of, and as often as in eager."""
+    return _caller_at(loc.file, loc.line)(func, args, kwargs) if loc else func(*args, **kwargs)
+
+
+@cache
+def _caller_at(file: str, line: int) -> Callable[..., Any]:
+    code = (lambda func, args, kwargs: func(*args, **kwargs)).__code__
+    return FunctionType(code.replace(co_filename=file, co_firstlineno=line), GLOBALS_OF.get(file, {}))
+
+
+GLOBALS_OF: Final[dict[str, dict[str, Any]]] = {}
+"""Of files that were captured from: there Python keeps what it has warned of."""
 
 
 def needs_data(error: Exception) -> bool:
     return any(hint in str(error) for hint in NEEDS_DATA)
 
 
-def with_numbers(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def with_numbers(func: Callable[..., Any], args: Any, kwargs: Any, loc: Loc | None = None) -> Any:
     """Its result; if it fails, that of the same call with the symbols of its arguments fixed."""
     try:
-        return func(*args, **kwargs)
+        return call_at(loc, func, args, kwargs)
     except (RuntimeError, IndexError) as error:
         is_ours = isinstance(error, NotImplementedError) or needs_data(error)
         if is_ours or find_shapes(tree_leaves((args, kwargs))) is None:

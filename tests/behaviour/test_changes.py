@@ -12,7 +12,7 @@ import types
 from collections import OrderedDict, defaultdict
 from collections import abc as collections_abc
 from collections.abc import Callable
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, get_type_hints, runtime_checkable
 
 import pytest
 import torch
@@ -221,6 +221,22 @@ def state_of_a_descriptor() -> Row:
 def state_of_a_descriptor_that_is_set() -> Row:
     thing = a_class(field=Setter())()
     return lambda x: x * thing.field, lambda: setattr(thing, "field", 8.0)
+
+
+@row
+def keywords_of_a_partial_method() -> Row:
+    def scale(self: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
+
+    kind = a_class(twice=functools.partialmethod(scale, factor=2.0))
+    thing = kind()
+    return lambda x: thing.twice(x), lambda: vars(kind)["twice"].keywords.update(factor=8.0)
+
+
+@row
+def type_hints_of_a_class() -> Row:
+    kind = type("Thing", (), {"__annotations__": {"a": int}})
+    return lambda x: x * len(get_type_hints(kind)), lambda: kind.__annotations__.update(b=float)
 
 
 @pytest.mark.parametrize("name", ROWS)

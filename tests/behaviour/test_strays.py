@@ -222,3 +222,16 @@ def property_of_a_module_of_torch(x: torch.Tensor) -> Any:
 
 
 test_stray = suite.test()
+
+
+def test_what_torch_warns_of_is_shown_once_and_names_the_users_line() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return F.softmax(x) * 2, torch.tensor(x)
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        run = dovetail.compile(f)
+        for _ in range(2):
+            run(torch.randn(2, 3))
+    assert [w.category for w in seen] == [UserWarning] * 2
+    assert {(w.filename, w.lineno) for w in seen} == {(__file__, f.__code__.co_firstlineno + 1)}
