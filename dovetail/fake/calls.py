@@ -32,7 +32,7 @@ is of an input that requires grad: only the tensor itself knows whether it is on
 
 
 class SymbolicCalls(TorchFunctionMode):
-    """To be entered around code that runs torch functions on symbolic Fakes; `where`: the line they are of."""
+    """To be entered around code that runs torch functions on symbolic Fakes, and says where those are."""
 
     def __init__(self, where: Callable[[], Loc | None]) -> None:
         super().__init__()
