@@ -138,8 +138,8 @@ class DataDependentSize(DataDependentValue):
 
 
 class DataDependentNumber(Break):
-    code, message = "B21", "{function} needs the value of a float that changes from call to call"
-    hint = "keep it in a tensor, or pass a bool or an int"
+    code, message = "B21", "{function} needs the value of a number that changes from call to call"
+    hint = "keep it in a tensor, or let Python use it before the function is called"
 
 
 class UserBreak(Break):

@@ -35,6 +35,7 @@ Dims = frozenset[int]
 
 STACK: Final = "stack_"
 """Arguments of resume functions that were on the stack: a float there was read from a tensor, as a rule."""
+MOST_NUMBERS: Final = 5
 LARGEST: Final = 1 << 48
 """Larger Python ints are constants: compiled code computes with 64 bits, Python with as many as it takes."""
 
@@ -161,13 +162,20 @@ class Policy:
         trace.guard(source, TypeIs(type(value)))
         if isinstance(value, int):
             expr = shapes.symbol(value, source, lo=-LARGEST, hi=LARGEST)
-            self.sources[expr.name] = source
+            self.note_number(trace, expr.name, value, source)
             return make_symint(shapes, expr, value)
         name = shapes.float_symbol(value, source)
-        self.sources[name] = source
+        self.note_number(trace, name, value, source)
         if is_result or text in seen.varying:
             self.unsteady.add(name)
         return make_symfloat(shapes, name)
+
+    def note_number(self, trace: Trace, name: str, value: float, source: Source) -> None:
+        self.sources[name] = source
+        forms = self.seen.forms.setdefault(source.text, set())
+        forms.add(value)
+        if len(forms) > MOST_NUMBERS and not trace.is_whole and self.shapes is not None:
+            self.shapes.restless.add(name)
 
     def is_other_text(self, value: str, source: Source) -> bool:
         """Whether another text was read there before."""

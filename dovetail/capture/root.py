@@ -222,6 +222,7 @@ class Attempt:
         if self.trace.shapes is not None:
             loc = self.frame.loc
             self.trace.shapes.where = lambda: loc
+            self.trace.shapes.restless.clear()
         vars(self.trace).clear()
 
     def wrap_arguments(self) -> list[Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dovetail.errors import DataDependentNumber
 from dovetail.ir import expr as ir
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.source import Size, Source
@@ -57,6 +58,8 @@ class Shapes(Noun, frozen=False):
     """Run-time floats whose value was needed after all: guard them by value."""
     conditions: dict[str, tuple[FloatSymbol, Loc | None]] = field(default_factory=dict)
     """Comparisons of one run-time float that hold, as Python text."""
+    restless: set[str] = field(default_factory=set)
+    """Numbers that were others in each of many calls: rather than assume one of them, capture stops."""
     remembered: dict[Any, Any] = field(default_factory=dict)
     """Results of shape rules, by what they were asked; see fake."""
     equalities: dict[Expr, Expr] = field(default_factory=dict)
@@ -176,8 +179,13 @@ class Shapes(Noun, frozen=False):
         if value.op == "const":
             return value.value
         hint = self.hint(value)
+        self.check_steady(*(symbol.name for symbol in symbols(value)))
         self.assume(ir.eq(value, hint), reason)
         return hint
+
+    def check_steady(self, *names: str) -> None:
+        if not self.restless.isdisjoint(names):
+            raise DataDependentNumber(self.where(), function="this line")
 
     def specialise_symbols(self, value: Expr, reason: str = "") -> int:
         """Fix every symbol of value, not only value itself."""
@@ -192,6 +200,7 @@ class Shapes(Noun, frozen=False):
 
     def fix_float(self, name: str) -> float:
         symbol = self.floats[name]
+        self.check_steady(name)
         if symbol not in self.fixed_floats:
             self.fixed_floats.append(symbol)
         return symbol.hint

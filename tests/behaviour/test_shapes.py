@@ -68,6 +68,32 @@ def batch_size_changes() -> Any:
     return lambda x: torch.softmax(x * 2, -1).sum(0), batches(4)
 
 
+@case("C8", recompiles=1)
+def tensors_of_numbers_that_change() -> Any:
+    def f(x: torch.Tensor, p: float, n: int) -> Any:
+        return x * torch.tensor(p), torch.tensor([p, 1 - p, 2]), torch.tensor((n, 2)), torch.as_tensor(n, dtype=torch.float64)
+
+    return f, [(torch.rand(3), 0.1 * i, 3 * i) for i in range(1, 6)]
+
+
+@case("C8", breaks=1, recompiles=6)
+def number_that_must_be_known_and_is_another_in_each_call() -> Any:
+    def f(x: torch.Tensor, p: float) -> Any:
+        return x.sin() * round(p, 2)
+
+    return f, [(torch.rand(3), 0.07 * i) for i in range(1, 15)]
+
+
+@case("C8", breaks=1, recompiles=6)
+def place_in_a_list_that_is_another_in_each_call() -> Any:
+    rates = [0.1 * i for i in range(20)]
+
+    def f(x: torch.Tensor, step: int) -> Any:
+        return x.sin() * rates[step]
+
+    return f, [(torch.rand(3), i) for i in range(14)]
+
+
 @case("C8", dynamic=True, recompiles=0)
 def dynamic_from_the_start() -> Any:
     return lambda x: F.layer_norm(x, x.shape[-1:]) + x.mean(), batches(4)
