@@ -7,6 +7,7 @@
 """
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator
 from enum import Enum
@@ -21,13 +22,13 @@ from dovetail.capture.attributes import load_attr, store_attr
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.guards import is_changed
 from dovetail.capture.operations import get_item, has_fake, iterate, truth
-from dovetail.capture.origins import wrap
+from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.text import native
 from dovetail.capture.torch_calls import call_tensor_method, call_torch, perform
 from dovetail.capture.trace import Raised, Trace
 from dovetail.errors import BackwardCall, DisabledCall, UnknownCall
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Length, Predicate
+from dovetail.ir.guard import Equals, Length, Predicate
 from dovetail.ir.source import DictAttr, Item
 from dovetail.util.derivative import gradients_of
 
@@ -154,13 +155,27 @@ _applies: dict[tuple[Any, ...], Apply] = {}
 def _apply(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     cls, *rest = args
     look_inside(trace, cls, rest)
-    members = tuple([arg if isinstance(arg, Enum) else None for arg in rest])
+    members = tuple([copy.copy(arg) if is_settings(trace, arg) else None for arg in rest])
     rest = [arg if member is None else None for arg, member in zip(rest, members)]
     target = _applies.setdefault((cls, *map(id, members)), Apply(cls, members))
     result = perform(trace, target, rest, kwargs)
     if has_fake(result):
         trace.record("call_function", target, tuple(rest), kwargs, result)
     return result
+
+
+def is_settings(trace: Trace, value: Any) -> bool:
+    """A member of an enum, or an object with nothing but numbers and texts."""
+    fields = getattr(value, "__dict__", None)
+    if isinstance(value, (Enum, Fake)) or not fields or callable(value) or hasattr(type(value), "__copy__"):
+        return isinstance(value, Enum)
+    is_plain = all(type(field) in PLAIN for field in fields.values())
+    if not is_plain or any(owner == id(value) for owner, _ in trace.writes):
+        return False
+    if (source := trace.source_of(value)) is not None:
+        for name, field in fields.items():
+            trace.guard(DictAttr(source, name), Equals(field))
+    return True
 
 
 class Context:

@@ -260,6 +260,9 @@ on(any)(lambda trace, args, kwargs: any_of(trace, args[0], True))
 on(all)(lambda trace, args, kwargs: not any_of(trace, args[0], False))
 
 
+on(functools.cmp_to_key)(lambda trace, args, _: native(functools.cmp_to_key, as_callback(trace, args[0])))
+
+
 @on(sorted)
 def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     key = as_callback(trace, kwargs.get("key"))
@@ -366,9 +369,12 @@ def breaking(kind: type[Break], **fields: str) -> Special:
 on(_abc._abc_register)(breaking(UnknownCall, function="register"))  # type: ignore[attr-defined]
 for _name in ("open", "input", "compile", "breakpoint", "__import__"):
     on(getattr(builtins, _name))(breaking(UnknownCall, function=_name))
+on(torch.manual_seed)(breaking(UnknownCall, function="torch.manual_seed"))
 for _name in ("exec", "eval", "dir"):  # they cannot be called from anywhere else
     _detail = f"call to {_name}(), which looks at its caller's variables"
     on(getattr(builtins, _name))(breaking(SkippedFrame, detail=_detail))
+_dir, _break = SPECIAL[id(dir)], breaking(UnknownCall, function="dir of an object")
+on(dir)(lambda trace, args, kwargs: (_break if args else _dir)(trace, args, kwargs))
 
 
 @on(builtins.__build_class__)
@@ -703,7 +709,8 @@ CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     operator.methodcaller: _call_methodcaller,
     weakref.ref: _call_reference,
     types.GenericAlias: lambda trace, fn, args, kwargs: trace.call(fn.__origin__, args, kwargs),
-    **dict.fromkeys((Callback, Appender), lambda trace, fn, args, kwargs: native(fn, *args, **kwargs)),
+    **dict.fromkeys((Callback, Appender, type(functools.cmp_to_key(max))), lambda _, fn, args, named: native(
+        fn, *args, **named)),
 }
 
 

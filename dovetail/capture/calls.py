@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import random
 import sys
 import types
 from collections.abc import Generator as PythonGenerator
@@ -172,6 +173,8 @@ def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any
     function, owner = fn.__func__, fn.__self__
     if is_ours(type(owner)) or type(owner) in NUMBERS:
         return native(fn, *args, **kwargs)
+    if isinstance(owner, random.Random):
+        raise UnknownCall(trace.loc(), function=f"random.{fn.__name__}")
     return call(trace, function, [owner, *args], kwargs)
 
 

@@ -45,7 +45,7 @@ class SymbolicCalls(TorchFunctionMode):
         return with_numbers(STAND_INS.get(func, func), args, kwargs or {}, loc)
 
 
-def call_at(loc: Loc | None, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def call_at(loc: Loc | None, func: Any, args: Any, kwargs: Any) -> Any:
     """Its result. If it warns, then about the line it is of, and as often as in eager."""
     return _caller_at(loc.file, loc.line)(func, args, kwargs) if loc else func(*args, **kwargs)
 

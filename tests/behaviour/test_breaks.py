@@ -254,11 +254,20 @@ def unknown_c_function() -> Any:
     return f, (x4(),)
 
 
-@case("C3", breaks=ANY)
+@case("C3", breaks=3)
 def python_random_matches() -> Any:
     def f(x: torch.Tensor) -> Any:
         random.seed(5)
         return x * random.random() + random.randint(1, 9)
+
+    return f, [(x4(),), (x4(),)]
+
+
+@case("C3", breaks=2)
+def names_of_an_object() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        torch.manual_seed(3)
+        return x.sin() * len([name for name in dir(f) if name.startswith("__c")]) + torch.rand(4)
 
     return f, [(x4(),), (x4(),)]
 

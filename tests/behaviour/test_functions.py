@@ -88,6 +88,30 @@ def function_that_prints_without_gradients() -> Any:
     return f, [(torch.ones(3, requires_grad=True),)] * 2
 
 
+@case("C9", recompiles=1)
+def function_with_settings() -> Any:
+    class Settings:
+        def __init__(self, factor: float) -> None:
+            self.factor, self.name = factor, "linear"
+
+    class Configured(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, how: Settings) -> torch.Tensor:
+            ctx.how = how
+            return x * how.factor
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return grad * ctx.how.factor * 2, None
+
+    def f(x: torch.Tensor, how: Settings) -> Any:
+        return Configured.apply(x.sin(), how) + 1
+
+    one, two = Settings(2.0), Settings(3.0)
+    calls = [(torch.ones(3, requires_grad=True), how) for how in (one, Settings(2.0), two, one)]
+    return f, calls
+
+
 @case("C9")
 def function_with_setup_context() -> Any:
     class Split(torch.autograd.Function):

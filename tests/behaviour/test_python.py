@@ -209,7 +209,7 @@ def list_methods() -> Any:
         xs += [last]
         ys = xs * 2
         nums = sorted([3, 1, 2], reverse=True, key=lambda v: -v)
-        nums.sort()
+        nums.sort(key=functools.cmp_to_key(lambda a, b: a - b))
         return xs, len(ys), nums, nums.index(2), nums.count(1), [1, 2] + [3], xs[-1], ys[::2]
 
     return f, (x4(),)
