@@ -451,13 +451,25 @@ METHOD_RULES["numpy"] = METHOD_RULES["__array__"] = from_tensor
 
 # -- back to tensors ---------------------------------------------------------------------------------
 
+def _of_numbers(trace: Trace, value: Any, kwargs: Kwargs) -> Any:
+    """A tensor of numbers that change from call to call, which torch.tensor would have to know."""
+    numbers = value if type(value) in (list, tuple) else [value]
+    kinds, changing = {*map(type, numbers)}, {torch.SymInt, torch.SymFloat}
+    if kinds.isdisjoint(changing) or not kinds <= {int, float, *changing} or kwargs.get("requires_grad"):
+        return None
+    default = torch.int64 if kinds <= {int, torch.SymInt} else torch.get_default_dtype()
+    dtype = kwargs.get("dtype") or default
+    made = [trace.call(torch.full, [(), number], {**kwargs, "dtype": dtype}) for number in numbers]
+    return made[0] if numbers is not value else trace.call(torch.stack, [made], {})
+
+
 def _from_array(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     array: Any = args[0] if args else None
     if type(array) is Array:
         copy = torch.clone if function is torch.tensor else torch.Tensor.detach
         tensor = trace.call(copy, [array.fake], {})
-    elif len(args) == 1 and not kwargs.get("requires_grad") and _is_symbolic(array):
-        return _from_numbers(trace, array, kwargs)
+    elif len(args) == 1 and (made := _of_numbers(trace, array, kwargs)) is not None:
+        return made
     elif not type(array).__module__.startswith("numpy"):
         return call_torch(trace, function, args, kwargs)
     else:
@@ -465,22 +477,6 @@ def _from_array(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
             array.flags.writeable = False  # a tensor may share its memory: a later write is left to eager
         tensor = operand(trace, array, None, True)
     return trace.call(torch.Tensor.to, [tensor, *args[1:]], kwargs) if kwargs or args[1:] else tensor
-
-
-def _is_symbolic(value: Any) -> bool:
-    kinds = {*map(type, value)} if type(value) in (list, tuple) else {type(value)}
-    symbolic = {torch.SymInt, torch.SymFloat}
-    return kinds <= {int, float, *symbolic} and not kinds.isdisjoint(symbolic)
-
-
-def _from_numbers(trace: Trace, value: Any, kwargs: Kwargs) -> Any:
-    """torch.tensor of numbers that change from call to call, which it would have to know."""
-    numbers = value if type(value) in (list, tuple) else [value]
-    is_real = any(type(number) in (float, torch.SymFloat) for number in numbers)
-    dtype = kwargs.get("dtype") or (torch.get_default_dtype() if is_real else torch.int64)
-    named = {**kwargs, "dtype": dtype}
-    made = [trace.call(torch.full, [(), number], named) for number in numbers]
-    return made[0] if numbers is not value else trace.call(torch.stack, [made], {})
 
 
 for _maker in (torch.from_numpy, torch.tensor, torch.as_tensor, torch.asarray):

@@ -158,24 +158,19 @@ class Policy:
         is_result = isinstance(value, float) and isinstance(source, Arg) and source.name.startswith(STACK)
         if text not in seen.varying and not (self.everything and isinstance(source, Arg)) and not is_result:
             return None
-        shapes = self.shapes_of(trace)
+        shapes, forms = self.shapes_of(trace), seen.forms.setdefault(text, set())
         trace.guard(source, TypeIs(type(value)))
-        if isinstance(value, int):
-            expr = shapes.symbol(value, source, lo=-LARGEST, hi=LARGEST)
-            self.note_number(trace, expr.name, value, source)
+        is_int = isinstance(value, int)
+        expr: Any = shapes.symbol(value, source, lo=-LARGEST, hi=LARGEST) if is_int else None
+        name = expr.name if is_int else shapes.float_symbol(value, source)
+        self.sources[name] = source
+        forms.add(value)
+        shapes.restless.update([name] * (len(forms) > MOST_NUMBERS and not trace.is_whole))
+        if is_int:
             return make_symint(shapes, expr, value)
-        name = shapes.float_symbol(value, source)
-        self.note_number(trace, name, value, source)
         if is_result or text in seen.varying:
             self.unsteady.add(name)
         return make_symfloat(shapes, name)
-
-    def note_number(self, trace: Trace, name: str, value: float, source: Source) -> None:
-        self.sources[name] = source
-        forms = self.seen.forms.setdefault(source.text, set())
-        forms.add(value)
-        if len(forms) > MOST_NUMBERS and not trace.is_whole and self.shapes is not None:
-            self.shapes.restless.add(name)
 
     def is_other_text(self, value: str, source: Source) -> bool:
         """Whether another text was read there before."""

@@ -179,11 +179,11 @@ class Shapes(Noun, frozen=False):
         if value.op == "const":
             return value.value
         hint = self.hint(value)
-        self.check_steady(*(symbol.name for symbol in symbols(value)))
+        self.check_steady({symbol.name for symbol in symbols(value)})
         self.assume(ir.eq(value, hint), reason)
         return hint
 
-    def check_steady(self, *names: str) -> None:
+    def check_steady(self, names: set[str]) -> None:
         if not self.restless.isdisjoint(names):
             raise DataDependentNumber(self.where(), function="this line")
 
@@ -200,7 +200,7 @@ class Shapes(Noun, frozen=False):
 
     def fix_float(self, name: str) -> float:
         symbol = self.floats[name]
-        self.check_steady(name)
+        self.check_steady({name})
         if symbol not in self.fixed_floats:
             self.fixed_floats.append(symbol)
         return symbol.hint
