@@ -136,9 +136,10 @@ class Apply:
     autograd sees its own backward. What both read must be guarded, and what they do besides computing must
     not be lost: so both are interpreted once before, on copies, and what that records is dropped.
 
-    Members of enums are its own: a graph would hold an IntEnum's as a number."""
+    Members of enums are its own (a graph would hold an IntEnum's as a number), and so are settings, as they
+    are now, which is guarded."""
 
-    def __init__(self, cls: type, members: tuple[Enum | None, ...]) -> None:
+    def __init__(self, cls: type, members: tuple[Any, ...]) -> None:
         self.cls, self.members = cls, members
         self.__name__ = self.__qualname__ = f"{cls.__name__}_apply"
         self.__module__ = "dovetail"
@@ -233,7 +234,7 @@ def copy_of(trace: Trace, value: Any) -> Any:
     """Another Fake like this one."""
     if not isinstance(value, Fake):
         return value
-    made: Any = value.detach().clone()
+    made: Any = value.detach().new_empty_strided(value.shape, value.stride())
     if value.requires_grad:
         made.requires_grad_()
     trace.owned[id(made)] = made

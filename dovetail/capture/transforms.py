@@ -16,7 +16,7 @@ from types import CellType, FunctionType
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 from torch.utils._pytree import _broadcast_to_and_flatten as broadcast_tree
 
 from dovetail.capture.autograd import changes, copy_of
@@ -76,7 +76,7 @@ class Transformed:
 def call_transform(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The call of what a transform of torch.func returned, as one node."""
     transform, names = TRANSFORMS[id(fn.__code__)]
-    settings = closure_of(trace, fn)
+    settings = {key: tree_map_only(torch.SymInt, int, found) for key, found in closure_of(trace, fn).items()}
     make = partial(transform, **{key: settings[key] for key in names if key in settings})
     leaves, tree = tree_flatten((tuple(args), dict(kwargs)))
     dims: Sequence[Any] = [None] * len(leaves)
@@ -86,6 +86,8 @@ def call_transform(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict
     examples = [stand_in(trace, leaf, dim) for leaf, dim in zip(leaves, dims)]
     inner_args, inner_kwargs = tree_unflatten(examples, tree)
     inner = trace_function(trace, settings["func"], list(inner_args), inner_kwargs)
+    if inner.is_random and settings.get("chunk_size"):  # which sets the generator back for each chunk
+        raise UnknownCall(trace.loc(), function="torch.func in chunks, of random numbers")
     return record_transform(trace, transform.__name__, make, inner, leaves, tree)
 
 

@@ -353,6 +353,34 @@ def func_derivatives() -> Any:
     return f, [(torch.randn(n),) for n in (3, 4, 5)]
 
 
+@case("C9", breaks=ANY)
+def func_in_chunks() -> Any:
+    """Which draw the same numbers for each chunk, and whose size is a number that changes."""
+
+    def f(x: torch.Tensor, chunk: int) -> Any:
+        noisy = torch.func.vmap(lambda row: torch.rand_like(row) + row, randomness="same", chunk_size=chunk)
+        slopes = torch.func.jacrev(torch.sin, chunk_size=chunk, _preallocate_and_copy=True)
+        return noisy(x), slopes(x), torch.func.vmap(torch.cos, chunk_size=chunk)(x)
+
+    return f, [(torch.ones(6, 2), chunk) for chunk in (1, 2, 3, 4)]
+
+
+@case("C9", tensors=False)
+def func_of_slices_that_are_written() -> Any:
+    def copied(x: torch.Tensor, y: torch.Tensor) -> Any:
+        view = x[0, ::2]
+        x.copy_(y)
+        return x, view
+
+    def push(x: torch.Tensor, xt: torch.Tensor, y: torch.Tensor, yt: torch.Tensor) -> Any:
+        return torch.func.jvp(copied, (x, y), (xt, yt))
+
+    def f(x: torch.Tensor, xt: torch.Tensor) -> Any:
+        return torch.func.vmap(push, in_dims=(1, 2, 1, 1))(x.clone(), xt, x + 1, x + 2)
+
+    return f, (torch.randn(2, 2, 6), torch.randn(2, 6, 2))
+
+
 @case("C9", recompiles=0)
 def pullbacks() -> Any:
     weight = torch.randn(4, requires_grad=True)
