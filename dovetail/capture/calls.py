@@ -95,11 +95,10 @@ def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) ->
         return native(fn, *args, **kwargs)
     if module in MODULES:
         return call_numpy(trace, fn, args, kwargs)
-    if module.startswith("torch._higher_order_ops"):
-        if (module, fn.__name__) in BY_NAME:
-            return BY_NAME[(module, fn.__name__)](trace, args, kwargs)
-        if fn.__name__ == "associative_scan":  # the other way is an op of torch's compiler
-            args, kwargs = args[:4], {**kwargs, "combine_mode": "generic"}
+    if (module, fn.__name__) in BY_NAME:
+        return BY_NAME[(module, fn.__name__)](trace, args, kwargs)
+    if fn.__name__ == "associative_scan" and "torch." in module:  # the other way is an op of its compiler
+        args, kwargs = args[:4], {**kwargs, "combine_mode": "generic"}
     if fn.__code__ is DISPATCH:
         closure_of(trace, fn)  # guards the registry
         return native(fn, *args, **kwargs)

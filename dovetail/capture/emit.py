@@ -425,7 +425,8 @@ REBUILD: Final[dict[type, Rule]] = {
     GlobalsView: lambda emit, value: _globals(emit, value.real),
     Callback: lambda emit, value: emit.value(value.fn),
     Steps: lambda emit, value: emit.value(value.owner),
-    Array: lambda emit, value: emit.temp(f"{emit.value(value.fake)}.numpy(){'[()]' * value.is_scalar}"),
+    Array: lambda emit, value: emit.temp(  # a view: the base of an array is None or another, never a tensor
+        f"{emit.value(value.fake)}.numpy()[{'()' if value.is_scalar else '...'}]"),
     Appender: lambda emit, value: f"{emit.load(value.owner.source)}.append",
     LateText: _late_text,
     GivenText: lambda emit, value: emit.load(value.source),

@@ -68,6 +68,8 @@ def _use_mode(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 BY_NAME: Final[dict[tuple[str, str], Special]] = {
     ("torch._higher_order_ops.flex_attention", "__call__"): (
         lambda trace, args, kwargs: trace.call(flex_attention, args[1:], kwargs)),
+    **{("torch.fx.experimental.symbolic_shapes", name): lambda trace, args, kwargs: truth(trace, args[0])
+       for name in ("expect_true", "guard_or_true", "guard_or_false", "statically_known_true")},
 }  # fmt: skip
 """Functions of modules that must not be imported here; known by name when somebody else has."""
 

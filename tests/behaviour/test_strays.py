@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 from torch.overrides import TorchFunctionMode
 
 import dovetail
@@ -219,6 +220,21 @@ def property_of_a_module_of_torch(x: torch.Tensor) -> Any:
     now = torch._C._get_deterministic_fill_uninitialized_memory()
     state.fill_uninitialized_memory = True
     return x + 1, now, torch._C._get_deterministic_fill_uninitialized_memory()
+
+
+@stray
+def base_of_an_array(x: torch.Tensor) -> Any:
+    array = x.numpy()[1:] * 2
+    return torch.from_numpy(array.copy() if array.base is not None and array.size < array.base.size // 2 else array)
+
+
+@suite.case("C4", breaks=0, recompiles=ANY)
+def conditions_that_are_checked() -> Any:
+    def f(x: torch.Tensor, n: int) -> Any:
+        torch._check(n + 5 == x.shape[0] + 5, lambda: f"{n} rows")
+        return x * 2 if guard_or_false(x.shape[0] == 4) else x + statically_known_true(n > 2)
+
+    return f, [(torch.ones(n, 2), n) for n in (3, 5, 4, 6)]
 
 
 test_stray = suite.test()
