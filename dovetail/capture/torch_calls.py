@@ -168,11 +168,16 @@ def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
             check_arguments(trace, fn, item)
     elif type(value) is Masked:
         value.leave()
-    elif type(value).__module__.startswith("dovetail.capture"):
+    elif type(value).__module__.startswith("dovetail.capture") or is_torch_like(value):
         name, kind = getattr(fn, "__name__", fn), type_of_value(trace, value).__name__
         raise UnknownCall(trace.loc(), function=f"{name} with a value of type {kind}")
     elif isinstance(value, FunctionType):
         raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a Python function")
+
+
+def is_torch_like(value: Any) -> bool:
+    """No tensor, but functions of torch run its own code with it, as they do with a Proxy of torch.fx."""
+    return hasattr(type(value), "__torch_function__") and not isinstance(value, torch.Tensor)
 
 
 BEGINS: Final = "Tensor.requires_grad_ (a new autograd graph begins)"

@@ -222,6 +222,26 @@ def property_of_a_module_of_torch(x: torch.Tensor) -> Any:
     return x + 1, now, torch._C._get_deterministic_fill_uninitialized_memory()
 
 
+class Recorded:
+    seen: list[str] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func.__name__)
+        return cls()
+
+
+@suite.case("C4", breaks=ANY, recompiles=ANY)
+def functions_of_what_is_no_tensor() -> Any:
+    def f(x: torch.Tensor, graph: Any) -> Any:
+        Recorded.seen.clear()
+        proxy = torch.fx.Proxy(graph.placeholder("x"))
+        torch.relu(proxy), torch.neg(proxy), torch.relu(Recorded()), torch.add(x, Recorded())
+        return x * 2, list(Recorded.seen), len(proxy.node.users), len(graph.nodes)
+
+    return f, [(torch.ones(2), torch.fx.Graph()) for _ in range(3)]
+
+
 @stray
 def base_of_an_array(x: torch.Tensor) -> Any:
     array = x.numpy()[1:] * 2
