@@ -98,6 +98,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "transpose_add": (lambda x, y: x + y.t(), [normal(64, 100), normal(100, 64)]),
     "transpose": (lambda x: x.permute(0, 2, 3, 1).contiguous(), [normal(4, 35, 17, 9)]),
     "cross_entropy": (lambda x, t: F.cross_entropy(x, t), [normal(64, 100), whole(0, 100, 64)]),
+    "sums_of_exponentials": (
+        lambda x: (x.exp().sum(-1), x.logsumexp(-1), (x * 30).logsumexp(-1), torch.where(x > 0, x, -INF).logsumexp(-1)),
+        [torch.cat([normal(9, 999), with_nan(normal(2, 999)), torch.full((1, 999), 300.0), torch.full((1, 999), -300.0)])],
+    ),
     "bfloat16": (lambda x, y: (x * y + 1).relu(), [normal(64, 101, dtype=torch.bfloat16), normal(64, 101, dtype=torch.bfloat16)]),
     "float16": (lambda x, y: (x * y + 1).exp(), [normal(64, 101, dtype=torch.float16), normal(64, 101, dtype=torch.float16)]),
     "float64": (lambda x, w: torch.tanh(x) * w.sigmoid(), [normal(7, 96, dtype=torch.float64), normal(96, dtype=torch.float64)]),
@@ -243,7 +247,7 @@ def test_first_of_equal_among_many(dtype: torch.dtype, size: int) -> None:
     check(lambda x: (x.view(8, 5, size).argmax(2), x.view(5, 8, size).argmin(0)), [x])
 
 
-@pytest.mark.parametrize("f", [torch.log, torch.log1p, torch.exp, torch.expm1, torch.tanh])
+@pytest.mark.parametrize("f", [torch.log, torch.log1p, torch.exp, torch.expm1, torch.tanh, torch.sin, torch.cos])
 def test_functions_are_within_two_units_in_the_last_place(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
     every = torch.arange(-(2**31), 2**31 - 1, 40009).to(torch.int32).view(torch.float32)
     x = torch.cat([every, torch.linspace(-1, 3, 40001), torch.linspace(-20, 90, 40001), torch.tensor([0.0, -0.0, -1.0, INF, -INF])])

@@ -39,8 +39,9 @@ _UNARY: Final = {
 }
 NEEDS: Final = {
     "rsqrt": ("sqrt",), "sigmoid": ("exp",), "frac": ("trunc",), "floordiv": ("fmod", "floor", "copysign"),
-    "remainder": ("fmod",), "polynomial": ("fma",), "exp_within": ("round", "polynomial"),
-    "exp": ("exp_within", "larger", "smaller"), "expm1": ("exp", "copysign"), "log": ("polynomial",),
+    "remainder": ("fmod",), "polynomial": ("fma",), "exp": ("round", "polynomial", "larger", "smaller"),
+    "expm1": ("exp", "copysign"), "circle": ("polynomial",), "log": ("polynomial",),
+    **dict.fromkeys(("sin", "cos"), ("circle", "abs")),
     "log1p": ("log", "copysign"), "tanh": ("exp", "abs", "copysign"),
     "erf": ("trunc", "abs", "fma", "copysign", "smaller"),
 }  # fmt: skip
@@ -98,30 +99,53 @@ def _instruction(name: str, vector: str, size: int) -> str | None:
 
 _SINGLE: Final = {
     "polynomial": """\
+INLINE f32v fma_(f32v x, float y, f32v z) { return fma_(x, splat<f32v>(y), z); }
 template <class... C> INLINE f32v polynomial(f32v x, float first, C... rest) {
     f32v q = splat<f32v>(first); ((q = fma_(q, x, splat<f32v>(rest))), ...); return q;
 }
 """,
-    # For arguments that cannot leave the range of results: exp(t) is 2**n * (1 + exp_rest).
-    "exp_within": """\
+    # exp(x) is 2**n * exp(rest). A term of a sum may be three units in the last place away.
+    "exp": """\
+INLINE f32v bound(f32v x, float low) { return larger_(splat<f32v>(low), smaller_(splat<f32v>(89.0f), x)); }
 INLINE f32v exp_rest(f32v t, f32v& n) {
     n = round_(t * 1.44269504f);
-    const f32v high = fma_(n, splat<f32v>(-0.693145751953125f), t);
-    const f32v r = fma_(n, splat<f32v>(-1.428606765330187e-06f), high);
-    const f32v q = polynomial(r, 0.00019790357328020036f, 0.001394465914927423f, 0.008333496749401093f,
-                              0.04166629537940025f, 0.1666666567325592f, 0.5f);
-    return fma_(q, r * r, r);
+    return fma_(n, -1.428606765330187e-06f, fma_(n, -0.693145751953125f, t));
 }
-INLINE f32v exp_within_(f32v t) { f32v n; const f32v q = 1 + exp_rest(t, n); return scaled(q, n); }
+INLINE f32v exp_(f32v x) {
+    f32v n; const f32v r = exp_rest(bound(x, -104.5f), n);
+    const f32v q = polynomial(r, 0.00138327f, 0.00837807f, 0.041668482f, 0.1666638f, 0.4999999f, 1.0f, 1.0f);
+    return scaled(q, n);
+}
+INLINE f32v exp_term_(f32v x) {
+    const f32v t = bound(x, -104.5f), n = round_(t * 1.44269504f), r = fma_(n, -0.693147182f, t);
+    return scaled(polynomial(r, 0.00829484f, 0.0419349f, 0.1666772f, 0.4999872f, 0.9999996f, 1.0000001f), n);
+}
 """,
-    "exp": "INLINE f32v exp_(f32v x) { return exp_within_(larger_(splat<f32v>(-104.5f), "
-           "smaller_(splat<f32v>(89.0f), x))); }\n",
     "expm1": """\
 INLINE f32v expm1_(f32v x) {
-    f32v n; const f32v q = exp_rest(larger_(splat<f32v>(-20.0f), smaller_(splat<f32v>(89.0f), x)), n);
-    return copysign_(scaled(1 - scaled(splat<f32v>(1.0f), -n) + q, n), x);
+    f32v n; const f32v r = exp_rest(bound(x, -20.0f), n);
+    const f32v q = polynomial(r, 0.00019790357328020036f, 0.001394465914927423f, 0.008333496749401093f,
+                              0.04166629537940025f, 0.1666666567325592f, 0.5f);
+    return copysign_(scaled(1 - scaled(splat<f32v>(1.0f), -n) + fma_(q, r * r, r), n), x);
 }
 """,
+    # The sine of x, n half turns away from zero. Far from there, too few digits of pi are taken off; they
+    # are positive, and there is 0.0f, so that -0 stays what it is.
+    "circle": """\
+INLINE f32v circle(f32v x, f32v n, f32v signs) {
+    const f32v r = fma_(n, -1.07806059e-14f, fma_(n, -1.50995788e-07f, fma_(n, -3.1415925f, x))), s = r * r;
+    const f32v q = polynomial(s, 2.6049795e-06f, -0.000198092603f, 0.00833306182f, -0.166666597f, 0.0f);
+    return (f32v)((i32v)fma_(q, r, r) ^ (i32v)signs << 31);
+}
+""",
+    **{name: f"""\
+extern "C" f32v LIBRARY(f32v);
+INLINE f32v {name}_(f32v x) {{
+    const f32v big = fma_(x, 0.318309886f, splat<f32v>({half}f)) + 0x1.8p23f;
+    const f32v y = circle(x, big - 0x1.8p23f - {half}f, big); const auto far = abs_(x) > 48000.0f;
+    return __builtin_expect(any_lane(to_mask(far)), 0) ? (far ? LIBRARY(x) : y) : y;
+}}
+""" for name, half in (("sin", "0.0"), ("cos", "0.5"))},
     # The logarithm of x + lost, which is far smaller: n, and a polynomial between the roots of 1/2 and of 2.
     "log": """\
 INLINE f32v log_sum(f32v x, f32v lost) {
@@ -144,32 +168,29 @@ INLINE f32v log_(f32v x) {
              "return copysign_(log_sum(u, x < 0x1p24f ? x - (u - 1) : f32v{}), x); }\n",
     # Within one unit in the last place: 16 polynomials, of erf(t) / t - 1 below 1 and of erf(t) above.
     "erf": """\
-alignas(64) static const float erf_table[6][16] = {
-    {0.122529633f, 0.0776450932f, -0.00281458744f, -0.103914216f, 0.888388216f, 0.948170066f, 0.978443742f,
-     0.99199003f, 0.997345984f, 0.999217033f, 0.999794602f, 0.999952137f, 0.999990106f, 0.999998212f,
-     0.999999702f, 1.0f},
-    {-0.0931549519f, -0.259446084f, -0.373897403f, -0.424389422f, 0.318273962f, 0.170359761f, 0.0804722533f,
-     0.0335458256f, 0.0123408204f, 0.00400647754f, 0.00114787533f, 0.00029022849f, 6.47587949e-05f,
-     1.27517842e-05f, 2.21593359e-06f, 4.56000009e-07f},
-    {-0.365641743f, -0.288495898f, -0.165264875f, -0.0397303626f, -0.358055949f, -0.234245285f,
-     -0.130771145f, -0.0628917366f, -0.0262274686f, -0.00950778462f, -0.00300733373f, -0.000832315593f,
-     -0.000202927375f, -4.99697235e-05f, -7.2903822e-06f, -3.65000005e-06f},
-    {0.0553780682f, 0.142986104f, 0.175346255f, 0.151603222f, 0.162451282f, 0.157940879f, 0.114842564f,
-     0.0674424022f, 0.0330376737f, 0.0137305968f, 0.00489030033f, 0.00150242599f, 0.00039996265f,
-     9.2560862e-05f, 1.86669495e-05f, 0.0f},
-    {0.106025964f, 0.0627300665f, 0.0019811755f, -0.0444301367f, 0.0281111412f, -0.0301074069f,
-     -0.0492919423f, -0.042534817f, -0.0262252372f, -0.0135732824f, -0.00575007498f, -0.00200754311f,
-     -0.000536530977f, 0.00021064491f, -6.98295189e-05f, 0.0f},
-    {-0.0194837153f, -0.046263244f, -0.0465261117f, -0.0256107356f, -0.0611289106f, -0.0307837203f,
-     -0.00233146432f, 0.0113132484f, 0.0124507388f, 0.0083562471f, 0.00423549535f, 0.00172757334f,
-     0.000584265566f, 0.000166587139f, 4.04598177e-05f, 0.0f},
+alignas(64) static const float erf_table[6 * 16] = {
+    0.122529633f, 0.0776450932f, -0.00281458744f, -0.103914216f, 0.888388216f, 0.948170066f, 0.978443742f,
+    0.99199003f, 0.997345984f, 0.999217033f, 0.999794602f, 0.999952137f, 0.999990106f, 0.999998212f,
+    0.999999702f, 1.0f, -0.0931549519f, -0.259446084f, -0.373897403f, -0.424389422f, 0.318273962f,
+    0.170359761f, 0.0804722533f, 0.0335458256f, 0.0123408204f, 0.00400647754f, 0.00114787533f,
+    0.00029022849f, 6.47587949e-05f, 1.27517842e-05f, 2.21593359e-06f, 4.56000009e-07f, -0.365641743f,
+    -0.288495898f, -0.165264875f, -0.0397303626f, -0.358055949f, -0.234245285f, -0.130771145f,
+    -0.0628917366f, -0.0262274686f, -0.00950778462f, -0.00300733373f, -0.000832315593f, -0.000202927375f,
+    -4.99697235e-05f, -7.2903822e-06f, -3.65000005e-06f, 0.0553780682f, 0.142986104f, 0.175346255f,
+    0.151603222f, 0.162451282f, 0.157940879f, 0.114842564f, 0.0674424022f, 0.0330376737f, 0.0137305968f,
+    0.00489030033f, 0.00150242599f, 0.00039996265f, 9.2560862e-05f, 1.86669495e-05f, 0.0f, 0.106025964f,
+    0.0627300665f, 0.0019811755f, -0.0444301367f, 0.0281111412f, -0.0301074069f, -0.0492919423f,
+    -0.042534817f, -0.0262252372f, -0.0135732824f, -0.00575007498f, -0.00200754311f, -0.000536530977f,
+    0.00021064491f, -6.98295189e-05f, 0.0f, -0.0194837153f, -0.046263244f, -0.0465261117f, -0.0256107356f,
+    -0.0611289106f, -0.0307837203f, -0.00233146432f, 0.0113132484f, 0.0124507388f, 0.0083562471f,
+    0.00423549535f, 0.00172757334f, 0.000584265566f, 0.000166587139f, 4.04598177e-05f, 0.0f,
 };
 INLINE f32v erf_term(int k, i32v at) {
 #ifndef __clang__
-    if constexpr (L == 16) return __builtin_shuffle(load(erf_table[k]), at);
-    if constexpr (L == 8) return __builtin_shuffle(load(erf_table[k]), load(erf_table[k] + 8), at);
+    if constexpr (L == 16) return __builtin_shuffle(load(erf_table + 16*k), at);
+    if constexpr (L == 8) return __builtin_shuffle(load(erf_table + 16*k), load(erf_table + 16*k + 8), at);
 #endif
-    f32v v; for (int l = 0; l < L; ++l) v[l] = erf_table[k][at[l] & 15]; return v;
+    f32v v; for (int l = 0; l < L; ++l) v[l] = erf_table[16*k + (at[l] & 15)]; return v;
 }
 INLINE f32v erf_(f32v x) {
     const f32v a = abs_(x), t = smaller_(splat<f32v>(3.9999998f), a), n = trunc_(t * 4);
@@ -233,10 +254,10 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
         if name in _SLEEF and (lanes == 1 or not is_single):
             out += _emit_library(name, vector, c_type, suffix if lanes > 1 else "", c)
         elif is_single:
-            out.append(_SINGLE[name])
-            if name != "polynomial":
+            out.append(_SINGLE[name].replace("LIBRARY", f"Sleef_{name}{suffix}_u35"))
+            if name not in ("polynomial", "circle"):
                 out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
-        elif name in ("exp_within", "polynomial"):
+        elif name in ("polynomial", "circle"):
             continue
         else:
             out += _emit_plain(name, vector, c_type, c, lanes)
@@ -319,6 +340,10 @@ _SCALE: Final = {
 }
 """Bytes of a float vector -> how to scale by a power of two: one instruction, or two exact factors."""
 
+_ANY: Final = {64: "__builtin_ia32_cvtb2mask512((bytes)m)", 32: "__builtin_ia32_pmovmskb256((bytes)m)",
+               16: "__builtin_ia32_pmovmskb128((bytes)m)"}  # fmt: skip
+"""Bytes of a mask -> what is not zero where any lane is set."""
+
 _HALF: Final = {
     16: (
         "return (f32v)__builtin_ia32_vcvtph2ps512_mask((i16v)x.bits, f32v{}, -1, 4);",
@@ -358,6 +383,10 @@ def _vectors(lanes: int, widest: int) -> str:
     holes = {
         "swaps": swaps,
         "scale": _SCALE.get(lanes * 4, _SCALE[0]),
+        "any": _ANY.get(lanes * widest, "m[0]"),
+        # one instruction, which g++ would take by halves
+        "widen": "__builtin_ia32_cvtps2pd512_mask(v, f64v{}, -1, 4)" if (lanes, widest) == (8, 8)
+        else "__builtin_convertvector(v, f64v)",
         "from_half": from_half,
         "to_half": to_half,
         "second": shuffle("a", "b", (2 * k if k < lanes // 2 else 2 * k + 1 for k in every)),

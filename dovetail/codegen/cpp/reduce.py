@@ -15,7 +15,7 @@ from dovetail.codegen.cpp.prelude import shuffle
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value, innermost
 from dovetail.ir.expr import ONE, Expr, linear_in, mul, product
 from dovetail.ir.loop import SCAN, Nest, Write, index_value
-from dovetail.ir.types import BOOL, I32, I64, DType
+from dovetail.ir.types import BOOL, F32, I32, I64, DType
 from dovetail.util.noun import Noun
 
 CASCADE: Final = 64
@@ -131,13 +131,17 @@ class Accumulator(Noun, frozen=False):
         scope(f"{self.type(dtype)} {name} = {start};")
 
     def update(self, scope: Scope) -> None:
-        value = self.writer.value(self.write.value, scope)
+        node, term = self.write.value, "{}"
+        if self.write.reduce == "sum" and node.op == "exp" and node.dtype is F32 and self.is_vector:
+            self.writer.functions.add("exp")
+            node, term = node.operands[0], "exp_term_({})"
+        value = self.writer.value(node, scope)
         if self.is_position:
             self._update_position(value, scope)
         elif self.is_scan:
             self._leave(value, scope)
         else:
-            self._add(self.writer.as_vector(value) if self.is_vector else value.text, scope)
+            self._add(term.format(self.writer.as_vector(value) if self.is_vector else value.text), scope)
 
     def _add(self, text: str, scope: Scope) -> None:
         """Lanes beyond the end contribute nothing, where lanes are points of this reduction."""

@@ -45,6 +45,7 @@ template <class W, class V> INLINE W convert(V v) {
     if constexpr ((sizeof(v[0]) < 4) == (sizeof(W{}[0]) < 4)) return __builtin_convertvector(v, W);
     else return __builtin_convertvector(__builtin_convertvector(v, i32v), W);
 }
+template <> inline __attribute__((always_inline)) f64v convert<f64v>(f32v v) { return %(widen)s; }
 template <class C> INLINE mask to_mask(C c) { return __builtin_convertvector(c, mask); }
 INLINE mask load_mask(const bool* p) { return to_mask(load((const int8_t*)p) != 0); }
 INLINE mask load_mask(const bool* p, int64_t n) { return to_mask(load((const int8_t*)p, n) != 0); }
@@ -56,7 +57,7 @@ template <class V> INLINE V select(mask m, V a, V b) {
     return convert<I>(m) ? a : b;
 }
 INLINE mask select(mask m, mask a, mask b) { return (m & a) | (~m & b); }
-INLINE bool any_lane(mask m) { bool r = false; for (int l = 0; l < L; ++l) r |= m[l] != 0; return r; }
+INLINE bool any_lane(mask m) { typedef char bytes __attribute__((vector_size(sizeof(mask)))); return %(any)s != 0; }
 INLINE f32v to_f32v(bf16v x) { return (f32v)(convert<u32v>(x.bits) << 16); }
 INLINE f32v to_f32v(f16v x) { %(from_half)s }
 INLINE bf16v to_bf16v(f32v x) {
