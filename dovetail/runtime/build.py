@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from dovetail.cache.store import default_folder, store_in
+from dovetail.cache.store import default_folder, store_in, write_whole
 from dovetail.errors import BuildFailed, CompilerMissing, DovetailError
 from dovetail.options import Options
 
@@ -64,11 +64,17 @@ def machine_identity() -> str:
 
 
 @cache
+def scratch_of(process: int) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="dovetail-"))
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == process else None)
+    return folder
+
+
 def scratch() -> Path:
-    """A folder of this process, for what cannot be kept."""
-    folder = tempfile.mkdtemp(prefix="dovetail-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    """A folder of this process (a forked child has its own), for what cannot be kept."""
+    folder = scratch_of(os.getpid())
+    folder.mkdir(0o700, exist_ok=True)  # whoever tidies up temporary files may have taken it
+    return folder
 
 
 @cache
@@ -134,24 +140,25 @@ TORCH_CUDA: Final = "libtorch_cuda.so"
 """As a flag of a unit: it calls this library too."""
 
 
-@cache
 def torch_stub(name: str = TORCH) -> Path:
     """An empty shared object that is called like one of torch's libraries.
 
     Linking against it records the name only, and the dynamic linker finds the library already loaded
     under that name, with all it depends on: its C shim, SLEEF, and the one OpenMP runtime of this
     process. No 500 MB file is read, and no second runtime is started."""
-    store, key = store_in(default_folder()), f"stub-{name}"
-    source, made = scratch() / "empty.cpp", scratch() / name
-    if (kept := store.get(key)) is not None:
-        made.write_bytes(kept)
+    store, key, made = store_in(default_folder()), f"stub-{name}", scratch() / name
+    if made.exists():
         return made
-    source.write_text("")
-    command = [*find_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{name}", str(source), "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BuildFailed(output=done.stderr)
-    store.put(key, made.read_bytes(), {"kind": "cpp", "compiler": compiler_identity()})
+    if (content := store.get(key)) is None:
+        source = scratch() / f"empty-{threading.get_ident()}.cpp"
+        source.write_text("")
+        command = [*find_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{name}", str(source), "-o", f"{source}.so"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildFailed(output=done.stderr)
+        content = Path(f"{source}.so").read_bytes()
+        store.put(key, content, {"kind": "cpp", "compiler": compiler_identity()})
+    write_whole(made, content)
     return made
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,14 @@ def test_files_are_not_left_half_written(folder: Path) -> None:
     build(TEXT, HOST_FLAGS, Options())
     assert not list(folder.rglob("*.part"))
     assert all(os.stat(path).st_mode & stat.S_IROTH for path in folder.rglob("*.bin"))
+
+
+def test_the_folder_of_a_process_is_its_own(folder: Path) -> None:
+    """A child that ends as Python does tidies up after itself only; and a folder that somebody removed is made again."""
+    child = "import os, sys; from dovetail.runtime.build import *; from dovetail.options import Options; none = Options(cache=False)\n"
+    child += f"text = {TEXT!r}\nmade = build(text, HOST_FLAGS, none)\npid = os.fork()\n"
+    child += "if not pid: sys.exit(build(text, HOST_FLAGS, none) == made)\n"
+    child += "assert os.waitpid(pid, 0)[1] == 0 and made.exists()\nshutil.rmtree(made.parent)\n"
+    child += "assert open_library(build(text, HOST_FLAGS, none)).answer() == 42; print('ended')\n"
+    ran = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False)
+    assert ran.stdout == "ended\n", ran.stderr
