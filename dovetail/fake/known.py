@@ -9,13 +9,13 @@ known here; None means: ask the meta kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final, TypeAlias
 
 import torch
 
 from dovetail.fake.form import Form, Shape, Unruled
-from dovetail.fake.layout import channels_last, dense_strides, is_dense, is_laid_out, iterator_strides
+from dovetail.fake.layout import Geometry, channels_last, dense_strides, is_dense, is_laid_out, iterator_strides
 from dovetail.fake.rules import Call, index, pool, select, slice_, view
 from dovetail.ir.expr import ONE, Expr
 from dovetail.sym.node import seems_channels_last
@@ -327,12 +327,23 @@ def _elementwise(func: Any, facts: Any, call: Call) -> tuple[Any, ...]:
     size = tuple(x.value for x in facts.rule(call))
     if facts.mutates and size != tuple(x.value for x in call.first.shape):
         raise Unruled
-    operands = [_numbers(t) for t in call.tensors]
+    dtype = _promoted(func, facts, call)
+    operands = [_cast(call, t, dtype) if call.device == "cpu" else _numbers(t) for t in call.tensors]
     if any(isinstance(call.values.get(name), (int, float, complex, Expr)) for name in ("self", "other")):
         operands.append(([], []))  # a number in a tensor's place
     is_like = facts.base in PRESERVING and is_dense(*operands[0])
     stride = operands[0][1] if is_like else iterator_strides(size, operands)
-    return size, tuple(stride), _promoted(func, facts, call)
+    return size, tuple(stride), dtype
+
+
+def _cast(call: Call, operand: Form, made: torch.dtype) -> Geometry:
+    """The CPU first copies what has another dtype than it computes in, and the copy of an expanded tensor is whole."""
+    size, stride = _numbers(operand)
+    if 0 in stride and operand not in (call.get("condition"), call.get("mask")):
+        start = made if made.is_floating_point else torch.bool
+        is_cast = operand.dtype != reduce(torch.promote_types, (t.dtype for t in call.tensors), start)
+        return size, iterator_strides(size, [(size, stride)]) if is_cast else stride
+    return size, stride
 
 
 def _promoted(func: Any, facts: Any, call: Call) -> torch.dtype:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import copy
 import subprocess
 import sys
@@ -248,6 +249,20 @@ def test_results_are_laid_out_as_eagers_iterator_does() -> None:
             with contextlib.suppress(RuntimeError):  # shapes that do not go together
                 want, pair = x + y, [geometry, (y.size(), y.stride())]
                 assert iterator_strides(want.shape, pair) == list(want.stride()), pair
+
+
+@pytest.mark.parametrize("function", [torch.add, torch.eq, torch.true_divide, torch.atan2, torch.logical_and, torch.where], ids=lambda f: f.__name__)
+def test_results_of_expanded_tensors_of_several_types_are_laid_out_as_in_eager(function: Any) -> None:
+    """The CPU copies an operand of another type than it computes in, and the copy is not expanded."""
+    image, rows = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.ones(4).expand(2, 3, 4, 4)
+    for one, other in itertools.product((torch.bool, torch.int32, torch.int64, torch.bfloat16, torch.float32, torch.float64), repeat=2):
+        for x, y in ((rows.to(one), image.to(other)), (torch.ones(4, dtype=one).expand(2, 3, 4, 4), image.to(other))):
+            for pair in ((x, y), (y, x)):
+                call = ((rows if pair[0] is x else image).bool(), *pair) if function is torch.where else pair
+                with FakeMode():
+                    made = function(*map(fake_like, call))
+                want = function(*call)
+                assert (made.stride(), made.dtype) == (want.stride(), want.dtype), (one, other, pair[0] is x)
 
 
 ACTIVATIONS = (F.hardswish, F.hardsigmoid, F.hardtanh, F.mish, F.leaky_relu, F.elu, F.softplus, F.softshrink, F.hardshrink,
