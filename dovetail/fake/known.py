@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from dovetail.fake.form import Form, Shape, Unruled
-from dovetail.fake.layout import Geometry, channels_last, dense_strides, is_dense, is_laid_out, iterator_strides
+from dovetail.fake.layout import channels_last, dense_strides, is_dense, is_laid_out, iterator_strides
 from dovetail.fake.rules import Call, index, pool, select, slice_, view
 from dovetail.ir.expr import ONE, Expr
 from dovetail.sym.node import seems_channels_last
@@ -336,13 +336,13 @@ def _elementwise(func: Any, facts: Any, call: Call) -> tuple[Any, ...]:
     return size, tuple(stride), dtype
 
 
-def _cast(call: Call, operand: Form, made: torch.dtype) -> Geometry:
-    """The CPU first copies what has another dtype than it computes in, and the copy of an expanded tensor is whole."""
+def _cast(call: Call, operand: Form, made: torch.dtype) -> tuple[list[int], list[int]]:
+    """The CPU first copies what has another dtype than it computes in: then nothing is expanded any more."""
     size, stride = _numbers(operand)
     if 0 in stride and operand not in (call.get("condition"), call.get("mask")):
         start = made if made.is_floating_point else torch.bool
-        is_cast = operand.dtype != reduce(torch.promote_types, (t.dtype for t in call.tensors), start)
-        return size, iterator_strides(size, [(size, stride)]) if is_cast else stride
+        common = reduce(torch.promote_types, (t.dtype or start for t in call.tensors), start)
+        return size, iterator_strides(size, [(size, stride)]) if operand.dtype != common else stride
     return size, stride
 
 

@@ -150,13 +150,13 @@ def torch_stub(name: str = TORCH) -> Path:
     if made.exists():
         return made
     if (content := store.get(key)) is None:
-        source = scratch() / f"empty-{threading.get_ident()}.cpp"
+        source, target = (scratch() / f"empty-{threading.get_ident()}.{kind}" for kind in ("cpp", "so"))
         source.write_text("")
-        command = [*find_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{name}", str(source), "-o", f"{source}.so"]
+        command = [*find_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{name}", f"{source}", f"-o{target}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BuildFailed(output=done.stderr)
-        content = Path(f"{source}.so").read_bytes()
+        content = target.read_bytes()
         store.put(key, content, {"kind": "cpp", "compiler": compiler_identity()})
     write_whole(made, content)
     return made

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import copy
+import itertools
 import subprocess
 import sys
 from random import Random
