@@ -75,7 +75,7 @@ class Site:
 
     def entry_text(self, value: Any) -> str:
         if isinstance(value, Handling):
-            return HandledText(self.emit.value(value.error))
+            return "None" if value.is_over else HandledText(self.emit.value(value.error))
         if isinstance(value, LastInstruction):
             return str(self.origin.offsets[value - self.prologue] // 2)
         return NULL_TEXT if value is NULL else self.emit.value(value)

@@ -671,7 +671,8 @@ class Activation:
     CHECK_EXC_MATCH = pushed(lambda self, arg: native(isinstance, self.stack[-2], self.stack.pop()))
 
     def POP_EXCEPT(self, arg: Any) -> None:
-        self.handled = self.stack.pop().previous
+        over = self.stack.pop()
+        self.handled, over.is_over = over.previous, True
 
     def RERAISE(self, arg: Any) -> None:
         raise Raised(self.stack.pop())

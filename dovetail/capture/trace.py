@@ -42,12 +42,14 @@ NOT_THROWN: Final = (Break, KeyboardInterrupt)
 """What comes through C code that capture runs and is not the program's: ours, and the person's."""
 
 
-class Handling(Noun, eq=False):
+class Handling(Noun, eq=False, frozen=False):
     """The stack entry under an exception that is being handled: what was handled before, and it itself.
-    CPython keeps that outside of the frame; with the entry, a resume function can enter the same state."""
+    CPython keeps that outside of the frame; with the entry, a resume function can enter the same state.
+    A copy of it ends the handling, and it stays on the stack until the exception is raised again."""
 
     previous: BaseException | None
     error: BaseException
+    is_over: bool = False
 
 
 class LastInstruction(int):

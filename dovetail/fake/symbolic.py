@@ -73,9 +73,8 @@ def _as_argument(value: Any, shapes: Shapes, on_hints: bool = False) -> Any:
 def bind(
     facts: Record, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Shapes, on_hints: bool = False
 ) -> Call:
-    values = dict(facts.defaults)
-    values.update((name, _as_argument(value, shapes, on_hints)) for name, value in zip(facts.names, args))
-    values.update((name, _as_argument(value, shapes, on_hints)) for name, value in kwargs.items())
+    given = dict(facts.defaults) | dict(zip(facts.names, args)) | kwargs
+    values = {name: _as_argument(given[name], shapes, on_hints) for name in facts.names if name in given}
     device = next((value.device.type for value in args if isinstance(value, torch.Tensor)), "cpu")
     return Call(shapes, values, device)
 

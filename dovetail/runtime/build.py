@@ -152,7 +152,8 @@ def torch_stub(name: str = TORCH) -> Path:
     if (content := store.get(key)) is None:
         source, target = (scratch() / f"empty-{threading.get_ident()}.{kind}" for kind in ("cpp", "so"))
         source.write_text("")
-        command = [*find_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{name}", f"{source}", f"-o{target}"]
+        flags = ("-shared", "-nostdlib", f"-Wl,-soname,{name}")
+        command = [*find_compiler(), *flags, str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BuildFailed(output=done.stderr)

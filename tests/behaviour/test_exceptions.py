@@ -306,6 +306,25 @@ def test_nothing_is_handled_after_a_resumed_handler() -> None:
     assert caught.value.__context__ is None
 
 
+def test_nothing_is_handled_after_a_generator_is_given_up() -> None:
+    def f(x: torch.Tensor, rows: list[torch.Tensor]) -> Any:
+        made = []
+        try:
+            for row in (row * 2 for row in rows):
+                try:
+                    made.append(row + int(x.sum().item()))
+                    raise ValueError("given up")
+                finally:
+                    made.append(x)
+        except ValueError as error:
+            made.append(x + len(str(error)))
+        return made
+
+    inputs = torch.ones(3), [torch.ones(3), torch.zeros(3)]
+    torch.testing.assert_close(dovetail.compile(f)(*inputs), f(*inputs))
+    assert sys.exception() is None
+
+
 def test_logs_and_warnings_name_the_users_line() -> None:
     stream = io.StringIO()
     log = logging.Logger("test")

@@ -17,6 +17,7 @@ import importlib
 import io
 import random
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,7 +69,8 @@ def observe(source: str, wrap: Callable[[Any], Any], exact: bool = False, change
             except Exception as caught:
                 result, error = None, caught
             torch.set_default_dtype(torch.float32)
-            seen.errors.append(error and (type(error).__name__, first_line(error), type(error.__cause__).__name__))
+            left = f", leaves {sys.exception()!r}" if sys.exception() is not None else ""
+            seen.errors.append(error and (type(error).__name__, first_line(error), type(error.__cause__).__name__) or left)
             seen.results.append(result)
             seen.inputs.append(args)
             seen.sharing.append(sharing(args, result))
