@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from dovetail.fake.kernels import IN_PLACE
 from dovetail.ir import loop as ir
-from dovetail.ir.expr import ZERO, Expr
+from dovetail.ir.expr import ONE, ZERO, Expr
 from dovetail.ir.graph import GET, Arg, Graph, Node
 from dovetail.ir.types import F64, I64, DType, ScalarType, TensorType, contiguous_stride
 from dovetail.lower import lazy
@@ -368,10 +368,13 @@ def _over_one(kind: str, value: ir.Scalar) -> tuple[ir.Scalar, ...]:
 
 
 def storable(type: TensorType) -> TensorType:
-    """The type itself if its elements fill memory without gaps or overlap, else row-major."""
+    """The type itself if its elements fill memory without gaps or overlap, else in its order without gaps."""
     if is_dense(type):
         return type
-    return TensorType(type.shape, contiguous_stride(type.shape), type.dtype, type.device)
+    has_order = all(stride.lo > 0 for stride in type.stride)
+    order = memory_order(type.shape, type.stride) if has_order else list(range(type.ndim))
+    steps = dict(zip(order, contiguous_stride(tuple(type.shape[d] for d in order))))
+    return TensorType(type.shape, tuple(steps.get(d, ONE) for d in range(type.ndim)), type.dtype, type.device)
 
 
 def _reduce_order(type: TensorType, dims: tuple[int, ...], keep_order: bool) -> list[int]:
