@@ -23,6 +23,7 @@ from dataclasses import replace
 
 x, y = torch.randn(40, 96), torch.randn(40, 96)
 pool, waiting = ThreadPoolExecutor(4), []
+checked = stops = 0
 for name, text in PROGRAMS.items():
     fn = eval(text)
     traced = (lambda f: lambda x, y: (lambda r: tuple(r) if isinstance(r, (tuple, list)) else (r,))(f(x, y)))(fn)
@@ -35,11 +36,14 @@ for name, text in PROGRAMS.items():
             program_kernel = emit_kernel(step, buffers).kernel
             for capability in (80, 90):
                 work = program_kernel, program_kernel.blocks[0], capability, Options()
+                checked += "dv.wrap(" in program_kernel.text
                 waiting.append(pool.submit(gpu.compile_kernel, *work, 2))
 for made in waiting:
     answer = made.result()
     assert "error" not in answer, answer["error"]
     assert answer["cubin"][1:4] == b"ELF"
+    stops += b"index out of range" in answer["cubin"]
+assert stops == checked > 0, "a kernel that reads or writes at computed positions stops at one out of range"
 again = gpu.compile_kernel(*work)
 assert again["cubin"] == answer["cubin"] and "triton" not in sys.modules, "taken from the store"
 print(len(waiting), "kernels")

@@ -564,9 +564,11 @@ class Emitter(Noun, frozen=False):
         template = entry if isinstance(entry, str) else entry(node.dtype, tuple(x.dtype for x in operands))
         axes = frozenset().union(*(x.axes for x in operands)) if operands else frozenset()
         texts = [self._as_tensor(x) if ".to(" in template else x.text for x in operands]
+        masks = [*self._mask(axes), *(test.text for test in self.masks)]
+        inside = f", {' & '.join(masks)}" if masks else ""
         if node in self.shortened:  # never read itself
-            return Tile(template.format(*texts), node.dtype, axes)
-        return self._define(template.format(*texts), node.dtype, axes)
+            return Tile(template.format(*texts, inside=inside), node.dtype, axes)
+        return self._define(template.format(*texts, inside=inside), node.dtype, axes)
 
     def _as_tensor(self, tile: Tile) -> str:
         """A number has no methods; a tile of one element does."""

@@ -71,7 +71,7 @@ TRITON: Final[dict[str, Entry]] = {
     "remainder": lambda r, a: "dv.remainder({0}, {1})" if a[0].is_float else "dv.int_remainder({0}, {1})",
     "floordiv": lambda r, a: "dv.floordiv({0}, {1})" if a[0].is_float else "dv.int_floordiv({0}, {1})",
     "truncdiv": "({0} // {1})",
-    "check_index": "dv.wrap({0}, {1})",
+    "check_index": "dv.wrap({0}, {1}{inside})",
     **{f"bit_{name}": f"({{0}} {sign} {{1}})" for name, sign in (("and", "&"), ("or", "|"), ("xor", "^"))},
     "bit_not": _bool_or("(~{0})", "({0} == 0)"),
     "where": "tl.where({0}, {1}, {2})",

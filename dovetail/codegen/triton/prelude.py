@@ -110,7 +110,9 @@ def int_pow(a, b):
 
 
 @triton.jit
-def wrap(index, size):
+def wrap(index, size, inside=True):
+    """Stops the device at a position out of range, as eager does; `inside`: the points that count."""
+    tl.device_assert((index >= -size) & (index < size), "index out of range", mask=inside)
     return tl.where(index < 0, index + size, index)
 
 
