@@ -17,6 +17,11 @@ from dovetail.ir.graph import Graph
 from dovetail.ops.prims import PRIMS
 
 
+def _here(device: torch.device) -> torch.device:
+    """A graph for a GPU is interpreted on the CPU where there is none."""
+    return device if device.type == "cpu" or torch.cuda.is_available() else torch.device("cpu")
+
+
 def _broadcast(x: torch.Tensor, shape: tuple[int, ...], dims: tuple[int, ...]) -> torch.Tensor:
     sizes = [1] * len(shape)
     for dim, size in zip(dims, x.shape):
@@ -116,7 +121,7 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
     "prims.cumsum": lambda x, dims: torch.cumsum(x, *dims),
     "prims.full": lambda shape, value, dtype, device: torch.full(shape, value, dtype=dtype, device=device),
     "prims.empty": lambda shape, dtype, device: torch.zeros(shape, dtype=dtype, device=device),
-    "prims.iota": lambda n, start, step, dtype, device: (torch.arange(n, device=device) * step + start).to(
+    "prims.iota": lambda n, start, step, dtype, device: (torch.arange(n, device=_here(device)) * step + start).to(
         dtype
     ),
     "prims.take": _take,

@@ -55,10 +55,10 @@ def index_select(b: Build, x: Value, dim: int, index: Value) -> Value:
     dim %= x.ndim
     check_runs(b, x, dim, index)
     flat = b.reshape(as_position(b, index, x.shape[dim]), (b.out.shape[dim],))
-    return _move_first(b, b.prim("take", x, (flat,), (dim,)), 1, dim)
+    return move_first(b, b.prim("take", x, (flat,), (dim,)), 1, dim)
 
 
-def _move_first(b: Build, x: Value, rank: int, place: int) -> Value:
+def move_first(b: Build, x: Value, rank: int, place: int) -> Value:
     """Put the first `rank` dimensions behind the `place` ones after them."""
     order = [*range(rank, rank + place), *range(rank), *range(rank + place, x.ndim)]
     return b.permute(x, order)
@@ -69,7 +69,7 @@ def index(b: Build, x: Value, indices: Sequence[Value | None]) -> Value:
     check_room(x)
     found, dims = _spread_indices(b, indices)
     result = b.prim("take", x, tuple(found), dims)
-    return _move_first(b, result, found[0].ndim, _place(dims))
+    return move_first(b, result, found[0].ndim, _place(dims))
 
 
 def _spread_indices(b: Build, indices: Sequence[Value | None]) -> tuple[list[Value], tuple[int, ...]]:

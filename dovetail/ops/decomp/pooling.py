@@ -3,6 +3,7 @@
     aten.max_pool2d(x, 3, 2, 1)   ->  p = prims.pad(x, -inf);  the maximum of the 9 slices p[i::2, j::2]
     aten.avg_pool2d(x, 2)         ->  the sum of the 4 slices x[i::2, j::2], / 4
     aten.upsample_nearest2d(x, [2H, 2W])   ->  a repeated dimension behind H and behind W (free)
+    aten.upsample_bilinear2d(x, ...)       ->  two elements along W, two such along H, by distance (on a GPU)
 
 Slices are index maps, so the whole is one pointwise loop that reads its neighbours. Larger windows, and
 gradients but those of averages over equal parts, stay library calls.
@@ -16,8 +17,9 @@ from itertools import product as combinations
 from typing import Any, Final
 
 from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product
-from dovetail.ir.types import I64
+from dovetail.ir.types import F32, F64, I64, DType
 from dovetail.ops.build import Build, Number, Value
+from dovetail.ops.decomp.index import check_room, move_first
 from dovetail.ops.decomp.reductions import accumulate
 from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import Declined, decline_if, decomposes
@@ -270,6 +272,44 @@ def upsample_nearest_backward(b: Build, grad: Value, output_size: Any, size: Any
         split += [size, as_expr(n)]
         dims.append(len(split) - 1)
     return b.reduce("sum", b.reshape(grad, split), dims)
+
+
+@decomposes("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_trilinear3d")
+def upsample_linear(b: Build, x: Value, size: Any, align_corners: bool, *scales: float | None) -> Value:
+    """On a GPU: part of the kernels around it. The CPU's library shares work between channels."""
+    small, large = x.shape[2:], b.out.shape[2:]
+    decline_if(b.out.device.kind != "cuda" or not x.dtype.is_float)
+    decline_if(not all(size.is_const for size in (*small, *large)))
+    check_room(x)
+    dtype, rank = F64 if x.dtype is F64 else F32, len(small)
+    lines = [
+        _neighbours(b, dtype, a.value, c.value, align_corners, scale)
+        for a, c, scale in zip(small, large, scales or (None,) * rank)
+    ]
+
+    def blend(at: list[Value]) -> Value:
+        """The mean of the elements around each place, the last dimension's first, as eager rounds."""
+        if (d := len(at)) == rank:
+            taken = b.prim("take", x, tuple(at), tuple(range(2, x.ndim)))
+            return move_first(b, taken, rank, 2).to(dtype)
+        first, second, apart = (b.broadcast(v, large, (d,)) for v in lines[d])
+        apart = b.broadcast(apart, b.out.shape, range(2, x.ndim))
+        return (1.0 - apart) * blend([*at, first]) + apart * blend([*at, second])
+
+    return blend([]).to(x.dtype)
+
+
+def _neighbours(
+    b: Build, dtype: DType, small: int, large: int, align_corners: bool, scale: float | None
+) -> tuple[Value, Value, Value]:
+    """Along one dimension: the elements before and behind each place, and how far it is from the first."""
+    place = b.iota(large, I64, b.out.device).to(dtype)
+    if align_corners:
+        place = place * ((small - 1) / max(large - 1, 1))
+    else:
+        place = b.call("maximum", (place + 0.5) * (1 / scale if scale else small / large) - 0.5, 0.0)
+    first = b.call("minimum", place.to(I64), small - 1)
+    return first, b.call("minimum", first + 1, small - 1), place - first.to(dtype)
 
 
 @decomposes("aten.pixel_shuffle")

@@ -1,0 +1,42 @@
+"""Linear resizing on a GPU is arithmetic on neighbours, which fuses with what is around it."""
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.types import BF16, F32, F64, Device, tensor_type
+from dovetail.ops import decompose
+from tests.ops.eager import run_graph
+
+CUDA = Device("cuda", 0)
+NAMES = {1: ("linear", "aten.upsample_linear1d.default"), 2: ("bilinear", "aten.upsample_bilinear2d.default"),
+         3: ("trilinear", "aten.upsample_trilinear3d.default")}
+SIZES = [((7,), (12,)), ((9,), (4,)), ((8, 6), (4, 3)), ((5, 7), (11, 13)), ((6, 6), (1, 9)), ((1, 1), (3, 4)),
+         ((4, 5, 6), (7, 3, 8))]
+
+
+def graph_of(kind, small, large, dtype, align, scales):
+    builder = GraphBuilder()
+    x = builder.input("x", tensor_type((2, 3, *small), dtype, CUDA))
+    args = (x, large, align, *scales)
+    return builder.finish((builder.call(kind, args, tensor_type((2, 3, *large), dtype, CUDA)),))
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("small,large", SIZES)
+@pytest.mark.parametrize("dtype,torch_dtype", [(F32, torch.float32), (F64, torch.float64), (BF16, torch.bfloat16)])
+def test_it_equals_eager(small, large, align, dtype, torch_dtype):
+    mode, kind = NAMES[len(small)]
+    made = decompose(graph_of(kind, small, large, dtype, align, (None,) * len(small)))
+    assert not [node for node in made.nodes if node.op.startswith("aten.")]
+    x = torch.randn(2, 3, *small).to(torch_dtype)
+    wanted = F.interpolate(x.float() if dtype is BF16 else x, large, mode=mode, align_corners=align)
+    torch.testing.assert_close(run_graph(made, [x])[0], wanted.to(torch_dtype))
+
+
+def test_a_given_scale_is_used():
+    x = torch.randn(2, 3, 7, 9)
+    wanted = F.interpolate(x, scale_factor=(1.3, 0.7), mode="bilinear", recompute_scale_factor=False)
+    large = tuple(wanted.shape[2:])
+    made = decompose(graph_of(NAMES[2][1], (7, 9), large, F32, False, (1.3, 0.7)))
+    torch.testing.assert_close(run_graph(made, [x])[0], wanted)
