@@ -1,4 +1,4 @@
-"""Eager, torch.compile and Dovetail on 47 programs, on the GPU if there is one, else on the CPU.
+"""Eager, torch.compile and Dovetail on 69 programs, on the GPU if there is one, else on the CPU.
 
     python -m benchmarks.race                               all of them, a table, build/bench/race.json
     python -m benchmarks.race --only swin_train,stencil --peers eager,dovetail --jobs 2
@@ -31,8 +31,11 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import compile_with, first_tensor
-from benchmarks.programs import DEVICE, LARGE, PROGRAMS
+from benchmarks.programs import DEVICE, LARGE
+from benchmarks.programs import PROGRAMS as MODELS
+from benchmarks.snippets import SNIPPETS
 
+PROGRAMS = MODELS | SNIPPETS
 RESULTS = Path("build/bench/race.json")
 PAGE = Path("docs/results/race.md")
 ROUNDS = 7
@@ -168,7 +171,8 @@ def page(machine: dict[str, str], results: list[dict[str, Any]]) -> str:
         "`python -m benchmarks.race`. Milliseconds of",
         "one use (a training program: forward and backward), medians, default modes, peers in turns",
         "in one process with the machine to itself. GiB: what the use needs beyond weights and inputs.",
-        "First calls are made while other processes compile. The programs are in `benchmarks/programs.py`.",
+        "First calls are made while other processes compile. The programs are in `benchmarks/programs.py`",
+        "and `benchmarks/snippets.py`.",
         "",
         "| program | eager | torch.compile | Dovetail | over eager | over torch.compile | GiB: eager "
         "| torch.compile | Dovetail | first call s: torch.compile | Dovetail | breaks |",
