@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
-from dovetail.ir.loop import SCAN, Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of
+from dovetail.ir.loop import SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, DType
 from dovetail.util.noun import Noun
@@ -269,7 +269,7 @@ def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
                 seen.add((buffer, index))
                 yield index, 1.0
         for write in nest.writes:
-            is_plain = write.index_scalar is None and write.reduce in (None, SCAN)
+            is_plain = write.index_scalar is None and write.reduce in (None, *SCANS)
             if is_plain and not internal.issuperset(write.buffers):
                 yield write.index, STORE_WEIGHT
 

@@ -129,8 +129,8 @@ SCALAR_OPS: Final[dict[str, str]] = {
 numbers count operands. Besides these, there are the structural ops: const, index, input, load, load_at,
 masked."""
 
-SCAN: Final = "cumsum"
-"""The reduction along one loop that leaves what it has so far at each of its points."""
+SCANS: Final = {"cumsum": "sum", "cumprod": "prod"}
+"""Reductions along one loop that leave what they have so far at each of its points."""
 
 
 class Buffer(Noun):

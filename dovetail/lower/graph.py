@@ -17,7 +17,7 @@ from dovetail.fake.kernels import IN_PLACE
 from dovetail.ir import loop as ir
 from dovetail.ir.expr import ONE, ZERO, Expr
 from dovetail.ir.graph import GET, Arg, Graph, Node
-from dovetail.ir.types import F64, I64, DType, ScalarType, TensorType, contiguous_stride
+from dovetail.ir.types import F32, F64, I64, DType, ScalarType, TensorType, contiguous_stride
 from dovetail.lower import lazy
 from dovetail.lower.decide import find_loose, find_stored
 from dovetail.lower.index import Index, element_of, same_layout
@@ -166,7 +166,7 @@ class _Lowering:
     # -- reductions --------------------------------------------------------------------------------
 
     def reduce(self, node: Node, is_scan: bool) -> None:
-        """A scan, of floats in fp64 as in eager, has its loop among the results' dimensions."""
+        """A scan, of floats on the CPU in fp64 as in eager, has its loop among the results' dimensions."""
         x = self.value(node.args[0])
         source = cast(Node, node.args[0]).tensor
         dims = cast("tuple[int, ...]", node.args[1])
@@ -182,7 +182,8 @@ class _Lowering:
         refs = [self.add_buffer(name, storable(kind), holds=node) for name, kind in zip(names, types)]
         place = element_of(refs[0], tuple(index[d] for d in kept))
         kind, value = node.op.removeprefix("prims."), x.at(index)
-        value = lazy.cast_to(value, F64) if is_scan and value.dtype.is_float else value
+        if is_scan and value.dtype.is_float and value.dtype is not F64:
+            value = lazy.cast_to(value, F64 if source.device.kind == "cpu" else F32)
         if inner:
             writes = [ir.Write(tuple(names), place, value, kind)]
         else:

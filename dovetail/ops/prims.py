@@ -153,7 +153,7 @@ def _declare() -> dict[str, Prim]:
     # (mean, sum of squared deviations)
     declare("reduction", welford=lambda args: (_reduce(args), _reduce(args)))
     # cumsum(x, (dim,))
-    declare("scan", cumsum=_like_first)
+    declare("scan", cumsum=_like_first, cumprod=_like_first)
     # full(shape, value, dtype, device)
     declare("create", full=lambda args: (_shape(args[0]), cast(DType, args[2])))
     # empty(shape, dtype, device): memory for a kernel to write to; read as anything else, zeros

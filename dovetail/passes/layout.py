@@ -86,8 +86,8 @@ def channels_last_where_it_pays(graph: Graph) -> Graph:
 
 def _gains(node: Node) -> bool:
     """Its library call is faster on channels-last images that it does not have yet."""
-    images = _tensor(node, 0)
-    return not is_laid(images) if images.device.kind == "cuda" else cast(int, node.args[8]) > 1
+    images, groups = _tensor(node, 0), cast(int, node.args[8])
+    return groups == 1 and not is_laid(images) if images.device.kind == "cuda" else groups > 1
 
 
 def _may_move(graph: Graph) -> bool:

@@ -27,18 +27,22 @@ ENOUGH_ROWS: Final = 1024
 """Partial results that keep every multiprocessor busy with several programs."""
 LONGEST_ROW: Final = 16384
 """Elements that one program reduces at once; fewer take it less time than a second kernel would."""
+NOTHING: Final = {"prims.sum": 0, "prims.prod": 1}
+"""What rows are made longer with, where their length is not a multiple of the number of parts."""
+UNEVEN: Final = 4
+"""How many times too few parts are taken rather than that."""
 SHORTEST: Final = 256
 SHORTEST_COLUMN: Final = 64
 """Elements below which a partial reduction is not worth its result."""
 
 
 def split_reductions(graph: Graph) -> Graph:
-    if not any(node.op in SPLITTABLE and _parts(node) > 1 for node in graph.nodes):
+    if not any(_parts(node) for node in graph.nodes):
         return graph
 
     def change(b: Build, node: Node) -> Arg:
-        parts = _parts(node) if node.op in SPLITTABLE else 1
-        return _split(node, parts, b) if parts > 1 else None
+        parts = _parts(node)
+        return _split(node, parts, b) if parts else None
 
     return replace_nodes(graph, change)
 
@@ -47,45 +51,60 @@ def _operand(node: Node) -> tuple[TensorType, tuple[int, ...]]:
     return cast(Node, node.args[0]).tensor, cast("tuple[int, ...]", node.args[1])
 
 
-def _place(type: TensorType, dims: tuple[int, ...]) -> int:
-    """The dimension to split: the outermost in memory of those reduced, so that parts stay lines."""
-    return max(dims, key=lambda d: (type.stride[d].lo, -d))
-
-
-def _parts(node: Node) -> int:
-    """Into how many parts; 1 is not at all."""
+def _parts(node: Node) -> dict[int, int]:
+    """Into how many parts each dimension is cut, the outermost in memory first, so that parts stay lines."""
+    if node.op not in SPLITTABLE:
+        return {}
     type, dims = _operand(node)
     if type.device.kind == "cpu" or not dims or not all(size.is_const for size in type.shape):
-        return 1
+        return {}
     count = math.prod(type.shape[d].value for d in dims)
     results = math.prod(size.value for d, size in enumerate(type.shape) if d not in dims)
-    length = type.shape[_place(type, dims)].value
     rows = all(type.stride[d] is not ONE or d in dims for d in range(type.ndim) if type.shape[d] is not ONE)
     enough, shortest = (ENOUGH_ROWS, SHORTEST) if rows else (ENOUGH_COLUMNS, SHORTEST_COLUMN)
     if not results or count <= (LONGEST_ROW if rows else 16 * shortest):
-        return 1
-    wanted = min(enough // results, count // shortest, length)
-    return max((k for k in range(1, wanted + 1) if length % k == 0), default=1)
+        return {}
+    wanted = min(enough // results, count // shortest)
+    found: dict[int, int] = {}
+    for d in sorted(dims, key=lambda d: (-type.stride[d].lo, d)):
+        length = type.shape[d].value
+        parts = next(k for k in range(max(min(wanted, length), 1), 0, -1) if length % k == 0)
+        if parts * UNEVEN < min(wanted, length) and node.op in NOTHING:
+            parts = wanted
+        if parts > 1:
+            found[d] = parts
+        if parts != length:
+            break
+        wanted //= parts
+    return found
 
 
-def _split(node: Node, parts: int, b: Build) -> Arg:
+def _split(node: Node, parts: dict[int, int], b: Build) -> Arg:
     type, dims = _operand(node)
-    place = _place(type, dims)
-    shape: list[Expr] = list(type.shape)
-    shape[place : place + 1] = [as_expr(parts), as_expr(type.shape[place].value // parts)]
-    x = b.reshape(Value(cast(Node, node.args[0]), b), shape)
-    inner = tuple(d + 1 if d >= place else d for d in dims)
-    part = place - sum(d < place for d in inner)  # where the parts end up among what is left
+    x = Value(cast(Node, node.args[0]), b)
+    shape: list[Expr] = []
+    inner: list[int] = []
+    cut: list[int] = []
+    for d, size in enumerate(type.shape):
+        if d in parts:
+            each = -(-size.value // parts[d])
+            if rest := each * parts[d] - size.value:
+                x = b.pad(x, d, 0, rest, NOTHING[node.op])
+            cut.append(len(shape) - len(inner))  # where the parts end up among what is left
+            shape.append(as_expr(parts[d]))
+            size = as_expr(each)
+        if d in dims:
+            inner.append(len(shape))
+        shape.append(size)
+    x, left = b.reshape(x, shape), tuple(cut)
     if node.op != "prims.welford":
         name = node.op.partition(".")[2]
-        first = b.prim(name, x, inner)
-        last = b.prim(name, first, (part,))
-        return _typed(last, node, b)
+        return _typed(b.prim(name, b.prim(name, x, tuple(inner)), left), node, b)
     count = math.prod(shape[d].value for d in inner)
-    mean_of_part, square_of_part = b.prims("welford", x, inner)
-    mean = b.prim("sum", mean_of_part, (part,)) / float(parts)
-    apart = mean_of_part - b.unsqueeze(mean, (part,))
-    squares = b.prim("sum", square_of_part, (part,)) + b.prim("sum", apart * apart, (part,)) * float(count)
+    mean_of_part, square_of_part = b.prims("welford", x, tuple(inner))
+    mean = b.prim("sum", mean_of_part, left) / float(math.prod(parts.values()))
+    apart = mean_of_part - b.unsqueeze(mean, left)
+    squares = b.prim("sum", square_of_part, left) + b.prim("sum", apart * apart, left) * float(count)
     return (mean.node, squares.node)
 
 

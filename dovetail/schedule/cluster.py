@@ -15,7 +15,7 @@ from typing import Final
 
 from dovetail.errors import Reason
 from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul, product, substitute
-from dovetail.ir.loop import SCAN, Loops, Nest, Range, Scalar, Write, index_value, loads_of, moved_write
+from dovetail.ir.loop import SCANS, Loops, Nest, Range, Scalar, Write, index_value, loads_of, moved_write
 from dovetail.util.noun import Noun, replace
 
 UNKNOWN: Final = None
@@ -72,7 +72,7 @@ def make_cluster(nest: Nest, step: int) -> Cluster:
     alone = False
     for write in nest.writes:
         computed = not write.reduce and write.index_scalar is not None
-        alone |= computed or write.reduce == SCAN
+        alone |= computed or write.reduce in SCANS
         for buffer in write.buffers:
             if computed:
                 reads.setdefault(buffer, set()).add(UNKNOWN)

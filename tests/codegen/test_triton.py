@@ -24,6 +24,8 @@ PROGRAMS = {
     "empty": "lambda x, y: (torch.roll(x[:0], 1, 0) + 1, x[:0].t() * 2, y[:0].sum(0))",
     "pointwise": "lambda x, y: torch.relu(x * 2 + y) - x / (y * y + 1)",
     "columns_of_two_lengths": "lambda x, y: ((x[:4, :64] * 2).sum(0), (x[:32, :64] * 2).sum(0))",
+    "scans": "lambda x, y: (torch.cumsum(x * y, 1), x.cumsum(0), (x > 0).cumsum(1), (x * 9).int().cumsum(0), x.half().cumsum(1))",
+    "long_scan": "lambda x, y: torch.cumsum(x.reshape(2, -1).repeat(1, 6)[:, :11111] * y[0, 0], 1)",
     "softmax": "lambda x, y: torch.softmax(x + y, -1)",
     "layer_norm": "lambda x, y: F.layer_norm(x + y, (96,), y[0], y[1])",
     "column_sum": "lambda x, y: (x * y).sum(0)",

@@ -119,6 +119,7 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
     "prims.argmin": _arg("argmin"),
     "prims.welford": _welford,
     "prims.cumsum": lambda x, dims: torch.cumsum(x, *dims),
+    "prims.cumprod": lambda x, dims: torch.cumprod(x, *dims),
     "prims.full": lambda shape, value, dtype, device: torch.full(shape, value, dtype=dtype, device=device),
     "prims.empty": lambda shape, dtype, device: torch.zeros(shape, dtype=dtype, device=device),
     "prims.iota": lambda n, start, step, dtype, device: (torch.arange(n, device=_here(device)) * step + start).to(

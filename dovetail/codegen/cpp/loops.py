@@ -19,7 +19,7 @@ from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
 from dovetail.codegen.cpp.reduce import PIECES, Accumulator, Partial
 from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
 from dovetail.ir.expr import ONE, Expr, add, ceildiv, linear_in, mul, product, symbols
-from dovetail.ir.loop import SCAN, Range, Scalar, loads_of
+from dovetail.ir.loop import SCANS, Range, Scalar, loads_of
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
 from dovetail.util.noun import Noun
@@ -33,7 +33,7 @@ FEW_ROWS: Final = 64
 COPIES: Final = 4
 SHORT_ROW: Final = 512
 """Elements of a row that the processor fetches ahead by itself."""
-IN_ORDER: Final = frozenset({SCAN, "argmax", "argmin"})
+IN_ORDER: Final = frozenset({*SCANS, "argmax", "argmin"})
 STACK_BYTES: Final = 1 << 20
 """Most bytes of rows kept on a thread's stack."""
 
@@ -94,7 +94,7 @@ class Body(Noun, frozen=False):
             return False
         length = product(r.size for r in self.group.inner)
         is_long = not (length.is_const and length.value < PARALLEL_WORK)
-        return is_long and any(w.reduce not in (None, SCAN) for w in writes_in(first.points))
+        return is_long and any(w.reduce not in (None, *SCANS) for w in writes_in(first.points))
 
     def emit(self) -> list[str]:
         root = Scope(0, None)
@@ -388,7 +388,7 @@ class Body(Noun, frozen=False):
     def _copies(self, step: Pass) -> int:
         """Accumulators side by side: as many as a row fills, and one where the order counts."""
         kinds = [w.reduce for w in writes_in(step.points) if w.reduce]
-        if self.vector is None or self.writer.column or not kinds or SCAN in kinds:
+        if self.vector is None or self.writer.column or not kinds or not SCANS.keys().isdisjoint(kinds):
             return 1
         size = self.vector.size
         copies = COPIES

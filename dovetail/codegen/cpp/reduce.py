@@ -14,7 +14,7 @@ from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, cast, combine, functio
 from dovetail.codegen.cpp.prelude import shuffle
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value, innermost
 from dovetail.ir.expr import ONE, Expr, linear_in, mul, product
-from dovetail.ir.loop import SCAN, Nest, Write, index_value
+from dovetail.ir.loop import SCANS, Nest, Write, index_value
 from dovetail.ir.types import BOOL, F32, I32, I64, DType
 from dovetail.util.noun import Noun
 
@@ -76,7 +76,7 @@ class Accumulator(Noun, frozen=False):
 
     @property
     def is_scan(self) -> bool:
-        return self.write.reduce == SCAN
+        return self.write.reduce in SCANS
 
     @property
     def tracks_nan(self) -> bool:

@@ -27,7 +27,7 @@ from dovetail.codegen.analysis import Pass, Shape, certain, step_score
 from dovetail.codegen.target import Launchable, launchable, token
 from dovetail.codegen.triton.ops import COMBINE, FAST, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON, identity
 from dovetail.ir.expr import ONE, ZERO, Expr, floordiv, mod, product, spell, substitute, sym, symbols
-from dovetail.ir.loop import Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
+from dovetail.ir.loop import SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, F32, F64, I32, I64, NARROW, DType
@@ -49,6 +49,9 @@ FEW_PROGRAMS: Final = 264
 SHORTEST_ROW: Final = 64
 MOST_EARLY: Final = 3
 """Loads of constants that are made first: each takes registers."""
+
+PLAIN: Final = {**SCANS, "welford": "sum"}
+"""How blocks of a row combine."""
 
 DOWN: Final = "[:, None]"
 ACROSS: Final = "[None, :]"
@@ -208,6 +211,10 @@ class Emitter(Noun, frozen=False):
         return 1 if self.shape.contiguous in self.axes[0].loops else 8
 
     @property
+    def every(self) -> frozenset[str]:
+        return frozenset(a.name for a in self.axes)
+
+    @property
     def rows(self) -> frozenset[str]:
         """The axes that a reduction leaves."""
         return frozenset(a.name for a in self.axes if a.name != "r")
@@ -340,6 +347,10 @@ class Emitter(Noun, frozen=False):
             if not write.reduce:
                 self._store(write, tile)
                 continue
+            if write.reduce in SCANS:
+                kept = self._kept(self._full(tile), identity(SCANS[write.reduce], tile.dtype))
+                self._store(write, self._define(f"tl.{write.reduce}({kept}, 1)", tile.dtype, self.every))
+                continue
             for buffer, result in zip(write.buffers, self._reduced(write, tile)):
                 self._keep(buffer, write, result)
 
@@ -396,10 +407,14 @@ class Emitter(Noun, frozen=False):
                     pair, best = f"{name}, {name}_at", SEARCH[write.reduce]
                     self.w(f"{pair} = {best}({pair}, {value}, {where})")
                 else:
-                    kind = "sum" if write.reduce == "welford" else str(write.reduce)
+                    kind = PLAIN.get(write.reduce, write.reduce)
                     nothing = identity(kind, tile.dtype)
                     value = self._kept(self._full(tile), nothing)
                     name = accumulators[write]
+                    if write.reduce in SCANS:  # it carries the row's result so far
+                        so_far = COMBINE[kind].format(name, f"tl.{write.reduce}({value}, 1)")
+                        self._store(write, self._define(so_far, tile.dtype, self.every))
+                        value = f"{REDUCE[kind].format(value, 1)}[:, None]"
                     if total := next((accumulators[s] for s, top in shifted.items() if top is write), ""):
                         self.w(f"{name}, {total} = dv.grow({name}, {total}, {value})")
                     else:
@@ -407,7 +422,7 @@ class Emitter(Noun, frozen=False):
 
         self._walk(analysis.roots_in(step.points), take_block)
         for write in writes:  # a value per point belongs to a block that is gone: later passes make it anew
-            if not write.reduce:
+            if not write.reduce or write.reduce in SCANS:
                 self.values.pop(write.buffers[0], None)
         for write in reductions:
             self._finish(write, accumulators[write])
@@ -472,8 +487,9 @@ class Emitter(Noun, frozen=False):
         """Accumulators for each place in a block, or for some neighbours together."""
         name = self.fresh("acc")
         dtype = write.value.dtype
-        kind = "sum" if write.reduce == "welford" else str(write.reduce)
+        kind = PLAIN.get(str(write.reduce), str(write.reduce))
         shape = f"({', '.join(a.block for a in self.axes)}{f' // {neighbours}' if neighbours > 1 else ''})"
+        shape = f"({self.axes[0].block}, 1)" if write.reduce in SCANS else shape
         self.w(f"{name} = tl.full({shape}, {identity(kind, dtype)}, {TL_TYPE[dtype]})")
         if write.reduce in ("argmax", "argmin"):
             self.w(f"{name}_at = tl.full({shape}, {1 << 62}, tl.int64)")
@@ -484,7 +500,7 @@ class Emitter(Noun, frozen=False):
             self._keep(write.buffers[0], write, self._position(write, name, f"{name}_at"))
         elif write.reduce == "welford":
             self._deviations(write, name)
-        else:
+        elif write.reduce not in SCANS:
             self._keep(write.buffers[0], write, self._folded(write, name, write.value.dtype))
 
     def _deviations(self, write: Write, name: str) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from dovetail.ir.expr import ONE, Expr, const, floordiv
+from dovetail.ir.expr import ONE, Expr, as_expr, const, floordiv
 from dovetail.ir.types import F32, tensor_type
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.promote import compute_dtype
@@ -128,6 +128,16 @@ SMALL: Final = 9
 """Weights of a filter that the library is fast with."""
 WIDEST: Final = 16
 """Sums that fit into registers."""
+
+
+@decomposes("aten.convolution")
+def convolution(b: Build, x: Value, weight: Value, bias: Value | None, *rest: Any) -> Value:
+    """On a GPU the library adds the bias in a pass of its own (but for depthwise ones); ours joins others."""
+    decline_if(bias is None or b.out.device.kind != "cuda" or x.shape[1] is as_expr(rest[-1]))
+    assert bias is not None
+    made = b.extern("aten.convolution.default", (x, weight, None, *rest), b.out)
+    wide = b.broadcast(bias, b.out.shape, (1,))
+    return b.call("add", *b.operands(made, wide)).to(b.out.dtype)
 
 
 @decomposes("aten.convolution_backward")

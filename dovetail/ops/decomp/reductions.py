@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 from dovetail.ir.expr import ONE, ZERO, Expr, product
 from dovetail.ir.graph import Node
@@ -19,6 +19,9 @@ from dovetail.ops.build import Build, Number, Value, plain
 from dovetail.ops.decomp.pointwise import truth
 from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import decline_if, decomposes
+
+LONGEST_SCAN: Final = 4096
+FEW_ROWS: Final = 128
 
 
 def dims_of(x: Value, dim: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -58,12 +61,20 @@ for _name in ("any", "all"):
     decomposes(f"aten.{_name}", f"aten.{_name}.dim", f"aten.{_name}.dims")(partial(_total, _name))
 
 
-@decomposes("aten.cumsum")
-def cumsum(b: Build, x: Value, dim: int, *, dtype: DType | None = None) -> Value:
-    """In fp64, where lanes may be added up in any order; the library has its own for that, and for GPUs."""
-    decline_if(x.type.device.kind != "cpu" or b.out.dtype is F64)
+def _scan(prim: str, b: Build, x: Value, dim: int, *, dtype: DType | None = None) -> Value:
+    """On the CPU in fp64, where lanes may be added up in any order; the library has its own for that. On a
+    GPU a row is one program's: few long ones are left to the library, which shares them."""
     v, is_one = x.to(b.out.dtype), not x.ndim or x.shape[dim] is ONE or x.type.numel is ZERO
-    return b.prim("copy", v) if is_one else b.prim("cumsum", v, dims_of(x, dim))
+    if x.type.device.kind == "cpu":
+        decline_if(prim != "cumsum" or b.out.dtype is F64)
+    elif not is_one:
+        rows = product(size for d, size in enumerate(x.shape) if d != dim % x.ndim)
+        decline_if(x.shape[dim].hi > LONGEST_SCAN and rows.lo < FEW_ROWS)
+    return b.prim("copy", v) if is_one else b.prim(prim, v, dims_of(x, dim))
+
+
+for _name in ("cumsum", "cumprod"):
+    decomposes(f"aten.{_name}")(partial(_scan, _name))
 
 
 @decomposes("aten.mean", "aten.mean.dim")
