@@ -53,6 +53,10 @@ MOST_EARLY: Final = 3
 PLAIN: Final = {**SCANS, "welford": "sum"}
 """How blocks of a row combine."""
 
+MANY_LOADS: Final = 8
+LOADS_A_THREAD: Final = 64
+"""Loads that a thread has registers for, where an element takes many."""
+
 DOWN: Final = "[:, None]"
 ACROSS: Final = "[None, :]"
 
@@ -190,7 +194,10 @@ class Emitter(Noun, frozen=False):
             longest = LONG_COLUMN
         self.is_looped = not (row.is_const and row.value <= longest)
         streams = find_streams(self.group)
-        self.blocks = tuple(dict.fromkeys(choose_blocks(self.axes, self.shape, self.is_looped, streams)))
+        loads = sum(node.op in ("load", "load_at") for node in analysis.scalars_of(self.group))
+        most = max(LOADS_A_THREAD // loads, 1) if loads > MANY_LOADS else 64
+        blocks = choose_blocks(self.axes, self.shape, self.is_looped, streams, most)
+        self.blocks = tuple(dict.fromkeys(blocks))
         grows = any(find_shifted(step, after) for step, after in pairwise(self.shape.passes))
         if grows and self.is_looped and self.axes[0].size.lo >= MANY_ROWS and self.neighbours > 1:
             self.blocks = (Blocks(1, r=2048, warps=4), *self.blocks)
@@ -752,17 +759,21 @@ def find_streams(group: Group) -> dict[str, bool]:
 
 
 def choose_blocks(
-    axes: tuple[Axis, ...], shape: Shape, is_looped: bool, streams: dict[str, bool]
+    axes: tuple[Axis, ...], shape: Shape, is_looped: bool, streams: dict[str, bool], most: int
 ) -> list[Blocks]:
-    """A few block sizes worth trying, the likeliest first."""
+    """A few block sizes worth trying, the likeliest first; `most` elements a thread."""
     if axes[-1].name == "r":
         if shape.contiguous in axes[0].loops:
             return _column_blocks(axes, is_looped)
-        return _row_blocks(axes, is_looped, streams)
+        return _row_blocks(axes, is_looped, streams, most)
     if len(axes) == 2:
+        if most < 16:
+            return [Blocks(32, y=32, warps=8), Blocks(32, y=32, warps=16)]
         return [Blocks(64, y=64, warps=8), Blocks(128, y=128, warps=16), Blocks(128, y=32, warps=16)]
     size = axes[0].size.value if axes[0].size.is_const else 1 << 24
     small = max(64, min(1024, _power(size)))
+    if most < 16:
+        return [Blocks(small, warps=max(1, min(16, small // (32 * _power(most))))), Blocks(256, warps=8)]
     large = 2048 if size > 4096 else small
     first = Blocks(small, warps=2 if small == 1024 else 4)  # 16 elements a thread: two loads of 16 bytes
     second = Blocks(large, warps=4)
@@ -770,7 +781,9 @@ def choose_blocks(
     return [*likely, Blocks(small, warps=4), Blocks(large, warps=8)]
 
 
-def _row_blocks(axes: tuple[Axis, ...], is_looped: bool, streams: dict[str, bool]) -> list[Blocks]:
+def _row_blocks(
+    axes: tuple[Axis, ...], is_looped: bool, streams: dict[str, bool], most_each: int
+) -> list[Blocks]:
     """Rows are contiguous: few rows, much of each."""
     if is_looped:
         size, is_product = axes[-1].size, any(streams.values())
@@ -782,6 +795,7 @@ def _row_blocks(axes: tuple[Axis, ...], is_looped: bool, streams: dict[str, bool
     row = _power(axes[-1].size.value)
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
     each = _elements_a_thread(row, len(streams)) if rows >= MANY_ROWS else 4  # few: all threads at work
+    each = min(each, most_each)
     most = 16 if row <= PERSISTENT else 32
     warps = max(1, min(most, row * per // (32 * each)))
     other = Blocks(per * 2, r=row, warps=warps) if row <= 1024 else Blocks(per, r=row, warps=warps * 4)
@@ -803,7 +817,7 @@ def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
     """Neighbouring results are neighbours in memory: tiles of many results."""
     row = _power(axes[-1].size.value) if axes[-1].size.is_const else 64
     if not is_looped:
-        x = max(1, min(32, 4096 // row))
+        x = max(1, min(max(32, 1024 // row), 4096 // row))
         return [Blocks(n, r=row, warps=max(1, min(8, n * row // 1024))) for n in (x, x * 2)]
     likely = [Blocks(32, r=128, warps=4), Blocks(64, r=64, warps=4), Blocks(64, r=64, warps=8)]
     if axes[0].size.hi <= 32 * FEW_PROGRAMS and row <= 1024:  # all loads under way at once
