@@ -195,7 +195,7 @@ class Emitter(Noun, frozen=False):
         self.is_looped = not (row.is_const and row.value <= longest)
         streams = find_streams(self.group)
         loads = sum(node.op in ("load", "load_at") for node in analysis.scalars_of(self.group))
-        most = max(LOADS_A_THREAD // loads, 1) if loads > MANY_LOADS else 64
+        most = _power(max(LOADS_A_THREAD // loads, 1) + 1) // 2 if loads > MANY_LOADS else 64
         blocks = choose_blocks(self.axes, self.shape, self.is_looped, streams, most)
         self.blocks = tuple(dict.fromkeys(blocks))
         grows = any(find_shifted(step, after) for step, after in pairwise(self.shape.passes))
@@ -773,7 +773,7 @@ def choose_blocks(
     size = axes[0].size.value if axes[0].size.is_const else 1 << 24
     small = max(64, min(1024, _power(size)))
     if most < 16:
-        return [Blocks(small, warps=max(1, min(16, small // (32 * _power(most))))), Blocks(256, warps=8)]
+        return [Blocks(small, warps=max(1, min(16, small // (32 * most)))), Blocks(256, warps=8)]
     large = 2048 if size > 4096 else small
     first = Blocks(small, warps=2 if small == 1024 else 4)  # 16 elements a thread: two loads of 16 bytes
     second = Blocks(large, warps=4)
