@@ -19,13 +19,13 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.fx import GraphModule
 from torch.fx.node import Node as FxNode
 from torch.fx.node import map_arg as map_fx
 
 from dovetail.aot.alias import Ref, Write
 from dovetail.aot.cost import bytes_of, class_of
+from dovetail.aot.instead import INSTEAD
 from dovetail.aot.record import Recorder
 from dovetail.errors import Break, UnsupportedMutation
 from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
@@ -240,22 +240,6 @@ def _get_attr(gm: GraphModule, target: str, args: Any, kwargs: Any, recorder: Re
     return recorder.constant(value) if isinstance(value, torch.Tensor) else value
 
 
-def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """The GPU's fused kernels want a mask in memory along its rows, or plain products would be taken."""
-    if attn_mask is not None and query.is_cuda and attn_mask.stride(-1) == 0:
-        own = [slice(None if step or not rest else 1) for rest, step in enumerate(attn_mask.stride()[::-1])]
-        attn_mask = attn_mask[tuple(reversed(own))].contiguous().expand(attn_mask.shape)
-    return _sdpa(query, key, value, attn_mask, *args, **kwargs)
-
-
-def _one_hot(x: Any, num_classes: int = -1) -> Any:
-    """The CPU's function looks at the values, but not at those of a tensor without data."""
-    if x.device.type == "cpu":
-        torch._assert_async((x >= 0).all(), "Class values must be non-negative.")
-        torch._assert_async((x < num_classes).all(), "Class values must be smaller than num_classes.")
-    return F.one_hot(x, num_classes)
-
-
 def _resolve(op: str, x: Any) -> Any:
     """A Fake does not know that it is conjugated lazily, or negative as a part of such; its views do."""
     is_part = op == LAZY[1] and not _is_replayable(x.ref.way)
@@ -263,16 +247,14 @@ def _resolve(op: str, x: Any) -> Any:
 
 
 LAZY = ("aten._conj.default", "aten._neg_view.default")
-_sdpa: Any = torch._C._nn.scaled_dot_product_attention
-_INSTEAD: dict[Any, Any] = {_sdpa: _attention, F.one_hot: _one_hot}
-_INSTEAD.update(zip(("resolve_conj", "resolve_neg"), (partial(_resolve, op) for op in LAZY)))
+_RESOLVES = dict(zip(("resolve_conj", "resolve_neg"), (partial(_resolve, op) for op in LAZY)))
 
 _RUN: dict[str, Callable[..., Any]] = {
     "call_function": lambda gm, target, args, kwargs, recorder: (
-        call_at(recorder.loc, _INSTEAD.get(target, target), args, kwargs)
+        call_at(recorder.loc, INSTEAD.get(target, target), args, kwargs)
     ),
     "call_method": lambda gm, target, args, kwargs, recorder: (
-        _INSTEAD[target](*args) if target in _INSTEAD else getattr(args[0], target)(*args[1:], **kwargs)
+        _RESOLVES[target](*args) if target in _RESOLVES else getattr(args[0], target)(*args[1:], **kwargs)
     ),
     "call_module": lambda gm, target, args, kwargs, recorder: gm.get_submodule(target)(*args, **kwargs),
     "get_attr": _get_attr,

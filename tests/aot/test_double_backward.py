@@ -182,3 +182,25 @@ def test_gradients_that_nobody_asked_for_are_not_computed(monkeypatch: pytest.Mo
     net.zero_grad()
     net(x).sum().backward()
     torch.testing.assert_close(ours, [p.grad for p in (x, *net.parameters())])
+
+
+@pytest.mark.parametrize("zeros", [(), (2,), (2, 4)])
+def test_products_so_far_with_zeros(zeros: tuple[int, ...]) -> None:
+    """The first gradient is a few scans whatever the length; both are eager's behind zeros, too."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (torch.cumprod(x, -1) * w).sum() + x.cumprod(0).square().sum()
+
+    torch.manual_seed(0)
+    x, w = (torch.randn(5, 7, dtype=torch.float64) for _ in range(2))
+    for place in zeros:
+        x[:, place] = 0
+    found = []
+    for run in (program, dovetail.compile(program)):
+        leaf = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(run(leaf, w), leaf)
+        (again,) = torch.autograd.grad(run(leaf, w), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(again.square().sum(), leaf)
+        found.append((first, again.detach(), second))
+    for mine, eager in zip(found[1], found[0]):
+        torch.testing.assert_close(mine, eager)
