@@ -122,11 +122,9 @@ def _device_pointer(writer: HostWriter, name: str) -> str:
         return writer.pointer(name)
     device = writer.plan.schedule.loops.device
     copy = writer.fresh("copy")
-    sizes, strides = writer.sizes(type.shape), writer.sizes(type.stride)
     writer(f"Tensor {copy};")
-    source = writer.handles[name]
     target = f"{TORCH_CODE[type.dtype]}, 1, {device.index or 0}, {int(from_cpu)}"
-    call = f"moved({source}, {copy}, {type.ndim}, {sizes}, {strides}, {target})"
+    call = f"moved({writer.handles[name]}, {copy}, {writer.extents(type)}, {target})"
     found = writer.fresh("seen")
     writer(f"Handle {found} = {call};")
     text = writer.pointers[seen] = writer.fresh("p")

@@ -108,12 +108,18 @@ class HostWriter(Noun, frozen=False):
                 return self.view(BufferRef(name, self.buffers[name].type, ZERO))
         return self.handles[name]
 
+    def extents(self, type: TensorType) -> str:
+        """Rank, sizes and strides,"""
+        return f"{type.ndim}, {self.sizes(type.shape)}, {self.sizes(type.stride)}"
+
+    def kind(self, type: TensorType) -> str:
+        """and element type and device, as the shim takes them."""
+        return f"{TORCH_CODE[type.dtype]}, {device_code(type.device)}"
+
     def allocate(self, name: str) -> None:
         type = self.buffers[name].type
         text = f"h_{identifier(name)}"
-        sizes, strides = self.sizes(type.shape), self.sizes(type.stride)
-        where = f"{TORCH_CODE[type.dtype]}, {device_code(type.device)}"
-        call = f"aoti_torch_empty_strided({type.ndim}, {sizes}, {strides}, {where}, &{text}.handle)"
+        call = f"aoti_torch_empty_strided({self.extents(type)}, {self.kind(type)}, &{text}.handle)"
         self(f'Tensor {text}; TRY("out of memory", {call})')
         self.handles[name] = text
 
@@ -125,10 +131,9 @@ class HostWriter(Noun, frozen=False):
             return self.handle(ref.buffer)
         if ref not in self.views:
             text = self.fresh("view")
-            sizes, strides = self.sizes(ref.type.shape), self.sizes(ref.type.stride)
-            shape = f"{ref.type.ndim}, {sizes}, {strides}"
+            shape = self.extents(ref.type)
             if place.kind == "arena":
-                code = f"{TORCH_CODE[ref.type.dtype]}, {device_code(ref.type.device)}"
+                code = self.kind(ref.type)
                 start = f"{self.pointer(ref.buffer)} + {c_expr(ref.offset)}"
                 call = f"aoti_torch_create_tensor_from_blob({start}, {shape}, 0, {code}, &{text}.handle)"
             else:
@@ -151,9 +156,7 @@ class HostWriter(Noun, frozen=False):
         self.handles[name] = handle
         if name not in self.read:
             return
-        sizes, strides = self.sizes(type.shape), self.sizes(type.stride)
-        kind = f"{TORCH_CODE[type.dtype]}, {device_code(type.device)}"
-        call = f"settle({handle}, {type.ndim}, {sizes}, {strides}, {kind})"
+        call = f"settle({handle}, {self.extents(type)}, {self.kind(type)})"
         self(f'TRY("{name}: unexpected shape", {call})')
 
 
