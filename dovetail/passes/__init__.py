@@ -7,8 +7,7 @@ from dovetail.passes.clean import drop_dead, merge_equal, reuse, simplify
 from dovetail.passes.freeze import Frozen, freeze
 from dovetail.passes.layout import channels_last_where_it_pays
 from dovetail.passes.pad import pad_products
-from dovetail.passes.products import alone, open_products
-from dovetail.passes.rows import join_rows
+from dovetail.passes.products import alone, join_rows, open_products
 from dovetail.passes.split import split_reductions
 
 
