@@ -11,6 +11,7 @@ bounded by its number of reads.
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
@@ -68,18 +69,14 @@ class Fuser(Noun, frozen=False):
                 if other != here and abs(other - here) < HORIZON:
                     here = self.try_joining(other, here, nest, is_sibling=True)
 
-    def add_extern(self, extern: Extern, step: int) -> None:
-        for ref in extern.refs():
-            self.readers.setdefault(ref.buffer, set()).add(step)
-        for buffer in extern.outputs:
-            self.producers.setdefault(buffer, set()).add(step)
+    def note(self, position: int, reads: Iterable[str], writes: Iterable[str]) -> None:
+        for names, table in ((reads, self.readers), (writes, self.producers)):
+            for buffer in names:
+                table.setdefault(buffer, set()).add(position)
 
     def _register(self, cluster: Cluster) -> None:
         self.clusters[cluster.position] = cluster
-        for buffer in cluster.reads:
-            self.readers.setdefault(buffer, set()).add(cluster.position)
-        for buffer in cluster.writes:
-            self.producers.setdefault(buffer, set()).add(cluster.position)
+        self.note(cluster.position, cluster.reads, cluster.writes)
 
     def try_joining(self, other: int, here: int, nest: Nest, is_sibling: bool) -> int:
         """Join the clusters at two positions if that is allowed; the position of nest's cluster after it."""
@@ -181,7 +178,7 @@ def schedule(loops: Loops, options: Options) -> Schedule:
     for step, item in enumerate(loops.steps):
         if isinstance(item, Extern):
             externs[step] = item
-            fuser.add_extern(item, step)
+            fuser.note(step, (ref.buffer for ref in item.refs()), item.outputs)
         else:
             fuser.add(item, step)
     for subject, why in fuser.declined:
