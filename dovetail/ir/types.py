@@ -48,6 +48,8 @@ class DType(Noun, eq=False):
 
 NARROW: Final = (1 << 31) - (1 << 16)
 """Elements that kernels of a GPU reach with 32-bit indices, what a last block counts beyond them included."""
+MATRIX_STEP: Final = 16
+"""Matrix units of a GPU take this many elements of a row at once."""
 
 BOOL: Final = DType("bool", "bool", 8, "bool")
 U8: Final = DType("u8", "uint", 8, "uint8")

@@ -14,8 +14,7 @@ from typing import Final, cast
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr
 from dovetail.ir.graph import INPUT, Arg, Graph, GraphBuilder, Node
-from dovetail.ir.product import STEP
-from dovetail.ir.types import F32, TensorType
+from dovetail.ir.types import F32, MATRIX_STEP, TensorType
 from dovetail.ops.build import Build, Value, replace_nodes
 from dovetail.ops.promote import compute_dtype
 from dovetail.passes.pad import PRODUCTS, matrices
@@ -58,7 +57,7 @@ def can_open(node: Node) -> bool:
         in_vectors = across is ONE and sizes[-1] >= MANY
         is_fast = in_vectors or down is ONE or terms <= TINY // 4
         return dtype is F32 and terms <= TINY and is_fast and (in_vectors or node.tensor.numel.value <= FEW)
-    if min(sizes) < 2 or sizes[-2] % STEP:
+    if min(sizes) < 2 or sizes[-2] % MATRIX_STEP:
         return False
     is_small = dtype is F32 and terms <= SMALL
     return dtype.is_low_precision or is_small

@@ -22,12 +22,12 @@ from typing import Final
 
 from dovetail.codegen.analysis import Pass, analyse, writes_in
 from dovetail.codegen.triton.kernel import ACROSS, DOWN, Axis, Emitter, Tile
-from dovetail.ir.expr import Expr, as_expr, product
-from dovetail.ir.loop import Scalar, Write
-from dovetail.ir.product import STEP, Product, product_of
+from dovetail.ir.expr import Expr, as_expr, product, symbols
+from dovetail.ir.loop import Nest, Range, Scalar, Write, iter_scalars
 from dovetail.ir.program import Blocks
 from dovetail.ir.schedule import Group
-from dovetail.ir.types import F32
+from dovetail.ir.types import F32, MATRIX_STEP
+from dovetail.util.noun import Noun
 
 TOGETHER: Final = 8
 """Lines of tiles that are made together, so that what they read stays in the cache."""
@@ -36,6 +36,48 @@ TALL: Final = 64
 MULTIPROCESSORS: Final = 132
 EDGE: Final = 64
 """Points of a tile that take as long as a line of what it reads."""
+
+
+class Product(Noun):
+    """Either factor may be computed; `batch` are the loops that both vary with."""
+
+    left: Scalar
+    right: Scalar
+    rows: tuple[Range, ...]
+    columns: tuple[Range, ...]
+    batch: tuple[Range, ...]
+
+    @property
+    def flipped(self) -> Product:
+        return Product(self.right, self.left, self.columns, self.rows, self.batch)
+
+
+def product_of(nest: Nest) -> Product | None:
+    """o[i, j] = sum over k of f32(a[i, k]) * f32(b[k, j]) is Product(a, b, rows (i,), columns (j,)), if both
+    factors have 16 bits."""
+    if not nest.reduce or len(nest.writes) != 1:
+        return None
+    (write,) = nest.writes
+    if write.reduce != "sum" or write.value.op != "mul" or write.value.dtype is not F32:
+        return None
+    left, right = (x.operands[0] if x.op == "cast" else x for x in write.value.operands)
+    if left.dtype is not right.dtype or not left.dtype.is_low_precision:
+        return None
+    inner, in_left, in_right = {r.var for r in nest.reduce}, _varies_with(left), _varies_with(right)
+    length = product(r.size for r in nest.reduce)
+    if not inner <= in_left & in_right or not length.is_const or length.value % MATRIX_STEP:
+        return None
+    rows = tuple(r for r in nest.ranges if r.var in in_left - in_right)
+    columns = tuple(r for r in nest.ranges if r.var in in_right - in_left)
+    batch = tuple(r for r in nest.ranges if r.var in in_left & in_right)
+    is_all = len(rows) + len(columns) + len(batch) == len(nest.ranges)
+    known = all(r.size.is_const for r in nest.ranges)
+    return Product(left, right, rows, columns, batch) if known and is_all and rows and columns else None
+
+
+def _varies_with(value: Scalar) -> set[Expr]:
+    exprs = (arg for node in iter_scalars(value) for arg in node.args if isinstance(arg, Expr))
+    return {found for expr in exprs for found in symbols(expr)}
 
 
 def find_products(group: Group) -> dict[Write, Product]:
@@ -135,7 +177,7 @@ def choose_tiles(matrices: int, height: int, width: int, depth: int) -> list[Blo
         )
     ]  # fmt: skip
     depths = [r for r in (512, 256, 128, 64, 32, 16) if depth % r == 0]
-    low = [b for b in found if b.y < 2 * max(height, STEP)]
+    low = [b for b in found if b.y < 2 * max(height, MATRIX_STEP)]
     fits = [replace(b, r=next(r for r in depths if r <= b.r)) for b in low]
 
     def waste(b: Blocks) -> int:
