@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dovetail.util.collection import no_collections
 
 if TYPE_CHECKING:
-    from dovetail.background import wait
+    from dovetail.compile import wait
     from dovetail.control import (
         allow_in_graph,
         assume_constant_result,
@@ -39,7 +39,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "allow_in_graph", "assume_constant_result", "disable", "graph_break", "is_compiling",
         "mark_dynamic", "mark_static", "set_stance",
     ),
-    "dovetail.background": ("wait",),
+    "dovetail.compile": ("wait",),
     "dovetail.explain.query": ("Explanation", "Report", "stats"),
     "dovetail.differences": ("compare",),
     "dovetail.errors": ("DovetailError",),

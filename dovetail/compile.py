@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from types import CodeType, FunctionType
@@ -25,7 +26,7 @@ import torch
 from torch.amp.autocast_mode import _enter_autocast
 from torch.fx import GraphModule
 
-from dovetail import _native, aot, background, capture, codegen, errors, lower, ops, passes, runtime, schedule
+from dovetail import _native, aot, capture, codegen, errors, lower, ops, passes, runtime, schedule
 from dovetail.cache.programs import program_key, programs_in
 from dovetail.cache.store import default_folder
 from dovetail.choose import chooser
@@ -304,6 +305,42 @@ def choose_backend(backend: str | Backend, options: Options) -> Backend:
     return named[backend]
 
 
+# -- compiling on another thread, while eager serves ---------------------------------------------------
+
+_started: Final[list[Future[None]]] = []
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    """One thread: work is done in the order it was started. The process waits for it when it ends."""
+    return ThreadPoolExecutor(1, "dovetail")
+
+
+def can_run_later() -> bool:
+    """Tracing depends on torch's modes, which belong to a thread; only grad mode is carried over."""
+    is_cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return not is_cast and not torch.is_inference_mode_enabled()
+
+
+def run_later(work: Callable[[], Any], failed: Callable[[Exception], None]) -> None:
+    has_grad = torch.is_grad_enabled()
+
+    def run() -> None:
+        with torch.set_grad_enabled(has_grad):
+            try:
+                work()
+            except Exception as error:  # eager goes on serving; `failed` says so
+                failed(error)
+
+    _started.append(_pool().submit(run))
+
+
+def wait() -> None:
+    """Until all background compiles are done; eager has served meanwhile."""
+    while _started:
+        _started.pop().result()
+
+
 # -- from a frame to an entry ------------------------------------------------------------------------
 
 
@@ -480,14 +517,14 @@ class Compiler:
     def _can_wait(self, captured: Capture) -> bool:
         """With symbolic sizes compiling adds guards, so it must be done before the entry is."""
         is_static = all(item.symbolic is None for item in captured.inputs)
-        return self.options.background and self.is_own and is_static and background.can_move()
+        return self.options.background and self.is_own and is_static and can_run_later()
 
     def _bind_later(self, frame: capture.Frame, captured: Capture) -> None:
         """Eager serves until the graph is compiled."""
         module: Any = captured.graph
         captured.namespace[captured.graph_name] = functools.partial(_native.without, run_in_eager(module))
         failed = lambda error: _report_failure(captured.name, frame, captured, error, is_first=True)
-        background.start(lambda: self._bind(captured), failed)
+        run_later(lambda: self._bind(captured), failed)
 
     def _race(self, captured: Capture) -> None:
         """Let the graph be timed against eager once."""

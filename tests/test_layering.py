@@ -35,7 +35,6 @@ SEES: dict[str, set[str]] = {
     "cache": BASE | {"ir"},
     "explain": BASE | {"ir"},
     "race": BASE,
-    "background": BASE,
     "stages": BASE | {"ir"},
     "reproduce": BASE | {"ir"},
 }
