@@ -175,7 +175,9 @@ class _Lowering:
         kept = [d for d in range(source.ndim) if is_scan or d not in dims]
         order = [d for d in memory_order(type.shape, type.stride) if kept[d] not in dims]
         outer = {kept[d]: ir.Range.over(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
-        inner_order = _reduce_order(source, dims, keep_order="arg" in node.op)
+        inner_order = [d for d in memory_order(source.shape, source.stride) if d in dims]
+        if "arg" in node.op:  # positions count in the tensor's own order
+            inner_order.sort()
         inner = {d: ir.Range.over(f"r{n}", source.shape[d]) for n, d in enumerate(inner_order)}
         index, several = _index(source, inner | outer), len(types) > 1
         names = [self.fresh(f"{node.name}_{i}") if several else node.name for i in range(len(types))]
@@ -376,12 +378,6 @@ def storable(type: TensorType) -> TensorType:
     order = memory_order(type.shape, type.stride) if has_order else list(range(type.ndim))
     steps = dict(zip(order, contiguous_stride(tuple(type.shape[d] for d in order))))
     return TensorType(type.shape, tuple(steps.get(d, ONE) for d in range(type.ndim)), type.dtype, type.device)
-
-
-def _reduce_order(type: TensorType, dims: tuple[int, ...], keep_order: bool) -> list[int]:
-    """Reduced dimensions as memory has them; positions (argmax) count in the tensor's own order."""
-    order = [d for d in memory_order(type.shape, type.stride) if d in dims]
-    return sorted(order) if keep_order else order
 
 
 def _index(type: TensorType, loops: dict[int, ir.Range]) -> Index:
