@@ -38,9 +38,8 @@ from dovetail.ir.source import DictAttr
 from dovetail.ir.types import TensorType
 from dovetail.options import Options
 from dovetail.race import Race, is_repeatable
-from dovetail.reproduce import write_reproducer
 from dovetail.runtime.guards import make_guards
-from dovetail.stages import Stage, is_watched, run_stage, run_stages
+from dovetail.stages import Stage, is_watched, run_stage, run_stages, write_reproducer
 from dovetail.util.collection import no_collections
 from dovetail.util.loc import Loc
 from dovetail.util.signals import is_from_signal

@@ -36,7 +36,6 @@ SEES: dict[str, set[str]] = {
     "explain": BASE | {"ir"},
     "race": BASE,
     "stages": BASE | {"ir"},
-    "reproduce": BASE | {"ir"},
 }
 """Folder or file of the package -> what it may import from the package, besides itself."""
 
