@@ -173,7 +173,7 @@ def choose_contiguous(group: Group) -> Range | None:
     best_score = 0.0
     sizes = {r.var: _about(r.size) for r in group.ranges}
     accesses = [(index, weight * _share((index,), sizes)) for index, weight in _accesses(group)]
-    gathers = [(node, _share(_exprs_below(node), sizes)) for node in _gathers(group)]
+    gathers = [(node, _share(exprs_below(node), sizes)) for node in _gathers(group)]
     for item in reversed(group.ranges):
         score = sum(weight * step_score(index, item.var) for index, weight in accesses)
         score += sum(weight * STEP_SCORES.get(step_of(node, item.var), FAR) for node, weight in gathers)
@@ -195,7 +195,7 @@ def _share(exprs: Iterable[Expr], sizes: dict[Expr, float]) -> float:
     return 1.0 / math.prod(size for var, size in sizes.items() if var not in used)
 
 
-def _exprs_below(node: Scalar) -> list[Expr]:
+def exprs_below(node: Scalar) -> list[Expr]:
     return [expr for each in iter_scalars(node) for expr in scalar_exprs(each)]
 
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import field, replace
 from typing import Final
 
-from dovetail.codegen.analysis import Pass, analyse, writes_in
+from dovetail.codegen.analysis import Pass, analyse, exprs_below, writes_in
 from dovetail.codegen.triton.kernel import ACROSS, DOWN, Axis, Emitter, Tile
 from dovetail.ir.expr import Expr, as_expr, product, symbols
-from dovetail.ir.loop import Nest, Range, Scalar, Write, iter_scalars
+from dovetail.ir.loop import Nest, Range, Scalar, Write
 from dovetail.ir.program import Blocks
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import F32, MATRIX_STEP
@@ -63,7 +63,8 @@ def product_of(nest: Nest) -> Product | None:
     left, right = (x.operands[0] if x.op == "cast" else x for x in write.value.operands)
     if left.dtype is not right.dtype or not left.dtype.is_low_precision:
         return None
-    inner, in_left, in_right = {r.var for r in nest.reduce}, _varies_with(left), _varies_with(right)
+    in_left, in_right = ({s for expr in exprs_below(x) for s in symbols(expr)} for x in (left, right))
+    inner = {r.var for r in nest.reduce}
     length = product(r.size for r in nest.reduce)
     if not inner <= in_left & in_right or not length.is_const or length.value % MATRIX_STEP:
         return None
@@ -73,11 +74,6 @@ def product_of(nest: Nest) -> Product | None:
     is_all = len(rows) + len(columns) + len(batch) == len(nest.ranges)
     known = all(r.size.is_const for r in nest.ranges)
     return Product(left, right, rows, columns, batch) if known and is_all and rows and columns else None
-
-
-def _varies_with(value: Scalar) -> set[Expr]:
-    exprs = (arg for node in iter_scalars(value) for arg in node.args if isinstance(arg, Expr))
-    return {found for expr in exprs for found in symbols(expr)}
 
 
 def find_products(group: Group) -> dict[Write, Product]:
