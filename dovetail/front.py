@@ -120,10 +120,13 @@ class CompiledFunction:
         return CompiledFunction(self._dovetail_original, self._dovetail_settings)
 
     def __reduce__(self) -> Any:
-        found = _find_by_name(self._dovetail_original)
+        fn = self._dovetail_original
+        found: object = inspect.getmodule(fn)
+        for name in getattr(fn, "__qualname__", "<nothing>").split("."):
+            found = getattr(found, name, None)
         if found is self:  # used as a decorator: the name leads to this object, so the name is enough
-            return self._dovetail_original.__qualname__
-        return _recompile, (self._dovetail_original, self._dovetail_settings)
+            return fn.__qualname__
+        return _recompile, (fn, self._dovetail_settings)
 
 
 def _has_frame(fn: Callable[..., Any]) -> bool:
@@ -149,14 +152,6 @@ def _give_frame(builtin: Callable[..., Any]) -> Callable[..., Any]:
     space: dict[str, Any] = {"builtin": builtin}
     exec(FRAME, space)
     return space["call"]  # type: ignore[no-any-return]
-
-
-def _find_by_name(fn: Callable[..., Any]) -> object:
-    """What `import module; module.qualname` gives, or None."""
-    found: object = inspect.getmodule(fn)
-    for name in getattr(fn, "__qualname__", "<nothing>").split("."):
-        found = getattr(found, name, None)
-    return found
 
 
 def _recompile(fn: Any, settings: Settings) -> Any:

@@ -91,11 +91,6 @@ SHOW: Final[dict[str, Callable[[Event], str]]] = {
 }
 
 
-def show_event(event: Event) -> str:
-    kind = event.kind.replace("_", " ")
-    return f"[dovetail] {kind}  {SHOW.get(event.kind, _show_fields)(event)}"
-
-
 def show_result(event: Event) -> str:
     """What a stage made, as text."""
     title = f"{event.get('stage')} of {event.get('unit')}" if event.kind == "stage" else event.get("function")
@@ -129,7 +124,8 @@ def start_logging(stream: EventStream, text: str | None = None, out: TextIO | No
     def listen(event: Event) -> None:
         target = sys.stderr if out is None else out
         if event.kind in kinds:
-            print(show_event(event), file=target)
+            kind, shown = event.kind.replace("_", " "), SHOW.get(event.kind, _show_fields)(event)
+            print(f"[dovetail] {kind}  {shown}", file=target)
         if is_result_wanted(event, names):
             print(show_result(event), file=target)
 

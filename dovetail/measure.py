@@ -38,15 +38,11 @@ cases = [
 """Programs that come along, as text: functions in Dovetail's own files are never compiled."""
 
 
-def small_cases() -> list[Case]:
-    space: dict[str, Any] = {"__name__": "small_cases"}
-    exec(compile(SMALL, "<small cases>", "exec"), space)
-    return list(space["cases"])
-
-
 def cases_of(what: str | None) -> Iterator[Case]:
     if what is None:
-        yield from small_cases()
+        space: dict[str, Any] = {"__name__": "small_cases"}
+        exec(compile(SMALL, "<small cases>", "exec"), space)
+        yield from space["cases"]
     else:
         path, _, name = what.partition(":")
         model, args = runpy.run_path(path)[name or "make"]()

@@ -526,11 +526,6 @@ def arange(c: Call) -> Result:
     return (ceildiv(span, step) if c.holds(le(0, span)) else ZERO,)
 
 
-def each_of_list(c: Call) -> Result:
-    """_foreach ops: a result after each tensor of the first list."""
-    return [t.shape for t in c["self"]]
-
-
 # -- the table -------------------------------------------------------------------------------------
 
 Rule: TypeAlias = Callable[[Call], Result]
@@ -679,8 +674,8 @@ def find_rule(name: str, is_pointwise: bool, is_foreach: bool, arguments: Sequen
     for candidate in (name, name.removesuffix("_"), name.removesuffix("_copy")):
         if candidate in RULES:
             return RULES[candidate]
-    if is_foreach or is_pointwise:
-        return each_of_list if is_foreach else pointwise
+    if is_foreach or is_pointwise:  # of lists, a result after each tensor of the first one
+        return (lambda c: [t.shape for t in c["self"]]) if is_foreach else pointwise
     if not name.endswith("_backward"):
         return None
     told = next((known for known in ("input_size", "input_sizes") if known in arguments), None)
