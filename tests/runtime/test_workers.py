@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from dovetail.runtime.workers import Workers  # noqa: E402
+from dovetail.runtime.gpu import Workers  # noqa: E402
 
 TEXT = """
 @triton.jit
