@@ -6,8 +6,7 @@ from dovetail.ir.graph import Graph
 from dovetail.passes.clean import drop_dead, merge_equal, reuse, simplify
 from dovetail.passes.freeze import Frozen, freeze
 from dovetail.passes.layout import channels_last_where_it_pays
-from dovetail.passes.pad import pad_products
-from dovetail.passes.products import alone, join_rows, open_products
+from dovetail.passes.products import alone, join_rows, open_products, pad_products
 from dovetail.passes.split import split_reductions
 
 

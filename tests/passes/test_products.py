@@ -4,8 +4,7 @@ import torch
 from dovetail.ir.parse import parse_graph
 from dovetail.lower import lower
 from dovetail.passes.clean import merge_equal
-from dovetail.passes.pad import pad_products
-from dovetail.passes.products import join_rows
+from dovetail.passes.products import join_rows, pad_products
 from tests.lower.interpret import run_loops
 from tests.ops.eager import run_graph
 
