@@ -191,7 +191,11 @@ class Recorder(FakeMode):
         if kind.dtype != root.type.dtype:  # a root of complex numbers, say, counts its elements differently
             raise UnsupportedMutation(self.loc, detail="strides of a tensor seen as another element type")
         offset = expr_of(fake.storage_offset()) - root.storage.offset
-        self.view(fake, root, ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset)), via)
+        step = ViewStep("aten.as_strided.default", (kind.shape, kind.stride, offset))
+        are_plain = kind.is_contiguous and root.type.is_contiguous and root.storage.input is None
+        if are_plain and offset == ZERO and kind.numel == root.type.numel:
+            step = ViewStep("aten.view.default", (kind.shape,))
+        self.view(fake, root, step, via)
 
     def write(self, fake: Any, node: Node) -> None:
         """node is the new value of fake, cast to its element type if need be."""

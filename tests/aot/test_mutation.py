@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import dovetail
+from dovetail.aot import trace_joint
 from tests.aot.running import check, sharing
 
 VIEWS = {
@@ -397,3 +398,14 @@ def test_outputs_share_memory_whatever_their_histories(program: Any) -> None:
     for call in (program, dovetail.compile(program)):
         first, second = call(torch.ones(3, requires_grad=True))
         assert first.data_ptr() == second.data_ptr()
+
+
+def test_a_pooled_image_in_channels_last_is_a_plain_view() -> None:
+    """Eager sets the strides of what it pools to one pixel, in place."""
+    x = torch.randn(2, 4, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+    module = torch.fx.symbolic_trace(lambda x: F.adaptive_avg_pool2d(x, 1) * 2)
+    assert "as_strided" not in str(trace_joint(module, [x]).graph)
+    ours, theirs = dovetail.compile(module)(x), module(x)
+    assert ours.stride() == theirs.stride()
+    for made in (torch.autograd.grad(ours.square().sum(), x), torch.autograd.grad(theirs.square().sum(), x)):
+        torch.testing.assert_close(made[0], 8 * theirs.detach() / 50 * torch.ones(5, 5))
