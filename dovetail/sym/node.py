@@ -12,7 +12,7 @@ import builtins
 import math
 import operator
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -85,7 +85,7 @@ class Node:
     int_ = guard_int
 
     def guard_bool(self, file: builtins.str = "", line: int = 0) -> bool:
-        return self.shapes.decide(self.expr)
+        return self.shapes.decide(self.expr) if self.known is None else self.known  # type: ignore[no-any-return]
 
     bool_ = expect_true = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
 
@@ -254,13 +254,6 @@ _COMPARISONS: Final[dict[str, tuple[str, bool, bool]]] = {
 """Name -> the comparison it is, whether its sides are swapped, whether it is negated."""
 _ON_EXPR: Final = {"eq": ir.eq, "lt": ir.lt, "le": ir.le}
 
-
-@lru_cache(4096)
-def _compared(op: str, a: Expr, b: Expr) -> Expr:
-    """Autograd compares the same few sizes again and again."""
-    return _ON_EXPR[op](a, b)
-
-
 _LOGIC: Final = {"and_": ir.and_, "sym_and": ir.and_, "or_": ir.or_, "sym_or": ir.or_}
 _BITS: Final = {
     "lshift": operator.lshift, "rshift": operator.rshift, "bitwise_and": operator.and_,
@@ -301,10 +294,24 @@ def _comparison(name: str) -> Method:
             if condition is None:
                 return self.wrap_bool(_compare_reals(base, a, b) is not is_negated)
         else:
-            condition = _compared(base, a.expr, b.expr)
+            condition = _ON_EXPR[base](a.expr, b.expr)
         return _boolean(self.shapes, ir.not_(condition) if is_negated else condition)
 
     return method
+
+
+def _remembered(make: Callable[[str], Method], name: str) -> Method:
+    """Autograd asks the same of the same few sizes again and again: once, until more is assumed."""
+    method = make(name)
+
+    def asked(self: Node, other: Node) -> Node:
+        memo, key = self.shapes.remembered, (name, self.expr, other.expr, len(self.shapes.assumptions))
+        found: Node | None = memo.get(key)
+        if found is None:
+            found = memo[key] = method(self, other)
+        return found
+
+    return asked
 
 
 def _logic(name: str) -> Method:
@@ -353,7 +360,8 @@ def _seems(order: tuple[int, ...]) -> Method:
 
 _FUNCTIONS: Final = sorted(set(reals.UNARY) - {"neg", "abs"})
 for _make, _keys in (
-    (_arithmetic, _ARITHMETIC), (_comparison, _COMPARISONS), (_logic, _LOGIC), (_bits, _BITS),
+    (partial(_remembered, _arithmetic), _ARITHMETIC), (partial(_remembered, _comparison), _COMPARISONS),
+    (_logic, _LOGIC), (_bits, _BITS),
     (_math, [*_FUNCTIONS, *(f"sym_{name}" for name in _FUNCTIONS)]),
     (_on_floats, ["float_truediv", "float_pow"]),
 ):  # fmt: skip
