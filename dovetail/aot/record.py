@@ -575,9 +575,10 @@ def record_rnn(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any
 
 def record_eig(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Its backward refuses losses that depend on the phase of a vector, which takes numbers to see; not so
-    where torch calls it for the values only."""
-    if torch.is_grad_enabled() and args[0].requires_grad and "eigvals" not in recorder.name:
-        raise UnsupportedMutation(recorder.loc, detail="linalg.eig checks its gradient's values")
+    where torch calls it for the values only, or the vectors are real."""
+    has_phase = func is _aten.linalg_eig.default or args[0].is_complex()
+    if has_phase and torch.is_grad_enabled() and args[0].requires_grad and "vals" not in recorder.name:
+        raise UnsupportedMutation(recorder.loc, detail=f"{func} checks its gradient's values")
     return record_call(recorder, func, args, kwargs)
 
 
@@ -597,7 +598,7 @@ ROUTES: Final[dict[str, Route]] = {
         recorder, _aten.resize_.default, (args[0], list(args[1].shape)), kwargs
     ),
     "aten.set_.source_Tensor": record_set,
-    "aten.linalg_eig.default": record_eig,
+    **{f"aten.{x}.default": record_eig for x in ("linalg_eig", "_linalg_eigh", "_linalg_svd")},
     "aten.mkldnn_rnn_layer.default": record_rnn,
     **{f"aten.{kind}.default": record_batch_norm
        for kind in ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit")},

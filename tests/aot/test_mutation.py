@@ -409,3 +409,11 @@ def test_a_pooled_image_in_channels_last_is_a_plain_view() -> None:
     assert ours.stride() == theirs.stride()
     for made in (torch.autograd.grad(ours.square().sum(), x), torch.autograd.grad(theirs.square().sum(), x)):
         torch.testing.assert_close(made[0], 8 * theirs.detach() / 50 * torch.ones(5, 5))
+
+
+@pytest.mark.parametrize("factor", [torch.linalg.eig, lambda x: torch.linalg.eigh(x @ x.mH), torch.linalg.svd])
+def test_losses_that_depend_on_the_phase_of_a_vector_are_refused(factor: Any) -> None:
+    x = torch.randn(3, 3, dtype=torch.complex64, requires_grad=True)
+    loss = dovetail.compile(lambda x: sum(part.real.square().sum() for part in factor(x)))(x)
+    with pytest.raises(RuntimeError, match="is ill-defined|depends on this"):
+        loss.backward()
