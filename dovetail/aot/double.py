@@ -5,9 +5,10 @@
                                       is traced and compiled like any other, and its result has a backward;
                                       that one, differentiated again, is compiled in turn
 
-It is built when first asked for, once per geometry of inputs and tangents, up to a few; beyond them, or
-where it cannot be compiled, PyTorch runs and differentiates the captured program. Both recompute
-forward, with the same random numbers; the compiled one only what backward does not find saved.
+It is built when first asked for, once per geometry of inputs and tangents, up to a few, or with the symbols
+that the program has; beyond them, or where it cannot be compiled, PyTorch runs and differentiates the
+captured program. Both recompute forward, with the same random numbers; the compiled one only what backward
+does not find saved.
 """
 from __future__ import annotations
 
@@ -21,12 +22,16 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 
+from dovetail.aot.interpret import bind_symbols
 from dovetail.aot.joint import Joint
-from dovetail.aot.partition import Partition
+from dovetail.aot.partition import Partition, exprs_in
 from dovetail.errors import InternalWarning
 from dovetail.events import EVENTS
+from dovetail.fake import fake_like
+from dovetail.ir.expr import FALSE, Expr, evaluate, symbols
 from dovetail.ir.graph import Known, Node, nodes_in
-from dovetail.ir.types import TensorType
+from dovetail.ir.types import ScalarType, TensorType
+from dovetail.sym import Shapes, make_symint
 from dovetail.util.noun import Noun
 
 MOST_COMPILED: Final = 4
@@ -58,6 +63,8 @@ class Eager:
         self.mutated = frozenset(m.input for m in signature.mutations)
         self.compiled: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
         """Gradient programs by geometry; None where compiling failed."""
+        self.conditions: dict[tuple[Any, ...], list[Expr]] = {}
+        """What those for symbolic sizes assume of them."""
         self.met: set[object] = set()
         """The same, asked for: what was never asked for before, as by a single retain_grad(), is eager's."""
         self.asked = sorted(enumerate(signature.grad_inputs), key=lambda entry: entry[1] in joint.loose)
@@ -153,8 +160,15 @@ class Eager:
         self, inputs: Sequence[Any], tangents: Sequence[Any], kept: list[Any], asked: _Asked
     ) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
         """The compiled gradient, and what to call it with; None: let PyTorch do it."""
-        key = asked, *(_geometry(x) for x in (*inputs, *tangents))
+        graph = self.partition.forward
+        sizes = bind_symbols(graph, inputs)
+        if sizes:  # then they are row-major, which takes no symbols for their strides
+            tangents = [t if t is None else t.contiguous() for t in tangents]
         given = (*inputs, *(t for t in tangents if t is not None), *kept)
+        key = asked, *((_kind if sizes else _geometry)(x) for x in (*inputs, *tangents))
+        is_symbolic = bool(sizes) and all(evaluate(each, sizes) for each in self.conditions.get(key, ()))
+        if sizes and not is_symbolic:
+            key = asked, *(_geometry(x) for x in (*inputs, *tangents))
         if key not in self.compiled:
             before = sum(other[0].goals == asked.goals for other in self.compiled)
             is_first = (asked.is_cut or bool(asked.goals)) and key not in self.met
@@ -164,8 +178,17 @@ class Eager:
             module = self.as_program(tangents, len(kept), asked)
             made = [node for node in self.saved if isinstance(node, Node)]
             at = {node: len(given) - len(made) + i for i, node in enumerate(made)}
-            known = Known(self.partition.forward, len(inputs), at)
-            self.compiled[key] = self.joint.again(module, given, (*self.joint.known, known))
+            known = Known(graph, len(inputs), at)
+            examples: Sequence[Any] = given
+            if is_symbolic:
+                heads = [graph.outputs[p] for p, t in zip(self.signature.tangents, tangents) if t is not None]
+                types = [node.type for node in (*self.given, *heads, *made) if isinstance(node, Node)]
+                shapes = Shapes()
+                examples = _symbolic(given, types, sizes, shapes)
+            made_for = self.compiled[key] = self.joint.again(module, examples, (*self.joint.known, known))
+            if is_symbolic:  # where that fails, numbers are tried the next time
+                assumed = [each.condition for each in shapes.assumptions]
+                self.conditions[key] = [FALSE] if made_for is None else assumed
         return self.compiled[key], given
 
     def as_program(self, tangents: Sequence[Any], kept: int, asked: _Asked) -> GraphModule:
@@ -270,6 +293,25 @@ def lack_memory(*tangents: torch.Tensor | None) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def _symbolic(given: Sequence[Any], types: list[Any], sizes: dict[str, int], shapes: Shapes) -> list[Any]:
+    """Examples with the symbols that the types name; what has no symbols is its own example."""
+    exprs = exprs_in((*types, *(kind.expr for kind in types if isinstance(kind, ScalarType))))
+    for symbol in {symbol for expr in exprs for symbol in symbols(expr)}:
+        shapes.adopt(symbol, sizes[symbol.name])
+    return [
+        fake_like(value, shapes=shapes, extent=(*kind.shape, *kind.stride).__getitem__)
+        if isinstance(kind, TensorType) else value if kind.expr is None else make_symint(shapes, kind.expr)
+        for value, kind in zip(given, types)
+    ]  # fmt: skip
+
+
+def _kind(value: Any) -> object:
+    """The same where sizes are symbols."""
+    if isinstance(value, torch.Tensor):
+        return value.dim(), value.dtype, value.device, value.requires_grad
+    return type(value) if isinstance(value, int) else value
 
 
 def _geometry(value: Any) -> object:

@@ -80,6 +80,10 @@ class Shapes(Noun, frozen=False):
         self._hints[name] = hint
         return expr
 
+    def adopt(self, symbol: Expr, hint: int) -> None:
+        """A symbol that others made."""
+        self.symbols[symbol.name], self._hints[symbol.name] = Symbol(symbol, hint, None), hint
+
     def float_symbol(self, hint: float, source: Source | None = None) -> str:
         name = f"f_{len(self.floats)}"  # f16 is a type in kernels
         self.floats[name] = FloatSymbol(name, hint, source)

@@ -204,3 +204,21 @@ def test_products_so_far_with_zeros(zeros: tuple[int, ...]) -> None:
         found.append((first, again.detach(), second))
     for mine, eager in zip(found[1], found[0]):
         torch.testing.assert_close(mine, eager)
+
+
+def test_symbolic_sizes_stay_symbolic(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    compiled, asked = dovetail.compile(net, dynamic=True), list[int]()
+    as_program = double.Eager.as_program
+    monkeypatch.setattr(double.Eager, "as_program", lambda self, *given: asked.append(1) or as_program(self, *given))
+
+    def step(call: Any, x: torch.Tensor) -> list[torch.Tensor]:
+        net.zero_grad()
+        (grad,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        grad.square().sum().backward()
+        return [grad.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
+
+    for size in (3, 5, 7, 9, 11, 13):
+        x = torch.randn(size, 4, requires_grad=True)
+        torch.testing.assert_close(step(compiled, x), step(net, x))
+    assert len(asked) == 1
