@@ -195,6 +195,8 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
         return type(obj)
     if name == "__traceback__" and origin is None:
         raise UnsupportedValue(trace.loc(), type="traceback", detail="its exception was raised in the graph")
+    if isinstance(obj, torch.Tensor):
+        raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"it says what .{name} is")
     value = native(getattr, _original(obj, origin), name)
     if origin is None:
         return value

@@ -129,7 +129,7 @@ on(vars)(lambda trace, args, _: _getattr(trace, [*args, "__dict__"], _) if args 
 @on(isinstance)
 def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value, kinds = args
-    known = {LateText: str, Masked: torch.Tensor, **NUMBERS}.get(type(value))
+    known = {LateText: str, Masked: torch.Tensor, **NUMBERS}.get(type(value)) or trace.kinds.get(id(value))
     if known is not None:
         return native(issubclass, known, kinds) or native(isinstance, value, kinds)
     if isinstance(value, attributes.InstanceDict):

@@ -114,6 +114,8 @@ class Emitter:
                 check_leaves(self.trace, value)
             self.outputs.append(value)
             text = f"out[{len(self.outputs) - 1}]"
+            if (own := self.trace.kinds.get(id(value))) is not None:
+                text = self.temp(f"{text}.as_subclass({self.const(own, own.__name__)})")
         else:
             text = self.rebuild(value)
         self.memo[id(value)] = text

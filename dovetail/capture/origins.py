@@ -30,7 +30,7 @@ import torch
 
 from dovetail.capture.resume import is_resumed
 from dovetail.capture.text import GivenText, LateText
-from dovetail.capture.trace import Appender, Origin, Outside, Trace, Unread
+from dovetail.capture.trace import OPERATORS, Appender, Origin, Outside, Trace, Unread
 from dovetail.errors import ShapelessParameter, UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
@@ -420,20 +420,23 @@ def wrap_view(trace: Trace, value: Any, source: Source) -> Any:
     return register(trace, value, stand_in, source)
 
 
-def refuse(trace: Trace, value: Any, source: Source) -> Any:
-    raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"{source} is a tensor subclass")
-
-
 def leave_to_take_shape(trace: Trace, value: Any, source: Source) -> Any:
     raise ShapelessParameter(trace.loc(), name=source)
 
 
-def wrap_parameter(trace: Trace, value: Any, source: Source) -> Any:
-    """A subclass of Parameter: a tensor like others, unless it says what ops do to it."""
+def wrap_subclass(trace: Trace, value: Any, source: Source) -> Any:
+    """A tensor like others, unless its class says what operators or functions do to it."""
     kind: Any = type(value)
-    is_plain = kind.__torch_function__ is torch.nn.Parameter.__torch_function__
-    is_plain = is_plain and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return (wrap_tensor if is_plain else refuse)(trace, value, source)
+    base = torch.nn.Parameter if issubclass(kind, torch.nn.Parameter) else torch.Tensor
+    names = {name for owner in kind.__mro__[: kind.__mro__.index(base)] for name in vars(owner)}
+    if "__torch_dispatch__" in names:
+        raise UnsupportedValue(trace.loc(), type=kind.__name__, detail=f"{source} is a tensor subclass")
+    if not names.isdisjoint(OPERATORS):
+        return wrap_instance(trace, value, source)
+    fake = wrap_tensor(trace, value, source)
+    if base is torch.Tensor:
+        trace.kinds[id(fake)] = kind
+    return fake
 
 
 _empty: Final[tuple[dict[str, Any], ...]] = ({}, OrderedDict())
@@ -456,9 +459,7 @@ WRAPPERS: Final[dict[type, Wrapper]] = {
 BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
     (torch.nn.parameter.UninitializedParameter, leave_to_take_shape),
     (torch.nn.parameter.UninitializedBuffer, leave_to_take_shape),
-    (torch.nn.Parameter, wrap_parameter),
-    (torch.nn.Buffer, wrap_parameter),
-    (torch.Tensor, refuse),
+    (torch.Tensor, wrap_subclass),
     (tuple, wrap_tuple),
     (dict, wrap_dict),
     (list, wrap_list),

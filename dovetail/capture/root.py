@@ -14,7 +14,6 @@ import linecache
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
@@ -131,6 +130,8 @@ def capture_frame(
     flags = frame.code.co_flags
     if flags & (CO_GENERATOR | CO_ASYNC):
         raise SkippedFrame(frame.loc, detail="generators and coroutines run in eager")
+    if frame.code.co_name == "__torch_function__":
+        raise SkippedFrame(frame.loc, detail="what a tensor does instead of a function runs in eager")
     if is_importing():
         raise ImportUnderWay(frame.loc)
     watch_kernels()
@@ -190,7 +191,7 @@ class Attempt:
         trace.guards += [state_guard(), level_guard()]
         root: Root | None = None
         try:
-            with FakeMode(), SymbolicCalls(trace.loc) if trace.dynamic is not None else nullcontext():
+            with FakeMode(), SymbolicCalls(trace.loc):
                 slots = self.wrap_arguments()
                 root = Root(trace, self.frame, slots, self.stop)
                 try:

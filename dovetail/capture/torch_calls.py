@@ -171,8 +171,9 @@ def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
     elif type(value).__module__.startswith("dovetail.capture") or is_torch_like(value):
         name, kind = getattr(fn, "__name__", fn), type_of_value(trace, value).__name__
         raise UnknownCall(trace.loc(), function=f"{name} with a value of type {kind}")
-    elif isinstance(value, FunctionType):
-        raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a Python function")
+    elif isinstance(value, FunctionType) or isinstance(value, torch.Tensor) and not isinstance(value, Fake):
+        what = "Python function" if isinstance(value, FunctionType) else type(value).__name__
+        raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a {what}")
 
 
 def is_torch_like(value: Any) -> bool:
@@ -258,9 +259,12 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
     pending = trace.writes.get((id(fake), name))
     if pending is not None:
         return pending.value
-    origin = trace.origins.get(id(fake))
+    origin, kind = trace.origins.get(id(fake)), type_of_value(trace, fake)
     if name == "__class__":
-        return torch.Tensor if origin is None else type(origin.original)
+        return kind
+    if kind not in TENSOR_TYPES and (found := find_in_mro(kind, name))[1] not in torch.Tensor.__mro__:
+        if found[1] is not None and not found[1].__module__.startswith("torch"):
+            return bind_own(trace, found, fake, kind, name)
     if origin is not None:
         if name == "grad":
             return wrap(trace, origin.original.grad, Attr(origin.source, "grad"))
@@ -268,18 +272,13 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
             return wrap(trace, origin.original._version, Attr(origin.source, name)) + fake._version
         if name in INPUT_FIELDS and (name == "_base" or fake.is_inference() or not fake._version):
             return wrap(trace, getattr(origin.original, name), Attr(origin.source, name))
-        kind = type(origin.original)
-        if kind not in TENSOR_TYPES and (found := find_in_mro(kind, name))[1] not in torch.Tensor.__mro__:
-            if found[1] is not None and not found[1].__module__.startswith("torch"):
-                return bind_own(trace, found, fake, kind, name)
         own = getattr(origin.original, "__dict__", {})
         if name in own and name not in OWN_FIELDS:
             return wrap(trace, own[name], DictAttr(origin.source, name))
         elif not hasattr(torch.Tensor, name):
             trace.guard(origin.source, Lacks(name, attribute=True))
     if name in OWN_FIELDS or not (hasattr(Fake, name) or name in fake.__dict__):
-        owner = type_of_value(trace, fake).__name__
-        raise Raised(AttributeError(f"'{owner}' object has no attribute '{name}'"))
+        raise Raised(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'"))
     value = native(getattr, fake, name)
     if isinstance(value, Fake) and value is not fake:
         trace.record("call_function", getattr, (fake, name), {}, value)
@@ -287,7 +286,7 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
 
 
 def bind_own(trace: Trace, found: tuple[Any, Any], fake: Fake, kind: type, name: str) -> Any:
-    """What a subclass of Parameter defines itself."""
+    """What a subclass defines itself."""
     guard_class(trace, kind)
     if isinstance(found[0], property):
         return trace.call(found[0].fget, [fake], {})
@@ -315,7 +314,7 @@ def type_of_value(trace: Trace, value: Any) -> type:
     """type(value) as the user's program sees it."""
     if isinstance(value, Fake):
         origin = trace.origins.get(id(value))
-        return type(origin.original) if origin is not None else torch.Tensor
+        return type(origin.original) if origin is not None else trace.kinds.get(id(value), torch.Tensor)
     if type(value) in (LateText, Masked):
         return str if type(value) is LateText else torch.Tensor
     if type(value).__module__.startswith("dovetail.capture"):

@@ -134,6 +134,7 @@ _asked = "next len bool contains getitem setitem delitem reversed str repr eq ne
 _computed = [prefix + name for name in ("add", "mul", "sub", "and", "or", "xor") for prefix in ("", "r", "i")]
 for _name in _asked + _computed:
     setattr(Outside, f"__{_name}__", Outside.leave)
+OPERATORS: Final = {f"__{name}__" for name in [*_asked, *_computed, "torch_function"]}
 
 
 class Call(Noun, frozen=False, eq=False):
@@ -186,6 +187,8 @@ class Trace:
         self.reads: dict[tuple[int, str], Any] = {}
         self.writes: dict[tuple[int, str], Write] = {}
         self.owned: dict[int, Fake] = {}
+        self.kinds: dict[int, type] = {}
+        """Tensors that are of a subclass."""
         self.namespace: dict[str, Any] = {}
         self.const_names: dict[int, str] = {}
         self.classes: set[type] = set()
@@ -271,8 +274,19 @@ class Trace:
         step = self.places[0].steps - 1 if self.places else -1
         self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs(), step))
         self.rounds = 0
+        if self.kinds:
+            self.give_kind([*frozen, named], result)
         own(self, result)
         return result
+
+    def give_kind(self, given: list[Any], result: Any) -> None:
+        """What is computed with a tensor of a subclass is of that subclass, too."""
+        kinds = {self.kinds[id(leaf)] for leaf in leaves(given) if id(leaf) in self.kinds}
+        for leaf in leaves(result) if kinds else ():
+            is_other = id(leaf) in self.owned and self.kinds.get(id(leaf)) not in kinds
+            if isinstance(leaf, Fake) and (is_other or len(kinds) > 1):
+                raise UnsupportedValue(self.loc(), type="Tensor", detail="one of another subclass is written")
+            self.kinds[id(leaf)] = min(kinds, key=id)
 
     def note_raised(self, error: BaseException, place: Any) -> None:
         """An exception of the program reaches a frame."""

@@ -159,6 +159,71 @@ def parameter_of_a_class_of_its_own() -> Any:
     return Model(), [(torch.ones(3),)] * 2
 
 
+class Image(torch.Tensor):
+    gain = 3
+
+    @property
+    def area(self) -> int:
+        return self.shape[-1] * self.shape[-2]
+
+    def brighter(self, by: float) -> Any:
+        return self * by + self.gain
+
+
+class Logged(torch.Tensor):
+    calls: list[str] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Logged.calls.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@case("C9", recompiles=0)
+def tensor_of_a_subclass() -> Any:
+    def f(x: Any, y: torch.Tensor) -> Any:
+        z = x.brighter(2) + y
+        x.mul_(2)
+        first, second = torch.cat([z.relu(), x]).chunk(2)
+        kinds = type(second), isinstance(first, Image), isinstance(y, Image)
+        return z, first.sum(-1), kinds, z.area, second.T, z.topk(2), (z > 0).any(), y * 2
+
+    return f, [(torch.randn(3, 4).as_subclass(Image), torch.randn(3, 4, requires_grad=True)) for _ in range(2)]
+
+
+@case("C9", recompiles=1)
+def tensor_of_another_class() -> Any:
+    return lambda x: x.sin() + 1, [(torch.randn(3).as_subclass(Image),), (torch.randn(3),), (torch.randn(3).as_subclass(Image),)]
+
+
+@case("C9", breaks=1)
+def tensor_that_becomes_one_of_a_subclass() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return x.sin().as_subclass(Image).brighter(2).cos()  # type: ignore[attr-defined]
+
+    return f, [(torch.randn(3, requires_grad=True),)] * 2
+
+
+@case("C9", breaks=1)
+def plain_tensor_written_by_a_subclass() -> Any:
+    def f(x: Any, y: torch.Tensor) -> Any:
+        y = y * 2
+        return y.add_(x), y + x
+
+    return f, [(torch.randn(3).as_subclass(Image), torch.randn(3)) for _ in range(2)]
+
+
+@case("C9", breaks=3)
+def tensor_that_says_what_functions_do() -> Any:
+    Logged.calls.clear()
+
+    def f(x: Any, y: torch.Tensor) -> Any:
+        a = y.sin() + 1
+        return (a * x).as_subclass(torch.Tensor), a.cos() * 2, x.shape
+
+    return f, [(torch.randn(3).as_subclass(Logged), torch.randn(3)) for _ in range(2)], lambda: [*Logged.calls]
+
+
 test_program = suite.test()
 
 
