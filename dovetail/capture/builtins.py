@@ -596,6 +596,8 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         known = [operations.as_mapping(trace, arg) for arg in args] if name == "update" else args
         count = 1 if name == "fromkeys" else len(known)  # what follows the keys is their value
         args = [*(as_iterable(trace, arg) for arg in known[:count]), *known[count:]]
+    if isinstance(owner, re.Pattern) and args and isinstance(args[0], types.FunctionType):
+        args = [as_callback(trace, args[0]), *args[1:]]
     if name == "sort" and "key" in kwargs:
         kwargs = {**kwargs, "key": as_callback(trace, kwargs["key"])}
     if name in ("index", "count", "remove") and isinstance(owner, list):
@@ -732,5 +734,6 @@ for _ask in (torch.cuda.is_available, torch.cuda.device_count, torch.cuda.get_de
     on(_ask)(functools.partial(lambda ask, trace, args, kwargs: native(ask, *args, **kwargs), _ask))
 on(sys.getrecursionlimit)(_constant(1000))
 on(torch._C._log_api_usage_once)(_constant(None))
+on(re._compile)(lambda trace, args, _: native(re._compile, *args))  # type: ignore[attr-defined]  # it has a cache
 on(inspect.signature)(lambda trace, args, kwargs: native(inspect.signature, *args, **kwargs))
 on(typing.cast, torch.jit.annotate)(lambda trace, args, kwargs: args[1])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import functools
 import random
+import re
 import sys
 import types
 from collections.abc import Generator as PythonGenerator
@@ -346,6 +347,7 @@ BY_TYPE: Final[dict[type, Any]] = {
     FunctionType: call_function,
     MethodType: call_method,
     types.BuiltinFunctionType: call_builtin,
+    type(re.compile("").match): call_builtin,  # a method in C that is told its class
     **dict.fromkeys(C_METHODS, call_descriptor),
     types.MethodWrapperType: call_wrapper,
     functools.partial: lambda trace, fn, args, named: call(

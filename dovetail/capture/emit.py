@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import keyword
 import math
+import re
 import threading
 import types
 from collections.abc import Callable
@@ -450,7 +451,8 @@ REBUILD: Final[dict[type, Rule]] = {
 
 def rebuild_by_base(value: Any) -> Rule:
     kind = type(value)
-    is_constant = isinstance(value, (*IDENTITY, types.CodeType, property, classmethod, staticmethod))
+    fixed = types.CodeType, property, classmethod, staticmethod, re.Match
+    is_constant = isinstance(value, (*IDENTITY, *fixed))
     if is_constant or kind in PLAIN or is_value_type(kind) or kind.__name__ == "cython_function_or_method":
         return _constant
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":  # of constants: each call gets its own

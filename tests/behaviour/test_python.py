@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import operator
+import re
 from typing import Any
 
 import torch
@@ -213,6 +214,24 @@ def list_methods() -> Any:
         return xs, len(ys), nums, nums.index(2), nums.count(1), [1, 2] + [3], xs[-1], ys[::2]
 
     return f, (x4(),)
+
+
+@case("C4", recompiles=1)
+def patterns() -> Any:
+    kind = re.compile(r"layer(\d+)\.(?P<kind>\w+)")
+    seen: list[str] = []
+
+    def note(found: Any) -> str:
+        seen.append(found.group())
+        return "#"
+
+    def f(x: torch.Tensor, name: str) -> Any:
+        found = kind.match(name)
+        if found is None:
+            return x + 1, re.split("[._]", name), re.search("z", name) is None, re.sub("n", note, name)
+        return x * int(found.group(1)), found["kind"], found.span(), re.findall(r"\d", name)
+
+    return f, [(x4(), "layer3.w"), (x4(), "none.of_these"), (x4(), "layer3.w")], lambda: seen
 
 
 @case("C4")
