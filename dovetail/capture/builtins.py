@@ -36,7 +36,7 @@ from dovetail.capture import attributes, operations
 from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
-from dovetail.capture.origins import PLAIN, read_list, wrap
+from dovetail.capture.origins import PLAIN, is_value_type, read_list, wrap
 from dovetail.capture.text import NUMBERS, Identity, LateText, fill, format_value, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread, is_library_file
@@ -629,7 +629,8 @@ def search_list(trace: Trace, name: str, items: list[Any], wanted: Any) -> Any:
 
 def is_plain_owner(owner: Any) -> bool:
     """A value whose C methods only touch itself: containers, text, numbers, iterators, exceptions."""
-    return isinstance(owner, PLAIN_OWNERS) or type(owner).__module__ in PLAIN_MODULES or is_ours(type(owner))
+    is_known = isinstance(owner, PLAIN_OWNERS) or is_value_type(type(owner))
+    return is_known or type(owner).__module__ in PLAIN_MODULES or is_ours(type(owner))
 
 
 PLAIN_OWNERS: Final = (

@@ -422,7 +422,7 @@ CONSTANTS: Final = ("_dovetail_constant", "_dynamo_marked_constant")
 ASKING: Final = "an optimizer that branches on numbers in its tensors"
 STEPS: Final = {
     "lr_scheduler.py": "a learning rate scheduler, arithmetic on a few numbers",
-    "radam.py": ASKING, "asgd.py": ASKING, "_adafactor.py": ASKING,
+    "radam.py": ASKING, "asgd.py": ASKING, "_adafactor.py": ASKING, "lbfgs.py": ASKING,
 }  # fmt: skip
 """Files of torch.optim whose `step` eager does better."""
 IGNORED: Final = frozenset(

@@ -29,6 +29,7 @@ from dovetail.capture.text import is_late, native
 from dovetail.capture.trace import Trace, is_library_file, place_loc, topmost_handled
 from dovetail.errors import OutputCall, UnknownCall
 from dovetail.fake.tensor import Fake
+from dovetail.ir.guard import Predicate
 
 # -- copies ------------------------------------------------------------------------------------------
 
@@ -102,7 +103,12 @@ def _deferred(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> None:
     said = [*args[is_method:], *(value for key, value in kwargs.items() if key != "extra")]
     raises = not is_method and "error" in {action for action, *_ in warnings.filters}
     if raises or kwargs.get("exc_info") or name == "exception" or not all(map(stays_as_it_is, said)):
-        raise OutputCall(trace.loc(), function=name)
+        level = getattr(logging, name.upper(), None)
+        if not is_method or type(level) is not int or args[0].isEnabledFor(level):
+            raise OutputCall(trace.loc(), function=name)
+        is_silent = Predicate(lambda logger: not logger.isEnabledFor(level), f"is silent at {name}")
+        trace.guard(trace.source_of(args[0]) or trace.const(args[0], "logger"), is_silent)
+        return
     places = [(place_loc(place), place.globals) for place in reversed(trace.places)]
     depth = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
     if not is_method and type(depth) is int and depth > len(places):  # past this frame lies the entry

@@ -354,7 +354,7 @@ MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/
 """Parts of torch that are models and training code rather than machinery: worth a graph of their own."""
 MACHINERY: Final = (
     "/torch/nn/modules/module.py", "/torch/optim/optimizer.py", "/torch/optim/lr_scheduler.py",
-    "/torch/optim/radam.py", "/torch/optim/asgd.py", "/torch/optim/_adafactor.py",
+    "/torch/optim/radam.py", "/torch/optim/asgd.py", "/torch/optim/_adafactor.py", "/torch/optim/lbfgs.py",
 )  # fmt: skip
 
 

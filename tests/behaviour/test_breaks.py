@@ -210,6 +210,20 @@ def logging_and_warnings() -> Any:
     return f, (x4(),)
 
 
+@case("C3", recompiles=0)
+def logging_that_is_off() -> Any:
+    log = logging.getLogger("behaviour.silent")
+    log.setLevel(logging.WARNING)
+
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        log.debug("y is %s, from %s", y, x)
+        log.info(y)
+        return y + 1
+
+    return f, [(x4(),), (x4(),)]
+
+
 @case("C3", breaks=ANY)
 def nonzero_and_masks() -> Any:
     def f(x: torch.Tensor) -> Any:

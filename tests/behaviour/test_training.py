@@ -194,3 +194,26 @@ def test_half_parameters_are_rounded_once() -> None:
     for mine, eager, exact in zip(got, f(x, y, t.item()), f(x.double(), y.double(), t.item())):
         error, expected = ((made.double() - exact).abs().sum() for made in (mine, eager))
         assert mine.dtype is torch.bfloat16 and error < 1.01 * expected
+
+
+def test_an_optimizer_that_calls_back_runs_as_it_is() -> None:
+    weight = nn.Parameter(torch.tensor([2.0, 3.0]))
+    other = nn.Parameter(weight.detach().clone())
+
+    def step_of(weight: nn.Parameter) -> Callable[[], torch.Tensor]:
+        optimizer = optim.LBFGS([weight], 0.5, max_iter=4)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = ((weight - 1) ** 2).sum()
+            loss.backward()
+            return loss
+
+        return lambda: optimizer.step(closure).detach()
+
+    plain, peer = step_of(other), find_peer("dovetail")
+    compiled = peer.compile(step_of(weight))
+    seen = peer.observe(lambda: [compiled() for _ in range(3)])
+    check_same(seen.result, [plain() for _ in range(3)], "loss")
+    check_same(weight, other, "weight")
+    assert seen.breaks <= 2 and seen.recompiles == 0, seen.reasons
