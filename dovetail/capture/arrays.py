@@ -369,6 +369,17 @@ def _asarray(trace: Trace, fn: Any, a: Any, dtype: Any = None) -> Any:
     return _astype(trace, fn, made, made.dtype if dtype is None else dtype, is_copy)
 
 
+def _contiguous(trace: Trace, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    fake = trace.call(torch.atleast_1d, [_asarray(trace, fn, *args, **kwargs).fake], {})
+    return Array(trace, trace.call(torch.Tensor.contiguous, [fake], {}))
+
+
+def _copy(trace: Trace, fn: Any, a: Any) -> Any:
+    """The method brings what it copies in order, the function does not."""
+    made = trace.call(torch.clone, [a.fake], {})
+    return Array(trace, made if fn is numpy().copy else trace.call(torch.Tensor.contiguous, [made], {}))
+
+
 def _where(trace: Trace, fn: Any, condition: Any, a: Any, b: Any) -> Any:
     made = ask(fn, [condition, a, b])
     dtypes = (torch.bool, *[torch_dtype(trace, made.dtype)] * 2)
@@ -408,8 +419,8 @@ CALLS: Final[dict[str, Rule]] = {
     **{name: _along(getattr(torch, name), "own", False) for name in ("argmax", "argmin")},
     **{name: partial(_joined, getattr(torch, name)) for name in (
         "concatenate", "stack", "vstack", "hstack")}, "where": _where, "astype": _astype,
-    **dict.fromkeys((*FROM_TENSOR, "asanyarray", "ascontiguousarray"), _asarray),
-    "zeros_like": _same(torch.zeros_like), "ones_like": _same(torch.ones_like), "copy": _same(torch.clone),
+    **dict.fromkeys((*FROM_TENSOR, "asanyarray"), _asarray), "ascontiguousarray": _contiguous, "copy": _copy,
+    "zeros_like": _same(torch.zeros_like), "ones_like": _same(torch.ones_like),
     "reshape": _same(torch.reshape, unpacks=True), "transpose": _transpose, "ravel": _same(torch.ravel),
     "squeeze": _same(torch.squeeze), "expand_dims": _same(torch.unsqueeze), "tile": _same(torch.tile),
     "swapaxes": _same(torch.swapaxes), "moveaxis": _same(torch.moveaxis),

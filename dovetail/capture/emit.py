@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.arrays import Array
+from dovetail.capture.arrays import Array, numpy
 from dovetail.capture.attributes import C_METHODS, InstanceDict, find_in_mro, has_setter
 from dovetail.capture.builtins import Callback, is_plain_owner
 from dovetail.capture.calls import Generator
@@ -268,8 +268,7 @@ def _function(emit: Emitter, value: FunctionType) -> str:
 
 def _cell(emit: Emitter, value: CellType) -> str:
     if id(value) in emit.trace.made_cells:
-        maker = emit.const(CellType, "CellType")
-        name = emit.temp(f"{maker}()")
+        name = emit.temp(f"{emit.const(CellType, 'CellType')}()")
         emit.memo[id(value)] = name
         emit.keep.append(value)
         try:
@@ -280,12 +279,9 @@ def _cell(emit: Emitter, value: CellType) -> str:
         text = emit.value(contents)
         emit.body.append(f"{name}.cell_contents = {text}")
         return name
-    root = emit.root
-    free = root.function.__closure__ or ()
-    for name, cell in zip(root.code.code.co_freevars, free):
-        if cell is value:
-            return f"cell_{name}"
-    return emit.const(value, "cell")
+    free = zip(emit.root.code.code.co_freevars, emit.root.function.__closure__ or ())
+    found = next((name for name, cell in free if cell is value), None)
+    return emit.const(value, "cell") if found is None else f"cell_{found}"
 
 
 def _globals(emit: Emitter, where: dict[str, Any]) -> str:
@@ -378,10 +374,8 @@ def _instance(emit: Emitter, value: Any) -> str:
     if isinstance(value, dict):
         for key, item in base.items(value):
             emit.body.append(f"{maker}.__setitem__({name}, {emit.value(key)}, {emit.value(item)})")
-    elif isinstance(value, set):
-        emit.body.append(f"set.update({name}, [{emit.items(value)}])")
-    elif isinstance(value, list):
-        emit.body.append(f"list.extend({name}, [{emit.items(value)}])")
+    elif isinstance(value, (set, list)):
+        emit.body.append(f"{maker}.{'update' if base is set else 'extend'}({name}, [{emit.items(value)}])")
     for key, item in instance_fields(value).items():
         emit.body.append(set_field(name, cls, key, emit.value(item)))
     return name
@@ -455,8 +449,8 @@ def rebuild_by_base(value: Any) -> Rule:
     is_constant = isinstance(value, (*IDENTITY, *fixed))
     if is_constant or kind in PLAIN or is_value_type(kind) or kind.__name__ == "cython_function_or_method":
         return _constant
-    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":  # of constants: each call gets its own
-        return lambda emit, item: emit.temp(f"{emit.const(item, 'array')}.copy()")
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return _array
     if kind.__module__ == "itertools" and hasattr(value, "__reduce__"):
         return _reduced
     if hasattr(kind, "n_sequence_fields"):  # a named tuple made in C, such as torch.max(x, dim) returns
@@ -468,6 +462,15 @@ def rebuild_by_base(value: Any) -> Rule:
     if solid in REBUILT_BASES and not has_maker_in_c(kind, solid) and kind.__flags__ & 512 and has_fields:
         return _instance
     return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
+
+
+def _array(emit: Emitter, value: Any) -> str:
+    """Of constants: each call gets its own. What is a view stays one, of the same base."""
+    if type(value.base) is not type(value) or value.base.dtype != value.dtype:
+        return emit.temp(f"{emit.const(value, 'array')}.copy('K')")
+    start = (value.ctypes.data - value.base.ctypes.data) // value.itemsize
+    view = emit.const(numpy().lib.stride_tricks.as_strided, "as_strided")
+    return emit.temp(f"{view}({emit.value(value.base)}.ravel('K')[{start}:], {value.shape}, {value.strides})")
 
 
 def has_maker_in_c(kind: type, solid: type) -> bool:

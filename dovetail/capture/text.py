@@ -195,6 +195,8 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except BaseException as error:
         if is_from_signal(error):
             raise
+        if isinstance(error.__cause__, NOT_THROWN):  # NumPy makes another of it
+            raise error.__cause__ from None
         if isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error):
             raise UnsupportedValue(type="int", detail="a symbolic number as a member or a key") from None
         if isinstance(error, (TypeError, AttributeError, NotImplementedError)):

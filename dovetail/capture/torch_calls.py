@@ -168,17 +168,14 @@ def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
             check_arguments(trace, fn, item)
     elif type(value) is Masked:
         value.leave()
-    elif type(value).__module__.startswith("dovetail.capture") or is_torch_like(value):
+    elif type(value).__module__.startswith("dovetail.capture") or (
+        hasattr(type(value), "__torch_function__") and not isinstance(value, torch.Tensor)  # torch.fx.Proxy
+    ):
         name, kind = getattr(fn, "__name__", fn), type_of_value(trace, value).__name__
         raise UnknownCall(trace.loc(), function=f"{name} with a value of type {kind}")
     elif isinstance(value, FunctionType) or isinstance(value, torch.Tensor) and not isinstance(value, Fake):
         what = "Python function" if isinstance(value, FunctionType) else type(value).__name__
         raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a {what}")
-
-
-def is_torch_like(value: Any) -> bool:
-    """No tensor, but functions of torch run its own code with it, as they do with a Proxy of torch.fx."""
-    return hasattr(type(value), "__torch_function__") and not isinstance(value, torch.Tensor)
 
 
 BEGINS: Final = "Tensor.requires_grad_ (a new autograd graph begins)"
@@ -249,9 +246,8 @@ def scale_by_tensor(trace: Trace, name: str, args: list[Any], kwargs: dict[str, 
 
 
 def to_dtype(trace: Trace, value: Any, dtype: torch.dtype) -> Any:
-    if not isinstance(value, Fake) or value.dtype is dtype:
-        return value
-    return call_tensor_method(trace, "to", [value, dtype], {})
+    is_other = isinstance(value, Fake) and value.dtype is not dtype
+    return call_tensor_method(trace, "to", [value, dtype], {}) if is_other else value
 
 
 def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:

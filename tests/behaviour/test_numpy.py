@@ -238,3 +238,40 @@ def test_an_argument_that_no_rule_knows_is_left_to_numpy() -> None:
     a = np.arange(6.0)
     for got, want in zip(dovetail.compile(f, backend="eager")(a), f(a), strict=True):
         check(got, want)
+
+
+@dovetail.disable
+def write_out(a: Any, out: Any) -> None:
+    out[:] = a * 3 + 1
+
+
+def views_of_new_arrays(a: Any) -> Any:
+    """What Python is given at a break shares memory as it did."""
+    made, ordered, back = np.zeros((3, 4)), np.zeros((3, 4), order="F"), np.arange(12.0).reshape(3, 4)
+    write_out(a.ravel(), made.ravel())
+    write_out(a.T, ordered.T)
+    write_out(a[:, ::2], back[::-1, ::2])
+    return made, ordered, ordered.flags.f_contiguous, back, a + made
+
+
+def elements_of_new_arrays(a: Any) -> Any:
+    made = np.zeros((3, 4))
+    made[0] = a[0]
+    flat = made.ravel()
+    flat[5] = a[1, 1]
+    return made, flat
+
+
+def copies_in_order(a: Any) -> Any:
+    copies = [a.T.copy(), np.ascontiguousarray(a.T), a.copy(), np.copy(a.T), np.ascontiguousarray(a)]
+    return copies, [copy.strides for copy in copies]
+
+
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+@pytest.mark.parametrize("function", [views_of_new_arrays, elements_of_new_arrays, copies_in_order])
+def test_what_arrays_have_in_common_with_others(function: Any, backend: str) -> None:
+    compiled, given = dovetail.compile(function, backend=backend), np.arange(12.0).reshape(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            check(compiled(given), function(given))
