@@ -115,6 +115,7 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
     name = getattr(fn, "__name__", str(fn))
     is_stateful = name.startswith(STATEFUL) and not has_fake(args)
     is_hidden = name == "kron" and kwargs.get("out") is not None  # it writes by a view that says it is none
+    is_hidden |= bool(args) and hasattr(type(args[0]), "_pybind11_conduit_v1_")  # C++ with a state
     if is_stateful or is_hidden or name.startswith(LIST_KERNELS) or fn.__module__ == "torch._C._functorch":
         raise UnknownCall(trace.loc(), function=f"{fn.__module__}.{name}")
     if name == "run_backward":

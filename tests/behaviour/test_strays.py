@@ -242,6 +242,19 @@ def functions_of_what_is_no_tensor() -> Any:
     return f, [(torch.ones(2), torch.fx.Graph()) for _ in range(3)]
 
 
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1
+
+
+@stray
+def futures(x: torch.Tensor) -> Any:
+    later = torch.futures.Future()
+    later.set_result(x * 2)
+    forks = [torch.jit.fork(scripted, x[0]), torch.jit.fork(torch.cos, x[1])]
+    return later.wait() + 1, [torch.jit.wait(fork) for fork in forks]
+
+
 @stray
 def base_of_an_array(x: torch.Tensor) -> Any:
     array = x.numpy()[1:] * 2
