@@ -54,9 +54,12 @@ _BY_LANE: Final = {
     "fmod": "fmod{c}(x, y)", "copysign": "__builtin_copysign{c}(x, y)",
     "larger": "x > y ? x : y", "smaller": "x < y ? x : y", "fma": "__builtin_fma{c}(x, y, z)",
     "asinh": "__builtin_asinh{c}(x)", "acosh": "__builtin_acosh{c}(x)",
+    "floordiv": "y == 0 ? x / y : ({{ const auto m = fmod_(x, y), "
+    "d = (x - m) / y - (m != 0 && (m < 0) != (y < 0)), f = floor_(d); "
+    "d == 0 ? copysign_(d, x / y) : d - f > 0.5f ? f + 1 : f; }})",
 }  # fmt: skip
 _PARAMETERS: Final = {
-    **dict.fromkeys(("fmod", "copysign", "larger", "smaller"), "x, y"), "fma": "x, y, z",
+    **dict.fromkeys(("fmod", "copysign", "larger", "smaller", "floordiv"), "x, y"), "fma": "x, y, z",
 }  # fmt: skip
 
 _CLANG: Final = {
@@ -234,6 +237,7 @@ _BINARY: Final = {
     "minimum": "x != x ? x : (x < y ? x : y)",
     "fmax": "x != x ? y : (y != y ? x : (x > y ? x : y))",
     "fmin": "x != x ? y : (y != y ? x : (x < y ? x : y))",
+    "remainder": "({ const auto m = fmod_(x, y); ((m != 0) & ((m < 0) ^ (y < 0))) ? m + y : m; })",
 }
 _INTEGER_BINARY: Final = {"maximum": "x > y ? x : y", "minimum": "x < y ? x : y"}
 
@@ -281,7 +285,7 @@ def _emit_library(name: str, vector: str, c_type: str, suffix: str, c: str) -> l
 
 
 def _emit_plain(name: str, vector: str, c_type: str, c: str, lanes: int) -> list[str]:
-    names = _PARAMETERS.get(name, "x, y" if name in _BINARY or name in _TWO else "x")
+    names = _PARAMETERS.get(name, "x, y" if name in _BINARY else "x")
     own = {t: ", ".join(f"{t} {x}" for x in names.split(", ")) for t in (vector, c_type)}
     single = _BY_LANE.get(name, "").format(c=c)
     scalar = f"INLINE {c_type} {name}_({own[c_type]}) {{ return {single}; }}"
@@ -293,26 +297,8 @@ def _emit_plain(name: str, vector: str, c_type: str, c: str, lanes: int) -> list
         return [f"INLINE {t} {name}_({own[t]}) {{ return {body}; }}" for t in (vector, c_type)]
     lane = ", ".join(f"{x}[l]" for x in names.split(", "))
     by_lane = f"{vector} r; for (int l = 0; l < L; ++l) r[l] = {name}_({lane}); return r;"
-    each = f"INLINE {vector} {name}_({own[vector]}) {{ {by_lane} }}"
-    both = [text.format(T=c_type, V=vector) for text in _TWO[name]] if name in _TWO else [scalar]
-    return both if len(both) == 2 else [*both, each]
+    return [scalar, f"INLINE {vector} {name}_({own[vector]}) {{ {by_lane} }}"]
 
-
-_TWO: Final[dict[str, tuple[str, ...]]] = {
-    # for a scalar and for a vector; the latter goes lane by lane where it is missing
-    "remainder": (
-        "INLINE {T} remainder_({T} x, {T} y) {{\n"
-        "    {T} m = fmod_(x, y); return m != 0 && (m < 0) != (y < 0) ? m + y : m;\n}}",
-        "INLINE {V} remainder_({V} x, {V} y) {{\n"
-        "    {V} m = fmod_(x, y); return ((m != 0) & ((m < 0) ^ (y < 0))) ? m + y : m;\n}}",
-    ),
-    "floordiv": (
-        "INLINE {T} floordiv_({T} x, {T} y) {{\n"
-        "    if (y == 0) return x / y;\n"
-        "    {T} m = fmod_(x, y), d = (x - m) / y - (m != 0 && (m < 0) != (y < 0)), f = floor_(d);\n"
-        "    return d == 0 ? copysign_(({T})0, x / y) : d - f > ({T})0.5 ? f + 1 : f;\n}}",
-    ),
-}
 
 def emit_prelude(lanes: int, widest: int, functions: Iterable[str]) -> tuple[str, ...]:
     """Pieces of text for vectors of `lanes` lanes, elements of at most `widest` bytes, with these
