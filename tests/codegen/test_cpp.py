@@ -247,8 +247,8 @@ def test_first_of_equal_among_many(dtype: torch.dtype, size: int) -> None:
     check(lambda x: (x.view(8, 5, size).argmax(2), x.view(5, 8, size).argmin(0)), [x])
 
 
-@pytest.mark.parametrize("f", [torch.log, torch.log1p, torch.exp, torch.expm1, torch.tanh, torch.sin, torch.cos])
-def test_functions_are_within_two_units_in_the_last_place(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+@pytest.mark.parametrize("f", [torch.log, torch.log1p, torch.exp, torch.expm1, torch.tanh, torch.sin, torch.cos, torch.erfc])
+def test_functions_are_within_a_few_units_in_the_last_place(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
     every = torch.arange(-(2**31), 2**31 - 1, 40009).to(torch.int32).view(torch.float32)
     x = torch.cat([every, torch.linspace(-1, 3, 40001), torch.linspace(-20, 90, 40001), torch.tensor([0.0, -0.0, -1.0, INF, -INF])])
     got, eager, exact = dovetail.compile(lambda x: f(x))(x), f(x), f(x.double())
@@ -256,7 +256,7 @@ def test_functions_are_within_two_units_in_the_last_place(f: Callable[[torch.Ten
     assert torch.equal(got[got == 0].signbit(), eager[got == 0].signbit())
     ok = eager.isfinite()
     unit = torch.exp2(exact.abs().log2().floor().clamp(min=-126) - 23)
-    assert ((got.double() - exact).abs() / unit)[ok].max() < 2
+    assert ((got.double() - exact).abs() / unit)[ok].max() < (5 if f is torch.erfc else 2)
 
 
 def test_floats_beyond_the_range_of_bytes() -> None:

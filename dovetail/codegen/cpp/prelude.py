@@ -43,7 +43,7 @@ NEEDS: Final = {
     "expm1": ("exp", "copysign"), "circle": ("polynomial",), "log": ("polynomial",),
     **dict.fromkeys(("sin", "cos"), ("circle", "abs")),
     "log1p": ("log", "copysign"), "tanh": ("exp", "abs", "copysign"),
-    "erf": ("trunc", "abs", "fma", "copysign", "smaller"),
+    "erf": ("trunc", "abs", "fma", "copysign", "smaller"), "erfc": ("exp", "erf"),
 }  # fmt: skip
 
 _BY_LANE: Final = {
@@ -203,6 +203,16 @@ INLINE f32v erf_(f32v x) {
 #pragma GCC unroll 5
     for (int k = 4; k >= 0; --k) v = fma_(v, u, erf_term(k, at));
     return copysign_(t < 1 ? fma_(v, t, t) : v, x);
+}
+""",
+    # exp(-x**2), with what rounding takes from the square, times a polynomial.
+    "erfc": """\
+INLINE f32v erfc_(f32v x) {
+    const f32v a = smaller_(splat<f32v>(10.2f), abs_(x)), s = a * a;
+    const f32v q = polynomial((a - 3) / (a + 3), 5.5916e-05f, 2.8881e-05f, -0.0005945695f, 0.0007157309f,
+        0.0042688758f, -0.02439423f, 0.07166586f, -0.15011579f, 0.2456038f, -0.32623357f, 0.17900115f);
+    const f32v y = exp_(-s) * fma_(fma_(a, a, -s), -q, q);
+    return a < 0.75f ? 1 - erf_(x) : x < 0 ? 2 - y : y;
 }
 """,
     "tanh": """\
