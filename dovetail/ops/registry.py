@@ -29,7 +29,7 @@ STRIDE_FREE: Final[frozenset[str]] = frozenset((
 
 ATTENTIONS: Final = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 TEMPLATES: Final[frozenset[str]] = STRIDE_FREE | frozenset((
-    "aten.convolution.default", "mkldnn._convolution_pointwise.default",
+    "aten.convolution.default", "mkldnn._convolution_pointwise.default", "mkldnn._linear_pointwise.default",
     "aten.convolution_backward.default", "aten.embedding_dense_backward.default",
     "aten.scatter.src", "aten.scatter.value", "aten.scatter_add.default", "aten.index_add.default",
     "aten.gather.default", "aten.index_select.default", "aten.mv.default",

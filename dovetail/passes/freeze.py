@@ -24,13 +24,19 @@ from dovetail.ops.build import Build, Value, replace_nodes
 from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
 from dovetail.passes.clean import drop_dead
-from dovetail.passes.layout import PACK, channels_last
+from dovetail.passes.layout import PACK, SMALLEST_PACKED, channels_last
 from dovetail.util.noun import Noun, replace
 
 CONV: Final = "aten.convolution.default"
 RECURRENT: Final = "aten.mkldnn_rnn_layer.default"
 PACK_RECURRENT: Final = "mkldnn._reorder_mkldnn_rnn_layer_weight.default"
-PACKS: Final = (PACK, PACK_RECURRENT)
+PACK_LINEAR: Final = "mkldnn._reorder_linear_weight.default"
+PACKED_LINEAR: Final = "mkldnn._linear_pointwise.default"
+PACKS: Final = (PACK, PACK_RECURRENT, PACK_LINEAR)
+FEWEST_ROWS: Final = 32
+"""Rows of the other matrix from which oneDNN's own layout of a weight pays."""
+MOST_PACKED: Final = 1 << 26
+"""Bytes of weights of linear layers that a program keeps a second time."""
 NORMS: Final = frozenset((
     "aten.native_batch_norm.default", "aten._native_batch_norm_legit_no_training.default",
     "aten._batch_norm_no_update.default",
@@ -55,7 +61,7 @@ def freeze(graph: Graph, steady: Collection[int]) -> Frozen | None:
     """None where it would not pay. `steady` are positions of inputs that seldom change."""
     weights = {graph.inputs[i] for i in steady}
     folded = fold_norms(graph, weights)
-    packed = pack_recurrent(folded, weights)
+    packed = pack_linear(pack_recurrent(folded, weights), weights)
     changed = channels_last(packed, movable(packed, weights))
     return hoist(changed, weights, gained=changed is not graph)
 
@@ -156,6 +162,40 @@ def pack_recurrent(graph: Graph, weights: Collection[Node]) -> Graph:
         return b.graph.nodes[-1]
 
     return replace_nodes(graph, change)
+
+
+def pack_linear(graph: Graph, weights: Collection[Node]) -> Graph:
+    """So do linear layers on many rows; what they add stays with the kernels that follow."""
+    fixed, room, layers = movable(graph, weights), MOST_PACKED, set()
+    for node in graph.nodes:
+        if node.op in ("aten.mm.default", "aten.addmm.default") and _is_packable(node, fixed):
+            room -= cast(Node, node.args[-1]).tensor.bytes.value
+            if room >= 0:
+                layers.add(node.name)
+    if not layers or not torch._C._get_mkldnn_enabled() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return graph
+
+    def change(b: Build, node: Node) -> Node | None:
+        if node.name not in layers:
+            return None
+        *bias, x, weight = cast("list[Node]", node.args)
+        columns, rows = weight.tensor.shape
+        straight = tensor_type((rows, columns), F32, weight.tensor.device)
+        turned = b.extern("aten.t.default", (weight,), replace(straight, stride=weight.tensor.stride[::-1]))
+        packed = b.extern(PACK_LINEAR, (turned, x.tensor.shape[0]), straight)
+        product = b.extern(PACKED_LINEAR, (x, packed, None, "none", (), ""), node.type)
+        return b.extern("aten.add.Tensor", (product, bias[0]), node.type).node if bias else product.node
+
+    return replace_nodes(graph, change)
+
+
+def _is_packable(node: Node, fixed: set[Node]) -> bool:
+    x, weight = cast("tuple[Node, Node]", node.args[-2:])
+    if weight not in fixed or x in fixed or node.kwargs or not _has_known_sizes(x.type):
+        return False
+    is_float = x.tensor.dtype is F32 and x.tensor.is_contiguous and node.tensor.is_contiguous
+    is_large = x.tensor.shape[0].value >= FEWEST_ROWS and weight.tensor.numel.value >= SMALLEST_PACKED
+    return is_float and is_large
 
 
 # -- what moves --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import dovetail
 from dovetail import aot, passes
 from dovetail.ir.graph import Graph
 from dovetail.ir.verify import check_graph
@@ -222,3 +223,33 @@ class Tagger(nn.Module):
 def test_layers_of_an_lstm_get_packed_weights() -> None:
     frozen = check(Tagger(), torch.randn(3, 5, 8))
     assert sum("mkldnn_rnn_layer_weight" in op for op in ops(frozen.prologue)) == 4
+
+
+def test_linear_layers_on_many_rows_get_packed_weights() -> None:
+    """One with a bias and one without, in either order of memory; not one that few rows go through."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down, self.few = nn.Linear(256, 300), nn.Linear(300, 256, bias=False), nn.Linear(256, 256)
+            self.plain = nn.Parameter(torch.randn(256, 256) / 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.down(torch.relu(self.up(x))) @ self.plain
+            return self.few(x.mean(1))
+
+    frozen = check(Layers(), torch.randn(2, 20, 256))
+    assert ops(frozen.prologue).count("mkldnn._reorder_linear_weight.default") == 3
+    assert ops(frozen.main).count("mkldnn._linear_pointwise.default") == 3
+    assert "aten.addmm.default" in ops(frozen.main)
+
+
+def test_packed_weights_follow_the_weights() -> None:
+    module, x = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)), torch.randn(40, 256)
+    run = dovetail.compile(module)
+    with torch.no_grad():
+        for change in (lambda w: None, lambda w: w.mul_(2), lambda w: w.copy_(torch.randn(256, 256))):
+            change(module[2].weight)
+            torch.testing.assert_close(run(x), module(x))
+        module[0].weight = nn.Parameter(torch.randn(256, 256))
+        torch.testing.assert_close(run(x), module(x), rtol=1e-5, atol=1e-4)
