@@ -165,7 +165,7 @@ def pack_recurrent(graph: Graph, weights: Collection[Node]) -> Graph:
 
 
 def pack_linear(graph: Graph, weights: Collection[Node]) -> Graph:
-    """So do linear layers on many rows; what they add stays with the kernels that follow."""
+    """So do linear layers on many rows."""
     fixed, room, layers = movable(graph, weights), MOST_PACKED, set()
     for node in graph.nodes:
         if node.op in ("aten.mm.default", "aten.addmm.default") and _is_packable(node, fixed):
@@ -183,15 +183,16 @@ def pack_linear(graph: Graph, weights: Collection[Node]) -> Graph:
         straight = tensor_type((rows, columns), F32, weight.tensor.device)
         turned = b.extern("aten.t.default", (weight,), replace(straight, stride=weight.tensor.stride[::-1]))
         packed = b.extern(PACK_LINEAR, (turned, x.tensor.shape[0]), straight)
-        product = b.extern(PACKED_LINEAR, (x, packed, None, "none", (), ""), node.type)
-        return b.extern("aten.add.Tensor", (product, bias[0]), node.type).node if bias else product.node
+        return b.extern(PACKED_LINEAR, (x, packed, bias[0] if bias else None, "none", (), ""), node.type).node
 
     return replace_nodes(graph, change)
 
 
 def _is_packable(node: Node, fixed: set[Node]) -> bool:
-    x, weight = cast("tuple[Node, Node]", node.args[-2:])
+    *bias, x, weight = cast("list[Node]", node.args)
     if weight not in fixed or x in fixed or node.kwargs or not _has_known_sizes(x.type):
+        return False
+    if bias and bias[0].tensor.shape != weight.tensor.shape[1:]:
         return False
     is_float = x.tensor.dtype is F32 and x.tensor.is_contiguous and node.tensor.is_contiguous
     is_large = x.tensor.shape[0].value >= FEWEST_ROWS and weight.tensor.numel.value >= SMALLEST_PACKED
