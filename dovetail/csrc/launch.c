@@ -21,7 +21,7 @@ struct Python {
     PyObject *callables;
     PyThreadState *thread;
     int owns_inputs;
-    char text[512];
+    char text[1024];
 };
 
 typedef int32_t (*Program)(void **inputs, int64_t *ints, double *floats, void **outputs, void *python);
@@ -159,8 +159,12 @@ static PyObject *run_program(Launch *self, Buffers *buffers, int owns_inputs) {
     if (failed && !PyErr_Occurred()) {
         const char *text = python.text + (strncmp(python.text, "index ", 6) ? 0 : 6);
         int is_index = !strncmp(text, "out of range", 12); /* eager raises IndexError for these */
-        PyErr_Format(is_index ? PyExc_IndexError : PyExc_RuntimeError, "%s",
-                     python.text[0] ? python.text : "a compiled program failed");
+        PyObject *torch = strncmp(text, "CUDA out of memory", 18) ? NULL : PyImport_ImportModule("torch");
+        PyObject *kind = torch ? PyObject_GetAttrString(torch, "OutOfMemoryError") : NULL;
+        PyErr_Format(kind ? kind : is_index ? PyExc_IndexError : PyExc_RuntimeError, "%s",
+                     text[0] ? python.text : "a compiled program failed");
+        Py_XDECREF(kind);
+        Py_XDECREF(torch);
     }
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);

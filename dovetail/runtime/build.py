@@ -99,12 +99,11 @@ def text_key(text: str, flags: tuple[str, ...]) -> str:
 
 def build_units(units: list[tuple[str, tuple[str, ...]]], options: Options) -> list[Path]:
     """Each unit is a text and its flags. Misses are compiled at the same time."""
-    threads = options.compile_threads or os.cpu_count() or 1
     begin_building().join()
     if len(units) < 2:
         return [build(*unit, options) for unit in units]
-    with ThreadPoolExecutor(min(threads, len(units))) as pool:
-        return list(pool.map(lambda unit: build(unit[0], unit[1], options), units))
+    with ThreadPoolExecutor(min(options.compile_threads or os.cpu_count() or 1, len(units))) as pool:
+        return list(pool.map(lambda unit: build(*unit, options), units))
 
 
 def build(text: str, flags: tuple[str, ...], options: Options) -> Path:
@@ -112,8 +111,7 @@ def build(text: str, flags: tuple[str, ...], options: Options) -> Path:
     if not options.cache:
         return compile_text(text, flags, key)
     store = store_in(default_folder())
-    kept = store.path(key)
-    if kept is not None:
+    if (kept := store.path(key)) is not None:
         return kept
     made = compile_text(text, flags, key)
     parts = {"kind": "cpp", "compiler": compiler_identity(), "flags": " ".join(flags)}

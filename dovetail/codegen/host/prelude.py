@@ -70,7 +70,11 @@ struct Temporaries {
     void* start;
     bool missing;
     explicit Temporaries(int64_t bytes)
-        : start(bytes > 0 ? dv_arena.take(bytes) : nullptr), missing(bytes > 0 && !start) {}
+        : start(bytes > 0 ? dv_arena.take(bytes) : nullptr), missing(bytes > 0 && !start) {
+        const int64_t one = 1;
+        Tensor never;  // whose failure says how much was asked for
+        if (missing) aoti_torch_empty_strided(1, &bytes, &one, 0, 0, 0, &never.handle);
+    }
     ~Temporaries() { if (start) dv_arena.give(start); }
 };
 struct NoGrad {

@@ -119,7 +119,7 @@ class HostWriter(Noun, frozen=False):
         type = self.buffers[name].type
         text = f"h_{identifier(name)}"
         call = f"aoti_torch_empty_strided({self.extents(type)}, {self.kind(type)}, &{text}.handle)"
-        self(f'Tensor {text}; TRY("out of memory", {call})')
+        self(f'Tensor {text}; TRY_OP("out of memory", {call})')
         self.handles[name] = text
 
     def view(self, ref: BufferRef) -> str:
@@ -193,7 +193,7 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
         kind = "Temporaries" if loops.device.kind == "cpu" else "DeviceTemporaries"
         where = "" if loops.device.kind == "cpu" else f", {device_code(loops.device)}"
         writer(f"{kind} arena({c_expr(plan.arena_bytes)}{where});")
-        writer('TRY("out of memory for temporaries", arena.missing)')
+        writer('TRY_OP("out of memory for temporaries", arena.missing)')
     last, ends = _last_reads(plan), [len(writer.lines)]
     for k, step in enumerate(plan.schedule.steps):
         if isinstance(step, Extern):
