@@ -22,7 +22,9 @@ import shutil
 import tarfile
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -60,7 +62,7 @@ class Stored(Noun):
 
 class Store:
     def __init__(self, folder: Path | str, limit: int = 4 << 30) -> None:
-        self.folder, self.limit, self.puts = Path(folder), limit, 0
+        self.folder, self.limit, self.puts, self.is_told = Path(folder), limit, 0, False
 
     # -- one entry
 
@@ -98,17 +100,18 @@ class Store:
     def put(self, key: str, content: bytes, parts: Mapping[str, str] | None = None) -> Path | None:
         """Write an entry, atomically. None when the disk does not take it; the compile goes on without."""
         file = self._file(key)
-        record = {
-            "sha256": hashlib.sha256(content).hexdigest(),
-            "bytes": len(content),
-            "parts": dict(parts or {}),
-        }
+        digest = hashlib.sha256(content).hexdigest()
+        record = {"sha256": digest, "bytes": len(content), "parts": dict(parts or {})}
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, content)
             write_whole(self._file(key, ".sum"), json.dumps(record).encode())
         except OSError as error:
             EVENTS.emit("cache", what="unwritable", key=key, text=str(error))
+            text = f"Dovetail's cache {self.folder} cannot be written, other processes compile again: {error}"
+            was_told, self.is_told = self.is_told, True
+            with suppress(UserWarning):  # which is no error where warnings are errors
+                warnings.warn(text, stacklevel=2) if not was_told else None
             return None
         self.puts += 1
         is_due = self.puts % TRIM_EVERY == 0

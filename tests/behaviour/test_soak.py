@@ -57,7 +57,11 @@ def test_read_only_cache_folder(tmp_path: Path) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         assert "right 1" in finish(start(SCRIPT, tmp_path))
-        assert "right 1" in finish(start(SCRIPT, Path("/proc/no/such/place")))
+        for told in ("default", "error"):
+            process = start(SCRIPT, Path("/proc/no/such/place"), PYTHONWARNINGS=f"{told}:Dovetail")
+            out, err = process.communicate(timeout=120)
+            assert "right 1" in out, err
+            assert err.count("/proc/no/such/place cannot be written") == (told == "default"), err
     finally:
         tmp_path.chmod(0o700)
 
@@ -179,7 +183,7 @@ for run in (f, g):
     try:
         print(run(large).shape)
     except RuntimeError as error:
-        print("memory" in str(error))
+        print("memory" in str(error) and ("6400000000 bytes" in str(error) or torch.__version__ < "2.13"))
 print(float(f(small)), float(g(small).sum()))
 """
     assert finish(start(script, tmp_path)).split() == ["True", "True", "63750.0", "5000.0"]
