@@ -5,8 +5,8 @@
 """
 from __future__ import annotations
 
+import argparse
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,16 +246,23 @@ reports them, temporaries of compiled programs included; compiled as a multiple 
 
 
 def main() -> None:
-    names = [name for name in sys.argv[1:] if name != "--write"] or list(TRAININGS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=", ".join(TRAININGS))
+    parser.add_argument("--write", action="store_true", help="write docs/results/training.md")
+    chosen = parser.parse_args()
+    names = chosen.names or list(TRAININGS)
+    if unknown := [name for name in names if name not in TRAININGS]:
+        parser.error(f"no training is called {', '.join(unknown)}; there are {', '.join(TRAININGS)}")
     lines = [
         "| training | losses, static | losses, `dynamic=True` | eager's peak bytes | compiled | `activation_memory_budget` 0.5 |",
         "|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines))
+    print("\n".join(lines), flush=True)
     for name in names:
         lines.append(row_of(name))
         print(lines[-1], flush=True)
-    if "--write" in sys.argv:
+    print(f"{len(names)} of {len(TRAININGS)} trainings, {STEPS} steps each, eager and compiled; {machine_line()}")
+    if chosen.write:
         Path("docs/results/training.md").write_text(HEAD + "\n".join([machine_line(), "", *lines, ""]))
 
 
