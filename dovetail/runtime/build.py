@@ -103,7 +103,7 @@ def build_units(units: list[tuple[str, tuple[str, ...]]], options: Options) -> l
     if len(units) < 2:
         return [build(*unit, options) for unit in units]
     with ThreadPoolExecutor(min(options.compile_threads or os.cpu_count() or 1, len(units))) as pool:
-        return list(pool.map(lambda unit: build(*unit, options), units))
+        return list(pool.map(lambda unit: build(unit[0], unit[1], options), units))
 
 
 def build(text: str, flags: tuple[str, ...], options: Options) -> Path:
