@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,6 +100,7 @@ def check_program(program: Program, backend: str) -> None:
     check_same(compiled.printed, plain.printed, "printed")
     check_same(compiled.effects, plain.effects, "side effect")
     check_same(compiled.gradients, plain.gradients, "gradient")
+    assert sys.exception() is None, "an exception is still being handled"
     if program.same_storage:
         check_same(compiled.sharing, plain.sharing, "storage sharing")
     if program.tensors and not any(plain.errors):
