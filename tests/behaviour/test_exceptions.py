@@ -16,7 +16,7 @@ import dovetail
 from dovetail.capture.places import raised_at
 from dovetail.events import EVENTS
 from dovetail.util.loc import Loc
-from tests.behaviour.running import Suite
+from tests.behaviour.running import ANY, Suite
 
 suite = Suite()
 case = suite.case
@@ -57,6 +57,54 @@ def break_in_except_block() -> Any:
             print("in except", e, sys.exception() is e)
             y = y * 3
         return y + 1
+
+    return f, twice()
+
+
+def handled() -> tuple[Any, ...]:
+    """What is being handled where this is called, and in what context that came about."""
+    found: list[Any] = [sys.exception()]
+    while found[-1] is not None:
+        found.append(found[-1].__context__)
+    return tuple(map(repr, found))
+
+
+@case("C4", breaks=ANY)
+def an_exception_is_raised_on_after_a_break_in_its_handler() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        seen: list[Any] = []
+        try:
+            try:
+                raise ValueError("a")
+            except ValueError:
+                seen.append((int(x.sum().item()), handled()))
+                raise
+            finally:
+                seen.append((int((x + 1).sum().item()), handled()))
+        except ValueError:
+            seen.append(handled())
+        seen.append(handled())
+        return x + 1, seen
+
+    return f, twice()
+
+
+@case("C4", breaks=ANY)
+def another_exception_is_raised_after_a_break_in_a_handler() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        seen: list[Any] = []
+        for i in range(2):
+            try:
+                try:
+                    raise ValueError(i)
+                except ValueError:
+                    seen.append((int(x.sum().item()), handled()))
+                    raise KeyError("k")  # noqa: B904
+            except KeyError:
+                seen.append(handled())
+                x = x + int(x.sum().item())
+        seen.append(handled())
+        return x + 1, seen
 
     return f, twice()
 
