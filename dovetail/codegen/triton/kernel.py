@@ -176,12 +176,14 @@ class Emitter(Noun, frozen=False):
     written: frozenset[str] = field(init=False)
     shortened: frozenset[Scalar] = field(init=False)
     """erf and tanh that are read only to add 1 to them."""
+    addresses: frozenset[Scalar] = field(init=False)
 
     def __post_init__(self) -> None:
         self.choose()
         self.written = frozenset(self.group.written_buffers)
         self.shortened = find_shortened(analysis.scalars_of(self.group)) if self.is_rounded else frozenset()
         self.masked = tuple(axis.name for axis in self.axes if not self._is_exact(axis))
+        self.addresses = frozenset() if self._is_wide() else find_addresses(self.group)
 
     def choose(self) -> None:
         """The axes of the tile and their block sizes."""
@@ -570,7 +572,8 @@ class Emitter(Noun, frozen=False):
         if node.op == "index":
             expr: Expr = node.args[0]  # type: ignore[assignment]
             text = self._index(expr)
-            text = text if node.dtype is BOOL else f"tl.cast({text}, {TL_TYPE[node.dtype]})"
+            if node.dtype is not BOOL and node not in self.addresses:
+                text = f"tl.cast({text}, {TL_TYPE[node.dtype]})"
             return self._define(text, node.dtype, self._axes_of(expr))
         if node.op == "input":
             return Tile(token(str(node.args[0])), node.dtype, frozenset())
@@ -589,6 +592,8 @@ class Emitter(Noun, frozen=False):
         texts = [self._as_tensor(x) if ".to(" in template else x.text for x in operands]
         masks = [*self._mask(axes), *(test.text for test in self.masks)]
         inside = f", {' & '.join(masks)}" if masks else ""
+        if node.op == "check_index" and node in self.addresses:
+            template += ".to(tl.int32)"
         if node in self.shortened:  # never read itself
             return Tile(template.format(*texts, inside=inside), node.dtype, axes)
         return self._define(template.format(*texts, inside=inside), node.dtype, axes)
@@ -683,6 +688,25 @@ def find_shifted(step: Pass, after: Pass) -> dict[Write, Write]:
             return {}
         found[write] = top
     return {} if after.rows else found
+
+
+def find_addresses(group: Group) -> frozenset[Scalar]:
+    """What is part of positions in memory and of nothing else: 32 bits hold it."""
+    found: set[Scalar] = set()
+    other: set[Scalar] = set()
+    roots = [root for write in analysis.writes_in(group.nests) for root in (write.value, write.index_scalar)]
+    for write in analysis.writes_in(group.nests):
+        (other if write.reduce else found).update(() if write.index_scalar is None else (write.index_scalar,))
+        other.add(write.value)
+    for node in reversed([*iter_scalars(*(root for root in roots if root is not None))]):
+        is_part = node in found and node not in other
+        if is_part and (node.dtype is not I64 or node.op not in ("add", "mul", "index", "check_index")):
+            other.add(node)
+            is_part = False
+        for place, operand in enumerate(node.operands):
+            inner = node.op == "load_at" or (is_part and (node.op != "check_index" or place == 1))
+            (found if inner else other).add(operand)
+    return frozenset(found - other)
 
 
 ONE_PLUS: Final = ("erf", "tanh")
