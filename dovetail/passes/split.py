@@ -90,17 +90,19 @@ def _split(node: Node, parts: dict[int, int], b: Build) -> Arg:
             each = -(-size.value // parts[d])
             if rest := each * parts[d] - size.value:
                 x = b.pad(x, d, 0, rest, NOTHING[node.op])
-            cut.append(len(shape) - len(inner))  # where the parts end up among what is left
+            cut.append(len(shape))
             shape.append(as_expr(parts[d]))
             size = as_expr(each)
         if d in dims:
             inner.append(len(shape))
         shape.append(size)
-    x, left = b.reshape(x, shape), tuple(cut)
+    order = [*cut, *(d for d in range(len(shape)) if d not in cut)]  # neighbouring results stay neighbours
+    x, left = b.permute(b.reshape(x, shape), order), tuple(range(len(cut)))
+    inner = [order.index(d) for d in inner]
     if node.op != "prims.welford":
         name = node.op.partition(".")[2]
         return _typed(b.prim(name, b.prim(name, x, tuple(inner)), left), node, b)
-    count = math.prod(shape[d].value for d in inner)
+    count = math.prod(x.shape[d].value for d in inner)
     mean_of_part, square_of_part = b.prims("welford", x, tuple(inner))
     mean = b.prim("sum", mean_of_part, left) / float(math.prod(parts.values()))
     apart = mean_of_part - b.unsqueeze(mean, left)
