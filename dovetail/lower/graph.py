@@ -133,7 +133,11 @@ class _Lowering:
         """One nest, or one for each region between the value's cuts."""
         if not value.cuts:
             return self.write_region(node, ref, value)
-        for start, shape in regions(ref.type, value.cuts):
+        loads = 0
+        if ref.type.device.kind != "cpu":
+            places = _index(ref.type, {d: ir.Range.over(f"i{d}", n) for d, n in enumerate(ref.type.shape)})
+            loads = sum(node.op in ("load", "load_at") for node in ir.iter_scalars(value.at(places)))
+        for start, shape in regions(ref.type, value.cuts, loads):
             type = TensorType(shape, ref.type.stride, ref.type.dtype, ref.type.device)
             place = ir.BufferRef(ref.buffer, type, element_of(ref, start))
             self.write_region(node, place, lazy.shifted(value, start))

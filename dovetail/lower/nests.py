@@ -14,6 +14,7 @@ from dovetail.ir.types import TensorType
 from dovetail.lower.index import Index
 
 FEW_CUTS: Final = 8
+MANY_LOADS: Final = 16
 NARROW: Final = 4
 """Elements that are not worth a loop of their own beside others as few."""
 
@@ -101,16 +102,17 @@ Block: TypeAlias = "tuple[Index, tuple[Expr, ...]]"
 """First position and shape."""
 
 
-def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]]) -> list[Block]:
+def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]], loads: int = 0) -> list[Block]:
     """Each block between the cuts; the whole if splitting does not pay.
 
-    A GPU launches a kernel per nest and masks for free, so there only many cuts are worth it. A condition
+    A GPU launches a kernel per nest and masks for free, so there only many cuts are worth it, or those between
+    values that take many loads. A condition
     on an outer dimension holds for all lanes of a vector or for none, so of cuts along several dimensions
     (padding) only those along the lanes are made."""
     whole = [((ZERO,) * type.ndim, type.shape)]
     dims = list(dict.fromkeys(dim for dim, _ in cuts))
     several = len(dims) > 1
-    if type.device.kind != "cpu" and (several or len(cuts) < FEW_CUTS):
+    if type.device.kind != "cpu" and (several or (len(cuts) < FEW_CUTS and loads < MANY_LOADS)):
         return whole
     if several:
         dims = [dim for dim in dims if type.stride[dim] is ONE]
