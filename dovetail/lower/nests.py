@@ -105,10 +105,9 @@ Block: TypeAlias = "tuple[Index, tuple[Expr, ...]]"
 def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]], loads: int = 0) -> list[Block]:
     """Each block between the cuts; the whole if splitting does not pay.
 
-    A GPU launches a kernel per nest and masks for free, so there only many cuts are worth it, or those between
-    values that take many loads. A condition
-    on an outer dimension holds for all lanes of a vector or for none, so of cuts along several dimensions
-    (padding) only those along the lanes are made."""
+    A GPU launches a kernel per nest and masks for free, so there only many cuts are worth it, or those
+    between values that take many loads. A condition on an outer dimension holds for all lanes of a vector
+    or for none, so of cuts along several dimensions (padding) only those along the lanes are made."""
     whole = [((ZERO,) * type.ndim, type.shape)]
     dims = list(dict.fromkeys(dim for dim, _ in cuts))
     several = len(dims) > 1
