@@ -1,4 +1,4 @@
-"""Eager, torch.compile and Dovetail on 69 programs, on the GPU if there is one, else on the CPU.
+"""Eager, torch.compile and Dovetail on 86 programs, on the GPU if there is one, else on the CPU.
 
     python -m benchmarks.race                               all of them, a table, build/bench/race.json
     python -m benchmarks.race --only swin_train,stencil --peers eager,dovetail --jobs 2

@@ -422,12 +422,307 @@ def norm_rows_train() -> Built:
     return forward, differentiating(x, y, weight, bias)
 
 
+def chamfer() -> Built:
+    """Distances of two clouds of points, both ways."""
+    a, b = (
+        numbers(scaled(8, 2), scaled(4096, 64), 3, grad=True),
+        numbers(scaled(8, 2), scaled(4096, 64), 3, grad=True),
+    )
+
+    def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        far = (a[:, :, None] - b[:, None]).square().sum(-1)
+        return far.min(2).values.mean() + far.min(1).values.mean()
+
+    return loss, differentiating(a, b)
+
+
+def warping() -> Built:
+    """Pictures sampled where an affine map says."""
+    x, theta = (
+        numbers(scaled(16, 2), 32, scaled(128, 16), scaled(128, 16), grad=True),
+        numbers(scaled(16, 2), 2, 3, grad=True),
+    )
+
+    def loss(x: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+        grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+        return F.grid_sample(x, grid, padding_mode="border", align_corners=False).square().mean()
+
+    return loss, differentiating(x, theta)
+
+
+def linear_attention() -> Built:
+    b, h, t, d = scaled(8, 1), scaled(8, 2), scaled(1024, 32), 32
+    q, k, v = (numbers(b, h, t, d, grad=True) for _ in range(3))
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        state = torch.cumsum(torch.einsum("bhtd,bhte->bhtde", k, v), 2)
+        norm = torch.einsum("bhtd,bhtd->bht", q, k.cumsum(2))
+        return (torch.einsum("bhtd,bhtde->bhte", q, state) / (norm[..., None] + 1e-6)).square().mean()
+
+    return attend, differentiating(q, k, v)
+
+
+def window_attention() -> Built:
+    """Blocks of queries see their own block and the one before."""
+    b, h, n, w, d = scaled(4, 1), scaled(8, 2), scaled(64, 4), 64, 64
+    q, k, v = (numbers(b, h, n * w, d, dtype=BRAIN, grad=True) for _ in range(3))
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        blocks = lambda x: x.view(b, h, n, w, d)  # noqa: E731
+        both = lambda x: torch.cat((F.pad(blocks(x), (0, 0, 0, 0, 1, 0))[:, :, :-1], blocks(x)), 3)  # noqa: E731
+        scores = blocks(q) @ both(k).transpose(-1, -2) / d**0.5
+        i, j = torch.arange(w, device=q.device)[:, None], torch.arange(2 * w, device=q.device)[None] - w
+        mask = (j > i) | (j <= i - w)
+        return (scores.masked_fill(mask, float("-inf")).softmax(-1) @ both(v)).float().square().mean()
+
+    return attend, differentiating(q, k, v)
+
+
+def flow_train() -> Built:
+    """Affine couplings with their log determinants."""
+
+    class Coupling(nn.Module):
+        def __init__(self, w: int) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(w, 256), nn.ReLU(), nn.Linear(256, 2 * w))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            a, b = x.chunk(2, -1)
+            shift, scale = self.net(a).chunk(2, -1)
+            scale = torch.tanh(scale)
+            return torch.cat((b * scale.exp() + shift, a), -1), scale.sum(-1)
+
+    class Flow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = nn.ModuleList(Coupling(32) for _ in range(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            total = torch.zeros_like(x[:, 0])
+            for step in self.steps:
+                x, log = step(x)
+                total = total + log
+            return (0.5 * x.square().sum(-1) - total).mean()
+
+    model, x = Flow().to(DEVICE), numbers(scaled(16384, 64), 64)
+    return model, training(model, lambda fn: fn(x), amp=False)
+
+
+def mixture_loss() -> Built:
+    n, k = scaled(65536, 64), 16
+    weights, means, logs = (numbers(n, k, grad=True) for _ in range(3))
+    y = numbers(n, 1)
+
+    def loss(weights: torch.Tensor, means: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
+        log = -0.5 * ((y - means) / logs.exp()).square() - logs - 0.5 * math.log(2 * math.pi)
+        return -torch.logsumexp(F.log_softmax(weights, -1) + log, -1).mean()
+
+    return loss, differentiating(weights, means, logs)
+
+
+def video_train() -> Built:
+    model = nn.Sequential(nn.Conv3d(3, 32, 3, padding=1), nn.BatchNorm3d(32), nn.ReLU(), nn.MaxPool3d(2),
+                          nn.Conv3d(32, 64, 3, padding=1), nn.InstanceNorm3d(64), nn.GELU(),
+                          nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(64, 10)).to(DEVICE)  # fmt: skip
+    x = numbers(scaled(8, 1), 3, scaled(16, 4), scaled(64, 8), scaled(64, 8))
+    y = torch.randint(0, 10, (scaled(8, 1),), device=DEVICE)
+    return model, training(model, lambda fn: F.cross_entropy(fn(x), y, label_smoothing=0.1))
+
+
+def upscale_train() -> Built:
+    """Sub-pixel convolution, transposed convolution and an L1 loss on edges."""
+    model = nn.Sequential(nn.Conv2d(3, 64, 5, padding=2), nn.PReLU(), nn.Conv2d(64, 48, 3, padding=1),
+                          nn.PixelShuffle(4), nn.ConvTranspose2d(3, 3, 4, 2, 1)).to(DEVICE)  # fmt: skip
+    x, y = (
+        numbers(scaled(8, 1), 3, scaled(64, 8), scaled(64, 8)),
+        numbers(scaled(8, 1), 3, scaled(512, 64), scaled(512, 64)),
+    )
+    edges = lambda t: (t[..., 1:, :] - t[..., :-1, :], t[..., 1:] - t[..., :-1])  # noqa: E731
+
+    def loss(fn: Any) -> torch.Tensor:
+        out = fn(x)
+        return F.l1_loss(out, y) + sum(F.l1_loss(a, b) for a, b in zip(edges(out), edges(y)))
+
+    return model, training(model, loss)
+
+
+def penalty_train() -> Built:
+    """A critic with a penalty on its gradient."""
+    critic = nn.Sequential(nn.Linear(128, 512), nn.LeakyReLU(0.2), nn.Linear(512, 512), nn.LeakyReLU(0.2),
+                           nn.Linear(512, 1)).to(DEVICE)  # fmt: skip
+    real, made = numbers(scaled(4096, 32), 128), numbers(scaled(4096, 32), 128)
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.critic = critic
+
+        def forward(self, real: torch.Tensor, made: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+            x = (mix * real + (1 - mix) * made).requires_grad_()
+            (g,) = torch.autograd.grad(self.critic(x).sum(), x, create_graph=True)
+            return (
+                self.critic(made).mean() - self.critic(real).mean() + 10 * (g.norm(dim=1) - 1).square().mean()
+            )
+
+    model, mix = Loss(), torch.rand(scaled(4096, 32), 1, device=DEVICE)
+    return model, training(model, lambda fn: fn(real, made, mix), amp=False)
+
+
+def gated_cells() -> Built:
+    """A GRU by hand over a sequence."""
+    w, t, b = scaled(512, 16), scaled(64, 8), scaled(256, 4)
+    x, h = numbers(b, t, w), numbers(b, w)
+    wx, wh, bias = numbers(w, 3 * w) / w**0.5, numbers(w, 3 * w) / w**0.5, numbers(3 * w)
+
+    def forward(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        found, given = [], x @ wx + bias
+        for i in range(x.shape[1]):
+            r, z, n = given[:, i].chunk(3, -1)
+            hr, hz, hn = (h @ wh).chunk(3, -1)
+            z = torch.sigmoid(z + hz)
+            h = (1 - z) * torch.tanh(n + torch.sigmoid(r + hr) * hn) + z * h
+            found.append(h)
+        return torch.stack(found, 1)
+
+    return forward, inferring(x, h)
+
+
+def filtering() -> Built:
+    """Kalman filters, many at a time: small matrices."""
+    n, d, t = scaled(8192, 16), 4, scaled(32, 4)
+    step, seen = numbers(d, d) / 4 + torch.eye(d, device=DEVICE), numbers(2, d)
+    ys = numbers(t, n, 2)
+
+    def run(ys: torch.Tensor) -> torch.Tensor:
+        mean, cov = torch.zeros(n, d, device=ys.device), torch.eye(d, device=ys.device).expand(n, d, d)
+        for y in ys:
+            mean, cov = mean @ step.T, step @ cov @ step.T + 0.01 * torch.eye(d, device=ys.device)
+            s = seen @ cov @ seen.T + 0.1 * torch.eye(2, device=ys.device)
+            det = s[:, 0, 0] * s[:, 1, 1] - s[:, 0, 1] * s[:, 1, 0]
+            inverse = (
+                torch.stack((s[:, 1, 1], -s[:, 0, 1], -s[:, 1, 0], s[:, 0, 0]), -1).view(n, 2, 2)
+                / det[:, None, None]
+            )
+            gain = cov @ seen.T @ inverse
+            mean = mean + (gain @ (y - mean @ seen.T)[..., None])[..., 0]
+            cov = cov - gain @ seen @ cov
+        return mean
+
+    return run, inferring(ys)
+
+
+def spectrogram() -> Built:
+    sound, bank = numbers(scaled(32, 2), scaled(160_000, 4000)), torch.rand(80, 257, device=DEVICE)
+    window = torch.hann_window(512, device=DEVICE)
+
+    def features(sound: torch.Tensor) -> torch.Tensor:
+        power = torch.stft(sound, 512, 160, window=window, return_complex=True).abs().square()
+        mel = torch.log((bank @ power).clamp(min=1e-10))
+        return (mel - mel.mean(-1, keepdim=True)) / (mel.std(-1, keepdim=True) + 1e-5)
+
+    return features, inferring(sound)
+
+
+def ranking() -> Built:
+    """Metrics of ranked lists: sort, gather, cumulated gains."""
+    scores, truth = (
+        numbers(scaled(4096, 32), 500),
+        torch.randint(0, 5, (scaled(4096, 32), 500), device=DEVICE),
+    )
+
+    def metric(scores: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        order = scores.argsort(-1, descending=True)
+        gain = 2.0 ** truth.gather(-1, order) - 1
+        best = 2.0 ** truth.sort(-1, descending=True).values - 1
+        weight = 1 / torch.log2(torch.arange(500, device=scores.device) + 2)
+        hits = (truth.gather(-1, order) > 2).float()
+        precision = hits.cumsum(-1) / torch.arange(1, 501, device=scores.device)
+        return ((gain * weight).sum(-1) / (best * weight).sum(-1)).mean() + (precision * hits).sum(-1).mean()
+
+    return metric, inferring(scores, truth)
+
+
+def patches_train() -> Built:
+    """Overlapping patches taken, changed and put back."""
+    x, w = (
+        numbers(scaled(8, 1), 16, scaled(128, 16), scaled(128, 16), grad=True),
+        numbers(144, 144, grad=True),
+    )
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        columns = F.unfold(x, 3, padding=1)
+        made = F.gelu(w @ columns)
+        return F.fold(made, x.shape[2:], 3, padding=1).square().mean()
+
+    return loss, differentiating(x, w)
+
+
+def triplets() -> Built:
+    """The hardest pairs of a batch."""
+    x, labels = (
+        numbers(scaled(2048, 32), 128, grad=True),
+        torch.randint(0, 64, (scaled(2048, 32),), device=DEVICE),
+    )
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        x = F.normalize(x)
+        far = (2 - 2 * x @ x.t()).clamp(min=1e-12).sqrt()
+        same = labels[:, None] == labels[None]
+        near = torch.where(same, far, float("-inf")).amax(1)
+        other = torch.where(same, float("inf"), far).amin(1)
+        return F.relu(near - other + 0.3).mean() + F.kl_div(
+            F.log_softmax(-far, 1), same / same.sum(1, True), reduction="batchmean"
+        )
+
+    return loss, differentiating(x)
+
+
+def lattice() -> Built:
+    """Cells of a game of life on bytes, fifty steps."""
+    board = (torch.rand(scaled(2048, 64), scaled(2048, 64), device=DEVICE) < 0.3).to(torch.uint8)
+
+    def play(board: torch.Tensor) -> torch.Tensor:
+        for _ in range(10):
+            around = sum(board.roll((i, j), (0, 1)) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j)
+            board = ((around == 3) | ((around == 2) & (board == 1))).to(torch.uint8)
+        return board
+
+    return play, inferring(board)
+
+
+def hashing() -> Built:
+    """Features of points from hashed grids of several sizes."""
+    points = torch.rand(scaled(100_000, 64), 3, device=DEVICE)
+    table = numbers(8, scaled(1 << 17, 1 << 8), 2, grad=True)
+
+    def encode(table: torch.Tensor) -> torch.Tensor:
+        found = []
+        for level in range(8):
+            at = points * (16 * 1.5**level)
+            low = at.floor()
+            apart = at - low
+            total: Any = 0
+            for corner in range(8):
+                bits = torch.tensor([corner >> i & 1 for i in range(3)], device=points.device)
+                place = low.long() + bits
+                key = (place[:, 0] ^ (place[:, 1] * 2654435761) ^ (place[:, 2] * 805459861)) % table.shape[1]
+                weight = torch.where(bits.bool(), apart, 1 - apart).prod(-1, keepdim=True)
+                total = total + weight * table[level, key]
+            found.append(total)
+        return torch.cat(found, -1).square().mean()
+
+    return encode, differentiating(table)
+
+
 SNIPPETS: dict[str, Callable[[], Built]] = {
     made.__name__: made
     for made in (
         segment_train, dice_loss, similarity, clustering, codebook_train, tabular_train, point_net_train,
         residual_block_infer, compositing, transport, policy_loss, gumbel, averaging, clipping, byte_linear,
         low_rank_train, sound_infer, flow_integration, beam_step, relative_attention_train, bags,
-        norm_rows_train,
+        norm_rows_train, chamfer, warping, linear_attention, window_attention, flow_train, mixture_loss,
+        video_train, upscale_train, penalty_train, gated_cells, filtering, spectrogram, ranking,
+        patches_train, triplets, lattice, hashing,
     )
 }  # fmt: skip
