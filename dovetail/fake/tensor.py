@@ -739,10 +739,7 @@ def _real(value: Any) -> Any:
 
 def _constant(func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwargs) -> Any:
     """The value of the result where all inputs are known and small, or numbers as in torch.div(7, 2)."""
-    are_few = args and all(type(arg) is int and abs(arg) <= KNOWN_LIMIT for arg in args)
-    is_counting = are_few and facts.name.startswith("aten.arange")
-    is_made = is_counting or facts.is_pointwise and all(type(arg) in (int, float) for arg in args)
-    if not (inputs.fakes or is_made):
+    if not inputs.fakes and not (facts.is_pointwise and all(type(arg) in (int, float) for arg in args)):
         return None
     if facts.is_random or not all(map(_is_known, inputs.fakes)):
         return None

@@ -255,15 +255,6 @@ def futures(x: torch.Tensor) -> Any:
     return later.wait() + 1, [torch.jit.wait(fork) for fork in forks]
 
 
-@suite.case("C4", breaks=0, recompiles=ANY)
-def axes_that_are_counted() -> Any:
-    def f(x: torch.Tensor) -> Any:
-        axes = torch.arange(2, x.dim())
-        return x.sum(axes.tolist()), x.amax(int(axes[-1])), torch.arange(x.shape[-1]) + x
-
-    return f, [(torch.randn(2, 3, 4, n),) for n in (4, 5, 6)] + [(torch.randn(2, 3, 4),)]
-
-
 @stray
 def base_of_an_array(x: torch.Tensor) -> Any:
     array = x.numpy()[1:] * 2
