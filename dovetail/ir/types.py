@@ -127,6 +127,11 @@ class TensorType(Noun):
             expected = mul(expected, size)
         return True
 
+    def is_laid_as(self, other: TensorType) -> bool:
+        """Of the same sizes, with equal strides wherever they matter."""
+        strides = zip(self.shape, self.stride, other.stride)
+        return self.shape == other.shape and all(size is ONE or a is b for size, a, b in strides)
+
     def __str__(self) -> str:
         dims = ", ".join(map(str, self.shape))
         layout = "" if self.is_contiguous else "{" + ", ".join(map(str, self.stride)) + "}"

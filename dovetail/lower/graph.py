@@ -20,7 +20,7 @@ from dovetail.ir.graph import GET, Arg, Graph, Node
 from dovetail.ir.types import F32, F64, I64, DType, ScalarType, TensorType, contiguous_stride
 from dovetail.lower import lazy
 from dovetail.lower.decide import find_loose, find_stored
-from dovetail.lower.index import Index, element_of, same_layout
+from dovetail.lower.index import Index, element_of
 from dovetail.lower.lazy import Lazy, window
 from dovetail.lower.nests import index_exprs, memory_order, merge_ranges, regions
 from dovetail.ops.build import is_dense
@@ -122,7 +122,7 @@ class _Lowering:
     def store(self, node: Node, value: Lazy, name: str | None = None) -> Lazy:
         """Write a value to a buffer of its own, in its type's memory order."""
         ref = self.add_buffer(name or node.name, storable(node.tensor), holds=node)
-        if ref.type.dtype.kind == "complex" and value.ref and same_layout(value.ref.type, ref.type):
+        if ref.type.dtype.kind == "complex" and value.ref and value.ref.type.is_laid_as(ref.type):
             clone = "aten.clone.default"  # of what no kernel of ours can hold
             self.steps.append(ir.Extern(ref.buffer, clone, (value.ref,), (), (ref.buffer,), loc=node.loc))
             return window(ref)
@@ -309,7 +309,7 @@ class _Lowering:
             is_own = self.owners.get(ref.buffer) is arg or (
                 ref.buffer not in self.owners and ref.buffer == arg.name and whole.kind == "temp"
             )
-            if is_own and same_layout(whole.type, arg.tensor):
+            if is_own and whole.type.is_laid_as(arg.tensor):
                 return ref
         ref = self.add_buffer(name, arg.tensor)
         self.write_all(arg, ref, value)
@@ -327,7 +327,7 @@ class _Lowering:
     def in_memory(self, node: Node, exact: bool = True) -> ir.BufferRef:
         """The value as a window onto memory, with eager's strides if `exact`; copied if need be."""
         value = self.value(node)
-        if value.ref is not None and (not exact or same_layout(value.ref.type, node.tensor)):
+        if value.ref is not None and (not exact or value.ref.type.is_laid_as(node.tensor)):
             return value.ref
         stored = self.store(node, value, self.fresh(f"{node.name}_copy"))
         if value.ref is None:
@@ -345,7 +345,7 @@ class _Lowering:
         if ref.buffer in self.returned or shared:
             copied = self.store(out, window(ref), self.fresh(f"{out.name}_copy"))
             ref = cast(ir.BufferRef, copied.ref)
-        if not same_layout(ref.type, out.tensor) and all(stride.lo > 0 for stride in out.tensor.stride):
+        if not ref.type.is_laid_as(out.tensor) and all(stride.lo > 0 for stride in out.tensor.stride):
             ref = self.with_gaps(out, ref)
         self.returned.add(ref.buffer)
         return ref

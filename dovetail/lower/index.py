@@ -113,10 +113,3 @@ def _fill_ones(strides: list[Expr], shape: Shape) -> None:
             strides[dim] = step
         else:
             step = mul(strides[dim], shape[dim])
-
-
-def same_layout(a: TensorType, b: TensorType) -> bool:
-    """Equal strides wherever they matter."""
-    if a.shape != b.shape:
-        return False
-    return all(size is ONE or x is y for size, x, y in zip(a.shape, a.stride, b.stride))

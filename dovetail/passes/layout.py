@@ -133,10 +133,7 @@ def _innermost_channels(type: TensorType) -> TensorType:
 
 
 def is_laid(type: Type) -> bool:
-    if not isinstance(type, TensorType) or type.ndim != 4:
-        return False
-    strides = _innermost_channels(type).stride
-    return all(size is ONE or a is b for size, a, b in zip(type.shape, type.stride, strides))
+    return isinstance(type, TensorType) and type.ndim == 4 and type.is_laid_as(_innermost_channels(type))
 
 
 class _Layout:

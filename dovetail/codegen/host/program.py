@@ -126,7 +126,8 @@ class HostWriter(Noun, frozen=False):
         """A handle for a window onto a buffer."""
         place = self.places[ref.buffer]
         whole = self.buffers[ref.buffer].type
-        if place.kind != "arena" and ref.offset is ZERO and same_layout(ref.type, whole):
+        is_whole = ref.offset is ZERO and (ref.type.shape, ref.type.stride) == (whole.shape, whole.stride)
+        if place.kind != "arena" and is_whole:
             return self.handle(ref.buffer)
         if ref not in self.views:
             text = self.fresh("view")
@@ -166,10 +167,6 @@ def device_code(device: Device) -> str:
 
 def c_type(dtype: DType) -> str:
     return C_TYPE.get(dtype, "char")
-
-
-def same_layout(a: TensorType, b: TensorType) -> bool:
-    return a.shape == b.shape and a.stride == b.stride
 
 
 class HostText(Noun):
