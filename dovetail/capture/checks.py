@@ -68,13 +68,13 @@ def assume(trace: Trace, value: Any, is_true: bool) -> bool:
     return is_true
 
 
-def states_before(is_random: bool) -> list[Any]:
+def states_before() -> tuple[Any, ...]:
     """Torch's state that a graph may change: grad mode and random numbers."""
-    on_gpu = torch.cuda.get_rng_state_all() if is_random and torch.cuda.is_initialized() else ()
-    return [torch.is_grad_enabled(), *([torch.get_rng_state()] if is_random else ()), *on_gpu]
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()
+    return (torch.is_grad_enabled(), torch.get_rng_state(), *on_gpu)
 
 
-def as_before(function: Callable[..., Any], states: list[Any]) -> Callable[..., Any]:
+def as_before(function: Callable[..., Any], states: tuple[Any, ...]) -> Callable[..., Any]:
     """The function, with torch's state as it was."""
     torch._C._set_grad_enabled(states[0])
     for state in states[1:2]:

@@ -293,7 +293,8 @@ class Attempt:
                 call = f"out = {emit.graph_name}({', '.join(filter(None, (given, *computed)))})"
                 if checks:
                     is_drawing = any(map(is_random, self.trace.calls))
-                    w(f"_states = {emit.const(states_before, 'states_before')}({is_drawing})")
+                    states = emit.const(states_before if is_drawing else torch.is_grad_enabled)
+                    w(f"_states = {states}()" if is_drawing else f"_states = ({states}(),)")
                     w(f"try: {call}")
                     call = "except Exception: out = None"
                 w(call)
