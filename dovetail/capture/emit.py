@@ -466,11 +466,12 @@ def rebuild_by_base(value: Any) -> Rule:
 
 def _array(emit: Emitter, value: Any) -> str:
     """Of constants: each call gets its own. What is a view stays one, of the same base."""
-    if type(value.base) is not type(value) or value.base.dtype != value.dtype:
+    if type(value.base) is not type(value):
         return emit.temp(f"{emit.const(value, 'array')}.copy('K')")
     start = (value.ctypes.data - value.base.ctypes.data) // value.itemsize
     view = emit.const(numpy().lib.stride_tricks.as_strided, "as_strided")
-    return emit.temp(f"{view}({emit.value(value.base)}.ravel('K')[{start}:], {value.shape}, {value.strides})")
+    flat = f"{emit.value(value.base)}.ravel('K').view({emit.const(value.dtype, 'dtype')})"
+    return emit.temp(f"{view}({flat}[{start}:], {value.shape}, {value.strides})")
 
 
 def has_maker_in_c(kind: type, solid: type) -> bool:

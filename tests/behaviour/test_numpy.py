@@ -251,7 +251,9 @@ def views_of_new_arrays(a: Any) -> Any:
     write_out(a.ravel(), made.ravel())
     write_out(a.T, ordered.T)
     write_out(a[:, ::2], back[::-1, ::2])
-    return made, ordered, ordered.flags.f_contiguous, back, a + made
+    halves = np.zeros(2).view(np.int32)
+    write_out(np.ones(1), halves[1:2])
+    return made, ordered, ordered.flags.f_contiguous, back, a + made, halves, halves.view(np.float64)
 
 
 def elements_of_new_arrays(a: Any) -> Any:
