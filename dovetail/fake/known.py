@@ -249,6 +249,8 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (lambda c: [first(c), torch.bool], preserved, "native_dropout"),
     (joined, from_contiguous, "stack mse_loss smooth_l1_loss huber_loss"),
     (floating, from_contiguous, "soft_margin_loss"),
+    (lambda c: (joined(c), floating(c))[1], from_contiguous,
+     "binary_cross_entropy binary_cross_entropy_with_logits binary_cross_entropy_backward"),
     (lambda c: [first(c)] * 2, contiguous, "nll_loss_forward nll_loss2d_forward"),
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
@@ -461,7 +463,7 @@ _ROWS: Final[tuple[tuple[Check, str], ...]] = (
     (_margins_fit, "max_pool2d_with_indices avg_pool2d"),
     (lambda c: len(c["repeats"]) >= c.first.ndim, "repeat"),
     (lambda c: c.first.ndim > 1, "tril triu"),
-    (_is_inexact, "var std var_mean std_mean"),
+    (_is_inexact, "var std var_mean std_mean binary_cross_entropy_with_logits"),
     (lambda c: c.first.numel.value > 0, "amax amin argmax argmin max min median"),
     (lambda c: c["delta"] > 0, "huber_loss"),
     (lambda c: c["beta"] >= 0, "smooth_l1_loss"),

@@ -567,7 +567,7 @@ RULES: Final[dict[str, Rule]] = _table(
         rsub complex polar floor_divide hardswish hardswish_backward _prelu_kernel masked_fill
         normal cross linalg_cross copy elu_backward hardtanh_backward leaky_relu_backward
         rrelu_with_noise_backward softshrink_backward hardshrink_backward hardsigmoid_backward
-        soft_margin_loss_backward mish_backward"""),
+        soft_margin_loss_backward mish_backward binary_cross_entropy_backward"""),
     (lambda c: forms.broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
     (likes("self", "noise"), "rrelu_with_noise_functional"),
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),

@@ -47,7 +47,10 @@ def test_refused_as_eager_does(text: str) -> None:
         assert error_of(dovetail.compile(function, backend="aot_eager", dynamic=dynamic)) is wanted
 
 
-@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss])
+BINARY = [F.binary_cross_entropy, F.binary_cross_entropy_with_logits]
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, *BINARY])
 @pytest.mark.parametrize("types", [(torch.bool, torch.float32), (torch.float32, torch.float64), (torch.int64, torch.float32)])
 def test_losses_promote(loss: Any, types: tuple[torch.dtype, torch.dtype]) -> None:
     x, y = (torch.tensor([1.0, 0.0, 1.0]).to(dtype) * 0.5 if dtype.is_floating_point else torch.tensor([1, 0, 1]).to(dtype) for dtype in types)
@@ -94,3 +97,20 @@ def test_dot_of_symbolic_sizes_that_differ() -> None:
     for n in (4, 2, 5, 4):
         a, b = torch.rand(n), torch.rand(3)
         torch.testing.assert_close(compiled(a, b), f(a, b))
+
+
+@pytest.mark.parametrize("loss", BINARY)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_binary_losses_are_known(loss: Any, reduction: str, turned: bool) -> None:
+    """Weighted too; as eager lays them out, and refused where eager refuses."""
+    x, y, w = (torch.rand(4, 3).t() if turned else torch.rand(3, 4) for _ in range(3))
+    program = dovetail.compile(lambda x, y, w: loss(x, y, w, reduction=reduction))
+    for leaf in (x, x.clone().requires_grad_()):
+        got, want = program(leaf, y, w), loss(leaf, y, w, reduction=reduction)
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+        if leaf.requires_grad:
+            grads = [torch.autograd.grad(made.sum(), leaf)[0] for made in (got, want)]
+            torch.testing.assert_close(*grads)
+            assert grads[0].stride() == grads[1].stride()
