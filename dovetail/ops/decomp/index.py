@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from dovetail.ir.expr import ONE, ZERO, Expr, as_expr
+from dovetail.ir.graph import Node
 from dovetail.ir.types import BOOL, F32, F64, I32, I64
 from dovetail.ops.build import Build, Number, Value, common_shape
 from dovetail.ops.decomp.views import Size
@@ -149,6 +150,25 @@ def _slices(
     flat = as_position(b, b.reshape(index, (index.type.numel,)), x.shape[dim])
     front = b.permute(source.to(x.dtype), [dim, *(d for d in range(x.ndim) if d != dim)])
     return (flat,), (dim,), front
+
+
+@decomposes("aten.scatter.src", "aten.scatter.value")
+def scatter(b: Build, x: Value, dim: int, index: Value, source: Value | Number) -> Value:
+    """One element of each row, where an extreme was found: the gradient of max and min."""
+    dim %= max(x.ndim, 1)
+    rows = [ONE if d == dim else size for d, size in enumerate(x.shape)]
+    decline_if(not x.ndim or list(index.shape) != rows or not _is_found(index.node))
+    value = b.expand(source, x.shape) if isinstance(source, Value) and list(source.shape) == rows else source
+    decline_if(isinstance(source, Value) and value is source)
+    line = b.broadcast(b.iota(x.shape[dim], I64, x.type.device), x.shape, (dim,))
+    return b.where(b.call("eq", line, b.expand(index, x.shape)), value, x)
+
+
+def _is_found(node: Node) -> bool:
+    """The place of an extreme, which is in range."""
+    while node.op in ("prims.reshape", "prims.copy"):
+        node = node.operands[0]
+    return node.op in ("prims.argmax", "prims.argmin")
 
 
 @decomposes("aten.scatter_add")
