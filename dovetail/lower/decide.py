@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final, cast
 
-from dovetail.ir.expr import Expr, total
+from dovetail.ir.expr import total
 from dovetail.ir.graph import GET, Graph, Node, nodes_in
 from dovetail.ir.types import ScalarType, TensorType
 from dovetail.ops.prims import PRIMS, kind_of
@@ -156,21 +156,11 @@ def _is_worth_storing(node: Node) -> bool:
 
 
 def _is_unpacked(node: Node) -> bool:
-    """On a GPU, a short computation from bytes: reading those again moves a quarter of what storing does."""
+    """On a GPU, computed from bytes: reading those again moves a quarter of what storing it does."""
     if node.type is None or node.tensor.device.kind == "cpu" or node.tensor.dtype.bytes < 4:
         return False
-    return _reads_bytes(node, node.tensor.numel, FEW_OPS) >= 0
-
-
-def _reads_bytes(node: Node, size: Expr, left: int) -> int:
-    """How many operations are left of as many; less than none if it reads anything else of its own size."""
-    if not isinstance(node.type, TensorType) or (node.type.numel.hi < size.lo):
-        return left
-    if not is_inlinable(node) or kind_of(node.op) in ("gather", "join"):
-        return left if node.type.dtype.bytes == 1 else -1
-    for operand in node.operands:
-        left = min(left, _reads_bytes(operand, size, left - (kind_of(node.op) == "pointwise")))
-    return left
+    sources = _large_sources(node, frozenset())
+    return len(sources) == 1 and all(source.tensor.dtype.bytes == 1 for source in sources)
 
 
 def _is_aligned(node: Node, users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:

@@ -694,18 +694,16 @@ def find_addresses(group: Group) -> frozenset[Scalar]:
     """What is part of positions in memory and of nothing else: 32 bits hold it."""
     found: set[Scalar] = set()
     other: set[Scalar] = set()
-    roots = [root for write in analysis.writes_in(group.nests) for root in (write.value, write.index_scalar)]
     for write in analysis.writes_in(group.nests):
-        (other if write.reduce else found).update(() if write.index_scalar is None else (write.index_scalar,))
         other.add(write.value)
-    for node in reversed([*iter_scalars(*(root for root in roots if root is not None))]):
-        is_part = node in found and node not in other
-        if is_part and (node.dtype is not I64 or node.op not in ("add", "mul", "index", "check_index")):
+        if write.index_scalar is not None:
+            (other if write.reduce else found).add(write.index_scalar)
+    for node in reversed([*analysis.scalars_of(group)]):
+        if node.dtype is not I64 or node.op not in ("add", "mul", "index", "check_index"):
             other.add(node)
-            is_part = False
         for place, operand in enumerate(node.operands):
-            inner = node.op == "load_at" or (is_part and (node.op != "check_index" or place == 1))
-            (found if inner else other).add(operand)
+            is_part = node in found and node not in other and (node.op != "check_index" or place == 1)
+            (found if is_part or node.op == "load_at" else other).add(operand)
     return frozenset(found - other)
 
 
