@@ -9,9 +9,7 @@ for sdpa_kernel and set_default_dtype.
 """
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
@@ -94,28 +92,6 @@ def _name_region(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
-@on(warnings.catch_warnings.__enter__)
-def _enter_filters(trace: Trace, args: Args, kwargs: Kwargs) -> None:
-    """Warnings are filtered while capturing: a graph warns of nothing. It cannot end among the filters."""
-    if id(args[0]) in trace.origins or args[0]._record:
-        raise UnknownCall(trace.loc(), function="catch_warnings.__enter__")
-    native(args[0].__enter__)
-    trace.filtering.append((args[0], trace.places[0].steps - 1))
-
-
-def _filter(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> None:
-    if not trace.filtering or function is LEAVE and trace.filtering[-1][0] is not args[0]:
-        raise UnknownCall(trace.loc(), function=f"warnings.{function.__qualname__}")
-    native(function, *args, **kwargs)
-    if function is LEAVE:
-        trace.filtering.pop()
-
-
-LEAVE: Final = warnings.catch_warnings.__exit__
-for _function in (warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings, LEAVE):
-    on(_function)(partial(_filter, _function))
-
-
 def leave(trace: Trace, context: Any) -> None:
     """Leave a context that was entered in this capture; one entered before it is left in Python."""
     if id(context) not in trace.entered:
@@ -132,8 +108,6 @@ def _exit_of(entered: Any) -> Any:
 
 def leave_for_break(trace: Trace) -> list[Any]:
     """The graph ends inside of these contexts: it leaves them, and the entry enters them again."""
-    if trace.filtering:
-        raise UnknownCall(trace.loc(), function="catch_warnings.__enter__", step=trace.filtering[0][1])
     contexts = [context for context, _ in trace.entered.values()]
     for context in reversed(contexts):
         leave(trace, context)
@@ -142,8 +116,6 @@ def leave_for_break(trace: Trace) -> list[Any]:
 
 def leave_all(trace: Trace) -> None:
     """Put torch's state back to what it was before the capture."""
-    for context, _ in reversed(trace.filtering):
-        context.__exit__(None, None, None)
     for _, entered in reversed(list(trace.entered.values())):
         _exit_of(entered)(entered)
     trace.entered.clear()

@@ -101,7 +101,7 @@ def _deferred(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> None:
     if from the user's line, which warnings and logs name."""
     is_method, name = function is not warnings.warn, function.__name__
     said = [*args[is_method:], *(value for key, value in kwargs.items() if key != "extra")]
-    raises = not is_method and (trace.filtering or "error" in {action for action, *_ in warnings.filters})
+    raises = not is_method and "error" in {action for action, *_ in warnings.filters}
     if raises or kwargs.get("exc_info") or name == "exception" or not all(map(stays_as_it_is, said)):
         level = getattr(logging, name.upper(), None)
         if not is_method or type(level) is not int or args[0].isEnabledFor(level):

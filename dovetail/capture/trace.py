@@ -201,8 +201,6 @@ class Trace:
         self.made: dict[int, Any] = {}
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []
         self.entered: dict[int, Any] = {}
-        self.filtering: list[tuple[Any, int]] = []
-        """Contexts that filter warnings, and the frame's instructions."""
         self.switched: dict[Any, Any] = {}
         """Switches of torch's that the program set, and what they were before."""
         self.held: dict[int, Any] = {}

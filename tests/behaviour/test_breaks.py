@@ -211,38 +211,6 @@ def logging_and_warnings() -> Any:
 
 
 @case("C3", recompiles=0)
-def warnings_that_are_filtered() -> Any:
-    def quiet(x: torch.Tensor, action: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter(action)
-            return torch.nn.functional.softmax(x)  # which warns that it wants a dimension
-
-    def f(x: torch.Tensor) -> Any:
-        before = len(warnings.filters)
-        try:
-            y = quiet(x, "error")
-        except UserWarning:
-            y = quiet(x, "ignore")
-        return y + 1, before == len(warnings.filters)
-
-    return f, [(x4(),), (x4(),)], lambda: warnings.filters[:]
-
-
-@case("C3", breaks=4)
-def break_among_filters_of_warnings() -> Any:
-    def f(x: torch.Tensor) -> Any:
-        y = x + 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            y = y * 2
-            print("within")
-            y = y * 3
-        return y + 1
-
-    return f, [(x4(),), (x4(),)], lambda: warnings.filters[:]
-
-
-@case("C3", recompiles=0)
 def logging_that_is_off() -> Any:
     log = logging.getLogger("behaviour.silent")
     log.setLevel(logging.WARNING)
