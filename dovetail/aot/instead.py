@@ -56,6 +56,5 @@ def _cumprod(input: Any, dim: int, **named: Any) -> Any:
     return CumulativeProduct.apply(input, dim)
 
 
-INSTEAD: Final[dict[Any, Any]] = {
-    _sdpa: _attention, F.one_hot: _one_hot, **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), _cumprod),
-}  # fmt: skip
+_PRODUCTS: Final = dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), _cumprod)
+INSTEAD: Final[dict[Any, Any]] = {_sdpa: _attention, F.one_hot: _one_hot, **_PRODUCTS}

@@ -157,10 +157,8 @@ def _is_worth_storing(node: Node) -> bool:
 
 def _is_unpacked(node: Node) -> bool:
     """On a GPU, computed from bytes: reading those again moves a quarter of what storing it does."""
-    if node.type is None or node.tensor.device.kind == "cpu" or node.tensor.dtype.bytes < 4:
-        return False
-    sources = _large_sources(node, frozenset())
-    return len(sources) == 1 and all(source.tensor.dtype.bytes == 1 for source in sources)
+    is_wide = node.type is not None and node.tensor.device.kind != "cpu" and node.tensor.dtype.bytes >= 4
+    return is_wide and [source.tensor.dtype.bytes for source in _large_sources(node, frozenset())] == [1]
 
 
 def _is_aligned(node: Node, users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:

@@ -197,9 +197,9 @@ class Emitter(Noun, frozen=False):
         self.is_looped = not (row.is_const and row.value <= longest)
         streams = find_streams(self.group)
         loads = sum(node.op in ("load", "load_at") for node in analysis.scalars_of(self.group))
-        most = _power(max(LOADS_A_THREAD // loads, 1) + 1) // 2 if loads > MANY_LOADS else 64
-        blocks = choose_blocks(self.axes, self.shape, self.is_looped, streams, most)
-        self.blocks = tuple(dict.fromkeys(blocks))
+        each = _power(max(LOADS_A_THREAD // loads, 1) + 1) // 2 if loads > MANY_LOADS else 64
+        found = choose_blocks(self.axes, self.shape, self.is_looped, streams, each)
+        self.blocks = tuple(dict.fromkeys(found))
         grows = any(find_shifted(step, after) for step, after in pairwise(self.shape.passes))
         if grows and self.is_looped and self.axes[0].size.lo >= MANY_ROWS and self.neighbours > 1:
             self.blocks = (Blocks(1, r=2048, warps=4), *self.blocks)
@@ -218,10 +218,6 @@ class Emitter(Noun, frozen=False):
     def neighbours(self) -> int:
         """How many elements of a row share a running maximum: those that one thread loads at once."""
         return 1 if self.shape.contiguous in self.axes[0].loops else 8
-
-    @property
-    def every(self) -> frozenset[str]:
-        return frozenset(a.name for a in self.axes)
 
     @property
     def rows(self) -> frozenset[str]:
@@ -358,7 +354,8 @@ class Emitter(Noun, frozen=False):
                 continue
             if write.reduce in SCANS:
                 kept = self._kept(self._full(tile), identity(SCANS[write.reduce], tile.dtype))
-                self._store(write, self._define(f"tl.{write.reduce}({kept}, 1)", tile.dtype, self.every))
+                scan = f"tl.{write.reduce}({kept}, 1)"
+                self._store(write, self._define(scan, tile.dtype, self.rows | {"r"}))
                 continue
             for buffer, result in zip(write.buffers, self._reduced(write, tile)):
                 self._keep(buffer, write, result)
@@ -422,7 +419,7 @@ class Emitter(Noun, frozen=False):
                     name = accumulators[write]
                     if write.reduce in SCANS:  # it carries the row's result so far
                         so_far = COMBINE[kind].format(name, f"tl.{write.reduce}({value}, 1)")
-                        self._store(write, self._define(so_far, tile.dtype, self.every))
+                        self._store(write, self._define(so_far, tile.dtype, self.rows | {"r"}))
                         value = f"{REDUCE[kind].format(value, 1)}[:, None]"
                     if total := next((accumulators[s] for s, top in shifted.items() if top is write), ""):
                         self.w(f"{name}, {total} = dv.grow({name}, {total}, {value})")
@@ -816,8 +813,7 @@ def _row_blocks(
     rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
     row = _power(axes[-1].size.value)
     per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
-    each = _elements_a_thread(row, len(streams)) if rows >= MANY_ROWS else 4  # few: all threads at work
-    each = min(each, most_each)
+    each = min(_elements_a_thread(row, len(streams)) if rows >= MANY_ROWS else 4, most_each)  # few: all work
     most = 16 if row <= PERSISTENT else 32
     warps = max(1, min(most, row * per // (32 * each)))
     other = Blocks(per * 2, r=row, warps=warps) if row <= 1024 else Blocks(per, r=row, warps=warps * 4)

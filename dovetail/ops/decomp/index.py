@@ -158,8 +158,8 @@ def scatter(b: Build, x: Value, dim: int, index: Value, source: Value | Number) 
     dim %= max(x.ndim, 1)
     rows = [ONE if d == dim else size for d, size in enumerate(x.shape)]
     decline_if(not x.ndim or list(index.shape) != rows or not _is_found(index.node))
-    value = b.expand(source, x.shape) if isinstance(source, Value) and list(source.shape) == rows else source
-    decline_if(isinstance(source, Value) and value is source)
+    decline_if(isinstance(source, Value) and list(source.shape) != rows)
+    value = b.expand(source, x.shape) if isinstance(source, Value) else source
     line = b.broadcast(b.iota(x.shape[dim], I64, x.type.device), x.shape, (dim,))
     return b.where(b.call("eq", line, b.expand(index, x.shape)), value, x)
 

@@ -142,13 +142,11 @@ def euclidean_dist(b: Build, x: Value, y: Value) -> Value:
 
 
 @decomposes("aten.convolution")
-def convolution(b: Build, x: Value, weight: Value, bias: Value | None, *rest: Any) -> Value:
+def convolution(b: Build, x: Value, weight: Value, bias: Any, *rest: Any) -> Value:
     """On a GPU the library adds the bias in a pass of its own (but for depthwise ones); ours joins others."""
     decline_if(bias is None or b.out.device.kind != "cuda" or x.shape[1] is as_expr(rest[-1]))
-    assert bias is not None
     made = b.extern("aten.convolution.default", (x, weight, None, *rest), b.out)
-    wide = b.broadcast(bias, b.out.shape, (1,))
-    return b.call("add", *b.operands(made, wide)).to(b.out.dtype)
+    return b.call("add", *b.operands(made, b.broadcast(bias, b.out.shape, (1,)))).to(b.out.dtype)
 
 
 @decomposes("aten.convolution_backward")
