@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final, cast
 
-from dovetail.ir.expr import total
+from dovetail.ir.expr import Expr, total
 from dovetail.ir.graph import GET, Graph, Node, nodes_in
 from dovetail.ir.types import ScalarType, TensorType
 from dovetail.ops.prims import PRIMS, kind_of
@@ -66,14 +66,17 @@ def needs_memory(node: Node) -> tuple[Node, ...]:
 
 def _is_pickable(source: Node, gather: Node) -> bool:
     """A gather that reads few elements of a short computation works them out where it reads."""
-    if gather.tensor.numel.hi > source.tensor.numel.lo:
-        return False
+    return gather.tensor.numel.hi <= source.tensor.numel.lo and _is_short(source)
+
+
+def _is_short(source: Node, size: Expr | None = None) -> bool:
+    """Or what of it has that many elements."""
     left, stack = LARGEST_PICK, [source]
     while stack and left > 0:
         node = stack.pop()
         if node.op == "prims.cat" or kind_of(node.op) in ("gather", "join", "scatter"):
             return False
-        if is_inlinable(node):
+        if is_inlinable(node) and (size is None or getattr(node.type, "numel", None) is size):
             left -= 1
             stack.extend(node.operands)
     return left > 0
@@ -156,9 +159,10 @@ def _is_worth_storing(node: Node) -> bool:
 
 
 def _is_unpacked(node: Node) -> bool:
-    """On a GPU, computed from bytes: reading those again moves a quarter of what storing it does."""
+    """On a GPU, a short computation from bytes or smaller values: reading those again moves less memory."""
     is_wide = node.type is not None and node.tensor.device.kind != "cpu" and node.tensor.dtype.bytes >= 4
-    return is_wide and [source.tensor.dtype.bytes for source in _large_sources(node, frozenset())] == [1]
+    sizes = [source.tensor.dtype.bytes for source in _large_sources(node, frozenset())] if is_wide else [4]
+    return sizes in ([], [1]) and _is_short(node, node.tensor.numel)
 
 
 def _is_aligned(node: Node, users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:

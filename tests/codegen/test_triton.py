@@ -233,3 +233,12 @@ def test_a_kernel_joins_others_only_where_order_does_not_matter():
     assert not batch.takes({"b"}, {"y"}, 1000)
     for reads, writes in (({"x"}, {"y"}), ({"b"}, {"a"}), ({"b"}, {"x"}), ({"d"}, {"y"}), ({"b"}, {"c"}), ({"b"}, {"d"})):
         assert not batch.takes(reads, writes, 4)
+
+
+def test_what_is_made_of_smaller_values_is_not_stored_on_a_gpu():
+    def program(x, y):
+        apart = (x.unsqueeze(1) - y.unsqueeze(0)).exp() * 3 + x.unsqueeze(1)
+        return apart.sum(0), (apart * apart).sum(1)
+
+    text = host_text(program, fake("cuda:0", 2048), fake("cuda:0", 1024))
+    assert str(2048 * 1024 * 4) not in text and "{2048, 1024}" not in text

@@ -195,10 +195,9 @@ class Emitter(Noun, frozen=False):
         if self.shape.contiguous in self.axes[0].loops:
             longest = LONG_COLUMN
         self.is_looped = not (row.is_const and row.value <= longest)
-        streams = find_streams(self.group)
         loads = sum(node.op in ("load", "load_at") for node in analysis.scalars_of(self.group))
         each = _power(max(LOADS_A_THREAD // loads, 1) + 1) // 2 if loads > MANY_LOADS else 64
-        found = choose_blocks(self.axes, self.shape, self.is_looped, streams, each)
+        found = choose_blocks(self.axes, self.shape, self.is_looped, find_streams(self.group), each)
         self.blocks = tuple(dict.fromkeys(found))
         grows = any(find_shifted(step, after) for step, after in pairwise(self.shape.passes))
         if grows and self.is_looped and self.axes[0].size.lo >= MANY_ROWS and self.neighbours > 1:
@@ -689,12 +688,9 @@ def find_shifted(step: Pass, after: Pass) -> dict[Write, Write]:
 
 def find_addresses(group: Group) -> frozenset[Scalar]:
     """What is part of positions in memory and of nothing else: 32 bits hold it."""
-    found: set[Scalar] = set()
-    other: set[Scalar] = set()
-    for write in analysis.writes_in(group.nests):
-        other.add(write.value)
-        if write.index_scalar is not None:
-            (other if write.reduce else found).add(write.index_scalar)
+    writes = analysis.writes_in(group.nests)
+    found = {write.index_scalar for write in writes if write.index_scalar is not None}
+    other = {write.value for write in writes} | {at for w in writes if w.reduce and (at := w.index_scalar)}
     for node in reversed([*analysis.scalars_of(group)]):
         if node.dtype is not I64 or node.op not in ("add", "mul", "index", "check_index"):
             other.add(node)
