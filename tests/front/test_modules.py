@@ -7,6 +7,7 @@ import gc
 import inspect
 import io
 import pickle
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,7 @@ def test_data_parallel_training(is_inside: bool, net: Net, tmp_path: Path) -> No
         model = parallel if is_inside else dovetail.compile(parallel)
         (model(x) * x).sum().backward()
     finally:
+        time.sleep(0.5)  # a thread of the group lets go of its work, for which it may need this one's interpreter
         dist.destroy_process_group()
     assert dovetail.stats()["graphs"] >= 1
     for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
