@@ -679,7 +679,7 @@ def triplets() -> Built:
 
 
 def lattice() -> Built:
-    """Cells of a game of life on bytes, fifty steps."""
+    """Cells of a game of life on bytes, ten steps."""
     board = (torch.rand(scaled(2048, 64), scaled(2048, 64), device=DEVICE) < 0.3).to(torch.uint8)
 
     def play(board: torch.Tensor) -> torch.Tensor:
