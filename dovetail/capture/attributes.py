@@ -64,7 +64,7 @@ def guard_class(trace: Trace, kind: type) -> None:
     """Once per class: its methods and attributes are what they were. Static C types cannot change."""
     if kind in trace.classes:
         return
-    trace.classes.add(kind)
+    trace.classes[kind] = -1
     if kind.__flags__ & 512:  # Py_TPFLAGS_HEAPTYPE
         trace.guard(trace.const(kind, kind.__name__), ClassIs(kind))
 
@@ -242,7 +242,7 @@ def bind_class_value(trace: Trace, found: Any, owner: type | None, obj: Any, kin
 def class_value(trace: Trace, owner: type, name: str, found: Any) -> Any:
     """What lies in a class, which is guarded; a number there has a guard of its own."""
     is_number, key = type(found) in (int, float), (id(owner), name)
-    if key in trace.writes or type(found) in PLAIN and not is_number:
+    if key in trace.writes or type(found) in PLAIN and not is_number or id(owner) in trace.made:
         return found
     if key in trace.reads:
         return trace.reads[key]
@@ -252,7 +252,7 @@ def class_value(trace: Trace, owner: type, name: str, found: Any) -> Any:
 
 def _note_function(trace: Trace, function: Any, owner: type | None, name: str, field: str = "") -> None:
     """Remember where a method is found, for its defaults and closure."""
-    if id(function) not in trace.known and owner is not None:
+    if id(function) not in trace.known and owner is not None and id(owner) not in trace.made:
         if not function.__defaults__ and not function.__kwdefaults__ and not function.__closure__:
             return
         source: Source = Attr(trace.const(owner, owner.__name__), name)
@@ -384,7 +384,7 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
         value = native(getattr, obj, name)
         if name == "__dict__" and "__annotations__" in value:
             class_attr(trace, obj, "__annotations__")
-        is_own = name in UNVERSIONED and obj.__flags__ & 512
+        is_own = name in UNVERSIONED and obj.__flags__ & 512 and id(obj) not in trace.made
         return wrap(trace, value, Attr(trace.const(obj, obj.__name__), name)) if is_own else value
     guard_class(trace, type(obj))
     found, owner = find_in_class(trace, obj, name)
@@ -511,6 +511,9 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
 
 
 def store_in_class(trace: Trace, kind: type | ModuleType, name: str, value: Any) -> None:
+    if id(kind) in trace.made:
+        native(*(delattr, kind, name) if value is traces.DELETED else (setattr, kind, name, value))
+        return
     if name.startswith("__") or isinstance(kind, ModuleType):  # what C code asks the class for
         raise UnsupportedValue(trace.loc(), type="class", detail=f"changing {kind.__name__}.{name}")
     trace.writes[(id(kind), name)] = traces.Write(kind, name, value, "class")

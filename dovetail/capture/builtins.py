@@ -377,14 +377,6 @@ _dir, _break = SPECIAL[id(dir)], breaking(UnknownCall, function="dir of an objec
 on(dir)(lambda trace, args, kwargs: (_break if args else _dir)(trace, args, kwargs))
 
 
-@on(builtins.__build_class__)
-def _build_class(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    """torch's own functions define classes for cases of which most calls are none, as in torch.masked."""
-    if not is_library_file(args[0].__code__.co_filename):
-        raise UnknownCall(trace.loc(), function="__build_class__")
-    return native(builtins.__build_class__, *args, **kwargs)
-
-
 on(globals)(lambda trace, args, kwargs: GlobalsView(trace.places[-1]))
 
 

@@ -305,6 +305,9 @@ def _late_text(emit: Emitter, value: LateText) -> str:
 
 
 def _constant(emit: Emitter, value: Any) -> str:
+    if isinstance(value, type) and id(value) in emit.trace.made:
+        where, step = emit.trace.frame.loc, emit.trace.classes[value]
+        raise UnsupportedValue(where, type="class", detail="it is made here, and needed later", step=step)
     return emit.const(value, getattr(value, "__name__", type(value).__name__))
 
 
@@ -324,7 +327,7 @@ NAMED: Final = (AttributeError, NameError, ImportError)
 def rebuild_exception(emit: Emitter, error: BaseException) -> str:
     """Text of an exception that the program made. __init__ of the user's class is not run a second time."""
     kind: Any = type(error)
-    owner, args = emit.const(kind, kind.__name__), emit.items(error.args)
+    owner, args = emit.value(kind), emit.items(error.args)
     own = [find_in_mro(kind, name)[0] for name in ("__new__", "__init__")]
     if any(isinstance(method, (types.FunctionType, staticmethod)) for method in own):
         base: Any = next(base for base in kind.__mro__ if not base.__flags__ & 512)
@@ -360,7 +363,7 @@ def fields_of(error: BaseException) -> dict[str, Any]:
 def _instance(emit: Emitter, value: Any) -> str:
     """An instance of the user's class that the frame made."""
     cls = type(value)
-    owner = emit.const(cls, cls.__name__)
+    owner = emit.value(cls)
     base: Any = next(kind for kind in REBUILT_BASES if isinstance(value, kind))
     contents = ""
     if base is tuple:

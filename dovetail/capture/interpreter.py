@@ -100,7 +100,10 @@ class Activation:
     """One running frame of the interpreter."""
 
     __slots__ = ("trace", "code", "function", "globals", "stack", "slots", "at", "next", "result", "handled",
-                 "kw_names", "is_root")  # fmt: skip
+                 "kw_names", "is_root", "names")  # fmt: skip
+
+    names: dict[str, Any]
+    """What the body of a class has defined."""
 
     def __init__(self, trace: Trace, function: FunctionType, slots: list[Any], is_root: bool = False) -> None:
         code = decode(function.__code__)
@@ -345,6 +348,18 @@ class Activation:
 
     def LOAD_GLOBAL(self, arg: str) -> None:
         self.stack.append(self.load_global(arg))
+
+    LOAD_NAME = pushed(lambda self, arg: self.names[arg] if arg in self.names else self.load_global(arg))
+    LOAD_LOCALS = pushed(lambda self, arg: self.names)
+
+    def STORE_NAME(self, arg: str) -> None:
+        native(self.names.__setitem__, arg, self.stack.pop())
+
+    def SETUP_ANNOTATIONS(self, arg: Any) -> None:
+        self.names.setdefault("__annotations__", {})
+
+    LOAD_CLASSDEREF = pushed(lambda self, arg: self.names[name] if (
+        name := self.code.slot_names[arg]) in self.names else self.read_cell(self.slots[arg], arg))
 
     def LOAD_GLOBAL_CALL(self, arg: str) -> None:
         self.push_callable(self.load_global(arg))

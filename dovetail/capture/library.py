@@ -8,10 +8,13 @@ logger.info("loss %s", loss)      a break: the value of a tensor is needed
 """
 from __future__ import annotations
 
+import builtins
 import collections
 import copy
+import dataclasses
 import logging
 import sys
+import types
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -21,8 +24,9 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture import operations
-from dovetail.capture.attributes import InstanceDict, find_in_mro, load_attr
-from dovetail.capture.builtins import Args, Kwargs, breaking, on
+from dovetail.capture.attributes import InstanceDict, find_in_mro, guard_class, load_attr
+from dovetail.capture.builtins import LIBRARIES, Args, Kwargs, breaking, on
+from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import IDENTITY, PLAIN
 from dovetail.capture.places import called_from
 from dovetail.capture.text import is_late, native
@@ -92,6 +96,58 @@ def copy_instance(trace: Trace, value: Any, each: Callable[[Any], Any]) -> Any:
     for name, item in InstanceDict(trace, value).items():
         made.__dict__[name] = each(item)
     return made
+
+
+# -- classes: one that is still needed when the graph ends breaks where it was made ----------------------
+
+@on(builtins.__build_class__)
+def _build_class(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """The body is interpreted, so that its functions have the frame's variables in their closures."""
+    function, name, *given = args
+    bases = native(types.resolve_bases, tuple(given))
+    meta, space, named = native(types.prepare_class, name, bases, kwargs)
+    is_known = meta is type or meta.__module__.split(".")[0] in LIBRARIES
+    if not is_known or any(runs_python(base, "__init_subclass__") for base in bases):
+        raise UnknownCall(trace.loc(), function="__build_class__")
+    for base in bases:
+        guard_class(trace, base)
+    if list(bases) != given:
+        space["__orig_bases__"] = tuple(given)
+    body = Activation(trace, function, [])
+    body.names = space
+    body.run()
+    if any(runs_python(type(value), "__set_name__") for value in space.values()):
+        raise UnknownCall(trace.loc(), function="__set_name__")
+    return note_class(trace, native(meta, name, bases, space, **named))
+
+
+def runs_python(kind: type, name: str) -> bool:
+    """Whether the method is a function of the user's."""
+    found = find_in_mro(kind, name)[0]
+    code = getattr(getattr(found, "__func__", found), "__code__", None)
+    return code is not None and not is_library_file(code.co_filename)
+
+
+def note_class(trace: Trace, made: Any) -> Any:
+    trace.classes[made] = trace.places[0].steps - 1
+    trace.made[id(made)] = made
+    return made
+
+
+_make_dataclass: Any = dataclasses._process_class  # type: ignore[attr-defined]
+
+
+@on(_make_dataclass)
+def _dataclass(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if id(args[0]) not in trace.made:
+        raise UnknownCall(trace.loc(), function="dataclass")
+    return note_class(trace, native(_make_dataclass, *args, **kwargs))
+
+
+@on(collections.namedtuple)
+def _named_tuple(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    named = {"module": trace.places[-1].globals.get("__name__"), **kwargs}
+    return note_class(trace, native(collections.namedtuple, *args, **named))
 
 
 # -- output ------------------------------------------------------------------------------------------

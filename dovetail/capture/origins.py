@@ -69,6 +69,9 @@ def wrap(trace: Trace, value: Any, source: Source, stable: bool = False) -> Any:
             return wrap_bound(trace, value, source)
     if isinstance(value, IDENTITY):
         if not stable:
+            is_own = isinstance(value, type) and is_resumed(trace.frame.code)  # made before it broke, perhaps
+            if is_own and is_unsteady(trace, source, id(value)):
+                raise UnsupportedValue(type="class", detail=f"{source} is another one in each call")
             trace.guard(source, Is(value))
         return value
     if isinstance(value, Fake):

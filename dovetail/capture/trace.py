@@ -191,7 +191,8 @@ class Trace:
         """Tensors that are of a subclass."""
         self.namespace: dict[str, Any] = {}
         self.const_names: dict[int, str] = {}
-        self.classes: set[type] = set()
+        self.classes: dict[type, int] = {}
+        """Those that are guarded, or made here: then at which of the frame's instructions."""
         self.places: list[Any] = []
         self.shadows: list[Origin] = []
         self.unread: list[Unread] = []

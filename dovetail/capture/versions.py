@@ -81,6 +81,7 @@ PY312: Final[dict[str, Split]] = {
     "CALL_INTRINSIC_2": one("UNSUPPORTED_INTRINSIC"),
     "LOAD_FAST_CHECK": one("LOAD_FAST"),
     "YIELD_VALUE": lambda arg: [("YIELD_VALUE", 0)],
+    "LOAD_FROM_DICT_OR_DEREF": lambda arg: [("POP_TOP", 0), ("LOAD_CLASSDEREF", arg)],
 }
 
 PY313: Final[dict[str, Split]] = {

@@ -619,4 +619,138 @@ def getattribute_then_getattr() -> Any:
     return f, (x4(),)
 
 
+BIAS = 1
+
+
+@case("C4", recompiles=0)
+def classes_made_in_the_frame() -> Any:
+    """Bodies read variables of the frame and globals; a class has a state of its own in each call."""
+
+    def f(x: torch.Tensor, scale: int) -> Any:
+        total = x.sum()
+
+        class Base:
+            factor = scale + BIAS
+            seen: list[Any] = []
+
+            def __init__(self, value: Any) -> None:
+                self.value = value
+                self.seen.append(value)
+
+            def run(self) -> Any:
+                return self.value * self.factor + total
+
+        class Derived(Base):
+            limit: int = 3
+
+            def run(self) -> Any:
+                return super().run() + self.limit + len(self.seen)
+
+            @classmethod
+            def of(cls, value: Any) -> Any:
+                cls.limit = 5
+                return cls(value)
+
+        Base.extra = 2
+        made = Derived.of(x).run() * Base.extra
+        del Base.extra
+        return made, Derived.__qualname__, list(Derived.__annotations__), hasattr(Base, "extra")
+
+    return f, [(x4(), 2), (x4(), 2)]
+
+
+@case("C4", recompiles=0)
+def records_and_enums_made_in_the_frame() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        pair = collections.namedtuple("pair", "u v")  # type: ignore[misc]
+
+        class Typed(NamedTuple):
+            u: torch.Tensor
+            v: int = 3
+
+        @dataclasses.dataclass(frozen=True, slots=True)
+        class Point:
+            x: torch.Tensor
+            tags: list[Any] = dataclasses.field(default_factory=list)
+
+        class Way(enum.IntEnum):
+            UP = enum.auto()
+            DOWN = enum.auto()
+
+            def go(self, y: Any) -> Any:
+                return y * self
+
+        class Stop(ValueError):
+            pass
+
+        p, q, r = pair(x, 2), Typed(x), dataclasses.replace(Point(x), tags=[1])
+        try:
+            r.x = 1  # type: ignore[misc]
+        except dataclasses.FrozenInstanceError:
+            r.tags.append(2)
+        try:
+            raise Stop("here")
+        except ValueError as error:
+            return Way.DOWN.go(p.u * p.v + q.u * q.v + r.x), r.tags, [way.name for way in Way], str(error), pair.__module__
+
+    return f, [(x4(),)] * 3
+
+
+@case("C4", recompiles=0)
+def functions_with_gradients_and_modules_made_in_the_frame() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        class Square(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+                ctx.save_for_backward(a)
+                return a * a
+
+            @staticmethod
+            def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+                return 3 * ctx.saved_tensors[0] * grad
+
+        class Double(torch.nn.Module):
+            def forward(self, a: torch.Tensor) -> torch.Tensor:
+                return a * 2
+
+        return Double()(Square.apply(x))
+
+    return f, [(x4().requires_grad_(),)] * 3
+
+
+@case("C4", breaks=1, recompiles=2)
+def class_that_outlives_the_frame() -> Any:
+    """Each call has a class of its own: the rest of the frame is not compiled for every one of them."""
+    made: list[Any] = []
+
+    def f(x: torch.Tensor) -> Any:
+        class Local:
+            scale = 2
+
+        made.append(Local)
+        return x.sin() * Local.scale
+
+    return f, [(x4(),)] * 8, lambda: (len(set(made)), made[0].__qualname__)
+
+
+class Registered:
+    names: list[str] = []
+
+    def __init_subclass__(cls) -> None:
+        Registered.names.append(cls.__name__)
+
+
+@case("C4", breaks=1, recompiles=2)
+def class_that_runs_code_when_it_is_made() -> Any:
+    Registered.names.clear()
+
+    def f(x: torch.Tensor) -> Any:
+        class Local(Registered):
+            scale = 2
+
+        return x.sin() * Local.scale
+
+    return f, [(x4(),)] * 8, lambda: list(Registered.names)
+
+
 test_program = suite.test()

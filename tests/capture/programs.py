@@ -777,7 +777,7 @@ def custom_function(x: Any) -> Any:
     return Cube.apply(x) + 1
 
 
-@program(X, breaks=1)
+@program(X)
 def class_in_function(x: Any) -> Any:
     class Local:
         scale = 3
