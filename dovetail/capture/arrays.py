@@ -23,10 +23,10 @@ from dovetail.capture.attributes import RULES
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import as_hashable, set_item
-from dovetail.capture.origins import BY_NAME, PLAIN, register, wrap_instance, wrap_tensor
-from dovetail.capture.text import NUMBERS, known, native
+from dovetail.capture.origins import BY_NAME, PLAIN, register, wrap_instance, wrap_tensor, wrap_value
+from dovetail.capture.text import NUMBERS, as_numbers, known, native
 from dovetail.capture.torch_calls import METHOD_RULES, call_torch
-from dovetail.capture.trace import Raised, Trace
+from dovetail.capture.trace import Raised, Trace, leaves
 from dovetail.errors import DataDependentValue, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import TypeIs
@@ -75,14 +75,31 @@ def wrap_array(trace: Trace, value: Any, source: Source) -> Any:
 BY_NAME["numpy.ndarray"] = wrap_array
 
 
-class Array:
-    """Stands in for an ndarray whose contents the tensor `fake` has, or for a scalar of NumPy's."""
+def wrap_scalar(trace: Trace, value: Any, source: Source) -> Any:
+    """One that changes from call to call is a number of the graph."""
+    item = Applied(source, trace.const(item_of, "item_of").name, item_of)
+    number = trace.dynamic.number(trace, value.item(), item) if trace.dynamic is not None else None
+    if number is None:
+        return wrap_value(trace, value, source)
+    trace.guard(source, TypeIs(type(value)))
+    fake = trace.call(torch.full, [(), number], {"dtype": TORCH_DTYPES[str(value.dtype)]})
+    return register(trace, value, Array(trace, fake, True, number), source)
 
-    __slots__ = ("trace", "fake", "is_scalar")
+
+item_of: Final = operator.methodcaller("item")
+for _name in ("int8", "int16", "int32", "int64", "float16", "float32", "float64"):
+    BY_NAME[f"numpy.{_name}"] = wrap_scalar
+
+
+class Array:
+    """Stands in for an ndarray whose contents the tensor `fake` has, or for a scalar of NumPy's: of some, the
+    `number` is known without a graph."""
+
+    __slots__ = ("trace", "fake", "is_scalar", "number")
     __array_ufunc__ = None  # leave operators with an ndarray on the left to this class
 
-    def __init__(self, trace: Trace, fake: Fake, is_scalar: bool = False) -> None:
-        self.trace, self.fake, self.is_scalar = trace, fake, is_scalar
+    def __init__(self, trace: Trace, fake: Fake, is_scalar: bool = False, number: Any = None) -> None:
+        self.trace, self.fake, self.is_scalar, self.number = trace, fake, is_scalar, number
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # isinstance() asks for it
@@ -97,6 +114,8 @@ class Array:
         return self.dtype.type(1) if self.is_scalar else numpy().ones((1,) * self.fake.dim(), self.dtype)
 
     def __len__(self) -> int:
+        if self.is_scalar:  # torch asks for it where it takes an int, too
+            raise DataDependentValue(self.trace.loc(), function="len of an array")
         return native(len, self.fake)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Any]:
@@ -137,12 +156,15 @@ def position(trace: Trace, key: Any) -> Any:
 
 def _needs_values(name: str) -> Callable[..., Any]:
     def method(self: Array, *args: Any) -> Any:
+        if self.number is not None and name in ("bool", "int", "float", "index"):
+            return getattr(self.dtype.type(known(self.number)), f"__{name}__")(*args)
         raise DataDependentValue(self.trace.loc(), function=f"{name} of an array")
 
     return method
 
 
-for _name in ("bool", "int", "float", "complex", "index", "str", "repr", "format", "array", "contains"):
+for _name in ("bool", "int", "float", "complex", "index", "str", "repr", "format", "array", "contains",
+              "round"):  # fmt: skip
     setattr(Array, f"__{_name}__", _needs_values(_name))
 
 
@@ -158,12 +180,24 @@ def array_attr(trace: Trace, array: Array, name: str) -> Any:
 
 def _method(name: str, function: str, fn: Any = None, *, reverse: bool = False) -> Callable[..., Any]:
     def method(self: Array, *args: Any, **kwargs: Any) -> Any:
-        return call_named(self.trace, function, [*args, self] if reverse else [self, *args], kwargs, fn)
+        given = [*args, self] if reverse else [self, *args]
+        made = call_named(self.trace, function, given, kwargs, fn)
+        is_safe = function not in DIVIDING or type(given[1]) in (int, float) and given[1] > 0
+        if fn is None and function != "power" and is_safe and all(map(is_exact, given)):
+            made.number = native(getattr(operator, name[2 + reverse : -2]), *as_numbers(given))
+        return made
 
     method.__name__ = name
     return method
 
 
+def is_exact(value: Any) -> bool:
+    """A number that Python computes with as NumPy does."""
+    kind = type(as_numbers(value))
+    return kind in (int, float) or kind in NUMBERS and getattr(value, "dtype", "int64") in ("int64", "float64")
+
+
+DIVIDING: Final = ("remainder", "floor_divide", "divide")
 ATTRIBUTES: Final[dict[str, Callable[[Array], Any]]] = {
     "shape": lambda array: tuple(array.fake.shape),
     "size": lambda array: array.fake.numel(),
@@ -419,6 +453,7 @@ CALLS: Final[dict[str, Rule]] = {
     **{name: _along(getattr(torch, name), "own", False) for name in ("argmax", "argmin")},
     **{name: partial(_joined, getattr(torch, name)) for name in (
         "concatenate", "stack", "vstack", "hstack")}, "where": _where, "astype": _astype,
+    "item": lambda trace, fn, a: complex(a) if a.number is None else a.number,  # which says what it lacks
     **dict.fromkeys((*FROM_TENSOR, "asanyarray"), _asarray), "ascontiguousarray": _contiguous, "copy": _copy,
     "zeros_like": _same(torch.zeros_like), "ones_like": _same(torch.ones_like),
     "reshape": _same(torch.reshape, unpacks=True), "transpose": _transpose, "ravel": _same(torch.ravel),
@@ -482,6 +517,10 @@ def _from_array(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     elif len(args) == 1 and (made := _of_numbers(trace, array, kwargs)) is not None:
         return made
     elif not type(array).__module__.startswith("numpy"):
+        if has_array(array):
+            raise UnknownCall(trace.loc(), function=f"torch.{function.__name__} of a list of arrays")
+        if any(type(leaf).__module__ == "numpy" for leaf in leaves(array)):  # which the graph has as numbers
+            kwargs = {"dtype": native(function, array).dtype, **kwargs}
         return call_torch(trace, function, args, kwargs)
     else:
         if array.ndim:

@@ -37,7 +37,17 @@ from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import PLAIN, is_value_type, read_list, wrap
-from dovetail.capture.text import NUMBERS, Identity, LateText, fill, format_value, is_late, late, native
+from dovetail.capture.text import (
+    NUMBERS,
+    Identity,
+    LateText,
+    as_numbers,
+    fill,
+    format_value,
+    is_late,
+    late,
+    native,
+)
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread, is_library_file
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
@@ -415,6 +425,7 @@ def _reversed(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _int(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    args = as_numbers(args)
     if args and isinstance(args[0], torch.SymInt):
         return args[0]
     if args and isinstance(args[0], Fake):
@@ -429,6 +440,7 @@ def _int(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _float(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    args = as_numbers(args)
     if args and isinstance(args[0], torch.SymFloat):
         return args[0]
     if args and isinstance(args[0], torch.SymInt):
@@ -665,6 +677,7 @@ SYM_MATH: Final = {
 
 
 def call_math(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    args = as_numbers(args)
     symbolic = any(type(arg) in NUMBERS for arg in args)
     if symbolic and fn in SYM_MATH:
         return native(SYM_MATH[fn], *args)

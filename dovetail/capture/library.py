@@ -134,20 +134,16 @@ def note_class(trace: Trace, made: Any) -> Any:
     return made
 
 
-_make_dataclass: Any = dataclasses._process_class  # type: ignore[attr-defined]
-
-
-@on(_make_dataclass)
-def _dataclass(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if id(args[0]) not in trace.made:
+def _make_class(maker: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """A record, or a dataclass of a class that the program has just made."""
+    if isinstance(args[0], type) and id(args[0]) not in trace.made:
         raise UnknownCall(trace.loc(), function="dataclass")
-    return note_class(trace, native(_make_dataclass, *args, **kwargs))
+    named = {"module": trace.places[-1].globals.get("__name__")} if maker is collections.namedtuple else {}
+    return note_class(trace, native(maker, *args, **named | kwargs))
 
 
-@on(collections.namedtuple)
-def _named_tuple(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    named = {"module": trace.places[-1].globals.get("__name__"), **kwargs}
-    return note_class(trace, native(collections.namedtuple, *args, **named))
+for _maker in (dataclasses._process_class, collections.namedtuple):  # type: ignore[attr-defined]
+    on(_maker)(partial(_make_class, _maker))
 
 
 # -- output ------------------------------------------------------------------------------------------

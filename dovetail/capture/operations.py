@@ -18,7 +18,17 @@ import torch
 from dovetail.capture.attributes import MISSING, find_in_mro, guard_class, load_attr, python_method
 from dovetail.capture.masks import Masked, fill_masked, put_masked, take_masked
 from dovetail.capture.origins import PLAIN
-from dovetail.capture.text import NUMBERS, Identity, LateText, is_late, known, late, native, version_of
+from dovetail.capture.text import (
+    NUMBERS,
+    Identity,
+    LateText,
+    as_numbers,
+    is_late,
+    known,
+    late,
+    native,
+    version_of,
+)
 from dovetail.capture.trace import Raised, Trace, leaves
 from dovetail.errors import DataDependentBranch, DataDependentNumber, DataDependentValue, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -73,6 +83,9 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
         return on_fakes(trace, op, left, right)
     if kind in PLAIN and other in PLAIN:
         return native(op, left, right)
+    if kind is Fake or other is Fake:
+        left, right = as_numbers([left, right])
+        kind, other = type(left), type(right)
     if kind is str and op is operator.mod:
         if is_late(right):
             return late(trace, operator.mod, [left, right])
@@ -143,6 +156,8 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
     kind, other = type(left), type(right)
     if kind in PLAIN and other in PLAIN:
         return native(op, left, right)
+    if kind is Fake or other is Fake:
+        left, right = as_numbers([left, right])
     found, result = _by_dunder(trace, left, right, *COMPARISONS[op])
     if found:
         return result
@@ -284,6 +299,7 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
     if kind in (list, tuple, dict):
         return native(operator.getitem, container, as_key(trace, container, key))
     if kind is Fake:
+        key = as_numbers(key)
         if (picked := pick(trace, container, key)) is None:
             masked = take_masked(trace, container, key)
             return on_fakes(trace, operator.getitem, container, key) if masked is None else masked
@@ -348,6 +364,9 @@ def _class_item(trace: Trace, container: type, key: Any) -> Any:
 
 def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
     if isinstance(container, Fake):
+        key, number = as_numbers([key, value])
+        if type(number) is torch.SymInt or isinstance(value, float):  # np.float32 torch does not take here
+            value = number
         if (picked := pick(trace, container, key)) is not None:
             wanted = {"dtype": container.dtype, "device": container.device}
             if not isinstance(value, Fake):

@@ -20,7 +20,7 @@ from dovetail.capture.attributes import bind_class_value, find_in_mro, guard_cla
 from dovetail.capture.masks import Masked, call_masked
 from dovetail.capture.operations import has_fake, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
-from dovetail.capture.text import NUMBERS, LateText, native
+from dovetail.capture.text import NUMBERS, LateText, as_numbers, native
 from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import BackwardCall, DataDependentValue, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -141,10 +141,8 @@ def guard_answer(trace: Trace, read: Callable[[], Any], value: Any) -> None:
 
 
 def with_texts(args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments for C code, which takes nothing but a str for a text."""
-    if all(type(arg) is not LateText for arg in (*args, *kwargs.values())):
-        return args, kwargs
-    made = [arg.now() if type(arg) is LateText else arg for arg in (*args, *kwargs.values())]
+    """Arguments for C code, which takes nothing but a str for a text, and no scalar that stands for one."""
+    made = [arg.now() if type(arg) is LateText else as_numbers(arg) for arg in (*args, *kwargs.values())]
     return made[: len(args)], dict(zip(kwargs, made[len(args) :]))
 
 

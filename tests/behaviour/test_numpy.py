@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import warnings
 from collections.abc import Callable
 from operator import itemgetter
@@ -277,3 +278,60 @@ def test_what_arrays_have_in_common_with_others(function: Any, backend: str) -> 
         warnings.simplefilter("error")
         for _ in range(2):
             check(compiled(given), function(given))
+
+
+def scaled(x: Any, s: Any) -> Any:
+    x = x * s + 1
+    x *= s
+    return s * x, torch.clamp(x, max=s), x.half() + s
+
+
+def scheduled(x: Any, s: Any) -> Any:
+    rate = 0.1 * (1 - s) + s * 0.5
+    x[1:2] = rate
+    return (x + 1 if rate > 100 else x * rate), rate, s
+
+
+def converted(x: Any, s: Any) -> Any:
+    return x * float(s) + s.item(), f"{float(s):.3f}", x * math.sqrt(s), isinstance(s, float), s.dtype
+
+
+def placed(x: Any, s: Any) -> Any:
+    n = s + 1
+    x[0] = n
+    return x[s], x[:s], x[n // 2 : n], torch.zeros(n, 2), x * n
+
+
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+@pytest.mark.parametrize(
+    "function, kind",
+    [(function, kind) for kind in (np.float64, np.float32, np.int64) for function in (scaled, converted)]
+    + [(scheduled, np.float64), (placed, np.int64)],
+)
+def test_scalars_that_change_from_call_to_call(function: Any, kind: Any, backend: str) -> None:
+    compiled = dovetail.compile(function, backend=backend, fullgraph=True)
+    dovetail.reset()
+    for i in range(5):
+        x, s = torch.arange(12.0), kind(3 + 1.25 * i)
+        check(compiled(x.clone(), s), function(x.clone(), s))
+    assert dovetail.stats()["recompiles"] == 1
+
+
+def looked_at(x: Any, s: Any) -> Any:
+    return x * round(s, 1), f"{s}", x * np.cos(s), torch.tensor([s, s]), x[s.astype(np.int32) % 4]
+
+
+def test_what_else_is_done_with_a_scalar_that_changes_is_left_to_numpy() -> None:
+    compiled = dovetail.compile(looked_at, backend="eager")
+    for i in range(9):
+        s = np.float64(0.7 + i)
+        check(compiled(torch.arange(12.0), s), looked_at(torch.arange(12.0), s))
+    assert dovetail.stats()["fallbacks_to_eager"] == 0
+
+
+def test_a_tensor_of_a_list_of_scalars_has_their_dtype() -> None:
+    def f(x: Any) -> Any:
+        return x + 1, torch.tensor([np.float64(0.1), np.float64(2)]), torch.tensor([[np.int32(3)]])
+
+    for got, want in zip(dovetail.compile(f, fullgraph=True)(torch.ones(2)), f(torch.ones(2)), strict=True):
+        check(got, want)
