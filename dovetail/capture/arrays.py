@@ -194,7 +194,8 @@ def _method(name: str, function: str, fn: Any = None, *, reverse: bool = False) 
 def is_exact(value: Any) -> bool:
     """A number that Python computes with as NumPy does."""
     kind = type(as_numbers(value))
-    return kind in (int, float) or kind in NUMBERS and getattr(value, "dtype", "int64") in ("int64", "float64")
+    is_wide = str(getattr(value, "dtype", "int64")) in ("int64", "float64")
+    return kind in (int, float) or kind in NUMBERS and is_wide
 
 
 DIVIDING: Final = ("remainder", "floor_divide", "divide")

@@ -506,7 +506,7 @@ NATIVE_CLASSES: Final = frozenset(
 
 def is_native_class(cls: type) -> bool:
     """Made without running Python code of anyone's: builtins, enums, plain exceptions."""
-    if cls in NATIVE_CLASSES or cls in CLASSES:
+    if cls in NATIVE_CLASSES or cls in CLASSES or is_value_type(cls):
         return True
     if issubclass(cls, BaseException):
         makers = (attributes.find_in_mro(cls, name)[0] for name in ("__new__", "__init__"))

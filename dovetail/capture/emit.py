@@ -440,6 +440,7 @@ REBUILD: Final[dict[type, Rule]] = {
     collections.defaultdict: _made_of(
         collections.defaultdict, lambda emit, v: f"{emit.value(v.default_factory)}, [{_pairs(emit, v)}]"
     ),
+    types.SimpleNamespace: _made_of(types.SimpleNamespace, lambda emit, v: f"**{emit.value(vars(v))}"),
     collections.deque: _made_of(collections.deque, lambda emit, v: f"[{emit.items(v)}], {v.maxlen!r}"),
     **{type(iter(made)): _reduced for made in ITERATED},
     **dict.fromkeys((type(reversed([])), zip, enumerate, map, filter, reversed), _reduced),

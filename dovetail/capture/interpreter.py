@@ -788,7 +788,8 @@ class GlobalsView(MutableMapping[str, Any]):
 def loads_to_append(code: Code) -> list[int]:
     """Instructions that read something for the sake of its method `append`."""
     pairs = enumerate(zip(code.ops, code.ops[1:], code.args[1:]))
-    return [i for i, pair in pairs if pair[0] in LOADS and pair[1:] == ("LOAD_METHOD", "append")]
+    reads = ("LOAD_METHOD", "LOAD_ATTR")
+    return [i for i, pair in pairs if pair[0] in LOADS and pair[1] in reads and pair[2] == "append"]
 
 
 AUGMENTED: Final = ["SWAP", "SWAP", "STORE_SUBSCR"]

@@ -22,14 +22,17 @@ from types import FunctionType
 from typing import Any, Final
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from dovetail.capture import operations
 from dovetail.capture.attributes import InstanceDict, find_in_mro, guard_class, load_attr
 from dovetail.capture.builtins import LIBRARIES, Args, Kwargs, breaking, on
+from dovetail.capture.calls import inline
+from dovetail.capture.emit import REBUILD
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import IDENTITY, PLAIN
 from dovetail.capture.places import called_from
-from dovetail.capture.text import is_late, native
+from dovetail.capture.text import Identity, is_late, native
 from dovetail.capture.trace import Trace, is_library_file, place_loc, topmost_handled
 from dovetail.errors import OutputCall, UnknownCall
 from dovetail.fake.tensor import Fake
@@ -183,6 +186,28 @@ on(sys.stdout.write)(breaking(OutputCall, function="sys.stdout.write"))
 on(warnings.warn)(partial(_deferred, warnings.warn))
 for _level in ("debug", "info", "warning", "error", "critical", "exception", "log", "warn"):
     on(getattr(logging.Logger, _level))(partial(_deferred, getattr(logging.Logger, _level)))
+
+
+# -- hooks -------------------------------------------------------------------------------------------
+
+class Ticket(Identity):
+    """The number of a hook that the frame registers: a key that is another in each call, and no other's."""
+
+    number: Any
+
+
+_new_handle: Any = RemovableHandle.__init__
+
+
+@on(_new_handle)
+def _take_ticket(trace: Trace, args: Args, kwargs: Kwargs) -> None:
+    inline(trace, _new_handle, args, kwargs)
+    if type(args[0].id) is torch.SymInt:
+        ticket = Ticket(trace, id, args[0])
+        ticket.number, args[0].id = args[0].id, ticket
+
+
+REBUILD[Ticket] = lambda emit, value: emit.value(value.number)
 
 
 # -- the exception that is being handled -------------------------------------------------------------

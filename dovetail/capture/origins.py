@@ -371,6 +371,8 @@ def wrap_slice(trace: Trace, value: slice, source: Source) -> Any:
 
 def wrap_value(trace: Trace, value: Any, source: Source) -> Any:
     """An immutable value of C: a constant of the trace."""
+    if is_unsteady(trace, source, value):
+        return leave_outside(trace, value, source)
     trace.guard(source, TypeIs(type(value)))
     trace.guard(source, Equals(value))
     return value

@@ -140,6 +140,7 @@ class Identity(int):
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __xor__ = __rxor__ = leave
     __and__ = __rand__ = __or__ = __ror__ = __rshift__ = __lshift__ = __floordiv__ = __int__ = leave
     __index__ = __str__ = __repr__ = __format__ = __neg__ = __float__ = leave
+    __lt__ = __le__ = __gt__ = __ge__ = leave
 
 
 LATE: Final = (LateText, GivenText)
@@ -214,8 +215,8 @@ def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             owner = getattr(fn, "__self__", None)
             if type(owner) in NUMBERS:  # which cannot do all that a number can
                 return native(getattr(native(known, owner), fn.__name__), *args, **kwargs)
-            if any(type(arg) is LateText or type(arg) in NUMBERS for arg in args):
-                return native(fn, *native(known, list(args)), **kwargs)  # C code that takes nothing else
+            if any(type(arg) is LateText or type(arg) in NUMBERS for arg in (*args, *kwargs.values())):
+                return native(fn, *native(known, list(args)), **native(known, kwargs))  # C code insists on it
         if isinstance(error, RuntimeError) and needs_data(error):
             name = getattr(fn, "__name__", str(fn))
             raise FailedFake(function=name, detail=str(error).split("\n")[0][:200]) from None

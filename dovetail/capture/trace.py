@@ -131,7 +131,9 @@ class Outside:
 
 
 _asked = "next len bool contains getitem setitem delitem reversed str repr eq ne lt le gt ge".split()
-_computed = [prefix + name for name in ("add", "mul", "sub", "and", "or", "xor") for prefix in ("", "r", "i")]
+_asked += "hash int float format".split()
+_names = "add mul sub and or xor truediv floordiv mod pow".split()
+_computed = [prefix + name for name in _names for prefix in ("", "r", "i")]
 for _name in _asked + _computed:
     setattr(Outside, f"__{_name}__", Outside.leave)
 OPERATORS: Final = {f"__{name}__" for name in [*_asked, *_computed, "torch_function"]}

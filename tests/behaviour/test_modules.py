@@ -113,6 +113,39 @@ def mlp_block_eval() -> Any:
     return Block().eval(), (x8(),)
 
 
+@case("C5", recompiles=1)
+def hooks_registered_and_removed_by_the_function() -> Any:
+    """Each is given another number in each call, by torch, for all modules."""
+    m = Block().eval()
+
+    def f(x: torch.Tensor) -> Any:
+        seen: list[Any] = []
+        first = m.up.register_forward_hook(lambda module, args, out: seen.append(out))
+        second = m.down.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+        with m.up.register_forward_hook(lambda module, args, out: out + 1):
+            y = m(x)
+        first.remove()
+        y = y + m(x)
+        second.remove()
+        return y, seen, first.id == second.id, len(m.up._forward_hooks), m(x)
+
+    return f, [(x8(),)] * 5, lambda: (len(m.up._forward_hooks), len(m.down._forward_pre_hooks))
+
+
+@case("C5", breaks=ANY)
+def hooks_that_stay() -> Any:
+    m, handles = Block().eval(), []
+
+    def f(x: torch.Tensor) -> Any:
+        handles.append(m.up.register_forward_hook(lambda module, args, out: out + 1))
+        return m(x)
+
+    def left() -> Any:
+        return [list(m.up._forward_hooks).index(handle.id) for handle in handles]
+
+    return f, [(x8(),)] * 4, left
+
+
 @case("C5")
 def module_containers() -> Any:
     m = Stack().eval()

@@ -7,9 +7,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import datetime
+import decimal
+import fractions
 import functools
 import io
 import itertools
+import math
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -235,6 +239,56 @@ class KeepsDeque(Keeper):
         y = self.layer(x)
         self.recent.append(y.detach().sum())
         return y + sum(self.recent) / len(self.recent)
+
+
+def of_a_time(x: torch.Tensor, now: datetime.datetime) -> Any:
+    later = now + datetime.timedelta(hours=now.day)
+    return x * now.hour + math.sin(now.minute), f"{now:%H:%M}", later, (later - now).total_seconds()
+
+
+def of_a_fraction(x: torch.Tensor, now: datetime.datetime) -> Any:
+    part = fractions.Fraction(now.hour, 24) + fractions.Fraction(1, 3)
+    return x * float(part), part, str(decimal.Decimal(now.hour) / 3), {part: now}
+
+
+@pytest.mark.parametrize("function", [of_a_time, of_a_fraction])
+def test_times_and_fractions_that_change(function: Any) -> None:
+    dovetail.reset()
+    compiled, counts = dovetail.compile(function, backend="eager"), []
+    for i in range(24):
+        given = X, datetime.datetime(2026, 1, 2, i, 30)
+        check_same(compiled(*given), function(*given), "result")
+        counts.append(dovetail.stats()["recompiles"])
+    assert counts[-1] == counts[12] and not dovetail.stats()["fallbacks_to_eager"]
+
+
+def test_a_namespace_is_returned() -> None:
+    def f(x: torch.Tensor) -> Any:
+        made = types.SimpleNamespace(x=x * 2, parts=[x])
+        made.again = made.parts
+        return made, made.again is made.parts
+
+    got, is_same = dovetail.compile(f, fullgraph=True)(X)
+    assert is_same and got.again is got.parts
+    check_same(vars(got), vars(f(X)[0]), "result")
+
+
+def test_the_method_append_by_itself() -> None:
+    """How long a list is already does not matter to who only appends to it."""
+
+    def f(x: torch.Tensor, log: list[Any]) -> Any:
+        add = log.append
+        for row in x:
+            add(row * 2)
+        return x + 1
+
+    dovetail.reset()
+    compiled = dovetail.compile(f, backend="eager", fullgraph=True)
+    logs: tuple[list[Any], list[Any]] = ([], [])
+    for _ in range(3):
+        compiled(X, logs[0]), f(X, logs[1])
+    check_same(logs[0], logs[1], "log")
+    assert dovetail.stats()["recompiles"] == 0
 
 
 @pytest.mark.parametrize("kind", [KeepsList, KeepsDict, KeepsDeque])
