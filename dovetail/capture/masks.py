@@ -66,11 +66,12 @@ class Masked:
 
 
 def is_same_mask(items: Masked, mask: Fake) -> bool:
-    """The very same, or made by the same comparison of tensors that nobody has written."""
+    """The very same, or made by the same comparison or view of tensors that nobody has written."""
     if version_of(items.mask) != items.version or version_of(mask) != items.version:
         return False
     made = [call for call in items.trace.calls if call.result is mask or call.result is items.mask]
-    if mask is items.mask or len(made) != 2 or made[0].target is not made[1].target:
+    forms = [(call.target, len(call.args), len(call.kwargs)) for call in made]
+    if mask is items.mask or len(made) != 2 or forms[0] != forms[1] or made[0].kwargs:
         return mask is items.mask
     pairs = list(zip(made[0].args, made[1].args))
     unwritten = all(not version_of(a) for a, _ in pairs if type(a) is Fake)

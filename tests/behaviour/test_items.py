@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import dovetail
-from tests.behaviour.running import Suite
+from tests.behaviour.running import ANY, Suite
 
 suite = Suite()
 case = suite.case
@@ -42,6 +42,21 @@ def one_learned_value_for_all_items_of_a_mask() -> Any:
     return f, [(torch.randn(5, 3, requires_grad=True), torch.randn(3, requires_grad=True)) for _ in range(3)]
 
 
+@case("C3", breaks=ANY)
+def masks_that_differ_in_how_they_are_made() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        x, y = x.detach(), x.detach() * 2
+        y[torch.ge(x, other=0.5)] = x[torch.ge(x, other=-0.5)]
+        return y
+
+    def g(x: torch.Tensor) -> Any:
+        x, y = x.detach(), x.detach() * 2
+        y[torch.isclose(x, y, 0.0, 9.0)] = x[torch.isclose(x, y, 0.0)]
+        return y
+
+    return lambda x, first: (f if first else g)(x), [(*call, first) for call in masked_calls() for first in (True, False)]
+
+
 @case("C3", breaks=2)
 def products_of_items_of_a_mask() -> Any:
     """C code must never see what stands in for the items."""
@@ -62,6 +77,7 @@ def items_of_a_mask_changed_in_place() -> Any:
         y[rows] = torch.exp(-x[rows]) * x[rows] + 1
         y[~rows, 1:] *= 0.5
         y[x < -0.3] = 1 / x[x < -0.3].abs().sqrt()
+        y[rows.view(-1)] = x[rows.view(-1)]
         return y
 
     return f, masked_calls()
