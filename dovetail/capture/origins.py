@@ -213,10 +213,10 @@ MOST_RESUMED: Final = 2
 
 
 def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
-    """Sets are read whole; their members must be constants."""
+    """Sets are read whole; their members must be constants, as there is no path to one."""
     is_plain = all(type(item) in PLAIN or isinstance(item, (*IDENTITY, FunctionType)) for item in value)
     if not is_plain or type(value).__eq__ not in (set.__eq__, frozenset.__eq__):
-        return wrap_instance(trace, value, source)
+        return leave_outside(trace, value, source)
     if isinstance(value, frozenset):
         trace.guard(source, Equals(value))
         return value
@@ -292,6 +292,8 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
         elif not is_held(key):
             detail = f"{source} has keys of type {type(key).__name__}"
             raise UnsupportedValue(trace.loc(), type="dict", detail=detail)
+        elif type(key) not in PLAIN and not is_constant(key) and not isinstance(key, IDENTITY):
+            inner = wrap(trace, key, DictKey(source, i), stable=True)  # an object, which has attributes
         step: Source = Item(source, key, own_base(kind))
         if not is_constant(key):
             step = KeyItem(source, trace.const(key, "key").name, key)

@@ -15,6 +15,7 @@ import io
 import itertools
 import math
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -302,3 +303,30 @@ def test_what_grows_with_each_call_is_left_to_python(kind: type[Keeper]) -> None
         torch.testing.assert_close(compiled(x), model(x))
         counts.append(dovetail.stats()["recompiles"])
     assert counts[-1] == counts[12]
+
+
+class Noted:
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+
+    def note(self, x: torch.Tensor) -> torch.Tensor:
+        self.log.append(x.shape[0])
+        return x * len(self.log)
+
+
+@pytest.mark.parametrize("gather", [set, frozenset, weakref.WeakSet, dict.fromkeys, lambda made: {(1, made[0]): 2}])
+def test_objects_found_in_sets_and_among_keys_are_the_callers(gather: Any) -> None:
+    """While capturing, nothing is done to them."""
+
+    def f(x: torch.Tensor, found: Any) -> Any:
+        for item in found:
+            x = (item[1] if isinstance(item, tuple) else item).note(x)
+        return x if found else x + 1
+
+    compiled = dovetail.compile(f, backend="eager")
+    made = [Noted(), Noted()]
+    given = [gather(made[:1]), gather(made[1:])]
+    for i in range(5):
+        x = torch.ones(2 + i % 2)
+        torch.testing.assert_close(compiled(x, given[0]), f(x, given[1]))
+        assert made[0].log == made[1].log
