@@ -382,15 +382,16 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     guard_class(trace, obj)
     if type(type.__dict__.get(name)) in FIELDS:
         value = native(getattr, obj, name)
-        if name == "__dict__" and "__annotations__" in value:
-            class_attr(trace, obj, "__annotations__")
+        if name == "__dict__":
+            owned = [(key, item) for key, item in value.items() if not hasattr(type(item), "__get__")]
+            return types.MappingProxyType(dict(value) | {k: class_value(trace, obj, k, v) for k, v in owned})
         is_own = name in UNVERSIONED and obj.__flags__ & 512 and id(obj) not in trace.made
         return wrap(trace, value, Attr(trace.const(obj, obj.__name__), name)) if is_own else value
     guard_class(trace, type(obj))
     found, owner = find_in_class(trace, obj, name)
     if found is MISSING:
         meta_found, meta = find_in_mro(type(obj), name)
-        if meta is not None and type(meta_found) in (int, float):
+        if meta is not None and not hasattr(type(meta_found), "__get__"):
             return class_value(trace, meta, name, meta_found)
         if isinstance(meta_found, FunctionType):
             return MethodType(meta_found, obj)

@@ -42,8 +42,8 @@ from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Length, Predicate
+from dovetail.ir.source import Applied, Attr, Cell, Const, DictAttr, Item, Source, root_of
 from dovetail.ir.source import Arg as RootArg
-from dovetail.ir.source import Attr, Cell, Const, DictAttr, Item, Source, root_of
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -330,15 +330,22 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A function under lru_cache: of constants, its result is a constant by the author's own word."""
+    """A function under lru_cache: of constants it is really called, and what it gives stays in its cache."""
     if all(type(arg) in PLAIN or isinstance(arg, type) for arg in (*args, *kwargs.values())):
-        result, key = native(fn, *args, **kwargs), (id(fn), repr((args, kwargs)))
+        with torch._C._DisableTorchDispatch():
+            result, key = native(fn, *args, **kwargs), (id(fn), repr((args, kwargs)))
         if type(result) in PLAIN or isinstance(result, (type, FunctionType)):
             if key not in trace.reads and (fn.__module__ or "").split(".")[0] != "torch":  # it may be cleared
                 test = Predicate(lambda fn: fn(*args, **kwargs) == result, f"returns {result!r:.60}")
                 trace.guard(trace.const(fn, fn.__name__), test)
             return trace.remember(key, result)
-    return call(trace, wrapped, args, kwargs)
+        find: Any = lambda fn: fn(*args, **kwargs)
+        where = Applied(trace.const(fn, fn.__name__), trace.const(find, "find").name, find)
+        return wrap(trace, result, where)
+    made = call(trace, wrapped, args, kwargs)
+    if isinstance(made, (list, dict, set)):  # what is done to it is done to the one in the cache
+        raise UnknownCall(trace.loc(), function=fn.__qualname__)
+    return made
 
 
 LRU_CACHE: Final = type(functools.lru_cache(lambda: None))

@@ -11,6 +11,7 @@ import datetime
 import decimal
 import fractions
 import functools
+import inspect
 import io
 import itertools
 import math
@@ -330,3 +331,77 @@ def test_objects_found_in_sets_and_among_keys_are_the_callers(gather: Any) -> No
         x = torch.ones(2 + i % 2)
         torch.testing.assert_close(compiled(x, given[0]), f(x, given[1]))
         assert made[0].log == made[1].log
+
+
+class Meta(type):
+    log: list[Any] = []
+
+
+class Shared(metaclass=Meta):
+    items: list[Any] = []
+    table: dict[str, Any] = {}
+
+    @functools.cache  # noqa: B019
+    def of(self, n: int) -> list[int]:
+        return [n]
+
+
+def keep(x: Any, into: list[Any] = []) -> Any:  # noqa: B006
+    return x
+
+
+@functools.cache
+def cached_list(n: int) -> list[Any]:
+    return [n]
+
+
+@functools.cache
+def cached_tensor(n: int) -> torch.Tensor:
+    return torch.arange(float(n))
+
+
+SHARED = Shared()
+PLACES: dict[str, Any] = {
+    "an attribute of a metaclass": lambda: Shared.log,
+    "the dict of a class": lambda: Shared.__dict__["items"],
+    "vars of a class": lambda: vars(Shared)["table"].setdefault("new", []),
+    "a default": lambda: inspect.signature(keep).parameters["into"].default,
+    "a cache": lambda: cached_list(1),
+    "a cache by object": lambda: SHARED.of(2),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_lies_in_odd_places_is_the_programs_own(place: str) -> None:
+    """While capturing nothing is done to it, and afterwards once."""
+    find = PLACES[place]
+
+    def f(x: torch.Tensor) -> Any:
+        find().append(x.shape[0])
+        return x * 2
+
+    find().clear()
+    compiled = dovetail.compile(f, backend="eager")
+    for i in range(5):
+        compiled(torch.ones(2 + i % 2))
+        assert find() == [2, 3, 2, 3, 2][: i + 1]
+
+
+def test_a_cache_holds_real_tensors() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x * cached_tensor(3), cached_tensor(x.shape[0] + 1).add_(1)
+
+    dovetail.compile(f, fullgraph=True)(torch.ones(3))
+    assert type(cached_tensor(3)) is torch.Tensor and cached_tensor(4).tolist() == [1, 2, 3, 4]
+
+
+def test_a_counter_of_sizes() -> None:
+    def f(x: torch.Tensor, seen: Any) -> Any:
+        seen[x.shape[0]] += 1
+        return x * sum(seen.values())
+
+    dovetail.reset()
+    compiled, counters = dovetail.compile(f, backend="eager"), (collections.Counter(), collections.Counter())
+    for i in range(4):
+        check_same(compiled(torch.ones(2 + i % 2), counters[0]), f(torch.ones(2 + i % 2), counters[1]), "result")
+    assert counters[0] == counters[1] and not dovetail.stats()["fallbacks_to_eager"]
