@@ -220,8 +220,10 @@ class _Emitter:
             return
         with self.w.block("try:"):
             yield
-        with self.w.block("except Exception as error:"):
-            self.w(f"return eager_after({', '.join(['error', 'run_eager', *self.inputs])})")
+        self.w("except Exception as raised: error = raised")
+        with self.w.block("else: error = None\nif error is not None:"):  # it is not our error's context
+            given = ["error", "run_eager", str(self.joint.is_atomic), *self.inputs]
+            self.w(f"return eager_after({', '.join(given)})")
 
     def emit_sizes(self, exprs: Iterable[Expr]) -> None:
         """Read the symbols of exprs from the inputs."""

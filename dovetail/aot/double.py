@@ -245,9 +245,11 @@ def eager_results(results: Any) -> list[Any]:
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-def eager_after(error: Exception, program: Callable[..., Any], *inputs: Any) -> list[Any]:
+def eager_after(error: Exception, program: Callable[..., Any], is_atomic: bool, *inputs: Any) -> list[Any]:
     """What eager makes of a call whose compiled code raised: the same error as a rule, after the program's
-    writes. Where it does not raise, the error is ours, and not silent."""
+    writes, or where that is_atomic before. Where it does not raise, the error is ours, and not silent."""
+    if is_atomic:
+        program(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
     results = eager_results(program(*inputs))
     shown = f"{type(error).__name__}: {error}"
     EVENTS.emit("fallback_to_eager", function="a call", error=shown)

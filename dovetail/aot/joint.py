@@ -32,10 +32,10 @@ from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_o
 from dovetail.fake.calls import call_at
 from dovetail.fake.kernels import watch_kernels
 from dovetail.fake.symbolic import find_shapes
-from dovetail.ir.expr import Expr, le
+from dovetail.ir.expr import ZERO, Expr, le
 from dovetail.ir.graph import Arg, Graph, GraphBuilder, Known, Node, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
-from dovetail.ir.types import F64, I64, NARROW, ScalarType, TensorType
+from dovetail.ir.types import BOOL, F64, I64, NARROW, ScalarType, TensorType
 from dovetail.ops.build import is_dense
 from dovetail.sym import Shapes
 from dovetail.util.derivative import behind, gradients_of
@@ -46,8 +46,11 @@ _COUNTED = partial(Mutation, output=-1, under_no_grad=True, op="aten.squeeze_.di
 """Nothing is written but the version, as by squeeze_() of a view."""
 
 _RAISING = ("aten._linalg_check_errors", "aten._linalg_eigh", "aten._linalg_svd", "aten.linalg_eig.")
-"""Ops that refuse some values. (Gathers, samplers and assertions do too, and stand in every step of decoding:
-not to copy its caches is worth more.)"""
+"""Ops that refuse some values."""
+_INDEXING = ("aten.index.", "aten.index_", "aten.gather", "aten.scatter")
+_LOOKING = (*_INDEXING, "aten.embedding", "aten.take", "aten.put", "aten.multinomial", "aten._assert_async")
+SMALL_UPDATES = 4096
+"""These refuse some, too, and stand in every step of decoding: to copy more bytes of its caches is worse."""
 
 MOST_GROUPS = 16
 """Separate autograd.Functions of one graph: each takes microseconds a call, and its backward is compiled."""
@@ -77,15 +80,19 @@ class Joint(Noun, eq=False):
     """What the program makes are inference tensors, though it is called outside of inference mode."""
     counted: tuple[bool, ...] = ()
     """Per input: it is a tensor with a version, which those of inference mode have not."""
+    is_atomic: bool = False
+    """Where it raises, no input may have been written to."""
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:
         """The signature's, less those of inputs that take part in gradients, and none where a later op may
         raise: by then the input has to have the value that it had at that point."""
-        if any(node.op.startswith(_RAISING) for node in self.graph.nodes):
+        if self.is_atomic or any(node.op.startswith(_RAISING) for node in self.graph.nodes):
             return ()
         is_free = not self.signature.tangents
-        return tuple(u for u in self.signature.updates if is_free or not self.has_grad[u[1]])
+        found = tuple(u for u in self.signature.updates if is_free or not self.has_grad[u[1]])
+        is_small = sum(bytes_of(self.graph.inputs[i].type) for _, i in found) <= SMALL_UPDATES
+        return () if is_small and any(node.op.startswith(_LOOKING) for node in self.graph.nodes) else found
 
     def __str__(self) -> str:
         return f"{self.graph}\n{self.signature}"
@@ -141,6 +148,8 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
     tensors = [(i, x) for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
     loose = tuple(i for i, x in tensors if not _is_parameter(x))
+    if indexing := [node for node in builder.nodes[:boundary] if node.op.startswith(_INDEXING)]:
+        _check_unread(builder, indexing, prune(builder.finish((*trace.values, *grads))))
     graph = builder.finish((*trace.values, *grads))
     unread = _unread(graph, boundary, [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))])
     if shapes is not None:
@@ -158,7 +167,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     is_inference = bool(made) and all(made) and not torch.is_inference_mode_enabled()
     return Joint(
         prune(graph), signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose,
-        is_inference, tuple(version is not None for version in trace.versions),
+        is_inference, tuple(each is not None for each in trace.versions), gm.meta.get("is_atomic", False),
     )  # fmt: skip
 
 
@@ -615,6 +624,21 @@ def _simplified(value: Any, shapes: Shapes, made: dict[Node, Node]) -> Any:
 
 
 # -- cleaning ----------------------------------------------------------------------------------------
+
+
+def _check_unread(builder: GraphBuilder, indexing: list[Node], kept: Graph) -> None:
+    """An index out of range raises also where nobody reads what is there: that much stays of the program."""
+    needed = set(kept.nodes)
+    for node in (node for node in indexing if node not in needed):
+        shape, (given, *rest) = node.args[0].tensor.shape, node.args[1:]  # type: ignore[union-attr]
+        pairs: Any = enumerate(given) if isinstance(given, tuple) else [(given, rest[0])]
+        for dim, index in pairs if shape else ():
+            if isinstance(index, Node) and index.tensor.dtype.is_integer:
+                most, least = shape[dim] - 1, -shape[dim] if isinstance(given, tuple) else ZERO
+                bounded = builder.call("aten.clamp.default", (index, least, most), index.type)
+                same = builder.call("aten.eq.Tensor", (bounded, index), replace(index.tensor, dtype=BOOL))
+                whole = builder.call("aten.all.default", (same,), replace(same.tensor, shape=(), stride=()))
+                builder.call("aten._assert_async.msg", (whole, "index out of range"), ())
 
 
 def prune(graph: Graph) -> Graph:

@@ -7,7 +7,8 @@
 Where the assumption fails, the frame runs from its beginning in eager, which raises. So nothing may have been
 changed by then: the entry writes later, random numbers are drawn again, and a graph that changes its inputs
 breaks at such a branch as at any other. So does a program that catches the exception: it expects it.
-What the graph itself raises goes the same way, where a `with`, `except` or `finally` may see it.
+What the graph itself raises goes the same way, where a `with`, `except` or `finally` may see it, or what was
+done before; where it changes inputs, and an `except` may see that, it changes them all at its end.
 """
 from __future__ import annotations
 
@@ -50,19 +51,13 @@ def raises(code: Code, at: int) -> bool:
     return False
 
 
-def is_caught(code: Code, at: int) -> bool:
-    """Whether an `except` clause sees what an instruction raises."""
-    region = code.region(at)
-    return region is not None and "CHECK_EXC_MATCH" in code.ops[region.target : region.target + 6]
-
-
 def assume(trace: Trace, value: Any, is_true: bool) -> bool:
     """bool(value), taken to be `is_true` where only the graph knows it."""
     try:
         return bool(value)
     except DataDependentValue:
         step = trace.places[0].steps - 1
-        if trace.is_inner or any(is_caught(place.code, place.at) for place in trace.places):
+        if trace.is_inner or trace.is_caught():
             raise AssumedBranch(trace.loc(), step=step) from None
     trace.assumptions.append((value, is_true, version_of(value), step))
     return is_true
@@ -99,14 +94,20 @@ def check_copies(emit: Emitter) -> None:
 
 def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     """Lines that follow the call of the graph; `names` are the entry's parameters. Where the graph itself
-    raises, `out` is None: eager raises at its own place, perhaps before."""
+    raises, `out` is None: eager raises at its own place, perhaps before. Not so if it has written by then."""
     trace, code = emit.trace, emit.trace.frame.code
-    is_writing = any(fake.is_inference() or fake._version for fake in trace.input_fakes)
+    is_uncounted = any(fake.is_inference() for fake in trace.input_fakes)
+    written = [] if is_uncounted else [i for i, fake in zip(trace.inputs, trace.input_fakes) if fake._version]
     for value, _, version, step in trace.assumptions:
-        if is_writing or version_of(value) != version:
+        if is_uncounted or written or version_of(value) != version:
             raise AssumedBranch(trace.frame.loc, step=step)
-    if is_writing or not (trace.assumptions or trace.catches):
+    trace.is_atomic = bool(written) and trace.is_exposed
+    is_seen = trace.assumptions or trace.catches or trace.writes or trace.deferred
+    if is_uncounted or written and not trace.is_atomic or not is_seen:
         return []
+    versions = "".join(f"{emit.load(each.source)}._version, " for each in written)
+    if written:
+        emit.loads.append(f"_versions = {versions}")
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     given, rest = names[:count], names[named:]
     if code.co_flags & CO_VARARGS:
@@ -119,6 +120,9 @@ def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     function = f"{emit.const(as_before, 'as_before')}({function}, _states)"
     failed = [f"bool({emit.value(value)}) is not {is_true}" for value, is_true, _, _ in trace.assumptions]
     return [
+        "except Exception:",
+        *[f"    if _versions != ({versions}): raise"] * bool(written),
+        "    out = None",
         f"if {' or '.join(['out is None', *failed])}:",
         f"    return run_in_eager({', '.join([function, *given])})",
     ]

@@ -77,6 +77,13 @@ class Code(Noun, frozen=False, eq=False):
                 return region
         return None
 
+    def is_caught(self, index: int) -> bool:
+        """Whether an `except` clause sees what an instruction raises, if only around a `with`."""
+        if (region := self.region(index)) is None:
+            return False
+        first = self.ops[region.target + 1 : region.target + 6]
+        return "CHECK_EXC_MATCH" in first or first[0] == "POP_TOP" or self.is_caught(region.target)
+
 
 def slot_names(code: CodeType) -> tuple[str, ...]:
     """Names of the frame's slots: locals, then cells that are no locals, then free variables."""

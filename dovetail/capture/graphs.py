@@ -55,6 +55,7 @@ class GraphBuilder:
             self.add(call)
         self.graph.output(tuple([self.arg(value) for value in outputs]))
         module = _LazyGraphModule(torch.nn.Module(), self.graph, class_name=name)
+        module.meta["is_atomic"] = self.trace.is_atomic
         return module, tuple(inputs)
 
     def add(self, call: Call) -> None:

@@ -295,8 +295,7 @@ class Attempt:
                     is_drawing = any(map(is_random, self.trace.calls))
                     states = emit.const(states_before if is_drawing else torch.is_grad_enabled)
                     w(f"_states = {states}()" if is_drawing else f"_states = ({states}(),)")
-                    w(f"try: {call}")
-                    call = "except Exception: out = None"
+                    call = f"try: {call}"
                 w(call)
             for line in (*(checks if inputs is not None else ()), *emit.body):
                 w(line)

@@ -208,7 +208,7 @@ class Trace:
         """Switches of torch's that the program set, and what they were before."""
         self.held: dict[int, Any] = {}
         self.rounds = 0
-        self.is_over = self.catches = False
+        self.is_over = self.catches = self.is_exposed = self.is_atomic = False
         self.is_appending = False
         """The list that is read next is only appended to."""
         self.changed_classes: set[int] = set()
@@ -240,6 +240,10 @@ class Trace:
 
     def locs(self) -> tuple[Loc, ...]:
         return tuple(place_loc(place) for place in self.places)
+
+    def is_caught(self) -> bool:
+        """Whether the program has an `except` clause for what is raised here."""
+        return any(place.code.is_caught(place.at) for place in self.places)
 
     # -- constants and guards
 
@@ -277,6 +281,7 @@ class Trace:
         step = self.places[0].steps - 1 if self.places else -1
         self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs(), step))
         self.rounds = 0
+        self.is_exposed = self.is_exposed or self.catches and self.is_caught()
         if self.kinds:
             self.give_kind([*frozen, named], result)
         own(self, result)

@@ -67,9 +67,9 @@ def test_reading_memory_that_is_written_elsewhere_raises_as_in_eager(program):
 
 def test_a_failure_that_eager_does_not_share_is_told():
     with pytest.warns(InternalWarning, match="ValueError: ours"):
-        assert eager_after(ValueError("ours"), lambda x: (x,), 3) == [3]
+        assert eager_after(ValueError("ours"), lambda x: (x,), False, 3) == [3]
     with pytest.raises(ZeroDivisionError):
-        eager_after(ValueError("the program's"), lambda x: x / 0, 3)
+        eager_after(ValueError("the program's"), lambda x: x / 0, False, 3)
 
 
 def test_a_custom_op_that_raises_does_so_as_in_eager_after_the_writes():

@@ -544,3 +544,52 @@ def test_what_a_graph_raises_is_seen_by_the_program(program: Any, rest: Any) -> 
     compiled = dovetail.compile(program)
     for at in (1, 7, 7, 2):
         assert repr(outcome(compiled, at)) == repr(outcome(program, at))
+
+
+def _written_and_caught(x: torch.Tensor, i: torch.Tensor) -> Any:
+    try:
+        with torch.no_grad():
+            x.add_(1)
+            y = x[i]
+            return y + x.mul_(2).sum()
+    except IndexError:
+        return x + 100
+
+
+def _written_and_caught_around(x: torch.Tensor, i: torch.Tensor) -> Any:
+    try:
+        return _written(x, i)
+    except:  # noqa: E722
+        return x - 1
+
+
+def _written(x: torch.Tensor, i: torch.Tensor) -> Any:
+    x.add_(1)
+    x.view(-1)[i] = 5.0
+    return x.mul_(3).sum()
+
+
+def _taken(x: torch.Tensor, i: torch.Tensor) -> Any:
+    try:
+        taken = x.add_(1).take(i) + torch.rand(1)
+        x.mul_(2)
+        return taken
+    except (RuntimeError, IndexError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("backend", ["dovetail", "eager"])
+@pytest.mark.parametrize("program", [_written_and_caught, _written_and_caught_around, _written, _taken])
+def test_what_a_graph_raises_that_writes_to_its_inputs(program: Any, backend: str) -> None:
+    def outcome(call: Any, at: int) -> list[Any]:
+        torch.manual_seed(0)
+        x = torch.ones(3, 2)
+        try:
+            found = call(x, torch.tensor([at]))
+        except IndexError as error:
+            found = type(error), str(error)
+        return [found, x, torch.rand(1)]
+
+    compiled = dovetail.compile(program, backend=backend)
+    for at in (1, 7, 7, 2)[: 1 if backend == "eager" else None]:
+        assert repr(outcome(compiled, at)) == repr(outcome(program, at))
