@@ -622,7 +622,9 @@ CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
     "aten.log_sigmoid_forward.default": lambda device, args, result: (
         result if device.type == "cpu" else (result[0], result[1].new_empty(0))),
     "aten.native_layer_norm.default": _layer_norm_on_cpu,
-    **dict.fromkeys(("aten.pow.Scalar", "aten.im2col.default"), lambda device, args, made: made.contiguous()),
+    **dict.fromkeys(("aten.pow.Scalar", "aten.im2col.default", "aten.rrelu_with_noise.default"),
+                    lambda device, args, made: made.contiguous()),
+    "aten.rrelu_with_noise_functional.default": lambda device, args, made: (made[0].contiguous(), made[1]),
 }  # fmt: skip
 """Where the meta kernel describes another device than the one that is faked, or is wrong."""
 
