@@ -379,12 +379,22 @@ def _template(result: Any, fakes: list[Fake]) -> Any:
         for i, fake in enumerate(fakes):
             if fake is result:
                 return i
-        symbolic = result.form and (result.form, result.shapes, _hint_bytes(result))
+        symbolic = result.form and (result.form, result.shapes, _hint_bytes(result), _copied(result, True))
         geometry = result.size(), result.stride(), result.dtype, result.device, result.storage_offset()
         return (*geometry, _key_of(result), symbolic)
     if isinstance(result, (list, tuple)):
         return [type(result), [_template(r, fakes) for r in result]]
     return [None, result]
+
+
+def _copied(fake: Fake, is_first: bool = False) -> Fake:
+    """Another tensor, and what PyTorch has found out of its symbolic geometry, which takes long."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        made: Fake = torch.Tensor._make_subclass(Fake, fake.data)
+        if is_first:
+            torch.ops.aten.sym_is_contiguous.default(made)
+    made._meta = made.constant = made.key = None
+    return made
 
 
 def _from_template(made: Any, fakes: list[Fake]) -> Any:
@@ -393,8 +403,11 @@ def _from_template(made: Any, fakes: list[Fake]) -> Any:
         if symbolic is None:
             fake = _without_meta(size, stride, offset, dtype, device)
         else:
-            form, shapes, bytes_ = symbolic
-            fake = _without_meta(size, stride, offset, dtype, device, storage_size=bytes_)
+            form, shapes, bytes_, like = symbolic
+            if torch.is_inference_mode_enabled():
+                fake = _without_meta(size, stride, offset, dtype, device, storage_size=bytes_)
+            else:
+                fake = _copied(like)
             fake.form, fake.shapes = form, shapes
         fake.key = key
         return fake
