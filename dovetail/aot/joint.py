@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cache, partial
@@ -33,7 +34,7 @@ from dovetail.fake.calls import call_at
 from dovetail.fake.kernels import watch_kernels
 from dovetail.fake.symbolic import find_shapes
 from dovetail.ir.expr import ZERO, Expr, le
-from dovetail.ir.graph import Arg, Graph, GraphBuilder, Known, Node, nodes_in
+from dovetail.ir.graph import INPUT, Arg, Graph, GraphBuilder, Known, Node, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
 from dovetail.ir.types import BOOL, F64, I64, NARROW, ScalarType, TensorType
 from dovetail.ops.build import is_dense
@@ -112,8 +113,11 @@ class _Trace(Noun, frozen=False):
     versions: list[int | None] = field(default_factory=list)
     same: list[tuple[int, int]] = field(default_factory=list)
     values: list[Node] = field(default_factory=list)
-    """Forward outputs so far, and for each the Fake autograd knows it by."""
+    """Forward outputs so far, the nodes whose memory they are, and for each the Fake autograd knows it by."""
+    taken: set[Node] = field(default_factory=set)
     tensors: list[Any] = field(default_factory=list)
+    memories: Counter[int] = field(default_factory=Counter)
+    """How many inputs lie in each storage."""
 
 
 def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
@@ -339,12 +343,11 @@ def _partial(trace: _Trace, i: int, write: Write) -> Mutation:
 
 def _check_overlap(trace: _Trace, written: int) -> None:
     """Another input in the memory of one that is written would have to change too."""
+    if not trace.memories:
+        real = {id(x): x for x in trace.examples if isinstance(x, torch.Tensor) and type(x) is not Fake}
+        trace.memories.update(x.untyped_storage()._cdata for x in real.values())
     target = trace.examples[written]
-    if type(target) is Fake:
-        return
-    memory = target.untyped_storage()._cdata
-    others = [x for x in trace.examples if isinstance(x, torch.Tensor) and type(x) is not Fake]
-    if any(x is not target and x.untyped_storage()._cdata == memory for x in others):
+    if type(target) is not Fake and trace.memories[target.untyped_storage()._cdata] > 1:
         raise UnsupportedMutation(detail="an input is written while another input shares its memory")
 
 
@@ -353,10 +356,10 @@ def _add_value(trace: _Trace, node: Node, tensor: Any, kind: TensorType | None =
     and they are laid out as `kind` says."""
     memory = trace.recorder.memory
     source = memory.source_of(node)
-    taken = {memory.source_of(value) for value in trace.values}
     kind = kind or node.tensor
-    if source in trace.recorder.builder.inputs or source in taken or kind != node.type:
+    if source.op == INPUT or source in trace.taken or kind != node.type:
         node = trace.recorder.builder.call("aten.clone.default", (node,), kind, name=f"{node.name}_copy")
+    trace.taken.add(memory.source_of(node))
     trace.values.append(node)
     trace.tensors.append(tensor)
     return len(trace.values) - 1

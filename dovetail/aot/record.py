@@ -151,11 +151,13 @@ class Recorder(FakeMode):
         return fake
 
     def arg(self, value: Any) -> Arg:
-        convert = _CONVERT.get(type(value))
-        if convert is not None:
-            return convert(value)
-        if isinstance(value, torch.Tensor):
-            return self.memory.read(self.ref(value))
+        kind = type(value)
+        if kind is Fake or kind not in _CONVERT and isinstance(value, torch.Tensor):
+            ref = self.ref(value)
+            is_known = ref.node is not None and ref.generation == ref.storage.generation
+            return ref.node if is_known else self.memory.read(ref)
+        if kind in _CONVERT:
+            return _CONVERT[kind](value)
         if isinstance(value, (list, tuple)):
             return tuple([self.arg(item) for item in value])
         if isinstance(value, torch.SymFloat):

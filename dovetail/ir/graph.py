@@ -42,10 +42,10 @@ class Node(Noun, eq=False):
     """Every Node among the arguments, in order, with repeats. (Asked for often: found once.)"""
 
     def __post_init__(self) -> None:
-        found = tuple(nodes_in(self.args))
-        if self.kwargs:
-            found += tuple(nodes_in(value for _, value in self.kwargs))
-        object.__setattr__(self, "operands", found)
+        found = [arg for arg in self.args if type(arg) is Node]
+        if self.kwargs or tuple in map(type, self.args):
+            found = [*nodes_in(self.args), *nodes_in(value for _, value in self.kwargs)]
+        object.__setattr__(self, "operands", tuple(found))
 
     @property
     def tensor(self) -> TensorType:
