@@ -593,7 +593,7 @@ def assume_narrow(graph: Graph, shapes: Shapes) -> None:
 
 def simplify_graph(graph: Graph, shapes: Shapes) -> Graph:
     """Every expression in terms of the symbols that are left."""
-    made: dict[Node, Node] = {}
+    made: dict[Any, Any] = {}
     simple = lambda value: _simplified(value, shapes, made)  # noqa: E731
     for node in (*graph.inputs, *graph.nodes):
         args, kind, kwargs = simple(node.args), simple(node.type), simple(node.kwargs)
@@ -608,20 +608,23 @@ def simplify_output(output: OutputIs, shapes: Shapes) -> OutputIs:
     return replace(output, steps=steps, value=_simplified(output.value, shapes, {}))
 
 
-def _simplified(value: Any, shapes: Shapes, made: dict[Node, Node]) -> Any:
-    """The same object where nothing changes."""
-    if isinstance(value, tuple):
+def _simplified(value: Any, shapes: Shapes, made: dict[Any, Any]) -> Any:
+    """The same object where nothing changes. `made`: what nodes became, and types, by identity."""
+    kind = type(value)
+    if kind is tuple:
         parts = [_simplified(part, shapes, made) for part in value]
         return value if all(map(operator.is_, parts, value)) else tuple(parts)
-    if isinstance(value, Node):
+    if kind is Node:
         return made[value]
-    if isinstance(value, Expr):
+    if kind is Expr:
         return shapes.simplify(value)
-    if isinstance(value, TensorType):
+    if kind is TensorType and id(value) not in made:
         shape, stride = (_simplified(part, shapes, made) for part in (value.shape, value.stride))
         is_same = shape is value.shape and stride is value.stride
-        return value if is_same else replace(value, shape=shape, stride=stride)
-    if isinstance(value, ScalarType) and value.expr is not None:
+        made[id(value)] = value if is_same else replace(value, shape=shape, stride=stride)
+    if kind is TensorType:
+        return made[id(value)]
+    if kind is ScalarType and value.expr is not None:
         return replace(value, expr=shapes.simplify(value.expr))
     return value
 

@@ -215,13 +215,13 @@ _types: Final[dict[object, TensorType]] = {}
 
 
 def fake_type(fake: Any) -> TensorType:
-    """type_of, remembered by the key that fakes of the same metadata share, and the symbolic form."""
+    """type_of, remembered by the key that fakes of the same metadata share."""
     key = getattr(fake, "key", None)
     if key is None or (fake.form is not None and fake.shapes.equalities):
         return type_of(fake)
-    found = _types.get((key, fake.form))
+    found = _types.get(key)
     if found is None:
-        found = _types[key, fake.form] = type_of(fake)
+        found = _types[key] = type_of(fake)
     return found
 
 

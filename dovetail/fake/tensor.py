@@ -177,7 +177,7 @@ def _symbolic(fake: Fake, form: Form, shapes: Shapes, requires_grad: bool = Fals
     given = {"storage_size": _hint_bytes(fake), "requires_grad": requires_grad}
     with _mode_of(fake):
         made = _without_meta(size, stride, make_symint(shapes, form.offset), fake.dtype, fake.device, **given)
-    made._meta, made.key, made.form, made.shapes = fake._meta, fake.key, form, shapes
+    made._meta, made.form, made.shapes = fake._meta, form, shapes
     return made
 
 
@@ -188,7 +188,7 @@ def make_static(fake: Fake, reason: str) -> None:
     for value in (*fake.form.shape, *fake.form.stride, fake.form.offset):
         fake.shapes.specialise_symbols(value, reason)
     fake.data = Fake(fake.meta, fake.device)
-    fake.form = None
+    fake.form = fake.key = None
 
 
 # -- from real tensors -------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def _reshape_in_place(fake: Fake, form: Form | None, shapes: Shapes) -> None:
 # -- remembered results: models repeat their layers, and some meta kernels take 100 us ----------------
 
 _keys: Final[dict[tuple[Any, ...], object]] = {}
-"""One for each (size, stride, offset, dtype, device); equal only to itself, unlike a number."""
+"""One for each (size, stride, offset, dtype, device) or (form, ...); equal only to itself."""
 _memo: Final[dict[tuple[Any, ...], Any]] = {}
 MEMO_LIMIT: Final = 100_000
 _PLAIN: Final = frozenset({
@@ -325,7 +325,8 @@ _SCALARS: Final = frozenset({float, bool, complex})
 
 def _key_of(fake: Fake) -> object:
     if fake.key is None:
-        what = (*_hint_geometry(fake), fake.dtype, fake.device)
+        geometry = _hint_geometry(fake) if fake.form is None else (fake.form,)
+        what = (*geometry, fake.dtype, fake.device)
         fake.key = _keys.get(what) or _keys.setdefault(what, object())
     return fake.key
 
@@ -354,7 +355,6 @@ def _extend_key(key: list[Any], values: Any, fakes: list[Fake], met: list[Shapes
             key.append(_key_of(value))
             fakes.append(value)
             if value.form is not None:
-                key.append(value.form)
                 met.append(value.shapes)
         elif kind in _PLAIN:
             key.append(value)
