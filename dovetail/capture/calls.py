@@ -292,9 +292,9 @@ def has_hooks(trace: Trace, module: torch.nn.Module) -> bool:
         trace.reads[(id(module), "hooks")] = True
         for name in HOOKS:
             trace.guard(DictAttr(origin.source, name), Length(len(fields[name])))
-    tables = [*(fields[name] for name in HOOKS), *(getattr(nn_module, name) for name in GLOBAL_HOOKS)]
-    seen = [trace.known.get(id(table)) for table in tables]  # the frame may have added or removed hooks
-    return any(table if origin is None else origin.stand_in for table, origin in zip(tables, seen))
+    tables = [*map(fields.__getitem__, HOOKS), *map(vars(nn_module).__getitem__, GLOBAL_HOOKS)]
+    seen = map(trace.known.get, map(id, tables))  # the frame may have added or removed hooks
+    return any([table if origin is None else origin.stand_in for table, origin in zip(tables, seen)])
 
 
 def guard_global_hooks(trace: Trace) -> None:

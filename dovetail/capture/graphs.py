@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from dovetail.capture.trace import Call, Trace, leaves
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.capture import GraphInput
+from dovetail.util.noun import replace
 
 
 class GraphBuilder:

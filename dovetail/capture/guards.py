@@ -54,9 +54,11 @@ def why_not_now() -> tuple[str, bool] | None:
 def alias_guards(trace: Trace) -> Iterator[Guard]:
     """Two arguments were different objects and one was changed in place: they must stay different. And what
     autograd let the program write must stay so."""
-    for origin in trace.known.values():
-        if isinstance(origin.stand_in, Fake) and may_be_written(origin.original) and is_changed(origin):
-            yield Guard(origin.source, Predicate(may_be_written, "is no leaf and no view"))
+    with torch._C.DisableTorchFunction():
+        fakes = [origin for origin in trace.known.values() if isinstance(origin.stand_in, Fake)]
+        computed = [origin for origin in fakes if may_be_written(origin.original)]
+    for origin in filter(is_changed, computed):
+        yield Guard(origin.source, Predicate(may_be_written, "is no leaf and no view"))
     passed = [(origin, is_changed(origin)) for origin in trace.known.values() if is_passed(origin.source)]
     for i, (origin, changed) in enumerate(passed):
         for other, other_changed in passed[:i]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves
 
+from dovetail.capture.decode import Code
 from dovetail.capture.frame import Frame
 from dovetail.errors import Break, GradientsSwitchedOn, LongLoop, SkippedFrame, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -382,12 +383,12 @@ def topmost_handled(trace: Trace) -> BaseException | None:
 
 
 @cache
-def _loc(code: CodeType, line: int) -> Loc:
-    return Loc(code.co_filename, line, code.co_qualname)
+def _loc(code: Code, at: int) -> Loc:
+    return Loc(code.code.co_filename, code.line(at), code.code.co_qualname)
 
 
 def place_loc(place: Any) -> Loc:
-    return _loc(place.code.code, place.code.line(place.at))
+    return _loc(place.code, place.at)
 
 
 TORCH_FOLDER: Final = torch.__file__.rsplit("/", 1)[0] + "/"

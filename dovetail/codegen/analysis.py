@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
-from dovetail.ir.loop import SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, roots_of
+from dovetail.ir.loop import SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, roots_of
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, DType
 from dovetail.util.noun import Noun
@@ -264,7 +264,7 @@ def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:
     internal = set(group.internal)
     seen: set[tuple[str, Expr]] = set()
     for nest in group.nests:
-        for buffer, index in loads_of(nest):
+        for buffer, index in nest.loads:
             if index is not None and buffer not in internal and (buffer, index) not in seen:
                 seen.add((buffer, index))
                 yield index, 1.0

@@ -16,7 +16,7 @@ Division is Python's (floor), for a positive divisor. SymPy is the oracle in the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from math import gcd
 from threading import Lock
 from typing import Final, TypeAlias, TypeVar
@@ -537,8 +537,9 @@ _BUILD: Final = {
 }  # fmt: skip
 
 
+@lru_cache(4096)
 def rebuild(value: Expr, operands: tuple[Expr, ...]) -> Expr:
-    """The same node over other operands, simplified anew."""
+    """The same node over other operands, simplified anew. (Layers repeat.)"""
     if value.op == "add":
         constant, terms = value.args
         return total([constant, *(mul(x, n) for x, (_, n) in zip(operands, terms))])  # type: ignore[call-overload, list-item]

@@ -49,6 +49,7 @@ class Scalar:
 
 
 _interned: WeakValueDictionary[tuple[object, ...], Scalar] = WeakValueDictionary()
+_references: Final = _interned.data  # type: ignore[attr-defined]
 _serial = 0
 
 
@@ -56,7 +57,8 @@ def scalar(op: str, args: tuple[object, ...], dtype: DType) -> Scalar:
     """Intern one node. -0.0 and 0.0, 1 and True and 1.0 are different constants, hence the repr."""
     global _serial
     key = (op, repr(args[0]) if op == "const" else args, dtype)
-    found = _interned.get(key)
+    reference = _references.get(key)
+    found = None if reference is None else reference()
     if found is None:
         found = object.__new__(Scalar)
         found.op, found.args, found.dtype, found.below = op, args, dtype, None
@@ -185,6 +187,7 @@ class Nest(Noun, eq=False):
     origins: tuple[str, ...] = ()
     """Names of the graph nodes computed here."""
     loads: tuple[tuple[str, Expr | None], ...] = field(init=False)
+    """Every (buffer, index); None for an index computed from data."""
     read_buffers: dict[str, None] = field(init=False)
     written_buffers: dict[str, None] = field(init=False)
 
@@ -302,11 +305,6 @@ class Loops(Noun, eq=False):
 
 def roots_of(write: Write) -> tuple[Scalar, ...]:
     return (write.value,) if write.index_scalar is None else (write.value, write.index_scalar)
-
-
-def loads_of(nest: Nest) -> tuple[tuple[str, Expr | None], ...]:
-    """Every (buffer, index) loaded; None for an index computed from data."""
-    return nest.loads
 
 
 def iter_scalars(*roots: Scalar) -> Iterable[Scalar]:

@@ -9,17 +9,9 @@ self.__dict__['_modules']['layers'].__dict__['_modules']['0'].__dict__['_paramet
 """
 from __future__ import annotations
 
-import re
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from dovetail.util.noun import Noun, field
-
-AS_WRITTEN: Final = (
-    (re.compile(r"\.__dict__\['_(?:modules|parameters|buffers)'\]\['(\d+)'\]"), r"[\1]"),
-    (re.compile(r"\.__dict__(?:\['_(?:modules|parameters|buffers)'\])?\['([^\W\d]\w*)'\]"), r".\1"),
-    (re.compile(r"\buser_globals\['(\w+)'\]|\bcell_(\w+)\.cell_contents"), r"\1\2"),
-)
-"""How generated code reads something, and how a person does."""
 
 Key: TypeAlias = "str | int | float | bool | bytes | None | tuple[Key, ...]"
 
@@ -28,21 +20,21 @@ class Source(Noun):
     """Base of all paths. `base` is the path this one steps from, None for a root."""
 
     form: ClassVar[str] = ""
-    """The text, with {0} for the path itself."""
+    """The text, with {0} for the path itself and {1} for the one that it steps from."""
 
     @property
     def base(self) -> Source | None:
         return None
 
+    def over(self, base: object) -> str:
+        return self.form.format(self, base)
+
     @property
     def text(self) -> str:
-        return self.form.format(self)
+        return self.over(self.base and self.base.text)
 
     def __str__(self) -> str:
-        shown = self.text
-        for pattern, written in AS_WRITTEN:
-            shown = pattern.sub(written, shown)
-        return shown
+        return self.over(self.base)
 
 
 class Arg(Source):
@@ -60,12 +52,18 @@ class Cell(Source):
     name: str
     form = "cell_{0.name}.cell_contents"
 
+    def __str__(self) -> str:
+        return self.name
+
 
 class Global(Source):
     """A name in the globals of the frame; `user_globals` in the generated entry."""
 
     name: str
     form = "user_globals[{0.name!r}]"
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Const(Source):
@@ -92,10 +90,8 @@ class Attr(Step):
 
     name: str
 
-    @property
-    def text(self) -> str:
-        owner = self.of.text
-        return f"{owner}.{self.name}" if self.name.isidentifier() else f"getattr({owner}, {self.name!r})"
+    def over(self, base: object) -> str:
+        return f"{base}.{self.name}" if self.name.isidentifier() else f"getattr({base}, {self.name!r})"
 
 
 class Computed(Source):
@@ -112,7 +108,10 @@ class DictAttr(Step):
     """of.__dict__[name]: an instance attribute, read without descriptors."""
 
     name: str
-    form = "{0.of.text}.__dict__[{0.name!r}]"
+    form = "{1}.__dict__[{0.name!r}]"
+
+    def __str__(self) -> str:
+        return f"{self.of}.{self.name}" if self.name.isidentifier() else self.over(self.of)
 
 
 class Item(Step):
@@ -121,11 +120,16 @@ class Item(Step):
     key: Key
     builtin: str = field(default="", compare=False)
 
-    @property
-    def text(self) -> str:
-        if self.builtin:
-            return f"{self.builtin}.__getitem__({self.of.text}, {self.key!r})"
-        return f"{self.of.text}[{self.key!r}]"
+    def over(self, base: object) -> str:
+        key = repr(self.key)
+        return f"{self.builtin}.__getitem__({base}, {key})" if self.builtin else f"{base}[{key}]"
+
+    def __str__(self) -> str:
+        of, key = self.of, self.key
+        if type(of) is DictAttr and type(key) is str and of.name in ("_modules", "_parameters", "_buffers"):
+            if key.isdecimal() or key.isidentifier():
+                return f"{of.of}[{key}]" if key.isdecimal() else f"{of.of}.{key}"
+        return self.over(of)
 
 
 class KeyItem(Step):
@@ -133,14 +137,14 @@ class KeyItem(Step):
 
     name: str
     key: object = field(compare=False)
-    form = "{0.of.text}[{0.name}]"
+    form = "{1}[{0.name}]"
 
 
 class DictKey(Step):
     """The position-th key of a dict (for keys that are no constants)."""
 
     position: int
-    form = "list({0.of.text})[{0.position}]"
+    form = "list({1})[{0.position}]"
 
 
 class Applied(Step):
@@ -149,29 +153,26 @@ class Applied(Step):
 
     name: str
     function: object = field(compare=False)
-
-    @property
-    def text(self) -> str:
-        return f"{self.name}({self.of.text})"
+    form = "{0.name}({1})"
 
 
 class ClosureOf(Step):
     """The contents of a function's closure cell."""
 
     position: int
-    form = "{0.of.text}.__closure__[{0.position}].cell_contents"
+    form = "{1}.__closure__[{0.position}].cell_contents"
 
 
 class Size(Step):
     """of.size(dim) of a tensor, as an integer: where a shape symbol is read."""
 
     dim: int
-    form = "{0.of.text}.size({0.dim})"
+    form = "{1}.size({0.dim})"
 
 
 class Stride(Step):
     dim: int
-    form = "{0.of.text}.stride({0.dim})"
+    form = "{1}.stride({0.dim})"
 
 
 def root_of(source: Source) -> Source:

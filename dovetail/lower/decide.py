@@ -102,8 +102,8 @@ def find_stored(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
         if not is_inlinable(node):
             stored.add(node)
             if kind_of(node.op) is None:
-                wanted.update(base_of(operand) for operand in node.operands)
-        wanted.update(base_of(operand) for operand in needs_memory(node))
+                wanted.update(map(base_of, node.operands))
+        wanted.update(map(base_of, needs_memory(node)))
         readers[node] = _readers(users[node], stored, readers)
         aligned[node] = _is_aligned(node, users[node], stored, aligned)
         if node in wanted and node.op not in VIEWS:
@@ -194,15 +194,13 @@ def _joins_rows(join: Node, users: dict[Node, list[Node]]) -> bool:
 
 def _readers(users: list[Node], stored: set[Node], readers: dict[Node, frozenset[Node]]) -> frozenset[Node]:
     """The stored nodes whose nests would compute this value."""
-    found: set[Node] = set()
+    found: frozenset[Node] = frozenset()
     for user in users:
-        if user in stored or user.op == GET:
-            found.add(user)
-        else:
-            found |= readers[user]
+        new = frozenset((user,)) if user in stored or user.op == GET else readers[user]
+        found = found | new if found else new
         if len(found) > MANY:
             break
-    return frozenset(found)
+    return found
 
 
 def _recompute_cheap(graph: Graph, stored: set[Node], shared: set[Node]) -> None:
@@ -297,7 +295,7 @@ def _computed_below(node: Node, views: Set[str], stored: Set[Node]) -> Node:
 
 def _is_read_in_overlaps(node: Node, users: list[Node]) -> bool:
     """Several slices, which together have more elements than there are (pooling)."""
-    slices = [user for user in users if user.op == "prims.slice"]
+    slices = [user for user in users if user.op == "prims.slice"] if len(users) > 1 else []
     if len(slices) < 2:
         return False
     read = total(user.tensor.numel for user in slices)
@@ -311,9 +309,10 @@ def _store_large(graph: Graph, users: dict[Node, list[Node]], stored: set[Node])
     for node in graph.nodes:
         if not is_inlinable(node):
             continue
-        inlined = [operand for operand in node.operands if operand not in stored]
-        total = 1 + sum(size.get(operand, 1) for operand in inlined)
-        levels = 1 + max((depth.get(operand, 0) for operand in inlined), default=0)
+        total = levels = 1
+        for operand in node.operands:
+            if operand not in stored:
+                total, levels = total + size.get(operand, 1), max(levels, 1 + depth.get(operand, 0))
         is_popular = total > FEW_OPS and len(users[node]) > MOST_REPEATS
         if (total > LARGEST_BODY or levels > DEEPEST_BODY or is_popular) and kind_of(node.op) != "view":
             stored.add(node)

@@ -160,12 +160,12 @@ class _Lowering:
             reduce = []
         roots = [root for write in writes for root in (write.value, write.index_scalar) if root is not None]
         exprs = index_exprs(roots)
-        outer, env = merge_ranges(ranges, [*exprs, *(write.index for write in writes)], "i")
-        inner, more = merge_ranges(reduce, exprs, "r")
-        env.update(more)
+        outer, left = merge_ranges(tuple(ranges), (*exprs, *[write.index for write in writes]), "i")
+        inner, right = merge_ranges(tuple(reduce), exprs, "r")
+        env = {**left, **right}
         memo: dict[ir.Scalar, ir.Scalar] = {}
         final = tuple(ir.moved_write(write, env, memo) for write in writes)
-        self.steps.append(ir.Nest(name, tuple(outer), tuple(inner), final, node.loc, origins))
+        self.steps.append(ir.Nest(name, outer, inner, final, node.loc, origins))
 
     # -- reductions --------------------------------------------------------------------------------
 

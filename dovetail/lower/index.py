@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from typing import TypeAlias
+from functools import lru_cache, reduce
+from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, mod, mul, product
 from dovetail.ir.loop import BufferRef
@@ -85,7 +85,10 @@ def reshape_index(source: Shape, target: Shape, index: Index) -> Index:
 
 def element_of(ref: BufferRef, index: Index) -> Expr:
     """The flat element of the buffer."""
-    return reduce(add, map(mul, index, ref.type.stride), ref.offset)
+    return _element(index, ref.type.stride, ref.offset)
+
+
+_element: Final = lru_cache(4096)(lambda index, stride, offset: reduce(add, map(mul, index, stride), offset))
 
 
 def reshape_strides(type: TensorType, target: Shape) -> tuple[Expr, ...] | None:

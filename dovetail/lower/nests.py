@@ -5,7 +5,8 @@
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import INF, ONE, ZERO, Expr, const, is_at_most, linear_in, mul, product, symbols
@@ -19,8 +20,9 @@ NARROW: Final = 4
 """Elements that are not worth a loop of their own beside others as few."""
 
 
-def memory_order(shape: Sequence[Expr], stride: Sequence[Expr]) -> list[int]:
-    """Dimensions from the outermost in memory to the innermost; ties keep their order."""
+@lru_cache(4096)
+def memory_order(shape: tuple[Expr, ...], stride: tuple[Expr, ...]) -> Sequence[int]:
+    """Dimensions from the outermost in memory to the innermost; ties keep their order. (Layers repeat.)"""
     dims = [d for d, size in enumerate(shape) if size is not ONE]
     if all(stride[d].is_const for d in dims):
         return sorted(dims, key=lambda d: -stride[d].value)
@@ -35,7 +37,7 @@ def _rank(stride: Expr) -> float:
     return len(factors) + stride.lo / INF
 
 
-def index_exprs(values: Iterable[Scalar]) -> list[Expr]:
+def index_exprs(values: Iterable[Scalar]) -> tuple[Expr, ...]:
     """Every index expression that the scalars read or use."""
     found: dict[Expr, None] = {}
     for node in iter_scalars(*values):
@@ -43,7 +45,7 @@ def index_exprs(values: Iterable[Scalar]) -> list[Expr]:
             found[cast(Expr, node.args[1])] = None
         elif node.op == "index":
             found[cast(Expr, node.args[0])] = None
-    return list(found)
+    return tuple(found)
 
 
 Slopes: TypeAlias = "dict[Expr, Expr | None]"
@@ -71,9 +73,10 @@ def _can_merge(outer: Range, inner: Range, slopes: Sequence[Slopes]) -> bool:
     return True
 
 
+@lru_cache(4096)
 def merge_ranges(
-    ranges: Sequence[Range], exprs: Sequence[Expr], name: str
-) -> tuple[list[Range], dict[Expr, Expr]]:
+    ranges: tuple[Range, ...], exprs: tuple[Expr, ...], name: str
+) -> tuple[tuple[Range, ...], Mapping[Expr, Expr]]:
     """Collapse neighbouring loops. Returns the new ranges and what replaces the old variables."""
     merged: list[Range] = []
     env: dict[Expr, Expr] = {}
@@ -95,7 +98,7 @@ def merge_ranges(
             close()
         run.append(each)
     close()
-    return merged, env
+    return tuple(merged), env
 
 
 Block: TypeAlias = "tuple[Index, tuple[Expr, ...]]"

@@ -10,7 +10,7 @@ once per node.
 """
 from __future__ import annotations
 
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from dovetail.events import EVENTS
 from dovetail.ir.graph import GET, Arg, Graph, Node, key_of, moved_over, nodes_in, swapped
@@ -50,9 +50,9 @@ def decompose(graph: Graph) -> Graph:
 
     def change(b: Build, node: Node) -> Arg:
         feeds, read = node.name in fused, used.get(node.name, frozenset())
-        places = {x: (k, x.type) for k, x in enumerate(dict.fromkeys(node.operands))}
-        given = swapped((node.args, node.kwargs), cast("dict[Node, Arg]", places))
-        key = node.op, key_of(given), node.type, feeds, read
+        places: Any = {x: (k, x.type) for k, x in enumerate(dict.fromkeys(node.operands))}
+        named = node.kwargs and key_of(swapped(node.kwargs, places))
+        key = node.op, key_of(swapped(node.args, places)), named, node.type, feeds, read
         if key in known:
             return _repeat(node, known[key], b)
         start = len(b.graph.nodes)
@@ -71,8 +71,8 @@ def _repeat(node: Node, made: Made, b: Build) -> Arg:
     for old in nodes:
         suffix = old.name.removeprefix(model.name)
         name = b.graph.unique(node.name + suffix) if suffix else node.name
-        args, kwargs = swapped((old.args, old.kwargs), env)
-        env[old] = new = Node(old.op, args, old.type, name, kwargs, node.loc)  # type: ignore[arg-type]
+        kwargs: Any = swapped(old.kwargs, env) if old.kwargs else ()
+        env[old] = new = Node(old.op, swapped(old.args, env), old.type, name, kwargs, node.loc)
         b.graph.nodes.append(new)
     return swapped((value,), env)[0]
 

@@ -169,7 +169,5 @@ def _declare() -> dict[str, Prim]:
 PRIMS: Final[dict[str, Prim]] = _declare()
 
 
-def kind_of(op: str) -> str | None:
-    """The kind of a prim, or None for any other op."""
-    prim = PRIMS.get(op)
-    return None if prim is None else prim.kind
+kind_of: Final = {op: prim.kind for op, prim in PRIMS.items()}.get
+"""The kind of a prim, or None for any other op."""

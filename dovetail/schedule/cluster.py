@@ -15,7 +15,7 @@ from typing import Final
 
 from dovetail.errors import Reason
 from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul, product, substitute
-from dovetail.ir.loop import SCANS, Loops, Nest, Range, Scalar, Write, index_value, loads_of, moved_write
+from dovetail.ir.loop import SCANS, Loops, Nest, Range, Scalar, Write, index_value, moved_write
 from dovetail.util.noun import Noun, replace
 
 UNKNOWN: Final = None
@@ -66,7 +66,7 @@ def make_cluster(nest: Nest, step: int) -> Cluster:
         ranges.append(fresh)
         outer += position < len(nest.ranges)
     reads: dict[str, set[Expr | None]] = {}
-    for buffer, index in loads_of(nest):
+    for buffer, index in nest.loads:
         reads.setdefault(buffer, set()).add(None if index is None else substitute(index, env))
     writes: dict[str, Expr | None] = {}
     alone = False

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
-from dovetail.ir.loop import Buffer, Extern, loads_of
+from dovetail.ir.loop import Buffer, Extern
 from dovetail.ir.schedule import Group, Place, Plan, Schedule
 from dovetail.util.noun import Noun
 
@@ -209,7 +209,7 @@ def _read_positions(group: Group) -> dict[str, list[tuple[Time, Expr | None]]]:
         level, walk, _ = _time(group, order)
         if walk and not nest.reduce:
             level, walk = max((level, walk), *(passes.get(name, (0, 0)) for name in nest.written_buffers))
-        for buffer, index in loads_of(nest):
+        for buffer, index in nest.loads:
             found.setdefault(buffer, []).append(((level, walk, order), index))
             if buffer in group.internal:
                 passes[buffer] = max(passes.get(buffer, (0, 0)), (level, walk))

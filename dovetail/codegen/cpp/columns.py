@@ -23,7 +23,7 @@ from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, combine, functions_of
 from dovetail.codegen.cpp.reduce import PIECES, Accumulator
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value
 from dovetail.ir.expr import ceildiv, mul, product
-from dovetail.ir.loop import Nest, Range, loads_of
+from dovetail.ir.loop import Nest, Range
 from dovetail.ir.types import BOOL, DType
 from dovetail.util.noun import Noun, field
 
@@ -368,4 +368,4 @@ def _flush(item: Accumulator, each: str, scope: Scope, is_last: bool = False) ->
 
 
 def _reads(nests: tuple[Nest, ...]) -> set[str]:
-    return {name for nest in nests for name, _ in loads_of(nest)}
+    return {name for nest in nests for name, _ in nest.loads}

@@ -24,7 +24,7 @@ from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.reduce import place_dtype
 from dovetail.codegen.cpp.values import KernelWriter, indented
 from dovetail.codegen.target import Launchable, launchable, token
-from dovetail.ir.loop import Buffer, Scalar, loads_of, roots_of
+from dovetail.ir.loop import Buffer, Scalar, roots_of
 from dovetail.ir.schedule import Group
 
 
@@ -61,7 +61,7 @@ def _streamed(group: Group, shape: Shape, cache_bytes: int) -> frozenset[str]:
     if not all(size.is_const for size in sizes) or sum(size.value for size in sizes) < cache_bytes:
         return frozenset()
     large = [a.buffer for a, size in zip(shape.args, sizes) if a.is_written and size.value > cache_bytes // 2]
-    read = {name for nest in group.nests for name, _ in loads_of(nest)}
+    read = {name for nest in group.nests for name, _ in nest.loads}
     return frozenset(b.name for b in large if b.name not in read and b.type.dtype.bytes >= 4)
 
 

@@ -19,7 +19,7 @@ from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
 from dovetail.codegen.cpp.reduce import PIECES, Accumulator, Partial
 from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
 from dovetail.ir.expr import ONE, Expr, add, ceildiv, linear_in, mul, product, symbols
-from dovetail.ir.loop import SCANS, Range, Scalar, loads_of
+from dovetail.ir.loop import SCANS, Range, Scalar
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
 from dovetail.util.noun import Noun
@@ -349,7 +349,7 @@ class Body(Noun, frozen=False):
         if step not in walks[1:2] or is_short or not outer or vector is None or self.writer.column:
             return []
         names = {outer[0].var: f"({outer[0].var.name} + 1)"}
-        loads = dict.fromkeys(load for nest in walks[0].points for load in loads_of(nest))
+        loads = dict.fromkeys(load for nest in walks[0].points for load in nest.loads)
         return [
             f"{self.writer.name(buffer)} + {c_expr(index, names)}"
             for buffer, index in loads

@@ -27,7 +27,7 @@ from dovetail.codegen.analysis import Pass, Shape, certain, step_score
 from dovetail.codegen.target import Launchable, launchable, token
 from dovetail.codegen.triton.ops import COMBINE, FAST, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON, identity
 from dovetail.ir.expr import ONE, ZERO, Expr, floordiv, mod, product, spell, substitute, sym, symbols
-from dovetail.ir.loop import SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, loads_of, scalar
+from dovetail.ir.loop import SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, scalar
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, F32, F64, I32, I64, NARROW, DType
@@ -118,7 +118,7 @@ def as_rows(group: Group) -> Group:
     writes = analysis.writes_in(group.nests)
     if any(write.index_scalar is not None for write in writes):
         return group
-    accesses = [index for nest in group.nests for _, index in loads_of(nest) if index is not None]
+    accesses = [index for nest in group.nests for _, index in nest.loads if index is not None]
     moving = [index for index in (*accesses, *(w.index for w in writes)) if last.var in symbols(index)]
     is_same = len(moving) < len(accesses) + len(writes)
     if not is_same or any(step_score(index, last.var) != 1.0 for index in moving):
@@ -763,7 +763,7 @@ def find_streams(group: Group) -> dict[str, bool]:
     inner = {r.var for r in group.inner}
     found: dict[str, bool] = {}
     for nest in group.nests:
-        for buffer, index in loads_of(nest):
+        for buffer, index in nest.loads:
             used = inner if index is None else symbols(index)
             if buffer not in group.internal and not inner.isdisjoint(used):
                 found[buffer] = outer.isdisjoint(used)
