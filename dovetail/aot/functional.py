@@ -14,12 +14,13 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from torch._library.custom_ops import OPDEFS
+from torch.utils._pytree import tree_map_only
 
 from dovetail.errors import DataDependentValue, UnsupportedMutation
 from dovetail.fake.kernels import IN_PLACE
@@ -59,7 +60,7 @@ def twin_of(func: Any) -> Twin:
             candidate = getattr(packet, overload)
             if _is_twin(candidate._schema, wanted, len(written)):
                 return Twin(candidate, tuple(a.name for a in written), outs, positions, defaults)
-    if outs or any(str(a.type) not in ("Tensor", "Optional[Tensor]") for a in written):
+    if outs or any(str(a.type) not in _COPIED for a in written):
         raise UnsupportedMutation(detail=f"{func} writes to its arguments and has no functional form")
     return Twin(_make(func), tuple(a.name for a in written), (), positions, defaults)
 
@@ -96,32 +97,27 @@ def _make(func: Any) -> Any:
     takes, _, gives = str(schema).partition("(")[2].rpartition(" -> ")
     gives = gives.strip()
     results = [part.strip() for part in gives.strip("()").split(",") if part.strip()]
-    results += ["Tensor?" if "Optional" in str(a.type) else "Tensor" for a in written]
+    results += [_COPIED[str(a.type)] for a in written]
     text = _ALIAS.sub("", f"{name}({takes} -> ({', '.join(results)})")
     names = [a.name for a in schema.arguments]
-    indices = [names.index(a.name) for a in written]
+    writes = [a.name for a in written]
 
-    def copied(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        copies: list[Any] = []
-        for i in indices:
-            value = kwargs.get(names[i]) if i >= len(given) else given[i]
-            copies.append(None if value is None else value.clone())
-            if i < len(given):
-                given[i] = copies[-1]
-            else:
-                kwargs[names[i]] = copies[-1]
-        made = func(*given, **kwargs)
+    def copied(op: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args)), **kwargs}
+        copies = {n: tree_map_only(torch.Tensor, torch.clone, given.get(n)) for n in writes}
+        made = op(**given | copies)
         made = () if made is None else made if isinstance(made, tuple) else (made,)
-        results = (*made, *copies)
+        results = (*made, *copies.values())
         return results[0] if len(results) == 1 else results
 
-    made = define_op(text, copied, copied)
+    fake = func if schema.returns else lambda *args, **kwargs: None  # where it only writes, nobody wrote one
+    made = define_op(text, partial(copied, func), partial(copied, fake))
     if func.namespace == "dovetail":  # a kernel of the user's: it may write to memory of its own
-        IN_PLACE[str(made)] = str(func), tuple(indices)
+        IN_PLACE[str(made)] = str(func), tuple(map(names.index, writes))
     return made
 
 
+_COPIED: Final = {"Tensor": "Tensor", "Optional[Tensor]": "Tensor?", "List[Tensor]": "Tensor[]"}
 _ALIAS: Final = re.compile(r"\(\w+!?( -> [a-z*|]+)?\)(?=[ \[?])")
 """The alias annotation of a type: Tensor(a!) x"""
 

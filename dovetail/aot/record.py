@@ -384,6 +384,10 @@ def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
     _check_lists(recorder, targets, args)
     if facts_of(func).is_pointwise:
         _check_parts(recorder, targets[0], args)
+    elif str(twin.op).startswith("dovetail."):  # it writes to copies: what two arguments share would be two
+        is_kernel, given = func.namespace == "dovetail", tree_leaves((args, kwargs))
+        for i in (i for i, x in enumerate(given) if any(x is t for t in tree_leaves(targets))):
+            _check_parts(recorder, given[i], (*given[:i], *given[i + 1 :]), is_kernel)
     fresh, new = parts[: len(parts) - len(targets)], parts[len(parts) - len(targets) :]
     for target, part in zip(targets, new):
         _write_all(recorder, target, part)
@@ -422,17 +426,30 @@ def _check_lists(recorder: Recorder, targets: list[Any], args: Args) -> None:
         raise UnsupportedMutation(recorder.loc, detail="a list operation that reads tensors it also writes")
 
 
-def _check_parts(recorder: Recorder, target: Any, operands: tuple[Any, ...]) -> None:
-    """Eager refuses x[1:].add_(x[:-1]), which reads memory that it writes elsewhere: it shall see it."""
-    storage = recorder.ref(target).storage
-    for other in operands:
-        if type(other) is Fake and other is not target and recorder.ref(other).storage is storage:
-            starts = [x.meta.storage_offset() * x.itemsize for x in (target, other)]
-            ends = [start + x.meta.numel() * x.itemsize for start, x in zip(starts, (target, other))]
-            is_same = starts[0] == starts[1] and target.meta.stride() == other.meta.stride()
-            are_packed = is_dense(type_of(target)) and is_dense(type_of(other))
-            if are_packed and max(starts) < min(ends) and not (is_same and ends[0] == ends[1]):
+def _check_parts(recorder: Recorder, target: Any, others: Args, may_be_same: bool = True) -> None:
+    """What x[1:].add_(x[:-1]) reads is written elsewhere: eager refuses it, or does it in some order."""
+    for other in others:
+        if type(other) is Fake and recorder.ref(other).storage is recorder.ref(target).storage:
+            forms = [_bytes(x.meta) for x in (target, other)]
+            if (forms[0] != forms[1] or not may_be_same) and _meet(forms):
                 raise UnsupportedMutation(recorder.loc, detail="a part of what is written is read as well")
+
+
+def _bytes(x: torch.Tensor) -> tuple[Any, ...]:
+    """Sizes, strides, the first and the last of the bytes that it shows."""
+    sizes, strides = (*x.shape, x.itemsize), (*(n * x.itemsize for n in x.stride()), 1)
+    start = x.storage_offset() * x.itemsize
+    return sizes, strides, start, start + sum((n - 1) * step for n, step in zip(sizes, strides))
+
+
+def _meet(forms: list[Any]) -> bool:
+    *_, starts, ends = zip(*forms)
+    if max(starts) > min(ends):
+        return False
+    with torch._C._DisableTorchDispatch():
+        seen = torch.zeros(max(ends) + 1, dtype=torch.bool, device="cpu")
+        seen.as_strided(*forms[0][:3]).fill_(True)
+        return bool(seen.as_strided(*forms[1][:3]).any())
 
 
 def _write_all(recorder: Recorder, target: Any, node: Node) -> None:

@@ -518,13 +518,14 @@ def _run_kernel(func: Any, facts: Record, device: torch.device, args: list[Any],
             return MISSING[facts.name](*args)
         try:
             return func(*args, **kwargs)
-        except NotImplementedError as error:
-            if facts.fate == "probe":
-                return probe(func, args, kwargs)
-            raise FailedFake(function=facts.name, detail=re.split(r"\. |\n", str(error))[0]) from error
         except RuntimeError as error:
-            if "no fake impl" not in str(error) and '"meta"' not in str(error):  # which the program knows not
-                raise
+            is_missing = isinstance(error, NotImplementedError)
+            if is_missing and facts.fate == "probe":
+                return probe(func, args, kwargs)
+            if not is_missing and "no fake impl" not in str(error) and '"meta"' not in str(error):
+                raise  # what the program knows
+            if facts.mutates and not facts.count:
+                return None  # nothing it returns would have a shape: an op that only writes needs no kernel
             raise FailedFake(function=facts.name, detail=re.split(r"\. |\n", str(error))[0]) from error
 
 

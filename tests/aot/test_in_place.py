@@ -87,3 +87,46 @@ def test_a_custom_op_that_raises_does_so_as_in_eager_after_the_writes():
     with pytest.raises(KeyError, match="no such thing"):
         dovetail.compile(program)(x)
     assert torch.equal(x, torch.ones(4))
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: x[:, 1:].add_(x[:, :-1]), lambda x: x.div_(x[:, :1]), lambda x: x[:, 1:].copy_(x[:, :-1]),
+])  # fmt: skip
+def test_what_one_write_does_to_what_it_reads_is_as_in_eager(program):
+    for width in (5, 40):
+        x = torch.rand(3, width) + 0.1
+        assert torch.equal(dovetail.compile(program)(x.clone()), program(x.clone()))
+
+
+LIBRARY = torch.library.Library("dovetail_in_place", "DEF")
+LIBRARY.define("turn(Tensor(a!) x, Tensor(b!) y) -> ()")
+LIBRARY.define("spread(Tensor x, Tensor(a!)[] out) -> ()")
+LIBRARY.impl("turn", lambda x, y: (y.sin_(), x.add_(y.sum()), None)[2], "CPU")
+LIBRARY.impl("spread", lambda x, out: [o.copy_(x[i]) for i, o in enumerate(out)] and None, "CPU")
+OPS = torch.ops.dovetail_in_place
+
+
+@pytest.mark.parametrize("parts", [lambda x: (x[:, :2], x[:, 2:]), lambda x: (x, x.sin())])
+def test_an_op_that_only_writes_needs_no_kernel_for_fakes(parts):
+    def program(x):
+        a, b = parts(x)
+        out = [torch.empty(4) for _ in range(2)]
+        OPS.turn(a, b)
+        OPS.spread(x, out)
+        return a * 2, b.exp(), out[1] + out[0]
+
+    ours, theirs = torch.randn(3, 4), torch.empty(3, 4)
+    theirs.copy_(ours)
+    torch.testing.assert_close(dovetail.compile(program, fullgraph=True)(ours), program(theirs))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("parts", [lambda x: (x, x), lambda x: (x[:2], x[:, 1:2]), lambda x: (x, x.view(-1)[3:])])
+def test_an_op_that_writes_to_memory_of_two_arguments_is_as_in_eager(parts):
+    def program(x):
+        OPS.turn(*parts(x))
+        return x + 1
+
+    ours, theirs = torch.randn(3, 4), torch.empty(3, 4)
+    theirs.copy_(ours)
+    torch.testing.assert_close((dovetail.compile(program)(ours), ours), (program(theirs), theirs))
