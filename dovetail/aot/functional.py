@@ -95,8 +95,7 @@ def _make(func: Any) -> Any:
     while hasattr(torch.ops.dovetail, name):  # an op defined anew, as when a notebook's cell runs again
         name += "_"
     takes, _, gives = str(schema).partition("(")[2].rpartition(" -> ")
-    gives = gives.strip()
-    results = [part.strip() for part in gives.strip("()").split(",") if part.strip()]
+    results = [part.strip() for part in gives.strip(" ()").split(",") if part.strip()]
     results += [_COPIED[str(a.type)] for a in written]
     text = _ALIAS.sub("", f"{name}({takes} -> ({', '.join(results)})")
     names = [a.name for a in schema.arguments]

@@ -122,10 +122,7 @@ class Recorder(FakeMode):
         return ref
 
     def ref(self, tensor: torch.Tensor) -> Ref:
-        found = getattr(tensor, "ref", None)
-        if found is None:
-            found = self.ref(self.constant(tensor))
-        return found
+        return getattr(tensor, "ref", None) or self.ref(self.constant(tensor))
 
     def constant(self, tensor: torch.Tensor) -> Fake:
         """A tensor from outside the program: an input more, or a number."""
@@ -430,26 +427,23 @@ def _check_parts(recorder: Recorder, target: Any, others: Args, may_be_same: boo
     """What x[1:].add_(x[:-1]) reads is written elsewhere: eager refuses it, or does it in some order."""
     for other in others:
         if type(other) is Fake and recorder.ref(other).storage is recorder.ref(target).storage:
-            forms = [_bytes(x.meta) for x in (target, other)]
-            if (forms[0] != forms[1] or not may_be_same) and _meet(forms):
+            one, two = (_bytes_of(x.meta, x.itemsize) for x in (target, other))
+            if (one != two or not may_be_same) and _meet(one, two):
                 raise UnsupportedMutation(recorder.loc, detail="a part of what is written is read as well")
 
 
-def _bytes(x: torch.Tensor) -> tuple[Any, ...]:
-    """Sizes, strides, the first and the last of the bytes that it shows."""
-    sizes, strides = (*x.shape, x.itemsize), (*(n * x.itemsize for n in x.stride()), 1)
-    start = x.storage_offset() * x.itemsize
-    return sizes, strides, start, start + sum((n - 1) * step for n, step in zip(sizes, strides))
+def _bytes_of(x: torch.Tensor, width: int) -> tuple[Any, ...]:
+    return (*x.shape, width), (*(step * width for step in x.stride()), 1), x.storage_offset() * width
 
 
-def _meet(forms: list[Any]) -> bool:
-    *_, starts, ends = zip(*forms)
-    if max(starts) > min(ends):
+def _meet(*forms: tuple[Any, ...]) -> bool:
+    ends = [start + sum((n - 1) * step for n, step in zip(*form)) for *form, start in forms]
+    if max(start for *_, start in forms) > min(ends):
         return False
     with torch._C._DisableTorchDispatch():
         seen = torch.zeros(max(ends) + 1, dtype=torch.bool, device="cpu")
-        seen.as_strided(*forms[0][:3]).fill_(True)
-        return bool(seen.as_strided(*forms[1][:3]).any())
+        seen.as_strided(*forms[0]).fill_(True)
+        return bool(seen.as_strided(*forms[1]).any())
 
 
 def _write_all(recorder: Recorder, target: Any, node: Node) -> None:

@@ -22,7 +22,7 @@ import torch
 from dovetail.capture.attributes import RULES
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.masks import Masked
-from dovetail.capture.operations import as_hashable, set_item
+from dovetail.capture.operations import IN_KEYS, as_hashable, set_item
 from dovetail.capture.origins import BY_NAME, PLAIN, register, wrap_instance, wrap_tensor, wrap_value
 from dovetail.capture.text import NUMBERS, as_numbers, known, native
 from dovetail.capture.torch_calls import METHOD_RULES, call_torch
@@ -492,7 +492,7 @@ for _name, _function in OPERATORS.items():
 for _name, _function in COMPARED.items():
     setattr(Array, f"__{_name}__", _method(f"__{_name}__", _function))
 
-RULES[Array] = array_attr
+RULES[Array], IN_KEYS["Array"], IN_KEYS["ndarray"] = array_attr, position, position
 METHOD_RULES["numpy"] = METHOD_RULES["__array__"] = from_tensor
 
 
@@ -536,10 +536,11 @@ for _maker in (torch.from_numpy, torch.tensor, torch.as_tensor, torch.asarray):
 
 def _typed(kind: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """torch.LongTensor([1, 2])"""
-    if len(args) != 1 or kwargs or not isinstance(args[0], (list, tuple)):
+    kinds = list, tuple, getattr(sys.modules.get("numpy"), "ndarray", list)
+    if len(args) != 1 or kwargs or not isinstance(args[0], kinds):
         raise UnknownCall(trace.loc(), function=f"torch.{kind.__name__}")
     dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
-    return call_torch(trace, torch.tensor, args, {"dtype": dtype})
+    return _from_array(torch.as_tensor, trace, args, {"dtype": dtype})
 
 
 for _kind in ("", "Long", "Int", "Short", "Byte", "Bool", "Float", "Double", "Half", "BFloat16"):

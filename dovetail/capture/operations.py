@@ -299,7 +299,7 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
     if kind in (list, tuple, dict):
         return native(operator.getitem, container, as_key(trace, container, key))
     if kind is Fake:
-        key = as_numbers(key)
+        key = as_tensors(trace, as_numbers(key))
         if (picked := pick(trace, container, key)) is None:
             masked = take_masked(trace, container, key)
             return on_fakes(trace, operator.getitem, container, key) if masked is None else masked
@@ -317,6 +317,16 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
     if missing is not None and isinstance(container, dict) and not dict.__contains__(container, key):
         return trace.call(missing, [container, key], {})
     return native(operator.getitem, container, key)
+
+
+IN_KEYS: Final[dict[str, Callable[[Trace, Any], Any]]] = {}
+"""How arrays in a key become tensors, by the name of their type."""
+
+
+def as_tensors(trace: Trace, key: Any) -> Any:
+    if type(key) is tuple:
+        return tuple([as_tensors(trace, part) for part in key])
+    return IN_KEYS[kind](trace, key) if (kind := type(key).__name__) in IN_KEYS else key
 
 
 PLACES: Final = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
@@ -368,6 +378,7 @@ def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
         key, number = as_numbers([key, value])
         if type(number) is torch.SymInt or isinstance(value, float):  # np.float32 torch does not take here
             value = number
+        key = as_tensors(trace, key)
         if (picked := pick(trace, container, key)) is not None:
             wanted = {"dtype": container.dtype, "device": container.device}
             if not isinstance(value, Fake):

@@ -335,3 +335,16 @@ def test_a_tensor_of_a_list_of_scalars_has_their_dtype() -> None:
 
     for got, want in zip(dovetail.compile(f, fullgraph=True)(torch.ones(2)), f(torch.ones(2)), strict=True):
         check(got, want)
+
+
+@pytest.mark.parametrize("program", [
+    lambda x, a: x[a], lambda x, a: x[a[1:]] * 2, lambda x, a: x[:, a], lambda x, a: x.index_put((torch.as_tensor(a),), x),
+    lambda x, a: (x.__setitem__(a[:2], 0.0), x.sin())[1], lambda x, a: x[np.array([2, 0])],
+    lambda x, a: torch.LongTensor(a) + x, lambda x, a: torch.Tensor(a) * x, lambda x, a: torch.Tensor(a / 2) * x,
+])  # fmt: skip
+def test_tensors_are_indexed_by_arrays_and_made_of_them(program: Any) -> None:
+    for order in ([2, 0, 1], [1, 2, 0]):
+        x, a = torch.randn(3, 3), np.array(order)
+        ours = dovetail.compile(program, fullgraph=True)(x.clone(), a)
+        torch.testing.assert_close(ours, program(x.clone(), a), rtol=0, atol=1e-7)
+    assert not dovetail.stats()["fallbacks_to_eager"]
