@@ -49,7 +49,7 @@ from dovetail.capture.text import (
     native,
 )
 from dovetail.capture.torch_calls import type_of_value
-from dovetail.capture.trace import NULL, Appender, Raised, Trace, Unread, is_library_file
+from dovetail.capture.trace import NULL, Appender, Outside, Raised, Trace, Unread, is_library_file
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Predicate
@@ -129,7 +129,7 @@ on(hasattr)(lambda trace, args, kwargs: _getattr(trace, [*args, NULL], kwargs) i
 on(setattr)(lambda trace, args, kwargs: attributes.store_attr(trace, args[0], as_hashable(args[1]), args[2]))
 on(delattr)(lambda trace, args, kwargs: attributes.delete_attr(trace, args[0], as_hashable(args[1])))
 on(callable)(lambda trace, args, kwargs: guard_kinship(
-    trace, args[0], type(args[0]), (), callable(args[0])
+    trace, args[0], type(args[0]), (), callable(args[0].original if type(args[0]) is Outside else args[0])
 ))
 
 

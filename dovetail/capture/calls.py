@@ -20,7 +20,7 @@ import sys
 import types
 from collections.abc import Generator as PythonGenerator
 from functools import partial
-from types import FunctionType, MethodType, WrapperDescriptorType
+from types import FunctionType, GeneratorType, MethodType, WrapperDescriptorType
 from typing import Any, Final
 
 import torch
@@ -37,7 +37,7 @@ from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.regions import BY_NAME
 from dovetail.capture.text import NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
-from dovetail.capture.trace import Raised, Trace, is_library_file
+from dovetail.capture.trace import Outside, Raised, Trace, is_library_file
 from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
@@ -310,6 +310,8 @@ def guard_global_hooks(trace: Trace) -> None:
 def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Any other object: its class's __call__."""
     kind = type(fn)
+    if kind is Outside:
+        native(fn.leave)
     rule = known.CALLABLE_KINDS.get(kind)
     if rule is not None:
         return rule(trace, fn, args, kwargs)
@@ -366,6 +368,8 @@ BY_TYPE: Final[dict[type, Any]] = {
 
 
 class Generator:
+    __class__ = GeneratorType  # type: ignore[assignment]  # type() and isinstance() of the program ask for it
+
     def __init__(self, activation: Activation) -> None:
         self.activation, self.steps = activation, steps(activation)
         places = activation.trace.places

@@ -40,13 +40,17 @@ class Masked:
     def leave(self, *_: Any) -> Any:
         raise DataDependentSize(self.loc, function="indexing with a mask", step=self.made_at)
 
-    def operand(self, value: Any) -> Any:
-        """Another operand, for all elements: items of the same mask, or what is the same for each item."""
+    def operand(self, value: Any, name: str) -> Any:
+        """Another operand, for all elements: items of the same mask, or what is the same for each item. It
+        may get a gradient where that of what is left out, 0, stays 0 on the way to it."""
         rest = self.fake.dim() - self.mask.dim()
         if type(value) is Masked:
             is_like = is_same_mask(self, value.mask) and value.fake.dim() == self.fake.dim()
             return value.fake if is_like else self.leave()
-        if type(value) is Fake and (value.dim() > rest or value.requires_grad):
+        if type(value) is Fake and value.dim() == rest + 1 and value.shape[0] == 1:
+            value = self.trace.call(torch.Tensor.squeeze, [value, 0], {})
+        has_grad = type(value) is Fake and value.requires_grad and name not in ("add", "sub", "mul")
+        if has_grad or type(value) is Fake and value.dim() > rest:
             self.leave()
         return value
 
@@ -139,8 +143,9 @@ def call_masked(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) 
     if not is_loss and (name not in POINTWISE or not is_exact):
         items.leave()
     how = {"reduction": "none"} if is_loss else {}
-    named = {key: items.operand(value) for key, value in kwargs.items()} | how
-    made = Masked(trace, trace.call(fn, [items.operand(arg) for arg in args], named), items.mask, of=items)
+    named = {key: items.operand(value, name) for key, value in kwargs.items()} | how
+    made = trace.call(fn, [items.operand(arg, name) for arg in args], named)
+    made = Masked(trace, made, items.mask, of=items)
     if made.fake.device != items.mask.device:
         items.leave()
     return made.reduced(kwargs.get("reduction", "mean")) if is_loss else made

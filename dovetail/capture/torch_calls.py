@@ -214,6 +214,9 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         raise UnknownCall(trace.loc(), function="Tensor.detach_ of an input (the caller sees it)")
     if name == "new" and len(args) == 2 and type(args[1]) is torch.Size:  # a tuple would be its contents
         name = "new_empty"
+    if name == "new_tensor" and len(args) == 2:
+        like = {"dtype": args[0].dtype, "device": args[0].device}
+        return trace.call(torch.tensor, args[1:], {**like, **kwargs})
     if "from" in kwargs:  # a word of Python: the text of a graph cannot say it
         args, kwargs = [args[0], kwargs["from"]], {key: kwargs[key] for key in kwargs if key != "from"}
     if kwargs and name in SCALED and isinstance(kwargs.get(SCALED[name]), Fake):

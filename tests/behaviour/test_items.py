@@ -57,6 +57,19 @@ def masks_that_differ_in_how_they_are_made() -> Any:
     return lambda x, first: (f if first else g)(x), [(*call, first) for call in masked_calls() for first in (True, False)]
 
 
+@case("C3", recompiles=0)
+def learned_values_added_to_items_of_a_mask() -> Any:
+    def f(x: torch.Tensor, labels: torch.Tensor, token: torch.Tensor) -> Any:
+        x = x * 1
+        x[labels == -1] = 0.0
+        x[labels == -1] += token
+        x[labels == 1] *= token[0]
+        return x
+
+    x, token = torch.randn(5, 3, requires_grad=True), torch.randn(1, 3, requires_grad=True)
+    return f, [(x, labels, token) for labels in (torch.tensor([0, 1, -1, 1, 0]), torch.zeros(5).long())]
+
+
 @case("C3", breaks=2)
 def products_of_items_of_a_mask() -> Any:
     """C code must never see what stands in for the items."""

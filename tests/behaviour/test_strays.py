@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import collections
 import copy
+import inspect
 import itertools
 import os
 import tempfile
+import types
 import warnings
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -70,6 +73,36 @@ def made_under_a_device(x: torch.Tensor) -> Any:
     with torch.device("meta"):
         y, norm = torch.ones(3), nn.BatchNorm1d(3)
     return x + 1, str(y.device), str(norm.weight.device), str(torch.ones(2).device)
+
+
+def counted() -> Any:
+    yield from (1, 2)
+
+
+@stray
+def kinds_of_generators(x: torch.Tensor) -> Any:
+    made = nn.Linear(2, 2).parameters(), (i for i in range(2)), counted()
+    kinds = [(isinstance(g, types.GeneratorType), inspect.isgenerator(g), type(g).__name__) for g in made]
+    return x + 1, kinds, [sum(1 for _ in g) for g in made]
+
+
+class Scaled:
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@stray
+def what_a_test_puts_in_place_of_a_method(x: torch.Tensor) -> Any:
+    with mock.patch.object(Scaled, "scale", return_value=torch.ones(3)) as scale:
+        return Scaled().scale(x) + x, scale.call_count, callable(scale), callable(iter([1]))
+
+
+OFFSETS = np.array([0, 5, 9])
+
+
+@stray
+def new_tensors_of_arrays(x: torch.Tensor) -> Any:
+    return x + x.new_tensor(OFFSETS), x.new_tensor([1, 2]), x.new_tensor(OFFSETS, dtype=torch.int32)
 
 
 class Hooked(nn.Module):
