@@ -372,6 +372,7 @@ class Generator:
 
     def __init__(self, activation: Activation) -> None:
         self.activation, self.steps = activation, steps(activation)
+        self.send, self.throw, self.close = self.steps.send, self.steps.throw, self.steps.close
         places = activation.trace.places
         self.made_at = places[0].steps - 1 if places else -1
 
@@ -380,15 +381,6 @@ class Generator:
 
     def __next__(self) -> Any:
         return next(self.steps)
-
-    def send(self, value: Any) -> Any:
-        return self.steps.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        return self.steps.throw(*error)
-
-    def close(self) -> None:
-        self.steps.close()
 
     def __del__(self) -> None:
         """Python closes a generator that nobody holds any more; its `finally` blocks run then."""
