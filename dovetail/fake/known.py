@@ -67,6 +67,9 @@ def floating(c: Call) -> torch.dtype:
     return found
 
 
+HALVES: Final = (torch.float16, torch.bfloat16)
+
+
 def always(*dtypes: torch.dtype) -> DTypes:
     return lambda c: list(dtypes)
 
@@ -78,16 +81,14 @@ def plain_float(c: Call) -> torch.dtype:
     return found
 
 
-def statistics(c: Call) -> list[torch.dtype | None]:
-    """A norm's results; for low precision, devices differ in what they keep mean and variance in."""
-    return [plain_float(c)] * 3
-
-
-def row_statistics(c: Call) -> list[torch.dtype | None]:
-    """Layer norm's: a GPU keeps those of half types in fp32."""
-    if c.device == "cuda" and first(c) in (torch.float16, torch.bfloat16):
-        return [first(c), torch.float32, torch.float32]
-    return statistics(c)
+def statistics(c: Call, on_gpu: torch.dtype | None = None) -> list[torch.dtype | None]:
+    """A norm's results. The CPU keeps mean and variance in the input's type, or in that of its parameters if
+    it is wider; a GPU those of half types in `on_gpu`, if that is known."""
+    kinds = {t.dtype for t in c.tensors}
+    if first(c) not in HALVES or (c.device != "cpu" and on_gpu is None):
+        return [plain_float(c)] * 3
+    kept = on_gpu if c.device != "cpu" else torch.float32 if torch.float32 in kinds else first(c)
+    return [first(c), kept, kept]
 
 
 def on_cpu(dtypes: DTypes, c: Call) -> Any:
@@ -182,8 +183,10 @@ def viewed(c: Call, shape: tuple[int, ...]) -> list[int] | None:
 
 def normalised(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """The CPU's batch norm keeps channels-last images, and makes everything else row-major."""
-    is_image = len(shape) == c.first.ndim and not _is_contiguous(c.first)
-    return as_image(c, shape) if is_image else contiguous(c, shape)
+    if len(shape) != c.first.ndim or _is_contiguous(c.first):
+        return contiguous(c, shape)
+    is_image = is_laid_out(*_numbers(c.first), channels_last(shape))
+    return channels_last(shape) if is_image else contiguous(c, shape) if c.device == "cpu" else None
 
 
 def attended(c: Call, shape: tuple[int, ...]) -> list[int]:
@@ -214,18 +217,22 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (masked, from_contiguous, "native_group_norm_backward native_batch_norm_backward"),
     (masked, contiguous, "native_layer_norm_backward _fused_rms_norm_backward"),
     (statistics, normalised, "native_batch_norm"),
-    (partial(on_cpu, statistics), normalised, "_native_batch_norm_legit"),
+    (partial(on_cpu, statistics), normalised,
+     "_native_batch_norm_legit _native_batch_norm_legit_no_training"),
     (partial(on_cpu, lambda c: [*statistics(c), c["running_mean"].dtype, c["running_var"].dtype]), normalised,
      "_native_batch_norm_legit_functional"),
     (lambda c: [first(c), *[_of_weight(c)] * 2] if c.device == "cpu" else statistics(c), from_contiguous,
      "native_group_norm"),
-    (row_statistics, contiguous, "native_layer_norm"),
+    (partial(statistics, on_gpu=torch.float32), contiguous, "native_layer_norm"),
+    (lambda c: [first(c)] * 2, contiguous, "_thnn_fused_gru_cell cudnn_grid_sampler_backward"),
+    (lambda c: [first(c)] * 5 if c["has_bias"] else [*[first(c)] * 3, None, None], contiguous,
+     "_thnn_fused_gru_cell_backward"),
     (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
     (first, from_contiguous, """
         gather index_select index scatter scatter_add index_put index_add index_copy flip
         glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd _safe_softmax"""),
-    (first, contiguous, """embedding_dense_backward slice_backward select_backward masked_fill amax amin
+    (first, contiguous, """cudnn_grid_sampler embedding_dense_backward slice_backward select_backward masked_fill amax amin
         mse_loss_backward smooth_l1_loss_backward huber_loss_backward"""),
     (partial(on_cpu, lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
     (summed, contiguous, "sum prod"),

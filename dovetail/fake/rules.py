@@ -425,11 +425,11 @@ def _channels_agree(c: Call, size: Expr) -> None:
             _agree(c, c[name].shape, (size,))
 
 
-def batch_norm(c: Call) -> Result:
+def batch_norm(c: Call, training: bool = True) -> Result:
     """The CPU returns no statistics where it uses the running ones."""
     x = c["input"]
     _channels_agree(c, x.shape[1])
-    stats = x.shape[1:2] if c.get("training", True) or c.device != "cpu" else (ZERO,)
+    stats = x.shape[1:2] if c.get("training", training) or c.device != "cpu" else (ZERO,)
     return [x.shape, stats, stats]
 
 
@@ -633,9 +633,8 @@ RULES: Final[dict[str, Rule]] = _table(
     (layer_norm, "native_layer_norm"),
     (likes("input", "weight", "bias"), "native_layer_norm_backward"),
     (likes("input", "weight"), "_fused_rms_norm_backward"),
-    (batch_norm, """
-        native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
-        _batch_norm_with_update"""),
+    (batch_norm, "native_batch_norm _native_batch_norm_legit _batch_norm_with_update"),
+    (lambda c: batch_norm(c, False), "_native_batch_norm_legit_no_training"),
     (lambda c: [*batch_norm(c), *likes("running_mean", "running_var")(c)],  # type: ignore[misc]
      "_native_batch_norm_legit_functional"),
     (likes("input", "weight", "weight"), """

@@ -514,8 +514,6 @@ def _run_kernel(func: Any, facts: Record, device: torch.device, args: list[Any],
     with torch._C._DisableTorchDispatch():
         if facts.fate == "probe" and device.type == "cpu":
             return probe(func, args, kwargs)
-        if facts.name in MISSING:
-            return MISSING[facts.name](*args)
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -577,65 +575,10 @@ def probe(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     return tree_map_only(torch.Tensor, _meta_like, result)
 
 
-def _statistics_dtype(x: torch.Tensor, parameters: list[Any]) -> torch.dtype:
-    """What the CPU keeps mean and variance in: the input's type, unless the parameters are wider."""
-    is_wider = any(isinstance(p, torch.Tensor) and p.dtype == torch.float32 for p in parameters)
-    return torch.float32 if is_wider else x.dtype
-
-
-def _batch_norm_on_cpu(device: torch.device, args: list[Any], result: Any) -> Any:
-    """No batch statistics come out where the running ones are used."""
-    if device.type != "cpu":
-        return result
-    dtype = _statistics_dtype(args[0], args[1:5])
-    stats = [x.to(dtype) if args[5] else x.new_empty(0, dtype=dtype) for x in result[1:3]]
-    output = result[0]
-    kept = torch.channels_last if output.dim() == 4 else torch.contiguous_format
-    if output.is_contiguous() or not output.is_contiguous(memory_format=kept):
-        output = output.new_empty(output.shape)
-    return (output, *stats, *result[3:])
-
-
-def _layer_norm_on_cpu(device: torch.device, args: list[Any], result: Any) -> Any:
-    if device.type != "cpu":
-        return result
-    dtype = _statistics_dtype(args[0], args[2:4])
-    return (result[0], *(x.to(dtype) for x in result[1:]))
-
-
-def _batch_norm_with_updates(device: torch.device, args: list[Any], result: Any) -> Any:
-    """It returns the new running statistics as well, in the type of the old ones."""
-    *rest, mean, var = _batch_norm_on_cpu(device, args, result)
-    return (*rest, mean.to(args[3].dtype), var.to(args[4].dtype))
-
-
-def _gru_cell_backward(grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> Any:
-    gates = grad.new_empty(grad.shape[0], 3 * grad.shape[1])
-    bias = gates.new_empty(gates.shape[1]) if has_bias else None
-    return gates, gates.clone(), torch.empty_like(grad), bias, None if bias is None else bias.clone()
-
-
-MISSING: Final[dict[str, Callable[..., Any]]] = {
-    "aten._thnn_fused_gru_cell.default": lambda gates, more, hx, *biases: (
-        torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1]),
-    ),
-    "aten._thnn_fused_gru_cell_backward.default": _gru_cell_backward,
-    "aten.cudnn_grid_sampler.default": lambda x, grid: x.new_empty(*x.shape[:2], *grid.shape[1:3]),
-    "aten.cudnn_grid_sampler_backward.default": lambda x, grid, grad: (
-        x.new_empty(x.shape), grid.new_empty(grid.shape),
-    ),
-}  # fmt: skip
-"""Ops of the GPU that torch has no meta kernel for."""
-
 CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
-    **{f"aten.{x}.default": _batch_norm_on_cpu for x in ("native_batch_norm", "_native_batch_norm_legit")},
-    "aten._native_batch_norm_legit_functional.default": _batch_norm_with_updates,
-    "aten._native_batch_norm_legit_no_training.default": lambda device, args, result: _batch_norm_on_cpu(
-        device, [*args[:5], False], result),
     # Only the CPU fills the buffer that backward reads.
     "aten.log_sigmoid_forward.default": lambda device, args, result: (
         result if device.type == "cpu" else (result[0], result[1].new_empty(0))),
-    "aten.native_layer_norm.default": _layer_norm_on_cpu,
     **dict.fromkeys(("aten.pow.Scalar", "aten.im2col.default", "aten.rrelu_with_noise.default"),
                     lambda device, args, made: made.contiguous()),
     "aten.rrelu_with_noise_functional.default": lambda device, args, made: (made[0].contiguous(), made[1]),

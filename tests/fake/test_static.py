@@ -303,3 +303,24 @@ def test_images_of_one_pixel_or_channel_stay_channels_last(size: tuple[int, ...]
 def test_division_of_two_types_is_laid_out_by_its_first_operand() -> None:
     x, y = torch.randn(2, 4), torch.ones(4, 2, dtype=torch.int32).t()
     assert dovetail.compile(torch.floor_divide)(x, y).stride() == torch.floor_divide(x, y).stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
+def test_norms_keep_their_statistics_as_the_cpu_does(dtype: torch.dtype, parameters: torch.dtype) -> None:
+    aten = torch.ops.aten
+    images, voxels = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5, 6)
+    layouts = [voxels.to(memory_format=torch.channels_last_3d), images.to(memory_format=torch.channels_last),
+               images, images.transpose(0, 3), torch.randn(4, 3)]  # fmt: skip
+    for x, is_training in itertools.product(layouts, [True, False]):
+        w = torch.ones(x.shape[1], dtype=parameters if dtype is torch.bfloat16 else dtype)
+        rest = (w, w, is_training, 0.1, 1e-5)
+        calls = [(aten._native_batch_norm_legit_functional.default, (x.to(dtype), w, w, *rest)),
+                 (aten.native_batch_norm.default, (x.to(dtype), w, w, w.clone(), w.clone(), *rest[2:])),
+                 (aten._native_batch_norm_legit_no_training.default, (x.to(dtype), w, w, w, w, 0.1, 1e-5)),
+                 (aten.native_layer_norm.default, (x.to(dtype).transpose(1, -1), w.shape, w, w, 1e-5))]  # fmt: skip
+        for op, given in calls:
+            real = op(*given)
+            with FakeMode():
+                fakes = op(*[fake_like(a) if isinstance(a, torch.Tensor) else a for a in given])
+            assert [(t.size(), t.stride(), t.dtype) for t in fakes] == [(t.size(), t.stride(), t.dtype) for t in real]
