@@ -108,10 +108,6 @@ def show_explanation(found: Explanation) -> str:
 
 # -- an Explanation as one self-contained page -----------------------------------------------------
 
-
-if TYPE_CHECKING:
-    from dovetail.explain.query import Explanation
-
 TEMPLATE: Final = Path(__file__).with_name("report.html")
 LONGEST: Final = 200_000
 """Characters of one text kept in the page."""

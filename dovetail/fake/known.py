@@ -232,7 +232,8 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, from_contiguous, """
         gather index_select index scatter scatter_add index_put index_add index_copy flip
         glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd _safe_softmax"""),
-    (first, contiguous, """cudnn_grid_sampler embedding_dense_backward slice_backward select_backward masked_fill amax amin
+    (first, contiguous, """
+        embedding_dense_backward slice_backward select_backward masked_fill amax amin cudnn_grid_sampler
         mse_loss_backward smooth_l1_loss_backward huber_loss_backward"""),
     (partial(on_cpu, lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
     (summed, contiguous, "sum prod"),

@@ -136,14 +136,10 @@ def _crossing(group: Group, shape: Shape) -> tuple[Range, Range] | None:
             continue
         if fast.size.is_const and fast.size.value < 16:
             return None
-        for nest in group.nests:
-            for node in iter_scalars(*analysis.roots_in((nest,))):
-                if node.op == "load" and step_score(node.args[1], other.var) == 1.0:  # type: ignore[arg-type]
-                    if step_score(node.args[1], fast.var) < 0:  # type: ignore[arg-type]
-                        return fast, other
-            for write in nest.writes:
-                if step_score(write.index, other.var) == 1.0 and step_score(write.index, fast.var) < 0:
-                    return fast, other
+        loads = [index for nest in group.nests for _, index in nest.loads if index is not None]
+        for index in (*loads, *(write.index for write in analysis.writes_in(group.nests))):
+            if step_score(index, other.var) == 1.0 and step_score(index, fast.var) < 0:
+                return fast, other
     return None
 
 

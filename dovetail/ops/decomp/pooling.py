@@ -148,12 +148,7 @@ def max_pool(
 
 def _even(x: Value, count: Sequence[Expr]) -> Windows:
     """Windows that cut each dimension into equal parts."""
-    rank = len(count)
-    sizes = []
-    for size, parts in zip(x.shape[-rank:], count):
-        decline_if(not (size.is_const and parts.is_const) or not parts.value or size.value % parts.value)
-        sizes.append(size.value // parts.value)
-    return make_windows(rank, sizes)
+    return make_windows(len(count), _repeats(count, x.shape[-len(count) :]))
 
 
 # -- average ---------------------------------------------------------------------------------------
@@ -210,20 +205,20 @@ def adaptive_avg_pool(b: Build, x: Value, output_size: Sequence[Expr]) -> Value:
     return _average(b, x, windows, count, float(len(windows.places)))
 
 
-def _spread(b: Build, share: Value, x: Value, windows: Windows) -> Value:
-    """Each window's value at each of its places."""
-    lead = x.ndim - windows.rank
-    shape, dims = list(share.shape[:lead]), list(range(lead))
-    for d in range(windows.rank):
+def _repeated(b: Build, x: Value, times: Sequence[int]) -> Value:
+    """Each element of the last dimensions so often along each of them."""
+    lead = x.ndim - len(times)
+    shape, dims = list(x.shape[:lead]), list(range(lead))
+    for size, n in zip(x.shape[lead:], times):
         dims.append(len(shape))
-        shape += [share.shape[lead + d], as_expr(windows.size[d])]
-    return b.prim("copy", b.reshape(b.broadcast(share, shape, dims), x.shape)).to(b.out.dtype)
+        shape += [size, as_expr(n)]
+    return b.prim("copy", b.reshape(b.broadcast(x, shape, dims), b.out.shape)).to(b.out.dtype)
 
 
 def adaptive_avg_pool_backward(rank: int, b: Build, grad: Value, x: Value) -> Value:
     windows = _even(x, grad.shape[-rank:])
     _check(x, rank)
-    return _spread(b, accumulate(grad, grad.dtype) / float(len(windows.places)), x, windows)
+    return _repeated(b, accumulate(grad, grad.dtype) / float(len(windows.places)), windows.size)
 
 
 for _rank in (2, 3):
@@ -250,11 +245,7 @@ def _repeats(small: Sequence[Expr], large: Sequence[Expr]) -> list[int]:
 def upsample_nearest(b: Build, x: Value, *args: Any, **kwargs: Any) -> Value:
     times = _repeats(x.shape[2:], b.out.shape[2:])
     decline_if(not all(_is_scale(scale, times) for scale in (*args[1:], *kwargs.values())))
-    spread, places = list(x.shape[:2]), [0, 1]
-    for size, n in zip(x.shape[2:], times):
-        places.append(len(spread))
-        spread += [size, as_expr(n)]
-    return b.prim("copy", b.reshape(b.broadcast(x, spread, places), b.out.shape))
+    return _repeated(b, x, times)
 
 
 def _is_scale(scale: Any, times: list[int]) -> bool:
