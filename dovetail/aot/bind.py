@@ -37,10 +37,10 @@ from dovetail.aot.cost import class_of
 from dovetail.aot.interpret import as_strided, restride
 from dovetail.aot.joint import Joint
 from dovetail.aot.missing import by_group, narrowed
-from dovetail.aot.partition import Partition, Saved, exprs_in
+from dovetail.aot.partition import Partition, Saved
 from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, symbols
-from dovetail.ir.graph import Arg, Graph, Node
+from dovetail.ir.graph import Arg, Graph, Node, exprs_in
 from dovetail.ir.signature import Mutation, OutputIs, ValueRef, ViewStep
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
 from dovetail.util.library import find_op

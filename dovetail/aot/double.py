@@ -24,13 +24,13 @@ from torch.fx import GraphModule
 
 from dovetail.aot.interpret import bind_symbols
 from dovetail.aot.joint import Joint
-from dovetail.aot.partition import Partition, exprs_in
+from dovetail.aot.partition import Partition
 from dovetail.errors import InternalWarning
 from dovetail.events import EVENTS
 from dovetail.fake import fake_like
 from dovetail.ir.expr import FALSE, Expr, evaluate, symbols
-from dovetail.ir.graph import Known, Node, nodes_in
-from dovetail.ir.types import ScalarType, TensorType
+from dovetail.ir.graph import Known, Node, exprs_in, nodes_in
+from dovetail.ir.types import TensorType
 from dovetail.sym import Shapes, make_symint
 from dovetail.util.noun import Noun
 
@@ -299,8 +299,7 @@ def lack_memory(*tangents: torch.Tensor | None) -> bool:
 
 def _symbolic(given: Sequence[Any], types: list[Any], sizes: dict[str, int], shapes: Shapes) -> list[Any]:
     """Examples with the symbols that the types name; what has no symbols is its own example."""
-    exprs = exprs_in((*types, *(kind.expr for kind in types if isinstance(kind, ScalarType))))
-    for symbol in {symbol for expr in exprs for symbol in symbols(expr)}:
+    for symbol in {symbol for expr in exprs_in(tuple(types)) for symbol in symbols(expr)}:
         shapes.adopt(symbol, sizes[symbol.name])
     return [
         fake_like(value, shapes=shapes, extent=(*kind.shape, *kind.stride).__getitem__)

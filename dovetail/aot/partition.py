@@ -20,9 +20,9 @@ from dovetail.aot.cost import bytes_of, kind_of
 from dovetail.errors import VerifyError
 from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, symbols
-from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, moved_over, nodes_in, swapped
+from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, exprs_in, moved_over, nodes_in, swapped
 from dovetail.ir.signature import Signature
-from dovetail.ir.types import I64, ScalarType, TensorType
+from dovetail.ir.types import I64, ScalarType
 from dovetail.ops.build import is_dense
 from dovetail.util.mincut import INFINITE, Network
 from dovetail.util.noun import Noun, replace
@@ -368,25 +368,9 @@ def _make_backward(
 # -- symbols -----------------------------------------------------------------------------------------
 
 
-def exprs_in(arg: object) -> Iterable[Expr]:
-    if isinstance(arg, Expr):
-        if not arg.is_const:
-            yield arg
-    elif isinstance(arg, tuple):
-        for item in arg:
-            yield from exprs_in(item)
-    elif isinstance(arg, TensorType):
-        yield from (e for e in (*arg.shape, *arg.stride) if not e.is_const)
-
-
 def _missing_symbols(graph: Graph, saved: int) -> list[Expr]:
     """Symbols that backward names and that no saved value is the size of; tangents need not come."""
-    known: set[Expr] = set()
-    for node in graph.inputs[:saved]:
-        if isinstance(node.type, TensorType):
-            known.update(e for e in (*node.type.shape, *node.type.stride) if e.op == "sym")
-        elif isinstance(node.type, ScalarType) and node.type.expr is not None:
-            known.add(node.type.expr)
+    known = {expr for node in graph.inputs[:saved] for expr in exprs_in(node.type) if expr.op == "sym"}
     wanted: dict[Expr, None] = {}
     for node in (*graph.inputs, *graph.nodes):
         for value in (*node.args, *(v for _, v in node.kwargs), node.type):

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from dovetail.cache.store import Store, key_of, short_parts, store_in
 from dovetail.events import EVENTS
-from dovetail.ir.expr import Expr, symbols
-from dovetail.ir.graph import Arg, Graph, Node
+from dovetail.ir.expr import symbols
+from dovetail.ir.graph import Graph, Node, exprs_in, swapped
 from dovetail.ir.program import Program
-from dovetail.ir.types import ScalarType, TensorType, Type
+from dovetail.ir.types import Type
 from dovetail.options import Options
 
 KIND: Final = "program"
@@ -49,56 +49,26 @@ def rest_of(noun: Node | Graph, names: list[str]) -> str:
     return repr([getattr(noun, name) for name in names]) if names else ""
 
 
-class _Content:
-    """Writes a graph with nodes by number, and remembers which symbols occur."""
+class _Place(str):
+    """A node by its number; written without quotes, unlike a text."""
 
-    def __init__(self) -> None:
-        self.numbers: dict[Node, int] = {}
-        self.symbols: dict[Expr, None] = {}
-        self.types: dict[TensorType, str] = {}
-        self.parts: list[str] = []
-
-    def expr(self, value: Expr) -> str:
-        if value.op != "const":
-            self.symbols.update(dict.fromkeys(sorted(symbols(value), key=lambda symbol: symbol.name)))
-        return repr(value)
-
-    def arg(self, value: Arg) -> str:
-        if isinstance(value, Node):
-            return f"%{self.numbers[value]}"
-        if isinstance(value, Expr):
-            return self.expr(value)
-        if isinstance(value, tuple):
-            return "(" + ",".join(map(self.arg, value)) + ")"
-        return f"{type(value).__name__}:{value!r}"
-
-    def type(self, value: Type) -> str:
-        if isinstance(value, tuple):
-            return "(" + ",".join(map(self.type, value)) + ")"
-        if isinstance(value, TensorType):
-            if value not in self.types:
-                dims = [self.expr(dim) for dim in (*value.shape, *value.stride)]
-                self.types[value] = f"{value.dtype}{dims}{value.device}"
-            return self.types[value]
-        if isinstance(value, ScalarType):
-            return f"{value.dtype}{'' if value.expr is None else self.expr(value.expr)}"
-        return str(value)
-
-    def node(self, node: Node) -> None:
-        self.numbers[node] = len(self.numbers)
-        args = ",".join(map(self.arg, node.args))
-        kwargs = ",".join(f"{name}={self.arg(value)}" for name, value in node.kwargs)
-        self.parts.append(f"{node.op}({args};{kwargs}){self.type(node.type)}{rest_of(node, REST_OF_NODE)}")
+    __repr__ = str.__str__
 
 
 def content_of(graph: Graph) -> str:
     """Equal for graphs that compute the same in the same way, whatever their values are called."""
-    content = _Content()
+    places: dict[Node, _Place] = {}
+    types: dict[Type, str] = {}
+    lines: list[str] = []
     for node in (*graph.inputs, *graph.nodes):
-        content.node(node)
-    content.parts += [content.arg(graph.outputs), rest_of(graph, REST_OF_GRAPH)]
-    ranges = [f"{symbol.name}:{symbol.lo}..{symbol.hi}" for symbol in content.symbols]
-    return "\n".join([*content.parts, *ranges])
+        text = types.get(node.type) or types.setdefault(node.type, repr(node.type))
+        args, kwargs = swapped(node.args, places), swapped(node.kwargs, places)
+        lines.append(f"{node.op}{args}{kwargs}{text}{rest_of(node, REST_OF_NODE)}")
+        places[node] = _Place(f"%{len(places)}")
+    lines += [repr(swapped(graph.outputs, places)), rest_of(graph, REST_OF_GRAPH)]
+    found = {symbol: None for type in types for expr in exprs_in(type) for symbol in symbols(expr)}
+    ranges = sorted(f"{symbol.name}:{symbol.lo}..{symbol.hi}" for symbol in found)
+    return "\n".join([*lines, *ranges])
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeAlias, cast
 
 from dovetail.ir.expr import Expr
-from dovetail.ir.types import Device, DType, TensorType, Type
+from dovetail.ir.types import Device, DType, ScalarType, TensorType, Type
 from dovetail.util.loc import Loc
 from dovetail.util.noun import Noun, field
 
@@ -63,6 +63,20 @@ def nodes_in(args: Iterable[Arg]) -> Iterator[Node]:
             yield arg
         elif isinstance(arg, tuple):
             yield from nodes_in(arg)
+
+
+def exprs_in(arg: object) -> Iterator[Expr]:
+    """Every expression in an argument or a type that is more than a number."""
+    if isinstance(arg, Expr):
+        if not arg.is_const:
+            yield arg
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from exprs_in(item)
+    elif isinstance(arg, TensorType):
+        yield from (e for e in (*arg.shape, *arg.stride) if not e.is_const)
+    elif isinstance(arg, ScalarType):
+        yield from exprs_in(arg.expr)
 
 
 def swapped(args: Iterable[Arg], env: Mapping[Node, Arg]) -> tuple[Arg, ...]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dovetail.ir.expr import Expr, as_expr, maximum, minimum, sym, symbols
-from dovetail.ir.graph import Graph, GraphBuilder, nodes_in
+from dovetail.ir.graph import Graph, GraphBuilder, exprs_in, nodes_in
 from dovetail.ir.types import BY_NAME, CPU, Device, ScalarType, TensorType, Type, contiguous_stride
 
 _TENSOR: Final = re.compile(r"^(\w+)\[([^\]]*)\](?:\{([^}]*)\})?(?: (\w+(?::\d+)?))?$")
@@ -74,21 +74,12 @@ def _split_types(text: str) -> list[str]:
     return [*parts, text[start:]] if text[start:].strip() else parts
 
 
-def graph_symbols(graph: Graph) -> dict[str, Expr]:
-    """Every shape symbol of a graph, by name."""
-    found: dict[str, Expr] = {}
-    for node in (*graph.inputs, *graph.nodes):
-        for part in node.type if isinstance(node.type, tuple) else (node.type,):
-            exprs = (*part.shape, *part.stride) if isinstance(part, TensorType) else ()
-            found.update({s.name: s for expr in exprs for s in symbols(expr)})
-    return found
-
-
 def parse_graph(text: str, original: Graph | None = None) -> Graph:
     """The graph that `text` prints. With `original`, symbols and user locations are taken from it."""
-    known = graph_symbols(original) if original else {}
+    before = (*original.inputs, *original.nodes) if original else ()
+    known = {s.name: s for node in before for expr in exprs_in(node.type) for s in symbols(expr)}
     scope = _Scope({**BY_NAME, **known, **_FUNCTIONS, "inf": float("inf"), "nan": float("nan")})
-    locations = {n.name: n.loc for n in (*original.inputs, *original.nodes)} if original else {}
+    locations = {node.name: node.loc for node in before}
     lines = [line for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
     head = re.match(r"def (\w+)\((.*)\):$", lines[0])
     if head is None:

@@ -17,8 +17,8 @@ from typing import Final, cast
 
 import torch
 
-from dovetail.ir.expr import ONE, Expr
-from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, moved_over, nodes_in, swapped
+from dovetail.ir.expr import ONE
+from dovetail.ir.graph import GET, INPUT, Graph, Node, exprs_in, moved_over, nodes_in, swapped
 from dovetail.ir.types import F32, F64, DType, TensorType, Type, tensor_type
 from dovetail.ops.build import Build, Value, replace_nodes
 from dovetail.ops.decompose import VIEW_OPS
@@ -215,19 +215,13 @@ def movable(graph: Graph, weights: Collection[Node]) -> set[Node]:
 def _is_static(node: Node) -> bool:
     """Tensors of known sizes, from arguments that mention no symbol."""
     given = (*node.args, *(value for _, value in node.kwargs))
-    return _has_known_sizes(node.type) and not any(map(_is_symbolic, given))
+    return _has_known_sizes(node.type) and not any(exprs_in(given))
 
 
 def _has_known_sizes(type: Type) -> bool:
     if isinstance(type, tuple):
         return all(map(_has_known_sizes, type))
-    return isinstance(type, TensorType) and not any(map(_is_symbolic, (*type.shape, *type.stride)))
-
-
-def _is_symbolic(arg: Arg) -> bool:
-    if isinstance(arg, tuple):
-        return any(map(_is_symbolic, arg))
-    return isinstance(arg, Expr) and not arg.is_const
+    return isinstance(type, TensorType) and not any(exprs_in(type))
 
 
 def hoist(graph: Graph, weights: Collection[Node], gained: bool) -> Frozen | None:
