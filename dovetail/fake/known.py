@@ -15,10 +15,16 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from dovetail.fake.form import Form, Shape, Unruled
-from dovetail.fake.layout import channels_last, dense_strides, is_dense, is_laid_out, iterator_strides
+from dovetail.fake.layout import (
+    channels_last,
+    dense_strides,
+    is_dense,
+    is_laid_out,
+    iterator_strides,
+    seems_channels_last,
+)  # fmt: skip
 from dovetail.fake.rules import Call, index, pool, select, slice_, view
 from dovetail.ir.expr import ONE, Expr
-from dovetail.sym.node import seems_channels_last
 
 DTypes: TypeAlias = "Callable[[Call], torch.dtype | list[torch.dtype | None]]"
 Layout: TypeAlias = "Callable[[Call, tuple[int, ...]], Sequence[int] | None]"

@@ -54,6 +54,19 @@ def channels_last(shape: Sequence[int]) -> list[int] | None:
     return dense_strides(shape, (1, *range(len(shape) - 1, 1, -1), 0))
 
 
+def seems_channels_last(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Eager's guess from the strides alone, which only suggests a layout for results: the channel is
+    innermost, then width, height, batch."""
+    if len(size) not in (4, 5) or stride[1] == 0:
+        return False
+    least = 0
+    for d in (1, *range(len(size) - 1, 1, -1), 0):
+        if size[d] == 0 or stride[d] < least or (d == 0 and least == stride[1]):
+            return False
+        least = stride[d] * max(size[d], 1)
+    return True
+
+
 def is_laid_out(size: Sequence[int], stride: Sequence[int], wanted: Sequence[int] | None) -> bool:
     return wanted is not None and all(a == b or n == 1 for n, a, b in zip(size, stride, wanted))
 

@@ -154,17 +154,6 @@ class Node:
     def sym_ite(self, yes: Node, no: Node) -> Node:
         return yes if self.guard_bool() else no
 
-    # -- strides
-
-    def is_contiguous(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
-        return _boolean(self.shapes, is_packed(sizes, strides, range(len(sizes) - 1, -1, -1)))
-
-    def is_non_overlapping_and_dense(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
-        order = sorted(range(len(sizes)), key=lambda d: (strides[d].hint, sizes[d].hint > 1))
-        return _boolean(self.shapes, is_packed(sizes, strides, order))
-
-    is_non_overlapping_and_dense_indicator = is_non_overlapping_and_dense
-
 
 # -- results -----------------------------------------------------------------------------------------
 
@@ -347,17 +336,6 @@ def _math(name: str) -> Method:
     return lambda self: Node(self.shapes, reals.unary(name, _as_float(self)), reals.UNARY[name](self.hint))
 
 
-def _is_packed_as(order: tuple[int, ...]) -> Method:
-    fits = lambda sizes, strides: is_packed(sizes, strides, order) if len(sizes) == len(order) else ir.FALSE
-    return lambda self, sizes, strides: _boolean(self.shapes, fits(sizes, strides))
-
-
-def _seems(order: tuple[int, ...]) -> Method:
-    return lambda self, sizes, strides: self.wrap_bool(
-        len(sizes) == len(order) and seems_channels_last([x.hint for x in sizes], [y.hint for y in strides])
-    )
-
-
 _FUNCTIONS: Final = sorted(set(reals.UNARY) - {"neg", "abs"})
 for _make, _keys in (
     (partial(_remembered, _arithmetic), _ARITHMETIC), (partial(_remembered, _comparison), _COMPARISONS),
@@ -367,38 +345,6 @@ for _make, _keys in (
 ):  # fmt: skip
     for _name in _keys:
         setattr(Node, _name, _make(_name))
-for _rank, _order in (("2d", (1, 3, 2, 0)), ("3d", (1, 4, 3, 2, 0))):
-    setattr(Node, f"is_channels_last_contiguous_{_rank}", _is_packed_as(_order))
-    setattr(Node, f"is_channels_last_strides_{_rank}", _seems(_order))
-
-
-# -- layouts -----------------------------------------------------------------------------------------
-
-
-def is_packed(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> Expr:
-    """The condition that memory is filled without holes in this order, innermost dimension first."""
-    condition, expected = ir.TRUE, ir.ONE
-    for d in order:
-        size, stride = sizes[d].expr, strides[d].expr
-        if size is not ir.ONE:
-            fits = ir.eq(stride, expected)
-            is_exact = size.lo > 1 or fits is ir.TRUE
-            condition = ir.and_(condition, fits if is_exact else ir.or_(fits, ir.eq(size, 1)))
-        expected = expected * size
-    return condition
-
-
-def seems_channels_last(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Eager's guess from the strides alone, which only suggests a layout for results: the channel is
-    innermost, then width, height, batch."""
-    if len(size) not in (4, 5) or stride[1] == 0:
-        return False
-    least = 0
-    for d in (1, *range(len(size) - 1, 1, -1), 0):
-        if size[d] == 0 or stride[d] < least or (d == 0 and least == stride[1]):
-            return False
-        least = stride[d] * max(size[d], 1)
-    return True
 
 
 # -- making and reading ------------------------------------------------------------------------------
