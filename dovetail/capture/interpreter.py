@@ -463,19 +463,14 @@ class Activation:
         """(iter -- iter, next) or, exhausted, (iter --) and jump."""
         if id(self.stack[-1]) in self.trace.origins:
             raise ResumedLoop(self.trace.loc())
-        try:
-            value = next(self.stack[-1])
-        except StopIteration:
-            self.stack.pop()
-            if self.stack and type(self.stack[-1]) is Unread:  # a comprehension has ended
-                self.stack[-1] = read_list(self.trace, self.stack[-1])
-            self.next = arg
-        except traces.NOT_THROWN:
-            raise
-        except BaseException as error:
-            raise Raised(error) from None
-        else:
+        value = native(next, self.stack[-1], MISSING)
+        if value is not MISSING:
             self.stack.append(value)
+            return
+        self.stack.pop()
+        if self.stack and type(self.stack[-1]) is Unread:  # a comprehension has ended
+            self.stack[-1] = read_list(self.trace, self.stack[-1])
+        self.next = arg
 
     def END_FOR(self, arg: Any) -> None:
         self.pop(2)
@@ -624,16 +619,12 @@ class Activation:
         value = self.stack.pop()
         receiver = self.stack[-1]
         try:
-            got = next(receiver) if value is None else receiver.send(value)
-        except StopIteration as stop:
-            self.end_send(stop.value)
+            self.stack.append(native(next, receiver) if value is None else native(receiver.send, value))
+        except Raised as raised:
+            if not isinstance(raised.value, StopIteration):
+                raise
+            self.end_send(raised.value.value)
             self.next = arg
-        except traces.NOT_THROWN:
-            raise
-        except BaseException as error:
-            raise Raised(error) from None
-        else:
-            self.stack.append(got)
 
     def end_send(self, value: Any) -> None:
         if not SEND_KEEPS_RECEIVER:
