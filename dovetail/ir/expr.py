@@ -329,24 +329,11 @@ def is_below(value: Expr, limit: Expr) -> bool:
     return value.op == "mod" and value.args[1] is limit
 
 
-def _divide_exactly(value: Expr, divisor: Expr) -> Expr | None:
-    """value / divisor if it divides without remainder, term by term."""
-    if value is divisor:
+def _divide_exactly(term: Expr, divisor: Expr) -> Expr | None:
+    """term / divisor if it divides without remainder; a term is a product or a single factor."""
+    if term is divisor:
         return ONE
-    if value.op == "const":
-        if divisor.op == "const" and value.value % divisor.value == 0:
-            return const(value.value // divisor.value)
-        return ZERO if value is ZERO else None
-    if value.op == "add":
-        constant, terms = _split(value)
-        total = _divide_exactly(const(constant), divisor)
-        for term, n in terms.items():
-            part = _divide_exactly(mul(term, n), divisor)
-            if part is None or total is None:
-                return None
-            total = add(total, part)
-        return total
-    factors = list(value.operands) if value.op == "mul" else [value]
+    factors = list(term.operands) if term.op == "mul" else [term]
     for needed in divisor.operands if divisor.op == "mul" else (divisor,):
         if needed in factors:
             factors.remove(needed)
@@ -392,7 +379,7 @@ def floordiv(left: IntLike, right: IntLike) -> Expr:
     if b.op == "const":
         common = common_divisor(a, b.value)
         if common > 1:
-            return floordiv(_divide_exactly(a, const(common)), b.value // common)  # type: ignore[arg-type]
+            return floordiv(_without_factor(a, common), b.value // common)
         if a.op == "floordiv" and a.args[1].op == "const":  # type: ignore[attr-defined]
             return floordiv(a.args[0], a.args[1].value * b.value)  # type: ignore[arg-type, attr-defined]
     lo, hi = -INF, INF
@@ -409,6 +396,11 @@ def common_divisor(value: Expr, limit: int) -> int:
     return gcd(limit, constant, *(n for _, n in terms))
 
 
+def _without_factor(value: Expr, common: int) -> Expr:
+    constant, terms = _parts_of(value)
+    return _join(constant // common, {term: n // common for term, n in terms})
+
+
 def mod(left: IntLike, right: IntLike) -> Expr:
     a, b = as_expr(left), as_expr(right)
     if b is ONE:
@@ -423,8 +415,7 @@ def mod(left: IntLike, right: IntLike) -> Expr:
     if b.op == "const":
         common = common_divisor(a, b.value)
         if common > 1:
-            inner = mod(_divide_exactly(a, const(common)), b.value // common)  # type: ignore[arg-type]
-            return mul(inner, common)
+            return mul(mod(_without_factor(a, common), b.value // common), common)
         if a.op == "mod" and a.args[1].op == "const" and a.args[1].value % b.value == 0:  # type: ignore[attr-defined]
             return mod(a.args[0], b)  # type: ignore[arg-type]
     return _make("mod", (a, b), 0, b.hi - 1)

@@ -8,10 +8,11 @@ that views of memory stay free for library calls too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Final, cast
 
 from dovetail.ir import loop as ir
-from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ceildiv, ge, lt, mul, sym, symbols
+from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ceildiv, ge, lt, mul, sym, symbols, total
 from dovetail.ir.graph import Node
 from dovetail.ir.types import BOOL, F32, I64, DType, ScalarType, TensorType
 from dovetail.lower.index import Index, element_of, reshape_index, reshape_strides
@@ -306,24 +307,16 @@ def scalar_of(expr: Expr, env: dict[Expr, ir.Scalar]) -> ir.Scalar:
         return env[expr]
     if symbols(expr).isdisjoint(env):
         return ir.index_value(expr) if expr.op not in ("true", "false") else ir.holds(expr)
+    parts: list[Expr] = list(expr.operands)
+    if expr.op == "add":  # what is known of it stays one expression
+        start, terms = cast("tuple[int, tuple[tuple[Expr, int], ...]]", expr.args)
+        parts = [mul(term, n) for term, n in terms if not symbols(term).isdisjoint(env)]
+        rest = total((start, *(mul(term, n) for term, n in terms if symbols(term).isdisjoint(env))))
+        parts += [rest] if rest is not ZERO else []
     dtype = BOOL if expr.op in ("eq", "lt", "le", "and", "not") else I64
-    if expr.op != "add":
-        operands = [scalar_of(x, env) for x in expr.operands]
-        result = operands[0] if len(operands) > 1 else ir.scalar(_AS_SCALAR[expr.op], (operands[0],), dtype)
-        for operand in operands[1:]:
-            result = ir.scalar(_AS_SCALAR[expr.op], (result, operand), dtype)
-        return result
-    start, terms = cast("tuple[int, tuple[tuple[Expr, int], ...]]", expr.args)
-    plain, total = as_expr(start), cast("ir.Scalar | None", None)
-    for term, n in terms:
-        if symbols(term).isdisjoint(env):
-            plain = add(plain, mul(term, n))
-            continue
-        step = scalar_of(term, env)
-        step = step if n == 1 else ir.scalar("mul", (step, ir.constant(n, I64)), I64)
-        total = step if total is None else ir.scalar("add", (total, step), I64)
-    assert total is not None
-    return total if plain is ZERO else ir.scalar("add", (total, ir.index_value(plain)), I64)
+    apply = lambda *operands: ir.scalar(_AS_SCALAR[expr.op], operands, dtype)
+    operands = [scalar_of(part, env) for part in parts]
+    return apply(*operands) if expr.op == "not" else reduce(apply, operands)
 
 
 def take(base: Lazy, type: TensorType, indices: tuple[Lazy, ...], dims: tuple[int, ...]) -> Lazy:

@@ -74,15 +74,12 @@ class Shapes(Noun, frozen=False):
 
     def symbol(self, hint: int, source: Source | None = None, lo: int = 2, hi: int = ir.INF) -> Expr:
         """A new symbol. Sizes 0 and 1 are specialised by the caller, so the range starts at 2."""
-        name = f"s{len(self.symbols)}"
-        expr = ir.sym(name, lo, hi)
-        self.symbols[name] = Symbol(expr, hint, source)
-        self._hints[name] = hint
-        return expr
+        return self.adopt(ir.sym(f"s{len(self.symbols)}", lo, hi), hint, source)
 
-    def adopt(self, symbol: Expr, hint: int) -> None:
-        """A symbol that others made."""
-        self.symbols[symbol.name], self._hints[symbol.name] = Symbol(symbol, hint, None), hint
+    def adopt(self, symbol: Expr, hint: int, source: Source | None = None) -> Expr:
+        """A symbol that may be another's."""
+        self.symbols[symbol.name], self._hints[symbol.name] = Symbol(symbol, hint, source), hint
+        return symbol
 
     def float_symbol(self, hint: float, source: Source | None = None) -> str:
         name = f"f_{len(self.floats)}"  # f16 is a type in kernels
@@ -256,18 +253,12 @@ class Shapes(Noun, frozen=False):
         natural = 0 if isinstance(entry.source, Size) else -ir.INF
         free = ir.sym(symbol.name, -ir.INF, ir.INF)  # a guard knows nothing of it yet
         final = self.simplify(symbol)
-        conditions = []
-        if final is not symbol:
-            if final.lo < symbol.lo:
-                conditions.append(ir.le(symbol.lo, free))
-            if final.hi > symbol.hi:
-                conditions.append(ir.le(free, symbol.hi))
-            return conditions
-        if symbol.lo > natural and self._at_least.get(symbol, -ir.INF) < symbol.lo:
-            conditions.append(ir.le(symbol.lo, free))
-        if symbol.hi < ir.INF and self._at_least.get(ir.mul(symbol, -1), -ir.INF) < -symbol.hi:
-            conditions.append(ir.le(free, symbol.hi))
-        return conditions
+        least, most = final.lo, final.hi
+        if final is symbol:
+            least = max(natural, self._at_least.get(symbol, -ir.INF))
+            most = -self._at_least.get(ir.mul(symbol, -1), -ir.INF)
+        below = [ir.le(symbol.lo, free)] if least < symbol.lo else []
+        return below + ([ir.le(free, symbol.hi)] if most > symbol.hi else [])
 
 
 def _terms(value: Expr) -> tuple[int, Expr]:
