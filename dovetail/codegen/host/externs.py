@@ -94,10 +94,6 @@ DIRECT: Final[dict[str, Callable[[HostWriter, Extern], bool]]] = {
 
 # -- through the dispatcher's C entry: any op whose arguments libtorch's shim can carry ------------
 
-
-if TYPE_CHECKING:
-    from dovetail.codegen.host.program import HostWriter
-
 DISPATCH_HEAD: Final = """\
 extern "C" {
 int32_t torch_new_list_reserve_size(uint64_t, void**);

@@ -255,20 +255,16 @@ def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int, fo
     if launch.kernel.language == "triton":
         launch_cuda(writer, group, launch, index, follows)
         return
-    args = [writer.pointer(name) for name in launch.params]
-    kinds = [f"{c_type(writer.buffers[name].type.dtype)}*" for name in launch.params]
-    args += [c_expr(size) for size in launch.sizes]
-    kinds += ["int64_t"] * len(launch.sizes)
-    args += list(launch.numbers)
-    kinds += ["double"] * len(launch.numbers)
+    given = [(f"{c_type(writer.buffers[p].type.dtype)}*", writer.pointer(p)) for p in launch.params]
+    given += [("int64_t", c_expr(size)) for size in launch.sizes]
+    given += [("double", name) for name in launch.numbers]
     if launch.may_fail:
         bad = writer.fresh("bad")
         writer(f"int32_t {bad} = 0;")
-        args.append(f"&{bad}")
-        kinds.append("int32_t*")
+        given.append(("int32_t*", f"&{bad}"))
     where = f"    // {group.nests[-1].loc}" if group.nests[-1].loc else ""
-    kernel = f"((void (*)({', '.join(kinds)}))dv_kernels[{index}])"
-    writer(f"{kernel}({', '.join(args)});    // {launch.kernel.name}{where}")
+    kinds, args = (", ".join(each) for each in zip(*given))
+    writer(f"((void (*)({kinds}))dv_kernels[{index}])({args});    // {launch.kernel.name}{where}")
     if launch.may_fail:
         writer(f'TRY("index out of range in {group.name}", {bad})')
 
@@ -390,13 +386,10 @@ def launch_cuda(writer: HostWriter, group: Group, made: Launchable, index: int, 
     for name, kind in zip(made.params, made.kernel.signature):
         pointer = _device_pointer(writer, name) if kind.startswith("*") else ""
         args.append(f"&{pointer}" if pointer else f"data_of({writer.handles[name]})")
-    for expr, kind in zip(made.sizes, made.kernel.signature[len(made.params) :]):
-        local = writer.fresh("size")
-        writer(f"{'int64_t' if kind == 'i64' else 'int32_t'} {local} = {c_expr(expr)};")
-        args.append(f"&{local}")
-    for name in made.numbers:
+    kinds = [{"i64": "int64_t", "i32": "int32_t"}.get(kind, "double") for kind in made.kernel.signature]
+    for kind, text in zip(kinds[len(made.params) :], (*map(c_expr, made.sizes), *made.numbers)):
         local = writer.fresh("number")
-        writer(f"double {local} = {name};")
+        writer(f"{kind} {local} = {text};")
         args.append(f"&{local}")
     packed = writer.fresh("args")
     if "scratch" not in writer.pointers:
