@@ -8,7 +8,7 @@ in tests, or read from a file of events written by another process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -235,28 +235,22 @@ def _line(place: Place) -> Place:
 def _lines(
     programs: Iterable[GraphView], fusions: Iterable[FusionView], fallbacks: list[Event]
 ) -> tuple[LineSeen, ...]:
-    captured: Counter[Place] = Counter()
-    decomposed: Counter[Place] = Counter()
-    kernels: dict[Place, dict[str, None]] = {}
-    libraries: dict[Place, dict[str, None]] = {}
+    ops: dict[str, Counter[Place]] = {"joint": Counter(), "prims": Counter()}
     for program in programs:
-        counter = captured if "joint" in program.stage else decomposed if "prims" in program.stage else None
-        if counter is not None:
-            counter.update(_line(node.place) for node in program.nodes)
-    for fusion in fusions:
-        for group in fusion.groups:
-            target = kernels if group.kind == "kernel" else libraries
-            for nest in group.nests:
-                target.setdefault(_line(nest.place), {})[group.name] = None
-    fell: dict[Place, dict[str, None]] = {}
+        for stage in (stage for stage in ops if stage in program.stage):
+            ops[stage].update(_line(node.place) for node in program.nodes)
+    ran: dict[str, dict[Place, dict[str, None]]] = {"kernel": {}, "library": {}, "fallback": {}}
+    for group in (group for fusion in fusions for group in fusion.groups):
+        for nest in group.nests:
+            ran[group.kind].setdefault(_line(nest.place), {})[group.name] = None
     for event in fallbacks:
-        fell.setdefault(_line(place_of(event.get("loc"))), {})[_text(event, "op")] = None
+        ran["fallback"].setdefault(_line(place_of(event.get("loc"))), {})[_text(event, "op")] = None
+    tables: list[Mapping[Place, object]] = [*ops.values(), *ran.values()]
     found = []
-    places = {*captured, *decomposed, *kernels, *libraries, *fell}
-    for place in sorted(places, key=lambda place: (place.file, place.line)):
-        ran = (tuple(table.get(place, ())) for table in (kernels, libraries, fell))
-        found.append(LineSeen(place, captured[place], decomposed[place], *ran))
-    return tuple(line for line in found if line.place.file)
+    for place in sorted({p for table in tables for p in table if p.file}, key=lambda p: (p.file, p.line)):
+        names = (tuple(table.get(place, ())) for table in ran.values())
+        found.append(LineSeen(place, ops["joint"][place], ops["prims"][place], *names))
+    return tuple(found)
 
 
 def explain_events(events: Iterable[Event]) -> Explanation:

@@ -98,7 +98,7 @@ def interpolate(
     """F.interpolate as the ATen op it ends in, whose sizes may be symbolic."""
     rank = input.dim() - 2
     if mode == "area":
-        return _AREA[rank](input, _target(input, rank, size, scale_factor))
+        return getattr(F, f"adaptive_avg_pool{rank}d")(input, _target(input, rank, size, scale_factor))  # type: ignore[no-any-return]
     scales: list[float | None] = [None] * rank
     if scale_factor is not None and not recompute_scale_factor:
         scales = [float(f) for f in _per_axis(scale_factor, rank)]
@@ -120,11 +120,6 @@ def _target(x: torch.Tensor, rank: int, size: Any, factor: Any) -> list[Any]:
     if size is not None:
         return _per_axis(size, rank)
     return [math.floor(x.shape[i + 2] * float(f)) for i, f in enumerate(_per_axis(factor, rank))]
-
-
-_AREA: Final[dict[int, Callable[..., torch.Tensor]]] = {
-    1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d,
-}  # fmt: skip
 
 
 def selected(x: Any, key: Any) -> Any:

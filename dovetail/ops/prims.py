@@ -121,11 +121,6 @@ def _take(args: tuple[Arg, ...]) -> Result:
     return (*index.shape, *(size for d, size in enumerate(x.shape) if d not in dims)), x.dtype
 
 
-def _like_first(args: tuple[Arg, ...]) -> Result:
-    x = _tensor(args[0])
-    return x.shape, x.dtype
-
-
 _POINTWISE_RULES: Final[dict[str, Rule]] = {"where": _where, "cast": _convert, "bitcast": _convert}
 _BY_RESULT: Final[dict[str, Rule]] = {
     "same": _same, "bool": lambda args: (_same(args)[0], BOOL), "arg": _convert
@@ -143,9 +138,9 @@ def _declare() -> dict[str, Prim]:
         if name != "cast":
             declare("pointwise", **{name: _POINTWISE_RULES.get(name, _BY_RESULT[result])})
     declare("pointwise", convert=_convert)
-    declare("view", reshape=_reshape, permute=_permute, slice=_slice, flip=_like_first)
+    declare("view", reshape=_reshape, permute=_permute, slice=_slice, flip=_same)
     declare("view", broadcast=_reshape, as_strided=_reshape)
-    declare("pointwise", copy=_like_first)
+    declare("pointwise", copy=_same)
     declare("join", pad=_pad, cat=_cat)
     declare("reduction", sum=_reduce, prod=_reduce, max=_reduce, min=_reduce)
     for names, dtype in ((("any", "all"), BOOL), (("argmax", "argmin"), I64)):
@@ -153,7 +148,7 @@ def _declare() -> dict[str, Prim]:
     # (mean, sum of squared deviations)
     declare("reduction", welford=lambda args: (_reduce(args), _reduce(args)))
     # cumsum(x, (dim,))
-    declare("scan", cumsum=_like_first, cumprod=_like_first)
+    declare("scan", cumsum=_same, cumprod=_same)
     # full(shape, value, dtype, device)
     declare("create", full=lambda args: (_shape(args[0]), cast(DType, args[2])))
     # empty(shape, dtype, device): memory for a kernel to write to; read as anything else, zeros
@@ -162,7 +157,7 @@ def _declare() -> dict[str, Prim]:
     declare("create", iota=lambda args: (_shape(args[:1]), cast(DType, args[3])))
     # gather(x, dim, index)
     declare("gather", take=_take, gather=lambda args: (_tensor(args[2]).shape, _tensor(args[0]).dtype))
-    declare("scatter", put=_like_first, put_add=_like_first)
+    declare("scatter", put=_same, put_add=_same)
     return table
 
 

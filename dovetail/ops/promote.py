@@ -50,16 +50,10 @@ def promoted(operands: Iterable[object]) -> DType:
         if found is None:
             continue
         if result is None or _CATEGORY[found.kind] > _CATEGORY[result.kind]:
-            result = _wrapped(found, result) if rank == 2 else found
+            is_wide = rank == 2 and (found, result) == (C64, F64)  # a number takes its category's default
+            result = BY_TORCH_NAME["complex128"] if is_wide else found
     assert result is not None
     return result
-
-
-def _wrapped(number: DType, tensor: DType | None) -> DType:
-    """A Python number that raises the category takes the default type of its own category."""
-    if number is C64 and tensor is F64:
-        return BY_TORCH_NAME["complex128"]
-    return number
 
 
 @cache

@@ -95,15 +95,6 @@ def make_spec(positions: Sequence[int], *sizes: tuple[int, int]) -> bytes:
     return b"".join(struct.pack("qqq", at, *size) for at, size in zip(positions, sizes))
 
 
-def readable_bytes(type: TensorType) -> tuple[int, int]:
-    """Bytes from the first element to the last, and those of an item; sizes are known."""
-    item = type.dtype.bytes
-    if any(size.value == 0 for size in type.shape):
-        return 0, item
-    last = sum((size.value - 1) * step.value for size, step in zip(type.shape, type.stride))
-    return item * (last + 1), item
-
-
 class _Held(Noun, eq=False):
     states: bytes
     values: list[Any]
@@ -124,7 +115,7 @@ class Frozen:
         attach_watch()
         self.main, self.prologue, self.otherwise = main, prologue, otherwise
         self.name, self.watched = name, tuple(watched)
-        self.spec = make_spec(watched, *map(readable_bytes, types))
+        self.spec = make_spec(watched, *((t.storage_bytes.value, t.dtype.bytes) for t in types))
         self.held: _Held | None = None
         self.plain: Callable[..., list[Any]] | None = None
         self.calls = self.preparations = 0
