@@ -15,7 +15,6 @@ import torch
 
 from dovetail.fake.record import record as facts_of
 from dovetail.ir.graph import GET, Node
-from dovetail.ir.types import TensorType, Type
 from dovetail.ops.prims import PRIMS
 from dovetail.ops.registry import is_impure
 from dovetail.util.library import find_op
@@ -48,18 +47,3 @@ def kind_of(node: Node) -> str:
     names = [argument.name for argument in find_op(node.op)._schema.arguments]
     chances = [arg for name, arg in (*zip(names, node.args), *node.kwargs) if name == "dropout_p"]
     return "heavy" if "dropout_p" in names and not any(chances) else kind
-
-
-_UNKNOWN: Final = 64
-"""What an unknown size counts as when bytes are compared."""
-
-
-def bytes_of(type: Type) -> int:
-    if isinstance(type, tuple):
-        return sum(map(bytes_of, type))
-    if not isinstance(type, TensorType):
-        return 8
-    count = type.dtype.bytes
-    for size in type.shape:
-        count *= size.value if size.is_const else _UNKNOWN
-    return count

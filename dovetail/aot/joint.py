@@ -25,7 +25,7 @@ from torch.fx.node import Node as FxNode
 from torch.fx.node import map_arg as map_fx
 
 from dovetail.aot.alias import Ref, Write
-from dovetail.aot.cost import bytes_of, class_of
+from dovetail.aot.cost import class_of
 from dovetail.aot.instead import INSTEAD
 from dovetail.aot.record import Recorder
 from dovetail.errors import Break, UnsupportedMutation
@@ -36,7 +36,7 @@ from dovetail.fake.symbolic import find_shapes
 from dovetail.ir.expr import ZERO, Expr, le
 from dovetail.ir.graph import INPUT, Arg, Graph, GraphBuilder, Known, Node, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
-from dovetail.ir.types import BOOL, F64, I64, NARROW, ScalarType, TensorType
+from dovetail.ir.types import BOOL, F64, I64, NARROW, ScalarType, TensorType, bytes_of
 from dovetail.ops.build import is_dense
 from dovetail.sym import Shapes
 from dovetail.util.derivative import behind, gradients_of

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dovetail.aot.cost import bytes_of, kind_of
+from dovetail.aot.cost import kind_of
 from dovetail.errors import VerifyError
 from dovetail.events import EVENTS
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, exprs_in, moved_over, nodes_in, swapped
 from dovetail.ir.signature import Signature
-from dovetail.ir.types import I64, ScalarType
+from dovetail.ir.types import I64, ScalarType, bytes_of
 from dovetail.ops.build import is_dense
 from dovetail.util.mincut import INFINITE, Network
 from dovetail.util.noun import Noun, replace

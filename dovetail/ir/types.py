@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from math import prod
 from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, mul, product, total
@@ -150,6 +151,17 @@ class ScalarType(Noun):
 
 
 Type: TypeAlias = "TensorType | ScalarType | tuple[Type, ...] | None"
+
+UNKNOWN_SIZE: Final = 64
+"""What a symbolic size counts as when bytes are compared."""
+
+
+def bytes_of(type: Type) -> int:
+    if isinstance(type, tuple):
+        return sum(map(bytes_of, type))
+    if not isinstance(type, TensorType):
+        return 8
+    return type.dtype.bytes * prod(size.value if size.is_const else UNKNOWN_SIZE for size in type.shape)
 
 
 def contiguous_stride(shape: Iterable[Expr | int]) -> tuple[Expr, ...]:

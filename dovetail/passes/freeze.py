@@ -19,12 +19,13 @@ import torch
 
 from dovetail.ir.expr import ONE
 from dovetail.ir.graph import GET, INPUT, Graph, Node, exprs_in, moved_over, nodes_in, swapped
-from dovetail.ir.types import F32, F64, DType, TensorType, Type, tensor_type
+from dovetail.ir.types import F32, F64, DType, TensorType, Type, bytes_of, tensor_type
 from dovetail.ops.build import Build, Value, replace_nodes
 from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
 from dovetail.passes.clean import drop_dead
 from dovetail.passes.layout import PACK, SMALLEST_PACKED, channels_last
+from dovetail.util.library import has_mkldnn
 from dovetail.util.noun import Noun, replace
 
 CONV: Final = "aten.convolution.default"
@@ -147,7 +148,7 @@ def pack_recurrent(graph: Graph, weights: Collection[Node]) -> Graph:
     fixed = movable(graph, weights)
     recurrent = [n for n in graph.nodes if n.op == RECURRENT and _has_known_sizes(n.operands[0].type)]
     layers = [n.name for n in recurrent if fixed.issuperset(n.operands[1:3])]
-    if not layers or not hasattr(torch.ops.mkldnn, PACK_RECURRENT.split(".")[1]):
+    if not layers or not has_mkldnn("_reorder_mkldnn_rnn_layer_weight"):
         return graph
 
     def change(b: Build, node: Node) -> Node | None:
@@ -172,7 +173,7 @@ def pack_linear(graph: Graph, weights: Collection[Node]) -> Graph:
             room -= cast(Node, node.args[-1]).tensor.bytes.value
             if room >= 0:
                 layers.add(node.name)
-    if not layers or not torch._C._get_mkldnn_enabled() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not layers or not torch._C._get_mkldnn_enabled() or not has_mkldnn("_linear_pointwise"):
         return graph
 
     def change(b: Build, node: Node) -> Node | None:
@@ -229,7 +230,7 @@ def hoist(graph: Graph, weights: Collection[Node], gained: bool) -> Frozen | Non
     staying = _staying(graph, fixed, _grown(graph, weights, fixed))
     read = {operand for node in staying for operand in node.operands} | set(nodes_in(graph.outputs))
     frontier = [n for n in graph.nodes if n in fixed and n not in staying and n in read]
-    made = sum(_bytes(node.type) for node in fixed.difference(graph.inputs) if node not in staying)
+    made = sum(bytes_of(node.type) for node in fixed.difference(graph.inputs) if node not in staying)
     if not frontier or (made < LEAST_BYTES and not gained):
         return None
     early = tuple(node for node in graph.nodes if node in fixed)  # what main makes anew may be read here too
@@ -273,10 +274,6 @@ def _grown(graph: Graph, weights: Collection[Node], fixed: set[Node]) -> set[Nod
     for node in graph.nodes:
         if node in fixed:
             origins[node] = frozenset().union(*(origins[operand] for operand in node.operands))
-            if _bytes(node.type) > sum(_bytes(each.type) for each in origins[node]):
+            if bytes_of(node.type) > sum(bytes_of(each.type) for each in origins[node]):
                 grown.add(node)
     return grown
-
-
-def _bytes(type: Type) -> int:
-    return sum(map(_bytes, type)) if isinstance(type, tuple) else cast(TensorType, type).bytes.value

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import cache
 from typing import Final, cast
 
 import torch
@@ -29,6 +28,7 @@ from dovetail.ir.expr import ONE, Expr, mul
 from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, moved_over, nodes_in, swapped
 from dovetail.ir.types import BF16, F16, F32, DType, TensorType, Type
 from dovetail.ops.registry import DECOMPOSITIONS
+from dovetail.util.library import has_mkldnn
 
 CONV: Final = "aten.convolution.default"
 PACK: Final = "mkldnn._reorder_convolution_weight.default"
@@ -57,17 +57,11 @@ EXACT: Final = frozenset(("aten.as_strided.default", "aten.as_strided_scatter.de
 """Ops of ours whose meaning depends on memory."""
 
 
-@cache
-def has_packed_convolution() -> bool:
-    return torch.backends.mkldnn.is_available() and all(
-        hasattr(torch.ops.mkldnn, op.split(".")[1]) for op in (PACK, PACKED_CONV)
-    )
-
-
 def channels_last(graph: Graph, fixed: set[Node]) -> Graph:
     """`fixed` are the values that weights determine. The same graph where no convolution qualifies."""
     convs = {node for node in graph.nodes if _is_eligible(node, fixed)}
-    if not convs or not has_packed_convolution() or not _may_move(graph):
+    is_there = has_mkldnn("_reorder_convolution_weight", "_convolution_pointwise")
+    if not convs or not is_there or not _may_move(graph):
         return graph
     return _Layout(graph, convs, fixed).run()
 

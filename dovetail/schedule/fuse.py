@@ -12,10 +12,7 @@ bounded by its number of reads.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Final
-
-import torch
 
 from dovetail.errors import Reason
 from dovetail.events import EVENTS
@@ -25,6 +22,7 @@ from dovetail.ir.schedule import Group, Schedule
 from dovetail.ir.types import F32, Device, TensorType
 from dovetail.options import Options
 from dovetail.schedule.cluster import Cluster, buffer_sizes, derive_levels, join, make_cluster, rewritten
+from dovetail.util.library import has_mkldnn
 from dovetail.util.noun import Noun, field, replace
 
 ROW_BYTES: Final = 65536
@@ -271,15 +269,10 @@ SMALLEST_PRODUCT: Final = 1 << 22
 LINEAR: Final = "mkldnn._linear_pointwise.default"
 
 
-@cache
-def has_linear() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
 def choose_libraries(loops: Loops) -> Loops:
     """o = aten.mm(x, w.t()) becomes o = mkldnn._linear_pointwise(x, w, ...): oneDNN is a tenth faster than
     the BLAS behind aten.mm once the product is large enough to hide its setup."""
-    if loops.device.kind != "cpu" or not has_linear():
+    if loops.device.kind != "cpu" or not has_mkldnn("_linear_pointwise"):
         return loops
     steps = tuple(_linear(step) if isinstance(step, Extern) else step for step in loops.steps)
     return replace(loops, steps=steps)

@@ -5,6 +5,7 @@ define_op("add_5c1e(Tensor(w0!) t0, Tensor t1) -> ()", run, fake)  ->  torch.ops
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,12 @@ def find_op(name: str) -> OpOverload:
     """The operator that prints as `name`."""
     namespace, op, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), op), overload)  # type: ignore[no-any-return]
+
+
+@cache
+def has_mkldnn(*ops: str) -> bool:
+    """Whether oneDNN is there, and these ops of torch's for it."""
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, op) for op in ops)
 
 
 def call_in_grad_mode(op: Callable[..., Any], *args: Any) -> Any:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch._library.custom_ops import OPDEFS
 
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.ir.expr import Expr
 from dovetail.ir.loop import BufferRef, Extern, ExternArg, Scalar
 from dovetail.ir.program import PythonCall, Slot
+from dovetail.util.library import find_op
 
 if TYPE_CHECKING:
     from dovetail.codegen.host.program import HostWriter
@@ -132,14 +132,6 @@ class NotCarried(Exception):
     """The shim has no form for this value."""
 
 
-@cache
-def find_schema(op: str) -> Any:
-    """The schema of an op by its printed name, or None."""
-    namespace, name, overload = op.split(".")
-    packet = getattr(getattr(torch.ops, namespace), name, None)
-    return getattr(getattr(packet, overload, None), "_schema", None)
-
-
 def encode(writer: HostWriter, arg: ExternArg, kind: str) -> str:
     """The text of a 64-bit value: an owned tensor handle, a number, or a pointer to a list, a string or a
     present optional. Statements that must come first go to the writer."""
@@ -170,11 +162,9 @@ def encode(writer: HostWriter, arg: ExternArg, kind: str) -> str:
 
 def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     """Emit the call if all its values can be carried; False leaves the writer as it was."""
-    schema = find_schema(extern.op)
-    if schema is None or extern.into:
-        return False
-    if not schema.returns or schema.name in OPDEFS:  # Python keeps the class of what a check or it raises
-        return False
+    schema = find_op(extern.op)._schema
+    if extern.into or not schema.returns or schema.name in OPDEFS:
+        return False  # through Python, which keeps the class of what a check or a custom op raises
     if len(schema.returns) != len(extern.results) and not extern.positions:
         return False
     if any(str(result.type) != "Tensor" for result in schema.returns):
