@@ -94,29 +94,24 @@ static void drop(Python *self, void **inputs, int32_t position) {
 enum { FEW = 32 };
 
 typedef struct {
-    void *inputs[FEW], *outputs[FEW];
-    int64_t ints[FEW];
-    double floats[FEW];
-    char *more; /* where there are more than a few */
+    void *few[4 * FEW], **all; /* four arrays, one behind the other */
     void **in, **out;
     int64_t *i;
     double *f;
 } Buffers;
 
 static int open_buffers(const Launch *self, Buffers *buffers) {
-    buffers->more = NULL;
-    buffers->in = buffers->inputs, buffers->out = buffers->outputs;
-    buffers->i = buffers->ints, buffers->f = buffers->floats;
     Py_ssize_t most = self->n_inputs > self->n_outputs ? self->n_inputs : self->n_outputs;
-    if (most > FEW) {
-        buffers->more = PyMem_Malloc(4 * most * 8);
-        if (!buffers->more) return PyErr_NoMemory(), -1;
-        buffers->in = (void **)buffers->more, buffers->out = (void **)(buffers->more + most * 8);
-        buffers->i = (int64_t *)(buffers->more + 2 * most * 8),
-        buffers->f = (double *)(buffers->more + 3 * most * 8);
-    }
+    void **all = buffers->all = most > FEW ? PyMem_Malloc(4 * most * sizeof *all) : buffers->few;
+    if (!all) return PyErr_NoMemory(), -1;
+    buffers->in = all, buffers->out = all + most;
+    buffers->i = (int64_t *)(all + 2 * most), buffers->f = (double *)(all + 3 * most);
     memset(buffers->out, 0, self->n_outputs * sizeof *buffers->out);
     return 0;
+}
+
+static void close_buffers(Buffers *buffers) {
+    if (buffers->all != buffers->few) PyMem_Free(buffers->all);
 }
 
 static int read_arguments(const Launch *self, PyObject *const *args, Buffers *buffers) {
@@ -183,7 +178,7 @@ static PyObject *launch_call(PyObject *object, PyObject *const *args, size_t fla
     if (open_buffers(self, &buffers) < 0) return NULL;
     PyObject *list = NULL;
     if (read_arguments(self, args, &buffers) == 0) list = run_program(self, &buffers, 0);
-    PyMem_Free(buffers.more);
+    close_buffers(&buffers);
     return list;
 }
 
@@ -215,7 +210,7 @@ static PyObject *launch_consume(Launch *self, PyObject *given) {
         for (int n = 0; n < owned; n++)
             if (buffers.in[n]) delete_handle(buffers.in[n]);
     }
-    PyMem_Free(buffers.more);
+    close_buffers(&buffers);
     return list;
 }
 
