@@ -29,6 +29,8 @@ from dovetail.ir.guard import ClassIs, Is, Lacks, Length
 from dovetail.ir.source import Attr, DictAttr, Item, Source
 
 MISSING: Final = object()
+HEAP_TYPE: Final = 1 << 9
+"""CPython's flag of classes that can be changed: those that a class statement made, and some of C."""
 MODULE_TABLES: Final = ("_parameters", "_buffers", "_modules")
 
 
@@ -65,7 +67,7 @@ def guard_class(trace: Trace, kind: type) -> None:
     if kind in trace.classes:
         return
     trace.classes[kind] = -1
-    if kind.__flags__ & 512:  # Py_TPFLAGS_HEAPTYPE
+    if kind.__flags__ & HEAP_TYPE:
         trace.guard(trace.const(kind, kind.__name__), ClassIs(kind))
 
 
@@ -279,7 +281,7 @@ def _getattr_hook(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any
     if hook is _module_getattr:
         value = module_entry(trace, obj, name, origin)
         return value if value is not MISSING else raise_attribute_error(obj, name)
-    if hook is MISSING and (type(obj).__flags__ & 512 or (id(obj), name) in trace.writes):
+    if hook is MISSING and (type(obj).__flags__ & HEAP_TYPE or (id(obj), name) in trace.writes):
         return raise_attribute_error(obj, name)
     if hook is MISSING:  # a C type may have its own way to find attributes
         return native(getattr, obj, name) if origin is None else _native_field(trace, obj, name, origin)
@@ -385,7 +387,7 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
         if name == "__dict__":
             owned = [(key, item) for key, item in value.items() if not hasattr(type(item), "__get__")]
             return types.MappingProxyType(dict(value) | {k: class_value(trace, obj, k, v) for k, v in owned})
-        is_own = name in UNVERSIONED and obj.__flags__ & 512 and id(obj) not in trace.made
+        is_own = name in UNVERSIONED and obj.__flags__ & HEAP_TYPE and id(obj) not in trace.made
         return wrap(trace, value, Attr(trace.const(obj, obj.__name__), name)) if is_own else value
     guard_class(trace, type(obj))
     found, owner = find_in_class(trace, obj, name)

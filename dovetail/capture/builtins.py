@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from dovetail.capture import attributes, operations
 from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.masks import Masked
-from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
+from dovetail.capture.operations import Callback, as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import PLAIN, is_value_type, read_list, wrap
 from dovetail.capture.text import (
     NUMBERS,
@@ -73,20 +73,6 @@ def on(*functions: Any) -> Callable[[Special], Special]:
         return rule
 
     return add
-
-
-class Callback:
-    """A callable of the user's, for native code to call."""
-
-    def __init__(self, trace: Trace, fn: Any) -> None:
-        self.trace, self.fn = trace, fn
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self.trace.call(self.fn, list(args), kwargs)
-        except Raised as raised:
-            error = raised.value
-        raise error  # outside of the handler, which would become its context
 
 
 def as_callback(trace: Trace, value: Any) -> Any:
@@ -159,7 +145,7 @@ def _issubclass(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 def guard_kinship(trace: Trace, value: Any, kind: type, kinds: Any, answer: bool) -> bool:
     """What a class is, its bases and attributes say; it becomes another by being registered there."""
-    if not kind.__flags__ & 512 or kind.__module__.split(".")[0] in ("torch", "dovetail"):
+    if not kind.__flags__ & attributes.HEAP_TYPE or kind.__module__.split(".")[0] in ("torch", "dovetail"):
         return answer
     attributes.guard_class(trace, kind)
     for other in tree_leaves(getattr(kinds, "__args__", kinds)):
@@ -424,32 +410,21 @@ def _reversed(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(reversed, args[0])
 
 
-def _int(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+def _number(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    """int(x) and float(x)"""
     args = as_numbers(args)
-    if args and isinstance(args[0], torch.SymInt):
+    kind = type(args[0]) if args else cls
+    if NUMBERS.get(kind) is cls:
         return args[0]
-    if args and isinstance(args[0], Fake):
-        return native(args[0].__int__) if cls is int else native(args[0].__float__)
-    for name in ("__int__", "__index__"):
-        own = operations.dunder(trace, type(args[0]), name) if args and cls is int else None
+    if cls is float and kind is torch.SymInt:
+        return native(torch.sym_float, args[0])
+    for name in (f"__{cls.__name__}__", "__index__"):
+        own = operations.dunder(trace, kind, name)
         if own is not None and own.__module__ != "enum":
             return trace.call(own, args, {})
-    operations.check_operands(trace, "int()", *args)
-    operations.check_unknown_float(trace, "int()", *args)
-    return native(int, *args, **kwargs)
-
-
-def _float(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    args = as_numbers(args)
-    if args and isinstance(args[0], torch.SymFloat):
-        return args[0]
-    if args and isinstance(args[0], torch.SymInt):
-        return native(torch.sym_float, args[0])
-    own = operations.dunder(trace, type(args[0]), "__float__") if args else None
-    if own is not None:
-        return trace.call(own, args, {})
-    operations.check_operands(trace, "float()", *args)
-    return native(float, *args, **kwargs)
+    operations.check_operands(trace, f"{cls.__name__}()", *args)
+    operations.check_unknown_float(trace, "int()", *args if cls is int else ())
+    return native(cls, *args, **kwargs)
 
 
 def _accumulate(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -484,8 +459,7 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     collections.defaultdict: lambda trace, cls, args, kwargs: native(
         cls, as_callback(trace, args[0]) if args else None, *args[1:], **kwargs),
     reversed: _reversed,
-    int: _int,
-    float: _float,
+    **dict.fromkeys((int, float), _number),
     bool: lambda trace, cls, args, kwargs: truth(trace, args[0]) if args else False,
     range: lambda trace, cls, args, kwargs: native(
         range, *[int(arg) if isinstance(arg, torch.SymInt) else arg for arg in args]),

@@ -31,13 +31,13 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.arrays import Array, numpy
-from dovetail.capture.attributes import C_METHODS, InstanceDict, find_in_mro, has_setter
-from dovetail.capture.builtins import Callback, is_plain_owner
+from dovetail.capture.attributes import C_METHODS, HEAP_TYPE, InstanceDict, find_in_mro, has_setter
+from dovetail.capture.builtins import is_plain_owner
 from dovetail.capture.calls import Generator
 from dovetail.capture.guards import is_changed
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.masks import Masked
-from dovetail.capture.operations import SYMBOLIC, Steps
+from dovetail.capture.operations import SYMBOLIC, Callback, Steps
 from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
 from dovetail.capture.places import raised_at
 from dovetail.capture.text import GivenText, Identity, LateText
@@ -330,7 +330,7 @@ def rebuild_exception(emit: Emitter, error: BaseException) -> str:
     owner, args = emit.value(kind), emit.items(error.args)
     own = [find_in_mro(kind, name)[0] for name in ("__new__", "__init__")]
     if any(isinstance(method, (types.FunctionType, staticmethod)) for method in own):
-        base: Any = next(base for base in kind.__mro__ if not base.__flags__ & 512)
+        base: Any = next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE)
         maker = emit.const(base, base.__name__)
         text = emit.temp(f"{maker}.__new__({', '.join(filter(None, (owner, args)))})")
         emit.body.append(f"{maker}.__init__({', '.join(filter(None, (text, args)))})")
@@ -461,9 +461,10 @@ def rebuild_by_base(value: Any) -> Rule:
         return _made_of(kind)
     if isinstance(value, BaseException):
         return rebuild_exception
-    solid = next(base for base in kind.__mro__ if not base.__flags__ & 512)
+    solid = next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE)
     has_fields = hasattr(value, "__dict__") or hasattr(kind, "__slots__") or isinstance(value, (tuple, int))
-    if solid in REBUILT_BASES and not has_maker_in_c(kind, solid) and kind.__flags__ & 512 and has_fields:
+    is_class = bool(kind.__flags__ & HEAP_TYPE) and not has_maker_in_c(kind, solid)
+    if solid in REBUILT_BASES and is_class and has_fields:
         return _instance
     return lambda emit, item: str(emit.refuse(item, "it cannot be built again outside of the graph"))
 

@@ -353,8 +353,7 @@ def pick(trace: Trace, container: Fake, key: Any) -> tuple[Any, list[Any]] | Non
 
 def as_copy(trace: Trace, made: Any, *originals: Fake) -> Any:
     """What eager would show as a view of an original, or as one of them: the same until one is written."""
-    step = trace.places[0].steps - 1
-    trace.copies += [(made, original, version_of(original), step) for original in originals]
+    trace.copies += [(made, original, version_of(original), trace.step) for original in originals]
     return made
 
 
@@ -448,21 +447,31 @@ def as_mapping(trace: Trace, value: Any) -> Any:
     return {name: get_item(trace, value, name) for name in iterate(trace, names)}
 
 
+class Callback:
+    """A callable of the user's, for native code to call."""
+
+    def __init__(self, trace: Trace, fn: Any) -> None:
+        self.trace, self.fn = trace, fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.trace.call(self.fn, list(args), kwargs)
+        except Raised as raised:
+            error = raised.value
+        raise error  # outside of the handler, which would become its context
+
+
 class Steps:
     """An iterator of the user's, written in Python, for native code to consume."""
 
     def __init__(self, trace: Trace, owner: Any, step: Callable[..., Any]) -> None:
-        self.trace, self.owner, self.step = trace, owner, step
+        self.owner, self.step = owner, Callback(trace, step)
 
     def __iter__(self) -> Steps:
         return self
 
     def __next__(self) -> Any:
-        try:
-            return self.trace.call(self.step, [self.owner], {})
-        except Raised as raised:
-            error = raised.value
-        raise error  # outside of the handler, which would become its context
+        return self.step(self.owner)
 
 
 def iterate(trace: Trace, value: Any) -> Iterator[Any]:

@@ -405,3 +405,15 @@ def test_a_counter_of_sizes() -> None:
     for i in range(4):
         check_same(compiled(torch.ones(2 + i % 2), counters[0]), f(torch.ones(2 + i % 2), counters[1]), "result")
     assert counters[0] == counters[1] and not dovetail.stats()["fallbacks_to_eager"]
+
+
+@pytest.mark.parametrize(("kind", "method"), [(int, "__int__"), (int, "__index__"), (float, "__float__"), (float, "__index__")])
+def test_a_number_is_made_by_the_method_of_its_class(kind: Any, method: str) -> None:
+    def answer(self: Any) -> Any:
+        self.asked += 1
+        return 2.5 if method == "__float__" else 2
+
+    owner = type("Owner", (), {method: answer, "asked": 0})()
+    call, x = dovetail.compile(lambda x: x * kind(owner), fullgraph=True), torch.ones(3)
+    for times in (1, 2):
+        assert torch.equal(call(x), x * (2.5 if method == "__float__" else 2)) and owner.asked == times
