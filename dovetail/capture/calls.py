@@ -373,8 +373,7 @@ class Generator:
     def __init__(self, activation: Activation) -> None:
         self.activation, self.steps = activation, steps(activation)
         self.send, self.throw, self.close = self.steps.send, self.steps.throw, self.steps.close
-        places = activation.trace.places
-        self.made_at = places[0].steps - 1 if places else -1
+        self.made_at = activation.trace.step
 
     def __iter__(self) -> Generator:
         return self

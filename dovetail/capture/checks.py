@@ -56,10 +56,9 @@ def assume(trace: Trace, value: Any, is_true: bool) -> bool:
     try:
         return bool(value)
     except DataDependentValue:
-        step = trace.places[0].steps - 1
         if trace.is_inner or trace.is_caught():
-            raise AssumedBranch(trace.loc(), step=step) from None
-    trace.assumptions.append((value, is_true, version_of(value), step))
+            raise AssumedBranch(trace.loc(), step=trace.step) from None
+    trace.assumptions.append((value, is_true, version_of(value), trace.step))
     return is_true
 
 

@@ -35,7 +35,7 @@ class Masked:
         self.trace, self.fake, self.mask = trace, fake, mask
         self.version: object = version_of(mask) if of is None else of.version
         self.loc: Any = trace.loc() if of is None else of.loc
-        self.made_at: int = trace.places[0].steps - 1 if of is None else of.made_at
+        self.made_at: int = trace.step if of is None else of.made_at
 
     def leave(self, *_: Any) -> Any:
         raise DataDependentSize(self.loc, function="indexing with a mask", step=self.made_at)

@@ -209,7 +209,7 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
             return args[0]
         if not wanted or id(args[0]) in trace.origins:
             raise UnknownCall(trace.loc(), function=BEGINS)
-        trace.leaves.append((args[0], trace.loc(), trace.places[0].steps - 1))
+        trace.leaves.append((args[0], trace.loc(), trace.step))
     if name == "detach_" and args[0].requires_grad and id(args[0]) in trace.origins:
         raise UnknownCall(trace.loc(), function="Tensor.detach_ of an input (the caller sees it)")
     if name == "new" and len(args) == 2 and type(args[1]) is torch.Size:  # a tuple would be its contents

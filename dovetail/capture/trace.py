@@ -239,6 +239,11 @@ class Trace:
                 return place_loc(place)
         return place_loc(self.places[0]) if self.places else self.frame.loc
 
+    @property
+    def step(self) -> int:
+        """The captured frame's instruction that is at work, counted from its start."""
+        return self.places[0].steps - 1 if self.places else -1
+
     def locs(self) -> tuple[Loc, ...]:
         return tuple(place_loc(place) for place in self.places)
 
@@ -279,8 +284,7 @@ class Trace:
         if not self.began_with_grad and torch.is_grad_enabled():
             if any(type(leaf) is Fake and leaf.requires_grad for leaf in tree_leaves((frozen, named))):
                 raise GradientsSwitchedOn(self.loc())
-        step = self.places[0].steps - 1 if self.places else -1
-        self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs(), step))
+        self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs(), self.step))
         self.rounds = 0
         self.is_exposed = self.is_exposed or self.catches and self.is_caught()
         if self.kinds:

@@ -98,7 +98,7 @@ class Pullback:
 
     def __init__(self, trace: Trace, make: Make, inner: Inner, point: tuple[Any, ...]) -> None:
         self.trace, self.make, self.inner, self.point = trace, make, inner, point
-        self.made_at = trace.places[0].steps - 1
+        self.made_at = trace.step
 
     def __call__(self, *given: Any, **_: Any) -> Any:
         """Keywords say what to keep for another call, and nothing is thrown away."""
@@ -140,7 +140,7 @@ def _register_hook(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Non
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda tensor: tensor.register_hook(function) and None
 
-    trace.hooked.append((args[0], trace.places[0].steps - 1))
+    trace.hooked.append((args[0], trace.step))
     record_transform(trace, "register_hook", make, inner, *tree_flatten(((args[0],), {})))
 
 
