@@ -495,7 +495,7 @@ class Compiler:
                 self._bind(captured)
         captured.namespace["run_in_eager"] = _native.without
         self.compiled[frame.key] += 1
-        function = capture.make_entry(captured, frame)
+        function = capture.make_entry(captured)
         guards = make_guards(capture.all_guards(captured), captured.fetched)
         return guards, function, frame.globals
 

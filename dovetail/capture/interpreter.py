@@ -218,10 +218,7 @@ class Activation:
             detail = "a generator is given up in the middle of its work"
             raise UnsupportedGenerator(self.trace.loc(), detail=detail)
 
-    PUSH_NULL = push(NULL)
-
-    def COPY(self, arg: int) -> None:
-        self.stack.append(self.stack[-arg])
+    PUSH_NULL, COPY = push(NULL), pushed(lambda self, arg: self.stack[-arg])
 
     def SWAP(self, arg: int) -> None:
         stack = self.stack
@@ -346,8 +343,7 @@ class Activation:
             value = wrap(trace, value, self.global_source(name), stable)
         return trace.remember(key, value)
 
-    def LOAD_GLOBAL(self, arg: str) -> None:
-        self.stack.append(self.load_global(arg))
+    LOAD_GLOBAL = pushed(load_global)
 
     LOAD_NAME = pushed(lambda self, arg: self.names[arg] if arg in self.names else self.load_global(arg))
     LOAD_LOCALS = pushed(lambda self, arg: self.names)
@@ -472,8 +468,7 @@ class Activation:
             self.stack[-1] = read_list(self.trace, self.stack[-1])
         self.next = arg
 
-    def END_FOR(self, arg: Any) -> None:
-        self.pop(2)
+    END_FOR = effect_of(2, lambda trace, *ended: None)
 
     # -- building
 

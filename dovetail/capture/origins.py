@@ -347,28 +347,15 @@ def wrap_tuple(trace: Trace, value: Any, source: Source) -> Any:
     return register(trace, value, stand_in, source)
 
 
-def wrap_method(trace: Trace, value: MethodType, source: Source) -> Any:
-    trace.guard(source, TypeIs(MethodType))
-    function = wrap(trace, value.__func__, Attr(source, "__func__"))
-    owner = wrap(trace, value.__self__, Attr(source, "__self__"))
-    stand_in = MethodType(function, owner)
-    trace.keep.append(stand_in)
-    return stand_in
+def made_of(make: Callable[..., Any], *names: str) -> Wrapper:
+    """For objects of C that are made of these attributes: another one, of what stands in for them."""
 
+    def wrapper(trace: Trace, value: Any, source: Source) -> Any:
+        trace.guard(source, TypeIs(type(value)))
+        parts = [wrap(trace, getattr(value, name), Attr(source, name)) for name in names]
+        return register(trace, value, make(*parts), source)
 
-def wrap_partial(trace: Trace, value: functools.partial[Any], source: Source) -> Any:
-    trace.guard(source, TypeIs(type(value)))
-    function = wrap(trace, value.func, Attr(source, "func"))
-    args = wrap_tuple(trace, value.args, Attr(source, "args"))
-    keywords = wrap_dict(trace, value.keywords, Attr(source, "keywords"))
-    stand_in = functools.partial(function, *args, **keywords)
-    return register(trace, value, stand_in, source)
-
-
-def wrap_slice(trace: Trace, value: slice, source: Source) -> Any:
-    trace.guard(source, TypeIs(slice))
-    parts = [wrap(trace, getattr(value, name), Attr(source, name)) for name in ("start", "stop", "step")]
-    return slice(*parts)
+    return wrapper
 
 
 def wrap_value(trace: Trace, value: Any, source: Source) -> Any:
@@ -456,9 +443,11 @@ WRAPPERS: Final[dict[type, Wrapper]] = {
     **dict.fromkeys((set, frozenset), wrap_set),
     **dict.fromkeys((dict, OrderedDict, defaultdict, Counter), wrap_dict),
     tuple: wrap_tuple,
-    MethodType: wrap_method,
-    functools.partial: wrap_partial,
-    slice: wrap_slice,
+    MethodType: made_of(MethodType, "__func__", "__self__"),
+    functools.partial: made_of(
+        lambda function, args, named: functools.partial(function, *args, **named), "func", "args", "keywords"
+    ),
+    slice: made_of(slice, "start", "stop", "step"),
     MappingProxyType: wrap_proxy,
     **dict.fromkeys(VIEWS, wrap_view),
 }

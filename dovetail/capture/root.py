@@ -13,7 +13,8 @@ import functools
 import linecache
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
@@ -49,30 +50,24 @@ TABLES = (autograd, contexts, library)
 RECURSION_LIMIT = 12_000
 
 
-class Depth:
+_limits: Final[list[int]] = []
+"""What the limit was before, once for each thread that captures."""
+_lock: Final = threading.Lock()
+
+
+@contextmanager
+def deep_recursion() -> Iterator[None]:
     """A higher recursion limit while any thread captures: inlined calls nest several Python frames each. It
     belongs to the whole process: the first to enter raises it, the last to leave restores it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.before = 0
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if not self.inside:
-                self.before = sys.getrecursionlimit()
-                sys.setrecursionlimit(max(self.before, RECURSION_LIMIT))
-            self.inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self.inside -= 1
-            if not self.inside:
-                sys.setrecursionlimit(self.before)
-
-
-DEPTH = Depth()
+    with _lock:
+        _limits.append(_limits[0] if _limits else sys.getrecursionlimit())
+        sys.setrecursionlimit(max(_limits[0], RECURSION_LIMIT))
+    try:
+        yield
+    finally:
+        with _lock:
+            before = _limits.pop()
+            sys.setrecursionlimit(max(before, RECURSION_LIMIT) if _limits else before)
 
 
 class Stop(Exception):
@@ -110,7 +105,7 @@ class Root(Activation):
                 self.trace.go_round()
 
 
-def make_entry(captured: Capture, frame: Frame) -> FunctionType:
+def make_entry(captured: Capture) -> FunctionType:
     """The entry as a function: its text, run with its namespace."""
     file = f"<dovetail entry of {captured.name}>"
     linecache.cache[file] = (len(captured.text), None, captured.text.splitlines(True), file)
@@ -135,7 +130,7 @@ def capture_frame(
     if is_importing():
         raise ImportUnderWay(frame.loc)
     watch_kernels()
-    with DEPTH:
+    with deep_recursion():
         return _attempts(frame, options, dynamic, is_whole)
 
 
