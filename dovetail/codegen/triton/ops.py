@@ -76,7 +76,7 @@ TRITON: Final[dict[str, Entry]] = {
     "bit_not": _bool_or("(~{0})", "({0} == 0)"),
     "where": "tl.where({0}, {1}, {2})",
     **{name: f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
-    "isnan": lambda r, a: "({0} != {0})" if a[0].is_float else "({0} != {0})",
+    "isnan": "({0} != {0})",
     "isinf": lambda r, a: "(tl.abs({0}) == float('inf'))" if a[0].is_float else "({0} != {0})",
     "logical_not": lambda r, a: f"({_truth(0, a[0])} == 0)",
     "logical_and": _logical("&"),

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from dovetail.ir.expr import ZERO, Expr, as_expr, product
-from dovetail.ir.types import BOOL, I64, Device, DType
+from dovetail.ir.types import BOOL, I64
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.views import Size, bounds
 from dovetail.ops.registry import Declined, decline_if, decomposes
@@ -24,10 +24,8 @@ def clone(b: Build, x: Value, *, memory_format: object = None) -> Value:
 
 
 @decomposes("aten._to_copy", prim=True)
-def to_copy(
-    b: Build, x: Value, *, dtype: DType | None = None, layout: object = None, device: Device | None = None,
-    pin_memory: object = None, non_blocking: bool = False, memory_format: object = None,
-) -> Value:  # fmt: skip
+def to_copy(b: Build, x: Value, **wanted: object) -> Value:
+    """The result's type says all that is wanted."""
     decline_if(b.out.device != x.type.device)
     return b.prim("copy", x) if x.dtype is b.out.dtype else x.to(b.out.dtype)
 
