@@ -509,6 +509,8 @@ class Compiler:
         graph = self.backend(module, examples)
         if shapes and not (self.is_own or self.is_dynamic or getattr(graph, "__self__", graph) is module):
             shapes.fix("the backend")  # what others made of the graph is for what they were shown
+        if shapes:
+            shapes.remembered.clear()  # tensors, whose sizes refer to it where no collector looks
         captured.namespace[captured.graph_name] = functools.partial(_native.without, graph)
         if self.options.notice_slow and getattr(graph, "is_pure", False):
             self._race(captured)

@@ -101,12 +101,12 @@ def test_an_update_costs_no_memory_of_its_own(monkeypatch):
 def counted(a, n):
     at = n.clone()
     n.add_(1)
-    a.index_copy_(0, at, torch.ones(1, 7))
+    a.index_copy_(0, at, torch.ones(1, 700))
 
 
 def test_an_update_waits_for_reads_of_the_old_value(monkeypatch):
     monkeypatch.setattr(EVENTS, "is_detailed", True)
-    a, n = torch.randn(24, 7), torch.tensor([5])
+    a, n = torch.randn(24, 700), torch.tensor([5])  # small updates wait until no index can fail
     plain = a.clone(), n.clone()
     counted(*plain)
     kinds = places(counted, a, n)
