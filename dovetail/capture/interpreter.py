@@ -12,6 +12,7 @@ import builtins
 import operator
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
+from itertools import islice
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
@@ -509,7 +510,7 @@ class Activation:
     LIST_TO_TUPLE = result_of(1, lambda trace, items: tuple(items))
 
     def UNPACK_SEQUENCE(self, arg: int) -> None:
-        items = native(list, operations.iterate(self.trace, self.stack.pop()))
+        items = native(list, islice(operations.iterate(self.trace, self.stack.pop()), arg + 1))
         if len(items) != arg:
             many = "too many values to unpack" if len(items) > arg else "not enough values to unpack"
             got = "" if len(items) > arg else f", got {len(items)}"

@@ -417,3 +417,16 @@ def test_a_number_is_made_by_the_method_of_its_class(kind: Any, method: str) -> 
     call, x = dovetail.compile(lambda x: x * kind(owner), fullgraph=True), torch.ones(3)
     for times in (1, 2):
         assert torch.equal(call(x), x * (2.5 if method == "__float__" else 2)) and owner.asked == times
+
+
+def test_unpacking_takes_no_more_than_it_needs() -> None:
+    def program(x: torch.Tensor) -> Any:
+        numbers = itertools.count()
+        try:
+            a, b = numbers
+        except ValueError as error:
+            return x + next(numbers), str(error)
+
+    x = torch.ones(3)
+    (got, said), (want, text) = dovetail.compile(program)(x), program(x)
+    assert torch.equal(got, want) and said == text
