@@ -117,8 +117,6 @@ on(delattr)(lambda trace, args, kwargs: attributes.delete_attr(trace, args[0], a
 on(callable)(lambda trace, args, kwargs: guard_kinship(
     trace, args[0], type(args[0]), (), callable(args[0].original if type(args[0]) is Outside else args[0])
 ))
-
-
 on(vars)(lambda trace, args, _: _getattr(trace, [*args, "__dict__"], _) if args else _locals(trace, args, _))
 
 

@@ -14,15 +14,9 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from dovetail.fake import layout as layouts
 from dovetail.fake.form import Form, Shape, Unruled
-from dovetail.fake.layout import (
-    channels_last,
-    dense_strides,
-    is_dense,
-    is_laid_out,
-    iterator_strides,
-    seems_channels_last,
-)  # fmt: skip
+from dovetail.fake.layout import channels_last, dense_strides, is_dense, is_laid_out, iterator_strides
 from dovetail.fake.rules import Call, index, pool, select, slice_, view
 from dovetail.ir.expr import ONE, Expr
 
@@ -178,7 +172,7 @@ def rolled(c: Call, shape: tuple[int, ...]) -> list[int] | None:
 
 
 def _suggests_channels_last(form: Form) -> bool:
-    return seems_channels_last(*_numbers(form))
+    return layouts.seems_channels_last(*_numbers(form))
 
 
 def viewed(c: Call, shape: tuple[int, ...]) -> list[int] | None:

@@ -554,8 +554,8 @@ RULES: Final[dict[str, Rule]] = _table(
         select_scatter diagonal_scatter as_strided_scatter _softmax_backward_data _log_softmax_backward_data
         channel_shuffle renorm contiguous exponential uniform random cauchy log_normal geometric
         fill zero cholesky matrix_exp inverse _index_put_impl gelu linalg_matrix_exp _fft_c2c
-        native_dropout_backward log_sigmoid_backward rrelu_with_noise celu selu bucketize isin lift_fresh
-        embedding_renorm slice_inverse softplus_backward put _unsafe_masked_index_put_accumulate"""),
+        native_dropout_backward rrelu_with_noise celu selu bucketize isin lift_fresh embedding_renorm
+        slice_inverse put _unsafe_masked_index_put_accumulate"""),
     (reduction, """
         sum mean amax amin var std var_mean std_mean logsumexp all any argmax argmin prod max min nansum
         norm linalg_vector_norm median nanmedian count_nonzero mode aminmax kthvalue"""),
@@ -563,11 +563,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (lambda c: (c["batch1"].shape[1], c["batch2"].shape[2]), "addbmm"),
     (mv, "mv addmv dot vdot"),
     (lambda c: (), "scalar_tensor trace dist"),
-    (pointwise, """
-        rsub complex polar floor_divide hardswish hardswish_backward _prelu_kernel masked_fill
-        normal cross linalg_cross copy elu_backward hardtanh_backward leaky_relu_backward
-        rrelu_with_noise_backward softshrink_backward hardshrink_backward hardsigmoid_backward
-        soft_margin_loss_backward mish_backward binary_cross_entropy_backward"""),
+    (pointwise, "complex polar masked_fill normal cross linalg_cross copy"),
     (lambda c: forms.broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
     (likes("self", "noise"), "rrelu_with_noise_functional"),
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
@@ -590,7 +586,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (split, "split split_copy unsafe_split"),
     (split_with_sizes, "split_with_sizes unsafe_split_with_sizes"),
     (lambda c: c["self"], "detach alias lift _conj _neg_view"),
-    (cat, "cat _cat"),
+    (cat, "cat"),
     (stack, "stack _stack"),
     (pad, """
         constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d

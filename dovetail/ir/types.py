@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from math import prod
 from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, mul, product, total
@@ -161,7 +160,10 @@ def bytes_of(type: Type) -> int:
         return sum(map(bytes_of, type))
     if not isinstance(type, TensorType):
         return 8
-    return type.dtype.bytes * prod(size.value if size.is_const else UNKNOWN_SIZE for size in type.shape)
+    count = type.dtype.bytes
+    for size in type.shape:
+        count *= size.value if size.is_const else UNKNOWN_SIZE
+    return count
 
 
 def contiguous_stride(shape: Iterable[Expr | int]) -> tuple[Expr, ...]:

@@ -28,9 +28,7 @@ from dovetail.ir.loop import Buffer, Scalar, roots_of
 from dovetail.ir.schedule import Group
 
 
-def emit_kernel(
-    group: Group, buffers: dict[str, Buffer], vector_bytes: int, cache_bytes: int
-) -> Launchable:
+def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int, cache_bytes: int) -> Launchable:
     """Bytes of a vector register, 0 for plain loops; bytes of the largest cache."""
     shape = analyse(group, buffers)
     is_serial = any(w.index_scalar is not None for w in writes_in(group.nests) if not w.reduce)
