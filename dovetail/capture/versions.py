@@ -15,17 +15,12 @@ import operator
 import sys
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 Split: TypeAlias = "Callable[[int], list[tuple[str, int]]]"
 
-BINARY: Final[tuple[Callable[[Any, Any], Any], ...]] = (
-    operator.add, operator.and_, operator.floordiv, operator.lshift, operator.matmul, operator.mul,
-    operator.mod, operator.or_, operator.pow, operator.rshift, operator.sub, operator.truediv,
-    operator.xor, operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imatmul,
-    operator.imul, operator.imod, operator.ior, operator.ipow, operator.irshift, operator.isub,
-    operator.itruediv, operator.ixor,
-)  # fmt: skip
+_NAMES: Final = "add and floordiv lshift matmul mul mod or pow rshift sub truediv xor".split()
+BINARY: Final = [getattr(operator, f"__{way}{name}__") for way in ("", "i") for name in _NAMES]
 
 COMPARE: Final = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
 

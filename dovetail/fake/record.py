@@ -40,16 +40,13 @@ POINTWISE: Final = frozenset(
 )
 """Ops that go over elements as those do that torch tags so."""
 
-PROBED: Final = frozenset({
-    "aten._embedding_bag.default", "aten._embedding_bag_forward_only.default", "aten.isin.Tensor_Tensor",
-    "aten._fft_c2r.default", "aten._fft_r2c.default", "aten._linalg_svd.default",
-    "aten.linalg_eig.default", "aten.max_unpool2d.default", "aten.max_unpool3d.default", "aten.geqrf.default",
-    "aten.histogram.bin_ct", "aten._histogramdd_bin_edges.default", "aten._histogramdd_from_bin_cts.default",
-    "aten.fractional_max_pool3d_backward.default", "aten.multi_margin_loss_backward.default",
-    "aten.multilabel_margin_loss_backward.default", "aten._ctc_loss_backward.default",
-    "aten._sample_dirichlet.default", "aten._dirichlet_grad.default", "aten.multi_margin_loss.default",
-    "aten.multilabel_margin_loss_forward.default",
-})  # fmt: skip
+PROBED: Final = frozenset({"aten.isin.Tensor_Tensor", "aten.histogram.bin_ct"}) | {
+    f"aten.{name}.default" for name in """
+    _embedding_bag _embedding_bag_forward_only _fft_c2r _fft_r2c _linalg_svd linalg_eig max_unpool2d
+    max_unpool3d geqrf _histogramdd_bin_edges _histogramdd_from_bin_cts fractional_max_pool3d_backward
+    multi_margin_loss_backward multilabel_margin_loss_backward _ctc_loss_backward _sample_dirichlet
+    _dirichlet_grad multi_margin_loss multilabel_margin_loss_forward""".split()
+}  # fmt: skip
 """Ops whose meta kernel is missing, or says other sizes or strides than the CPU gives: tried out on zeros."""
 
 
