@@ -93,7 +93,12 @@ class Build:
         """The node being rewritten, whether its result goes on into pointwise arithmetic, and which of
         its results, if it has several, are used at all."""
         self.stem, self.loc, self.out_type = node.name, node.loc, node.type
-        self.feeds_pointwise, self.used = feeds_pointwise, used
+        self.feeds_pointwise, self.used, self.has_looked = feeds_pointwise, used, False
+
+    def maker(self, value: Value) -> Node:
+        """What computes an operand. Who has looked at it decides for this operand alone."""
+        self.has_looked = True
+        return value.node
 
     @property
     def out(self) -> TensorType:

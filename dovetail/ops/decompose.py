@@ -57,7 +57,7 @@ def decompose(graph: Graph) -> Graph:
             return _repeat(node, known[key], b)
         start = len(b.graph.nodes)
         value = _rewrite(node, b, feeds, read)
-        if value is not node and node.op not in COMPUTED:
+        if value is not node and node.op not in COMPUTED and not b.has_looked:
             known[key] = node, tuple(b.graph.nodes[start:]), value
         return value
 

@@ -90,6 +90,17 @@ def test_a_gradient_penalty() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def test_a_loss_over_classes() -> None:
+    """The sum of its gradient is known, that of its gradient's gradient is not."""
+
+    def second(call: Any) -> torch.Tensor:
+        x = torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_()
+        (grad,) = torch.autograd.grad(call(x, torch.arange(3)), x, create_graph=True)
+        return torch.autograd.grad((grad * torch.arange(12.0).reshape(3, 4)).sum(), x)[0]
+
+    torch.testing.assert_close(second(dovetail.compile(F.cross_entropy)), second(F.cross_entropy))
+
+
 def test_many_sizes_end_in_eager() -> None:
     call = dovetail.compile(lambda x: x.sin().exp(), dynamic=True)
     for size in range(2, 9):

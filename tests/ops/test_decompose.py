@@ -172,6 +172,15 @@ def test_positions_out_of_range_fail(index):
             run_loops(lower(optimize(decompose(graph))), inputs)
 
 
+def test_a_position_that_was_found_says_nothing_of_another():
+    def program(x, index):
+        marked = torch.zeros(3, 4).scatter(1, x.argmax(1, keepdim=True), 1.0)
+        return marked + torch.zeros(3, 4).scatter(1, index, 1.0)
+
+    graph, _, _ = traced(program, torch.randn(3, 4), torch.tensor([[0], [2], [9]]))
+    assert [node.op for node in decompose(graph).nodes].count("aten.scatter.value") == 1
+
+
 @pytest.mark.parametrize(("start", "end", "step"), [(0, None, 2), (1, None, 2), (2, 7, 3), (0, 1, 2)])
 def test_slices_with_steps_are_written_back(start, end, step):
     x = torch.randn(3, 9, 5)

@@ -156,7 +156,7 @@ def _slices(
 def scatter(b: Build, x: Value, dim: int, index: Value, source: Value | Number) -> Value:
     """One element of each row, where an extreme was found: the gradient of max and min."""
     rows = [ONE if d == dim % x.ndim else size for d, size in enumerate(x.shape)]
-    decline_if(not x.ndim or list(index.shape) != rows or not _is_found(index.node))
+    decline_if(not x.ndim or list(index.shape) != rows or not _is_found(b.maker(index)))
     decline_if(isinstance(source, Value) and list(source.shape) != rows)
     value = b.expand(source, x.shape) if isinstance(source, Value) else source
     line = b.broadcast(b.iota(x.shape[dim], I64, x.type.device), x.shape, (dim % x.ndim,))

@@ -239,7 +239,7 @@ def log_softmax_backward(b: Build, grad: Value, y: Value, dim: int, input_dtype:
 
 def _one_hot_sum(b: Build, grad: Value, dim: int) -> Value | None:
     """The sum of where(position == target, value, 0), which a loss over classes gives: the value itself."""
-    node = grad.node
+    node = b.maker(grad)
     if node.op != "prims.where":
         return None
     hit, value, rest = node.args
