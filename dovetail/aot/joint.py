@@ -28,7 +28,7 @@ from dovetail.aot.alias import Ref, Write
 from dovetail.aot.cost import class_of
 from dovetail.aot.instead import INSTEAD
 from dovetail.aot.record import Recorder
-from dovetail.errors import Break, UnsupportedMutation
+from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
 from dovetail.fake.calls import call_at
 from dovetail.fake.kernels import watch_kernels
@@ -126,7 +126,8 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     builder = GraphBuilder("joint")
     recorder = Recorder(builder)
     trace = _Trace(recorder, example_inputs)
-    autocast = _autocast_now()
+    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    autocast = tuple((k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k))
     grad_mode = torch.is_grad_enabled()
     shapes = find_shapes(example_inputs)
     try:
@@ -248,11 +249,6 @@ def run_fx(gm: GraphModule, inputs: Sequence[Any], recorder: Recorder) -> list[A
     raise UnsupportedMutation(detail="the captured graph has no output")
 
 
-def _get_attr(gm: GraphModule, target: str, args: Any, kwargs: Any, recorder: Recorder) -> Any:
-    value = operator.attrgetter(target)(gm)
-    return recorder.constant(value) if isinstance(value, torch.Tensor) else value
-
-
 def _resolve(op: str, x: Any) -> Any:
     """A Fake does not know that it is conjugated lazily, or negative as a part of such; its views do."""
     is_part = op == LAZY[1] and not _is_replayable(x.ref.way)
@@ -270,7 +266,9 @@ _RUN: dict[str, Callable[..., Any]] = {
         _RESOLVES[target](*args) if target in _RESOLVES else getattr(args[0], target)(*args[1:], **kwargs)
     ),
     "call_module": lambda gm, target, args, kwargs, recorder: gm.get_submodule(target)(*args, **kwargs),
-    "get_attr": _get_attr,
+    "get_attr": lambda gm, target, args, kwargs, recorder: (
+        recorder.constant(x) if isinstance(x := operator.attrgetter(target)(gm), torch.Tensor) else x
+    ),
 }
 
 
@@ -534,7 +532,11 @@ def _trace_backward(
         for device, _ in autocast:  # eager runs backward outside of the autocast region
             stack.enter_context(torch.autocast(device, enabled=False))
         stack.enter_context(recorder)
-        grads = _gradients([t for _, t in heads], [leaf for _, leaf in wanted], fakes)
+        leaves = [leaf for _, leaf in wanted]
+        try:
+            grads = gradients_of([t for _, t in heads], leaves, fakes, retain=True, unused=True)
+        except RuntimeError as error:
+            raise UnsupportedMutation(detail=f"backward cannot be traced: {error}") from error
         outputs = [None if g is None else recorder.memory.read(recorder.ref(g)) for g in grads]
     kept = [(i, g) for (i, _), g in zip(wanted, outputs) if g is not None]
     return tangents, [i for i, _ in kept], [g for _, g in kept]
@@ -549,27 +551,12 @@ def _unread(graph: Graph, boundary: int, inputs: Iterable[int]) -> tuple[int, ..
     return tuple(i for i in inputs if graph.inputs[i] not in read)
 
 
-def _gradients(heads: list[Any], leaves: list[Any], tangents: list[Any]) -> Sequence[Any]:
-    try:
-        return gradients_of(heads, leaves, tangents, retain=True, unused=True)
-    except Break:
-        raise
-    except RuntimeError as error:
-        raise UnsupportedMutation(detail=f"backward cannot be traced: {error}") from error
-
-
 def _tangent_like(tensor: torch.Tensor) -> Fake:
     """As the output is laid out in memory, if every element has its own place; else row-major."""
-    named = {"dtype": tensor.dtype, "device": tensor.device}
+    op, given = torch.ops.aten.empty_strided.default, (tensor.shape, tensor.stride())  # type: Any, Any
     if not is_dense(type_of(tensor)):
-        return infer(torch.ops.aten.empty.memory_format, (tensor.shape,), named)  # type: ignore[no-any-return]
-    size_and_stride = (tensor.shape, tensor.stride())
-    return infer(torch.ops.aten.empty_strided.default, size_and_stride, named)  # type: ignore[no-any-return]
-
-
-def _autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
-    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
+        op, given = torch.ops.aten.empty.memory_format, (tensor.shape,)
+    return infer(op, given, {"dtype": tensor.dtype, "device": tensor.device})  # type: ignore[no-any-return]
 
 
 # -- symbols -----------------------------------------------------------------------------------------
@@ -627,9 +614,6 @@ def _simplified(value: Any, shapes: Shapes, made: dict[Any, Any]) -> Any:
     if kind is ScalarType and value.expr is not None:
         return replace(value, expr=shapes.simplify(value.expr))
     return value
-
-
-# -- cleaning ----------------------------------------------------------------------------------------
 
 
 def _check_unread(builder: GraphBuilder, indexing: list[Node], kept: Graph) -> None:

@@ -345,13 +345,10 @@ def record_split(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
     parent, start = recorder.ref(args[0]), as_expr(0)
     for piece in result:
         end = start + expr_of(piece.shape[dim])
-        recorder.view(piece, parent, ViewStep("aten.slice.Tensor", (dim, _plain(start), _plain(end), 1)))
+        ends = [x.value if x.is_const else x for x in (start, end)]
+        recorder.view(piece, parent, ViewStep("aten.slice.Tensor", (dim, *ends, 1)))
         start = end
     return result
-
-
-def _plain(value: Any) -> Arg:
-    return value.value if value.is_const else value  # type: ignore[no-any-return]
 
 
 def record_unbind(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -560,12 +557,6 @@ def _factory(fake: torch.Tensor) -> dict[str, Any]:
     return {"dtype": fake.dtype, "device": fake.device}
 
 
-def record_batch_norm_backward(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """With batch statistics the running ones play no part; leaving them out keeps them free to change."""
-    needed = (*args[:3], None, None, *args[5:]) if args[7] else args
-    return record_call(recorder, func, needed, kwargs)
-
-
 def record_cudnn_backward(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     inputs, grad, weight, _, _, mean, invstd, eps = args[:8]
     native = (grad, inputs, weight, None, None, mean, invstd, True, eps, [True, True, True])
@@ -615,7 +606,10 @@ ROUTES: Final[dict[str, Route]] = {
     "aten.mkldnn_rnn_layer.default": record_rnn,
     **{f"aten.{kind}.default": record_batch_norm
        for kind in ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit")},
-    "aten.native_batch_norm_backward.default": record_batch_norm_backward,
+    # With batch statistics the running ones play no part; leaving them out keeps them free to change.
+    "aten.native_batch_norm_backward.default": lambda recorder, func, args, kwargs: record_call(
+        recorder, func, (*args[:3], None, None, *args[5:]) if args[7] else args, kwargs
+    ),
     "aten.cudnn_batch_norm_backward.default": record_cudnn_backward,
 }  # fmt: skip
 """Ops whose schema does not tell the whole story."""

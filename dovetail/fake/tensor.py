@@ -284,7 +284,8 @@ def _run(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
         if type(out) is Fake and out.form and _hint_geometry(out)[0] != tuple(out.meta.size()):
             fix_symbols(facts, call, "a result was resized by")
             _reshape_in_place(out, static_form(out.meta), shapes)
-    is_new = [isinstance(r, torch.Tensor) and not _is_argument(r, args, kwargs) for r in results]
+    given = set(map(id, tree_leaves((args, kwargs))))
+    is_new = [isinstance(r, torch.Tensor) and id(r) not in given for r in results]
     found = [r if new or facts.changes_shape else None for r, new in zip(results, is_new)]
     metas = [r.meta if isinstance(r, Fake) else r for r in found]
     forms = derive_forms(facts, call, metas)
@@ -296,11 +297,6 @@ def _run(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     pairs = zip(results, forms)
     made = [_symbolic(r, f, shapes) if type(r) is Fake and f is not None else r for r, f in pairs]
     return type(result)(made) if isinstance(result, (list, tuple)) else made[0]
-
-
-def _is_argument(fake: Any, args: Args, kwargs: Kwargs) -> bool:
-    values = (*args, *kwargs.values())
-    return any(fake is v or (isinstance(v, (list, tuple)) and any(fake is x for x in v)) for v in values)
 
 
 def _reshape_in_place(fake: Fake, form: Form | None, shapes: Shapes) -> None:
