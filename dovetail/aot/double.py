@@ -162,6 +162,7 @@ class Eager:
         """The compiled gradient, and what to call it with; None: let PyTorch do it."""
         graph = self.partition.forward
         sizes = bind_symbols(graph, inputs)
+        tangents = [t if t is None else t.resolve_conj().resolve_neg() for t in tangents]
         if sizes:  # then they are row-major, which takes no symbols for their strides
             tangents = [t if t is None else t.contiguous() for t in tangents]
         given = (*inputs, *(t for t in tangents if t is not None), *kept)

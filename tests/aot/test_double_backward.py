@@ -101,6 +101,18 @@ def test_a_loss_over_classes() -> None:
     torch.testing.assert_close(second(dovetail.compile(F.cross_entropy)), second(F.cross_entropy))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_lazily_conjugated_tangents(dynamic: bool) -> None:
+    def second(call: Any) -> Any:
+        x, tangent = (torch.linspace(-1, 2, 6).requires_grad_() for _ in range(2))
+        value = call(x)
+        (grad,) = torch.autograd.grad(value, x, torch.complex(tangent, tangent.cos())[: len(value)].conj(), create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), (x, tangent), allow_unused=True)
+
+    for program in (torch.fft.ihfft, lambda x: torch.polar(x, x.exp()) * x):
+        torch.testing.assert_close(second(dovetail.compile(program, dynamic=dynamic)), second(program))
+
+
 def test_many_sizes_end_in_eager() -> None:
     call = dovetail.compile(lambda x: x.sin().exp(), dynamic=True)
     for size in range(2, 9):
