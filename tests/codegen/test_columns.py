@@ -94,3 +94,69 @@ def test_variances_of_what_the_same_pass_writes(threads: None) -> None:
     for _ in range(3):
         torch.full((256, 64), torch.nan)  # what freed memory holds
         torch.testing.assert_close(compiled(x)[1], run(x)[1])
+
+
+def angles(x: torch.Tensor) -> Any:
+    return x - x.mean(-1, keepdim=True), torch.acos((x * x.flip(-1)).sum(-1).tanh())
+
+
+SHORT_ROWS: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x: torch.softmax(x, -1),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "entropy": lambda x: -(torch.softmax(x, -1) * torch.log_softmax(x, -1)).sum(-1),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "deviation": lambda x: (x.std(-1), x.var(-1, unbiased=False)),
+    "extremes": lambda x: (x.amax(-1), x.amin(-1), x.sum(-1), x.prod(-1)),
+    "distances": lambda x: (x[None, :50] - x[:, None]).square().sum(-1).add(0.1) ** -1.5,
+    "angles": angles,
+}
+
+
+@pytest.mark.parametrize("width", [2, 3, 5, 10])
+@pytest.mark.parametrize("name", SHORT_ROWS)
+def test_short_rows_side_by_side(name: str, width: int) -> None:
+    torch.manual_seed(0)
+    check(SHORT_ROWS[name], torch.randn(77, width))
+    check(SHORT_ROWS[name], torch.randn(width, 77).t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.uint8])
+@pytest.mark.parametrize("width", [2, 3, 7])
+def test_positions_and_values_in_short_rows(width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(200, width) * 3).to(dtype)
+    if dtype.is_floating_point:
+        x[::9, -1] = torch.nan
+        x[4::9, 0] = -torch.inf
+
+    def run(x: torch.Tensor) -> Any:
+        return x.argmax(-1), x.argmin(-1), x.amax(-1), x.amin(-1), (x > 1).any(-1), (x > -1).all(-1), x.cumsum(-1)
+
+    for got, want in zip(dovetail.compile(run, options={"fallback_to_eager": False})(x), run(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_short_rows_need_no_reduction_within_a_vector() -> None:
+    EVENTS.clear()
+    dovetail.reset()
+    dovetail.compile(lambda x: torch.logsumexp(x, -1), options={"cache": False})(torch.randn(100, 3))
+    (kernel,) = EVENTS.of("kernel")
+    assert "turned<" not in kernel["text"].partition('extern "C" void logsumexp')[2]
+
+
+def test_a_recurrence_and_its_gradient_compile_quickly() -> None:
+    def run(x: torch.Tensor, decay: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        state, states = torch.zeros(8, 32), []
+        for t in range(32):
+            state = torch.sigmoid(decay) * state + gain * x[:, t]
+            states.append(state)
+        return torch.stack(states, 1)
+
+    EVENTS.clear()
+    dovetail.reset()
+    inputs = [torch.randn(8, 64, 32), torch.randn(32), torch.randn(32)]
+    inputs = [value.requires_grad_() for value in inputs]
+    got = torch.autograd.grad(dovetail.compile(run, options={"cache": False})(*inputs).sum(), inputs)
+    torch.testing.assert_close(got, torch.autograd.grad(run(*inputs).sum(), inputs), rtol=1e-4, atol=1e-4)
+    for kernel in EVENTS.of("kernel"):  # several of these together take g++ seconds
+        assert kernel["text"].count('_Pragma("GCC unroll 16") for (int l = 0; l < left') <= 4

@@ -26,6 +26,7 @@ from dovetail.util.noun import Noun, field, replace
 
 EACH_LANE: Final = '_Pragma("GCC unroll 16")'
 """Before a loop over the lanes of a vector: element numbers become constants."""
+LONG: Final = 100
 
 
 class Value(Noun):
@@ -228,7 +229,7 @@ class KernelWriter(Noun, frozen=False):
         if self.mask is not None:
             guard = f"if ({self.mask.text}[l]) " if self.mask.is_vector else f"if ({self.mask.text}) "
         target, element = _lane_text(name, element, dtype)
-        scope(f"{EACH_LANE} for (int l = 0; l < {self.tail or self.lanes}; ++l) {guard}{target} = {element};")
+        scope(f"{self._each_lane()} {guard}{target} = {element};")
         return Value(name, dtype, True, scope.depth)
 
     def _load_one(self, text: str, dtype: DType) -> Value:
@@ -296,7 +297,12 @@ class KernelWriter(Noun, frozen=False):
             element = {BOOL: f"{value.text}[l] != 0"}.get(value.dtype, f"{value.text}[l]")
             if value.dtype in (BF16, F16):
                 element = f"{ops.C_TYPE[value.dtype]}{{{value.text}.bits[l]}}"
-        scope(f"{EACH_LANE} for (int l = 0; l < {self.tail or self.lanes}; ++l) {place} = {element};")
+        scope(f"{self._each_lane()} {place} = {element};")
+
+    def _each_lane(self) -> str:
+        """The loop. Where the number of lanes is not known g++ takes seconds to unroll several."""
+        unrolled = "" if self.tail == "left" and self.temps > LONG else f"{EACH_LANE} "
+        return f"{unrolled}for (int l = 0; l < {self.tail or self.lanes}; ++l)"
 
     def _in_vector(self, scope: Scope) -> bool:
         return self.vector_var is not None and self.depths.get(self.vector_var, 99) <= scope.depth
