@@ -231,13 +231,16 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
     (first, from_contiguous, """
         gather index_select index scatter scatter_add index_put index_add index_copy flip
-        glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd _safe_softmax"""),
+        glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd _safe_softmax
+        glu_backward log_sigmoid_backward soft_margin_loss_backward"""),
+    (lambda c: [first(c)] * 2, from_contiguous, "_prelu_kernel_backward"),
+    (lambda c: torch.uint8 if first(c) == torch.uint8 else torch.bool, contiguous, "any all"),
     (first, contiguous, """
         embedding_dense_backward slice_backward select_backward masked_fill amax amin cudnn_grid_sampler
         mse_loss_backward smooth_l1_loss_backward huber_loss_backward"""),
     (partial(on_cpu, lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
     (summed, contiguous, "sum prod"),
-    (floating, contiguous, "mean var std logsumexp linalg_vector_norm"),
+    (floating, contiguous, "mean var std logsumexp linalg_vector_norm norm"),
     (lambda c: [floating(c)] * 2, contiguous, "var_mean std_mean"),
     (always(torch.int64), contiguous, "argmax argmin"),
     (summed, from_contiguous, "cumsum cumprod"),
@@ -246,7 +249,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
      "_softmax_backward_data _log_softmax_backward_data"),
     (lambda c: [first(c), torch.int64], from_contiguous,
      "topk sort cummax cummin max_pool2d_with_indices max min median"),
-    (asked, preserved, "clone _to_copy zeros_like ones_like full_like empty_like rand_like randn_like"),
+    (asked, preserved, "fill clone _to_copy zeros_like ones_like full_like empty_like rand_like randn_like"),
     (lambda c: c.get("dtype") or torch.get_default_dtype(), contiguous, "zeros ones rand randn"),
     (lambda c: of_numbers(c, c.get("fill_value", c.get("s"))), contiguous, "full scalar_tensor"),
     (lambda c: of_numbers(c, c.get("start", 0), c["end"], c.get("step", 1)), contiguous, "arange"),
@@ -258,7 +261,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (joined, from_contiguous, "stack mse_loss smooth_l1_loss huber_loss"),
     (floating, from_contiguous, "soft_margin_loss"),
     (lambda c: (joined(c), floating(c))[1], from_contiguous,
-     "binary_cross_entropy binary_cross_entropy_with_logits binary_cross_entropy_backward"),
+     "binary_cross_entropy binary_cross_entropy_with_logits binary_cross_entropy_backward _cdist_forward"),
     (lambda c: [first(c)] * 2, contiguous, "nll_loss_forward nll_loss2d_forward"),
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
@@ -474,6 +477,7 @@ _ROWS: Final[tuple[tuple[Check, str], ...]] = (
     (_is_inexact, "var std var_mean std_mean binary_cross_entropy_with_logits"),
     (lambda c: c.first.numel.value > 0, "amax amin argmax argmin max min median"),
     (lambda c: c["delta"] > 0, "huber_loss"),
+    (lambda c: c["p"] >= 0, "_cdist_forward"),
     (lambda c: c["beta"] >= 0, "smooth_l1_loss"),
 )
 CHECKS: Final[dict[str, list[Check]]] = {}

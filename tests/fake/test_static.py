@@ -21,7 +21,9 @@ from dovetail.fake.layout import iterator_strides
 from tests.fake.crossref import Crossref, describe
 from tests.sweeps.torch_testing import OPS
 
-SLICE = [name for name in sorted(OPS)[::8] if "jiterator" not in name]
+LISTED = ("all", "any", "cdist", "fill", "norm", "nn.functional.glu", "nn.functional.logsigmoid", "nn.functional.prelu",
+          "nn.functional.soft_margin_loss", "nn.functional.triplet_margin_loss")  # fmt: skip
+SLICE = list(dict.fromkeys([*LISTED, *(name for name in sorted(OPS)[::8] if "jiterator" not in name)]))
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
 
@@ -185,6 +187,10 @@ with FakeMode():
     F.interpolate(F.hardswish(y), scale_factor=2).sum().backward()
 with torch.inference_mode(), FakeMode():
     F.rms_norm(F.linear(fake_like(torch.randn(2, 16)), w), (16,))
+with FakeMode():
+    y = F.glu(x) + F.prelu(F.logsigmoid(x), w[0, :1])[..., :8] + F.soft_margin_loss(x, x.detach() + 1)
+    torch.autograd.grad((y * F.triplet_margin_loss(x, x + 1, x + 2)).sum(), [x])
+    torch.cdist(x, x).sum() * (y > 0).any() + torch.fill(y, 1)
 half = [Fake(torch.empty(n, device="meta", dtype=torch.bfloat16), torch.device("cuda", 0)) for n in (16, 16)]
 with FakeMode():
     F.layer_norm(half[0], (16,), half[1], half[1])
