@@ -57,7 +57,9 @@ def emit(
             target = targets[buffers[step.nests[0].writes[0].buffers[0]].type.device.kind]
             form, names = form_of(step, buffers)
             if form in known:
-                launches[step] = _for_others(*known[form], names)
+                model, others = known[form]  # with other buffers
+                renamed = dict(zip(others, names, strict=True))
+                launches[step] = replace(model, params=tuple(renamed[name] for name in model.params))
                 continue
             made = launches[step] = target(step, buffers)
             known[form] = made, names
@@ -86,12 +88,6 @@ def _kinds(plan: Plan) -> dict[str, str]:
             written.add(str(place.of))
     constant = [name for name, kind in found.items() if kind == "input" and name not in written]
     return found | dict.fromkeys(constant, "constant")
-
-
-def _for_others(made: Launchable, names: list[str], others: list[str]) -> Launchable:
-    """The kernel of an equal group, called with other buffers."""
-    renamed = dict(zip(names, others, strict=True))
-    return replace(made, params=tuple(renamed[name] for name in made.params))
 
 
 # -- equal kernels on different buffers as one: the step of an optimizer over its parameters -------

@@ -171,9 +171,11 @@ def choose_contiguous(group: Group) -> Range | None:
     counts: each access weighs as much as the loops it varies with make it happen."""
     best: Range | None = None
     best_score = 0.0
-    sizes = {r.var: _about(r.size) for r in group.ranges}
+    known = {r.var: float(r.size.value) if r.size.is_const else 64.0 for r in group.ranges}
+    sizes = {var: max(size, 1.0) for var, size in known.items()}
     accesses = [(index, weight * _share((index,), sizes)) for index, weight in _accesses(group)]
-    gathers = [(node, _share(exprs_below(node), sizes)) for node in _gathers(group)]
+    taken = [n for n in scalars_of(group) if n.op == "load_at" and n.args[0] not in group.internal]
+    gathers = [(n.operands[0], _share(exprs_below(n.operands[0]), sizes)) for n in taken]
     for item in reversed(group.ranges):
         score = sum(weight * step_score(index, item.var) for index, weight in accesses)
         score += sum(weight * STEP_SCORES.get(step_of(node, item.var), FAR) for node, weight in gathers)
@@ -206,11 +208,6 @@ def _is_dear_along(item: Range, group: Group) -> bool:
         touched += [w.index for w in nest.writes if not w.reduce and w.buffers[0] not in group.internal]
         apart += sum(index is not None and item.var in symbols(index) for index in touched)
     return spent > APART * item.size.value * apart
-
-
-def _about(size: Expr) -> float:
-    """A size known at run time only counts as a few vectors."""
-    return max(float(size.value), 1.0) if size.is_const else 64.0
 
 
 def _share(exprs: Iterable[Expr], sizes: dict[Expr, float]) -> float:
@@ -275,13 +272,6 @@ def crossing_loads(group: Group, var: Expr, other: Expr) -> list[tuple[str, Expr
         if not across[0].is_const or across[0].value > 1:
             found[buffer, index] = None
     return list(found)
-
-
-def _gathers(group: Group) -> Iterator[Scalar]:
-    """The positions that are computed from data and read outside the kernel."""
-    for node in scalars_of(group):
-        if node.op == "load_at" and node.args[0] not in group.internal:
-            yield node.operands[0]
 
 
 def _accesses(group: Group) -> Iterator[tuple[Expr, float]]:

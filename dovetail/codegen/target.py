@@ -43,7 +43,7 @@ def launchable(
     """`text` has tokens for names (see below); with the `salt` it says what the kernel is. `more` are fields
     of a Kernel that only this language has."""
     key = key_of(text + salt)
-    name = symbol_of(group.name, key)
+    name = f"{identifier(group.name)[:60]}_{key}"
     moved = sum(a.buffer.type.bytes.value for a in shape.args if a.buffer.type.bytes.is_const)
     origins = tuple(dict.fromkeys(origin for nest in group.nests for origin in nest.origins))
     spelled = comment + with_names(text, name, reserved)
@@ -68,10 +68,6 @@ def key_of(text: str) -> str:
     seen: dict[str, int] = {}
     plain = _TOKEN.sub(lambda m: f"b{seen.setdefault(m[1], len(seen))}", text)
     return hashlib.sha256(plain.encode()).hexdigest()[:16]
-
-
-def symbol_of(name: str, key: str) -> str:
-    return f"{identifier(name)[:60]}_{key}"
 
 
 def with_names(text: str, kernel: str, reserved: Iterable[str]) -> str:

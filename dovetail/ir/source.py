@@ -34,7 +34,7 @@ class Source(Noun):
         return self.over(self.base and self.base.text)
 
     def __str__(self) -> str:
-        return self.over(self.base)
+        return self.over(self.base) if self.base else getattr(self, "name", "") or self.text
 
 
 class Arg(Source):
@@ -52,18 +52,12 @@ class Cell(Source):
     name: str
     form = "cell_{0.name}.cell_contents"
 
-    def __str__(self) -> str:
-        return self.name
-
 
 class Global(Source):
     """A name in the globals of the frame; `user_globals` in the generated entry."""
 
     name: str
     form = "user_globals[{0.name!r}]"
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class Const(Source):

@@ -58,15 +58,11 @@ def is_inlinable(node: Node) -> bool:
 
 def needs_memory(node: Node) -> tuple[Node, ...]:
     """The operands that must be in memory for this node, apart from library calls."""
-    source = cast(Node, node.args[0]) if node.args else None
-    if node.op == "prims.as_strided" or (node.op in GATHERS and not _is_pickable(cast(Node, source), node)):
-        return (cast(Node, source),)
-    return ()
-
-
-def _is_pickable(source: Node, gather: Node) -> bool:
-    """A gather that reads few elements of a short computation works them out where it reads."""
-    return gather.tensor.numel.hi <= source.tensor.numel.lo and _is_short(source)
+    if node.op != "prims.as_strided" and node.op not in GATHERS:
+        return ()
+    source = cast(Node, node.args[0])  # a gather of few elements of a short computation works them out itself
+    is_picked = node.op in GATHERS and node.tensor.numel.hi <= source.tensor.numel.lo and _is_short(source)
+    return () if is_picked else (source,)
 
 
 def _is_short(source: Node, size: Expr | None = None) -> bool:
@@ -111,9 +107,10 @@ def find_stored(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
         elif node.op == "prims.cat":
             is_read_once = len(readers[node]) == 1 and (aligned[node] or _joins_rows(node, users))
             stored.update(() if is_read_once else (node,))
-        elif len(readers[node]) > 1 and is_inlinable(node) and _is_worth_storing(node):
-            stored.add(node)
-            shared.add(node)
+        elif len(readers[node]) > 1 and is_inlinable(node) and kind_of(node.op) != "view":
+            found = () if _is_widening(node) or _is_cheap(node) or _is_unpacked(node) else (node,)
+            stored.update(found)
+            shared.update(found)
     _recompute_cheap(graph, stored, shared)
     _store_joins(graph, readers, stored)
     _store_repeated(graph, users, stored)
@@ -152,10 +149,6 @@ def _is_widening(node: Node) -> bool:
     if node.op != "prims.convert":
         return False
     return cast(Node, node.args[0]).tensor.dtype.is_low_precision and node.tensor.dtype.is_float
-
-
-def _is_worth_storing(node: Node) -> bool:
-    return kind_of(node.op) != "view" and not (_is_widening(node) or _is_cheap(node) or _is_unpacked(node))
 
 
 def _is_unpacked(node: Node) -> bool:

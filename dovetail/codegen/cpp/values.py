@@ -269,7 +269,7 @@ class KernelWriter(Noun, frozen=False):
     def store(self, buffer: str, index: Expr, value: Value, scope: Scope) -> None:
         pointer = self.name(buffer)
         var = self.vector_var
-        is_single = var is None or not value.is_vector and not self._in_vector(scope)
+        is_single = var is None or not value.is_vector and self.depths.get(var, 99) > scope.depth
         parts = (ZERO, index) if is_single else linear_in(index, var)  # type: ignore[arg-type]
         if parts is not None and parts[0] is ZERO:
             lane = "[0]" if value.is_vector else ""
@@ -303,9 +303,6 @@ class KernelWriter(Noun, frozen=False):
         """The loop. Where the number of lanes is not known g++ takes seconds to unroll several."""
         unrolled = "" if self.tail == "left" and self.temps > LONG else f"{EACH_LANE} "
         return f"{unrolled}for (int l = 0; l < {self.tail or self.lanes}; ++l)"
-
-    def _in_vector(self, scope: Scope) -> bool:
-        return self.vector_var is not None and self.depths.get(self.vector_var, 99) <= scope.depth
 
     # -- special nodes
 
