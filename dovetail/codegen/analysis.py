@@ -171,8 +171,7 @@ def choose_contiguous(group: Group) -> Range | None:
     counts: each access weighs as much as the loops it varies with make it happen."""
     best: Range | None = None
     best_score = 0.0
-    known = {r.var: float(r.size.value) if r.size.is_const else 64.0 for r in group.ranges}
-    sizes = {var: max(size, 1.0) for var, size in known.items()}
+    sizes = {r.var: max(float(r.size.value), 1.0) if r.size.is_const else 64.0 for r in group.ranges}
     accesses = [(index, weight * _share((index,), sizes)) for index, weight in _accesses(group)]
     taken = [n for n in scalars_of(group) if n.op == "load_at" and n.args[0] not in group.internal]
     gathers = [(n.operands[0], _share(exprs_below(n.operands[0]), sizes)) for n in taken]

@@ -423,11 +423,6 @@ def _is_within(inner: Shape, outer: Shape, free: int | None = None) -> bool:
     return len(inner) == len(outer) and all(a.value <= b.value or d == free for d, (a, b) in pairs)
 
 
-def _source_agrees(c: Call) -> bool:
-    source = c.get("src", c.get("source", c.get("values")))
-    return not isinstance(source, Form) or source.dtype == c["self"].dtype
-
-
 def _index_fits(c: Call) -> bool:
     """gather and scatter: within the tensor but for the axis, and within what is written."""
     x, at, source = c["self"], c["index"].shape, c.values.get("src")
@@ -448,6 +443,7 @@ def _margins_fit(c: Call) -> bool:
     return bool(2 * max(margins, default=0) <= min(sizes))
 
 
+SOURCES: Final = ("src", "source", "values")
 _MASKED: Final = frozenset({"aten.index_put", "aten.index_put_", "aten._index_put_impl_"})
 
 _ROWS: Final[tuple[tuple[Check, str], ...]] = (
@@ -456,7 +452,8 @@ _ROWS: Final[tuple[tuple[Check, str], ...]] = (
     (lambda c: c.get("index", c.get("indices")).dtype in (torch.int32, torch.int64),
      "index_select embedding gather scatter scatter_add index_add index_copy index_fill"),
     (lambda c: c.first.dtype != torch.bool, "mm bmm addmm baddbmm mv addmv dot vdot"),
-    (_source_agrees, "scatter scatter_add index_add index_copy index_put _index_put_impl"),
+    (lambda c: {c.first.dtype} >= {x.dtype for n in SOURCES if type(x := c.get(n)) is Form},
+     "scatter scatter_add index_add index_copy index_put _index_put_impl"),
     (lambda c: len({t.shape for t in c.tensors}) == 1, "dot"),
     (_index_fits, "gather scatter scatter_add"),
     (_rows_fit, "index_add index_copy index_fill"),
