@@ -312,8 +312,7 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
     if isinstance(container, type):
         return _class_item(trace, container, key)
     check_native_use(trace, container, "indexing")
-    key = as_key(trace, container, key)
-    missing = dunder(trace, kind, "__missing__")
+    missing, key = dunder(trace, kind, "__missing__"), as_key(trace, container, key)
     if missing is not None and isinstance(container, dict) and not dict.__contains__(container, key):
         return trace.call(missing, [container, key], {})
     return native(operator.getitem, container, key)

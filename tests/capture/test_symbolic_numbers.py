@@ -1,6 +1,7 @@
 """What Python can do with an int, done with one that the capture has a symbol for: equal to eager, also in type and text."""
 from __future__ import annotations
 
+import collections
 import math
 from typing import Any, Final
 
@@ -19,12 +20,13 @@ EXPRESSIONS: Final = """
     ; n.bit_length() ; n.real ; n.to_bytes(2, 'big') ; n.__class__.__name__ ; type(n) is int ; isinstance(n, (float, str)) ; hash(n) == hash(5) ; n.__index__()
     ; pow(n, 2, 3) ; list(enumerate('ab', n)) ; 'x'.join(map(str, range(n))) ; 'a'.zfill(n) ; 'a,b,c'.split(',', n) ; [5, 5, n].count(n) ; slice(n).indices(9)
     ; {5: 'a'}.get(n) ; {5: 'a', 4: 'b', 7: 'd'}[n] ; all([n, 1]) ; int(str(n)) ; n - True ; set(range(n)) & {1, 2} ; math.inf > n
+    ; Counter()[n] ; Counter([n])[n] ; defaultdict(list)[n] ; OrderedDict({n: 2})[n]
 """
 
 
 @pytest.mark.parametrize("text", [part.strip() for part in EXPRESSIONS.split(" ;")])
 def test_equal_to_eager(text: str) -> None:
-    scope: dict[str, Any] = {"math": math, "torch": torch}
+    scope: dict[str, Any] = {"math": math, "torch": torch, **vars(collections)}
     exec(f"def f(x, n):\n    return ({text}), x + 1", scope)
     compiled = dovetail.compile(scope["f"], backend="eager", dynamic=True, options={"fallback_to_eager": False})
     for n in (5, 7, 4):
