@@ -212,10 +212,14 @@ MOST_RESUMED: Final = 2
 """What follows a break is compiled in pieces, each of which would meet all those forms again."""
 
 
+def _is_constant(items: Any) -> bool:
+    return all(type(item) in PLAIN or isinstance(item, (*IDENTITY, FunctionType))
+               or type(item) in (tuple, frozenset) and _is_constant(item) for item in items)  # fmt: skip
+
+
 def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
     """Sets are read whole; their members must be constants, as there is no path to one."""
-    is_plain = all(type(item) in PLAIN or isinstance(item, (*IDENTITY, FunctionType)) for item in value)
-    if not is_plain or type(value).__eq__ not in (set.__eq__, frozenset.__eq__):
+    if not _is_constant(value) or type(value).__eq__ not in (set.__eq__, frozenset.__eq__):
         return leave_outside(trace, value, source)
     if isinstance(value, frozenset):
         trace.guard(source, Equals(value))

@@ -524,3 +524,25 @@ def test_two_instances_share_no_constants() -> None:
     for _ in range(2):
         for k, model in enumerate(models):
             assert torch.equal(model(x), x * k)
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize("sets", [
+    [{frozenset("ab"), frozenset("bc")}, {frozenset("bc")}, set()], [{(1, (2,))}, {(1, (3,)), (2,)}, set()],
+    [{Named("a")}, {Named("b"), Named("c")}, set()],
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_members_of_sets(sets: list[Any], kind: Any) -> None:
+    def f(x: torch.Tensor, table: dict[str, Any]) -> Any:
+        members = [member for key in "ab" for member in table[key]]
+        return x * len(members), {*members} == table["a"], bool(table["a"]), [*map(type, table["b"])]
+
+    compiled = dovetail.compile(f, backend="eager")
+    for each in sets:
+        table = {"a": kind(each), "b": kind({*each, (7, 8)})}
+        ours, theirs = compiled(torch.ones(2), table), f(torch.ones(2), table)
+        assert torch.equal(ours[0], theirs[0]) and ours[1:] == theirs[1:]
