@@ -81,9 +81,8 @@ def raise_attribute_error(obj: Any, name: str) -> Any:
 
 def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     kind = type(obj)
-    rule = RULES.get(kind)
-    if rule is not None:
-        return rule(trace, obj, name)
+    if kind in RULES:
+        return RULES[kind](trace, obj, name)
     if isinstance(obj, ModuleType):
         return module_attr(trace, obj, name)
     if isinstance(obj, type):

@@ -155,6 +155,9 @@ _applies: dict[tuple[Any, ...], Apply] = {}
 @on(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
 def _apply(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     cls, *rest = args
+    if cls.setup_context is not torch.autograd.Function.setup_context:  # which is given the defaults as well
+        (bound := native(inspect.signature(cls.forward).bind, *rest)).apply_defaults()
+        rest = [*bound.args]
     look_inside(trace, cls, rest)
     members = tuple([copy.copy(arg) if is_settings(trace, arg) else None for arg in rest])
     rest = [arg if member is None else None for arg, member in zip(rest, members)]

@@ -60,9 +60,8 @@ def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if kwargs and fn in known.WITHOUT_KEYWORDS:
             return native(fn, *args, **kwargs)  # which says so
         return special(trace, args, kwargs)
-    rule = BY_TYPE.get(type(fn))
-    if rule is not None:
-        return rule(trace, fn, args, kwargs)
+    if type(fn) in BY_TYPE:
+        return BY_TYPE[type(fn)](trace, fn, args, kwargs)
     if isinstance(fn, type):
         return call_class(trace, fn, args, kwargs)
     if is_compiled(fn):
@@ -211,9 +210,8 @@ def call_wrapper(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return known.construct_init(trace, owner, fn.__objclass__.__init__, args, kwargs)
     if fn.__name__ == "__call__" and fn.__objclass__ is type and not known.is_native_class(owner):
         return make_instance(trace, owner, args, kwargs)  # super().__call__ in a metaclass
-    special = known.SLOTS.get(fn.__name__)
-    if special is not None:
-        return special(trace, owner, args, kwargs)
+    if fn.__name__ in known.SLOTS:
+        return known.SLOTS[fn.__name__](trace, owner, args, kwargs)
     return known.call_native(trace, fn, owner, args, kwargs)
 
 
@@ -312,9 +310,8 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     kind = type(fn)
     if kind is Outside:
         native(fn.leave)
-    rule = known.CALLABLE_KINDS.get(kind)
-    if rule is not None:
-        return rule(trace, fn, args, kwargs)
+    if kind in known.CALLABLE_KINDS:
+        return known.CALLABLE_KINDS[kind](trace, fn, args, kwargs)
     guard_class(trace, kind)
     method, _ = find_in_mro(kind, "__call__")
     if isinstance(method, FunctionType):

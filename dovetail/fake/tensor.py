@@ -244,9 +244,8 @@ def infer(func: Any, args: Args, kwargs: Kwargs) -> Any:
     found = _remembered(func, facts, args, kwargs)
     if found is not None:
         return found
-    special = _SPECIAL.get(facts.fate)
-    if special is not None:
-        return special(func, facts, args, kwargs)
+    if facts.fate in _SPECIAL:
+        return _SPECIAL[facts.fate](func, facts, args, kwargs)
     return _run(func, facts, args, kwargs)
 
 

@@ -116,7 +116,7 @@ def function_with_settings() -> Any:
 def function_with_setup_context() -> Any:
     class Split(torch.autograd.Function):
         @staticmethod
-        def forward(x: torch.Tensor, k: int) -> Any:
+        def forward(x: torch.Tensor, k: int = 2) -> Any:
             return x * k, x.sum()
 
         @staticmethod
@@ -132,7 +132,7 @@ def function_with_setup_context() -> Any:
 
     def f(x: torch.Tensor) -> Any:
         y, total = Split.apply(x, 3)
-        return y + total
+        return y + total + Split.apply(x)[0]
 
     return f, [(torch.ones(3, requires_grad=True),)] * 2
 

@@ -143,9 +143,8 @@ class KernelWriter(Noun, frozen=False):
         return any(buffer in w.buffers for nest in self.group.nests for w in nest.writes)
 
     def _make(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
-        special = _SPECIAL.get(node.op)
-        if special is not None:
-            return special(self, node, args, scope)
+        if node.op in _SPECIAL:
+            return _SPECIAL[node.op](self, node, args, scope)
         is_vector = any(a.is_vector for a in args)
         table = ops.CPP_VEC if is_vector else ops.CPP
         text = ops.template(table, node.op, node.dtype, tuple(a.dtype for a in args))
