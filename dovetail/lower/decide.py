@@ -71,11 +71,24 @@ def _is_short(source: Node, size: Expr | None = None) -> bool:
     while stack and left > 0:
         node = stack.pop()
         if node.op == "prims.cat" or kind_of(node.op) in ("gather", "join", "scatter"):
-            return False
+            if not _counts(node):
+                return False
         if is_inlinable(node) and (size is None or getattr(node.type, "numel", None) is size):
             left -= 1
             stack.extend(node.operands)
     return left > 0
+
+
+def _counts(pick: Node) -> bool:
+    """It takes elements at places made of counts alone: windows, say."""
+    stack = list(pick.operands[1:]) if pick.op == "prims.take" else [pick]
+    while stack:
+        node = stack.pop()
+        if node.op != "prims.iota":
+            if kind_of(node.op) not in ("pointwise", "view"):
+                return False
+            stack.extend(node.operands)
+    return True
 
 
 def base_of(node: Node) -> Node:
@@ -152,10 +165,12 @@ def _is_widening(node: Node) -> bool:
 
 
 def _is_unpacked(node: Node) -> bool:
-    """On a GPU, a short computation from bytes or smaller values: reading those again moves less memory."""
+    """On a GPU, a short computation from narrower or smaller values: to read those again is less."""
     is_wide = node.type is not None and node.tensor.device.kind != "cpu" and node.tensor.dtype.bytes >= 4
-    sizes = [source.tensor.dtype.bytes for source in _large_sources(node, frozenset())] if is_wide else [4]
-    return sizes in ([], [1]) and _is_short(node, node.tensor.numel)
+    if not is_wide or not _is_short(node, node.tensor.numel):
+        return False
+    sources = _large_sources(node, frozenset())
+    return len(sources) < 2 and sum(s.tensor.dtype.bytes for s in sources) < node.tensor.dtype.bytes
 
 
 def _is_aligned(node: Node, users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:
@@ -174,12 +189,13 @@ def _joins_rows(join: Node, users: dict[Node, list[Node]]) -> bool:
     """On a GPU: every row of a reduction picks its part, and the rest of the program with it."""
     if join.tensor.device.kind == "cpu":
         return False
-    stack = [join]
+    seen, stack = {join}, [join]
     while stack:
         for user in users[stack.pop()]:
             kind = kind_of(user.op)
             if kind == "pointwise":
-                stack.append(user)
+                stack += {user} - seen
+                seen.add(user)
             elif kind != "reduction" or join.args[1] in cast("tuple[int, ...]", user.args[1]):
                 return False
     return True
@@ -217,14 +233,18 @@ def _store_joins(graph: Graph, readers: dict[Node, frozenset[Node]], stored: set
 def _large_sources(node: Node, stored: Set[Node]) -> set[Node]:
     """The values in memory, as large as this one, that computing it reads."""
     found: set[Node] = set()
+    seen: set[Node] = set()
     stack = list(node.operands)
     while stack and len(found) < 2:
         source = stack.pop()
-        if isinstance(source.type, TensorType) and source.type.numel is node.tensor.numel:
-            if source in stored or not is_inlinable(source):
-                found.add(source)
-            else:
-                stack.extend(source.operands)
+        is_large = isinstance(source.type, TensorType) and source.type.numel is node.tensor.numel
+        if source in seen or not is_large:
+            continue
+        seen.add(source)
+        if source in stored or not is_inlinable(source):
+            found.add(source)
+        else:
+            stack.extend(source.operands)
     return found
 
 
@@ -257,14 +277,15 @@ def _cost(node: Node, budget: int, stored: Set[Node]) -> int:
 def _store_repeated(graph: Graph, users: dict[Node, list[Node]], stored: set[Node]) -> None:
     """A costly value that would be computed many times over gets memory of its own."""
     for node in graph.nodes:
-        source: Node | None = None
+        source, budget = None, 1
         if node.op == "prims.broadcast":
             source = _computed_below(cast(Node, node.args[0]), VIEWS, stored)
             if source.tensor.numel is node.tensor.numel:
                 continue
         elif is_inlinable(node) and _is_read_in_overlaps(node, users[node]):
             source = _computed_below(node, OVERLAPPED, stored)
-        if source is not None and is_inlinable(source) and not _is_cheap(source, 1, stored):
+            budget = FEW_OPS if node.tensor.device.kind != "cpu" and len(users[node]) == 2 else 1
+        if source is not None and is_inlinable(source) and not _is_cheap(source, budget, stored):
             stored.add(source)
 
 

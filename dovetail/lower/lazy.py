@@ -72,6 +72,8 @@ def apply(op: str, operands: tuple[ir.Scalar, ...], dtype: DType) -> ir.Scalar:
     if any(x.dtype.is_low_precision for x in operands):
         wide = tuple(cast_to(x, F32) if x.dtype.is_low_precision else x for x in operands)
         return cast_to(ir.scalar(op, wide, F32 if dtype.is_low_precision else dtype), dtype)
+    if op == "add" and all(x.op == "index" and x.dtype is I64 for x in operands):
+        return ir.index_value(add(*(cast(Expr, x.args[0]) for x in operands)))
     return ir.scalar(op, operands, dtype)
 
 

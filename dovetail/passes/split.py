@@ -31,6 +31,9 @@ NOTHING: Final = {"prims.sum": 0, "prims.prod": 1}
 """What rows are made longer with, where their length is not a multiple of the number of parts."""
 UNEVEN: Final = 4
 """How many times too few parts are taken rather than that."""
+MOST_ROWS: Final = 65536
+LONG_ROW: Final = 1024
+"""Rows that long, and no more of them, are parts as they are: softmaxes and norms fuse with those."""
 SHORTEST: Final = 256
 SHORTEST_COLUMN: Final = 64
 """Elements below which a partial reduction is not worth its result."""
@@ -68,6 +71,9 @@ def _parts(node: Node) -> dict[int, int]:
     found: dict[int, int] = {}
     for d in sorted(dims, key=lambda d: (-type.stride[d].lo, d)):
         length = type.shape[d].value
+        whole = length * math.prod(found.values())
+        if rows and wanted < length and whole <= MOST_ROWS and count >= whole * LONG_ROW:
+            return {**found, d: length}
         parts = next(k for k in range(max(min(wanted, length), 1), 0, -1) if length % k == 0)
         if parts * UNEVEN < min(wanted, length) and node.op in NOTHING:
             parts = wanted

@@ -22,6 +22,8 @@ PROGRAMS = {
     "repeated_edges": "lambda x, y: F.pad(x[:1, :3] * 2, (1, 2), mode='replicate') + y[0, 0]",
     "row_constants": "lambda x, y: (lambda s: torch.relu(s.repeat(16, 1) * x[:, :1].repeat(16, 1) + y[:, 1:2].repeat(16, 1)))(x - y)",
     "empty": "lambda x, y: (torch.roll(x[:0], 1, 0) + 1, x[:0].t() * 2, y[:0].sum(0))",
+    "divided": "lambda x, y: (x / 8, x.half() / 0.25, y / -2.0, x * 1e-39 / 1024, x / 3)",
+    "xlogy": "lambda x, y: (torch.xlogy(x.relu(), y.abs()), F.kl_div(x.log_softmax(1), y.softmax(1), reduction='batchmean'))",
     "pointwise": "lambda x, y: torch.relu(x * 2 + y) - x / (y * y + 1)",
     "columns_of_two_lengths": "lambda x, y: ((x[:4, :64] * 2).sum(0), (x[:32, :64] * 2).sum(0))",
     "scans": "lambda x, y: (torch.cumsum(x * y, 1), x.cumsum(0), (x > 0).cumsum(1), (x * 9).int().cumsum(0), x.half().cumsum(1))",
@@ -242,3 +244,18 @@ def test_what_is_made_of_smaller_values_is_not_stored_on_a_gpu():
 
     text = host_text(program, fake("cuda:0", 2048), fake("cuda:0", 1024))
     assert str(2048 * 1024 * 4) not in text and "{2048, 1024}" not in text
+
+
+def test_lowering_a_recurrence_takes_time_by_its_length():
+    """Each step reads the one before several times: walks over all paths would never end."""
+
+    def program(x, decay):
+        top, sums, outs = x[0], x[0], []
+        for i in range(1, 40):
+            most = torch.maximum(top, x[i])
+            sums = sums * torch.exp(top - most) + torch.exp(x[i] - most) * sums
+            top = torch.maximum(top + decay, most)
+            outs.append(sums / top)
+        return torch.stack(outs)
+
+    host_text(program, fake("cuda:0", 40, 4096), fake("cuda:0", 4096))

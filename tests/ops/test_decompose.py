@@ -106,6 +106,13 @@ def test_decomposition_is_linear():
     assert len(decompose(builder.finish((x,))).nodes) == 10_000
 
 
+def test_every_decomposition_is_of_an_op_that_exists():
+    for name in DECOMPOSITIONS:
+        space, op, overload = name.split(".")
+        packet = getattr(getattr(torch.ops, space), op, None)
+        assert packet is None or overload in packet.overloads(), name  # an op may be missing in a release
+
+
 def test_every_fate_is_one_of_four():
     table = fates()
     assert set(table.values()) == {"prim", "decomposition", "template", "fallback"}

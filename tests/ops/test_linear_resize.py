@@ -1,4 +1,4 @@
-"""Linear resizing on a GPU is arithmetic on neighbours, which fuses with what is around it."""
+"""Linear resizing and windows on a GPU are arithmetic on neighbours, which fuses with what is around it."""
 import pytest
 import torch
 from torch.nn import functional as F
@@ -40,3 +40,18 @@ def test_a_given_scale_is_used():
     large = tuple(wanted.shape[2:])
     made = decompose(graph_of(NAMES[2][1], (7, 9), large, F32, False, (1.3, 0.7)))
     torch.testing.assert_close(run_graph(made, [x])[0], wanted)
+
+
+@pytest.mark.parametrize("lead", [(2, 3), (3,)])
+@pytest.mark.parametrize("size,spread,margin,step", [
+    ((3, 3), (1, 1), (1, 1), (1, 1)), ((2, 4), (2, 1), (0, 2), (3, 2)), ((5, 1), (1, 1), (0, 0), (2, 2)), ((7, 9), (1, 1), (0, 0), (1, 1)),
+])  # fmt: skip
+def test_windows_equal_eager(lead, size, spread, margin, step):
+    x = torch.randn(*lead, 7, 9)
+    wanted = F.unfold(x, size, spread, margin, step)
+    builder = GraphBuilder()
+    given = builder.input("x", tensor_type(tuple(x.shape), F32, CUDA))
+    type = tensor_type(tuple(wanted.shape), F32, CUDA)
+    made = decompose(builder.finish((builder.call("aten.im2col.default", (given, size, spread, margin, step), type),)))
+    assert not [node for node in made.nodes if node.op.startswith("aten.")]
+    torch.testing.assert_close(run_graph(made, [x])[0], wanted, rtol=0, atol=0)

@@ -90,3 +90,12 @@ def test_a_mask_that_lets_everything_pass_goes():
         done = optimize(b.finish((b.call(op, (q, q, q, mask, False), half),))).nodes
         assert (done[-1].args[3] is None) is (bias is None)
         assert (len(done) == 1) is (bias is None)
+
+
+def test_division_by_a_power_of_two_is_a_product():
+    b = GraphBuilder()
+    x = b.input("x", X)
+    whole, halved = b.call("prims.div", (x, 3.0), X), b.call("prims.div", (x, -8.0), X)
+    graph = optimize(b.finish((whole, halved, b.call("prims.div", (x, float("inf")), X))))
+    assert [(node.op.split(".")[1], node.args[1]) for node in graph.nodes] == [
+        ("div", 3.0), ("mul", -0.125), ("div", float("inf"))]  # fmt: skip

@@ -31,6 +31,14 @@ def test_split_equals_whole(op, shape, dims):
         torch.testing.assert_close(a, b)
 
 
+def test_rows_are_parts_as_they_are():
+    """A softmax before the sum has the same ones, and fuses with it."""
+    builder = GraphBuilder()
+    x = builder.input("x", tensor_type((4000, 3200), F32, CUDA))
+    graph = split_reductions(builder.finish((builder.call("prims.sum", (x, (0, 1)), tensor_type((), F32, CUDA)),)))
+    assert [n.tensor.shape[0].value for n in graph.nodes if n.op == "prims.sum" and n.tensor.ndim] == [4000]
+
+
 def test_the_cpu_keeps_its_reductions():
     builder = GraphBuilder()
     x = builder.input("x", tensor_type((8192, 24), F32))

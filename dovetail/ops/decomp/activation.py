@@ -73,7 +73,7 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "log_sigmoid_backward": lambda b, grad, x, kept: grad * b.call("sigmoid", -x),
     "logaddexp": lambda b, x, y: b.where(x.eq(y) & b.call("isinf", x), x, b.call("maximum", x, y)
         + b.call("log1p", b.call("exp", -b.call("abs", x - y)))),
-    "xlogy": lambda b, x, y: b.where(x.eq(0.0) & y.eq(y), 0.0, x * b.call("log", y)),
+    "xlogy.Tensor": lambda b, x, y: b.where(x.eq(0.0) & y.eq(y), 0.0, x * b.call("log", y)),
     "celu": lambda b, x, alpha=1.0: b.where(x > 0.0, x, b.call("expm1", x / plain(alpha)) * plain(alpha)),
     "leaky_relu": lambda b, x, slope=0.01: b.where(x > 0.0, x, x * slope),
     "leaky_relu_backward": lambda b, grad, x, slope, is_result: b.where(x > 0.0, grad, grad * slope),

@@ -303,6 +303,27 @@ def _neighbours(
     return first, b.call("minimum", first + 1, small - 1), place - first.to(dtype)
 
 
+@decomposes("aten.im2col")
+def im2col(
+    b: Build, x: Value, size: Sequence[int], spread: Sequence[int], margin: Sequence[int], step: Sequence[int]
+) -> Value:
+    """On a GPU: the places of all windows, read by the kernels around it."""
+    lead = x.ndim - 2
+    decline_if(b.out.device.kind != "cuda" or not all(length.is_const for length in x.shape))
+    places = []
+    shape = [as_expr(k) for k in size]
+    for d in range(2):
+        x = b.pad(x, lead + d, margin[d], margin[d], 0) if margin[d] else x
+        count = (x.shape[lead + d] - spread[d] * (size[d] - 1) - 1) // step[d] + 1
+        first = b.iota(count, I64, b.out.device, step=step[d])
+        within = b.iota(size[d], I64, b.out.device, step=spread[d])
+        shape.append(as_expr(count))
+        places.append((within, first))
+    at = [b.broadcast(k, shape, (d,)) + b.broadcast(n, shape, (2 + d,)) for d, (k, n) in enumerate(places)]
+    taken = b.prim("take", x, tuple(at), (lead, lead + 1))
+    return b.reshape(move_first(b, taken, 4, lead), b.out.shape)
+
+
 @decomposes("aten.pixel_shuffle")
 def pixel_shuffle(b: Build, x: Value, r: int) -> Value:
     lead, (c, h, w) = x.shape[:-3], x.shape[-3:]
