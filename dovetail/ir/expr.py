@@ -270,7 +270,7 @@ def _add(a: Expr, b: Expr) -> Expr:
 
 def _merge_div_mod(terms: Terms) -> int:
     """c*k*(x // k) + c*(x % k)  ->  c*x. Edits terms; returns what must be added to the constant."""
-    extra = 0
+    extra, count = 0, len(terms)
     for term in [t for t in terms if t.op == "mod"]:
         x, k = term.args
         n = terms.get(term, 0)
@@ -281,7 +281,7 @@ def _merge_div_mod(terms: Terms) -> int:
             extra += n * constant
             for part, m in parts.items():
                 terms[part] = terms.get(part, 0) + n * m
-    return extra
+    return extra if len(terms) == count else extra + _merge_div_mod(terms)  # what was merged may merge again
 
 
 def mul(left: IntLike, right: IntLike) -> Expr:

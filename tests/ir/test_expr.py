@@ -135,6 +135,7 @@ RULES = [
     ((N * J) // N, J), (minimum(N, N), N), (maximum(I, 0), I), (minimum(I, 7), I), (ceildiv(N * 4, 4), N),
     (eq(N, 0), FALSE), (lt(I, 8), TRUE), (le(N, N * 2), TRUE), (not_(not_(lt(N, J))), lt(N, J)),
     (not_(lt(N, J)), le(J, N)), (eq(N, J), eq(J, N)), ((I * 8 + K) % 8, K), ((N * 2 + 1) % 2, const(1)),
+    (N % 10 + 10 * (N // 10 % 128) + 1280 * (N // 1280), N), (10 * (N // 10 % 128) + 1280 * (N // 1280) + N % 10, N),
 ]  # fmt: skip
 
 
