@@ -775,7 +775,7 @@ def choose_blocks(
     """A few block sizes worth trying, the likeliest first; `most` elements a thread."""
     if axes[-1].name == "r":
         if shape.contiguous in axes[0].loops:
-            return _column_blocks(axes, is_looped)
+            return _column_blocks(axes, is_looped, most)
         return _row_blocks(axes, is_looped, streams, most)
     if len(axes) == 2:
         if most < 16:
@@ -823,12 +823,14 @@ def _elements_a_thread(row: int, streams: int) -> int:
     return 16 if streams > 1 else 64
 
 
-def _column_blocks(axes: tuple[Axis, ...], is_looped: bool) -> list[Blocks]:
+def _column_blocks(axes: tuple[Axis, ...], is_looped: bool, most: int) -> list[Blocks]:
     """Neighbouring results are neighbours in memory: tiles of many results."""
     row = _power(axes[-1].size.value) if axes[-1].size.is_const else 64
     if not is_looped:
         x = max(1, min(max(32, 1024 // row), 4096 // row))
-        return [Blocks(n, r=row, warps=max(1, min(8, n * row // 1024))) for n in (x, x * 2)]
+        return [Blocks(n, r=row, warps=max(1, min(8, n * row // (32 * min(most, 32))))) for n in (x, x * 2)]
+    if most < 16:
+        return [Blocks(32, r=16, warps=8), Blocks(32, r=32, warps=8)]
     likely = [Blocks(32, r=128, warps=4), Blocks(64, r=64, warps=4), Blocks(64, r=64, warps=8)]
     if axes[0].size.hi <= 32 * FEW_PROGRAMS and row <= 1024:  # all loads under way at once
         return [Blocks(16, r=row, warps=8), Blocks(32, r=row, warps=16), *likely]
