@@ -4,10 +4,13 @@
     aten.addmm(bias, a, b) otherwise                          ->  stays: the library adds the bias itself
     aten.mm(one row, weight.t()) on a GPU                     ->  prims.sum(weight * row): a reduction that
                                                                   runs at memory speed and fuses
+    aten.bmm(many matrices of a few elements) on a GPU        ->  products of slices, added up
 """
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -19,6 +22,9 @@ from dovetail.ops.registry import decline_if, decomposes
 
 LARGE: Final = 1 << 18
 """Elements of a matrix below which a library call costs no more than a kernel of ours."""
+
+SMALL, MANY = 8, 1024
+"""Sides and number of matrices whose products are part of the kernels around them."""
 
 
 def _is_row_times_weight(b: Build, x: Value, y: Value) -> bool:
@@ -40,6 +46,17 @@ def _row_times_weight(b: Build, x: Value, y: Value) -> Value:
 def mm(b: Build, x: Value, y: Value) -> Value:
     decline_if(not _is_row_times_weight(b, x, y))
     return b.reshape(_row_times_weight(b, x, y).to(b.out.dtype), b.out.shape)
+
+
+@decomposes("aten.bmm")
+def bmm(b: Build, x: Value, y: Value) -> Value:
+    """Many small matrices on a GPU, whose library does little at a time: a few terms for each element."""
+    decline_if(b.out.device.kind != "cuda" or not b.out.dtype.is_float or x.shape[0].lo < MANY)
+    decline_if(not all(side.is_const and 0 < side.value <= SMALL for side in (*x.shape[1:], y.shape[2])))
+    left, right = (v.to(compute_dtype(b.out.dtype)) for v in (x, y))
+    ends = [(b.slice(left, 2, k, k + 1), b.slice(right, 1, k, k + 1)) for k in range(x.shape[2].value)]
+    terms = [b.expand(column, b.out.shape) * b.expand(row, b.out.shape) for column, row in ends]
+    return functools.reduce(operator.add, terms).to(b.out.dtype)
 
 
 @decomposes("aten.addmm")
@@ -139,6 +156,14 @@ def euclidean_dist(b: Build, x: Value, y: Value) -> Value:
     left, right = b.cat((x * -2.0, squares[0], ones[0]), 1), b.cat((y, ones[1], squares[1]), 1)
     made = b.extern("aten.mm.default", (left, b.permute(right, (1, 0))), b.out)
     return b.call("sqrt", b.call("maximum", made, 0.0))
+
+
+@decomposes("aten._cdist_forward")
+def cdist(b: Build, x: Value, y: Value, p: float, mode: Any) -> Value:
+    """Distances along the axes in a few dimensions, on a GPU, whose library takes a program for each pair."""
+    decline_if(p != 1.0 or b.out.device.kind != "cuda" or not x.shape[-1].is_const or x.shape[-1].value > 64)
+    apart = b.unsqueeze(x, (x.ndim - 1,)) - b.unsqueeze(y, (y.ndim - 2,))
+    return b.reduce("sum", b.call("abs", apart), (x.ndim,))
 
 
 @decomposes("aten.convolution")

@@ -55,3 +55,24 @@ def test_windows_equal_eager(lead, size, spread, margin, step):
     made = decompose(builder.finish((builder.call("aten.im2col.default", (given, size, spread, margin, step), type),)))
     assert not [node for node in made.nodes if node.op.startswith("aten.")]
     torch.testing.assert_close(run_graph(made, [x])[0], wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype,torch_dtype", [(F32, torch.float32), (BF16, torch.bfloat16)])
+def test_many_small_matrices_are_multiplied_by_elements(dtype, torch_dtype):
+    builder = GraphBuilder()
+    x, y = (builder.input(name, tensor_type((2000, *sides), dtype, CUDA)) for name, sides in (("x", (3, 5)), ("y", (5, 2))))
+    graph = builder.finish((builder.call("aten.bmm.default", (x, y), tensor_type((2000, 3, 2), dtype, CUDA)),))
+    made = decompose(graph)
+    assert not [node for node in made.nodes if node.op.startswith("aten.")]
+    given = [torch.randn(2000, 3, 5).to(torch_dtype), torch.randn(2000, 5, 2).to(torch_dtype)]
+    torch.testing.assert_close(run_graph(made, given)[0], torch.bmm(*given))
+
+
+def test_distances_along_axes():
+    builder = GraphBuilder()
+    x, y = (builder.input(name, tensor_type((2, n, 4), F32, CUDA)) for name, n in (("x", 30), ("y", 40)))
+    args = (x, y, 1.0, None)
+    made = decompose(builder.finish((builder.call("aten._cdist_forward.default", args, tensor_type((2, 30, 40), F32, CUDA)),)))
+    assert not [node for node in made.nodes if node.op.startswith("aten.")]
+    given = [torch.randn(2, 30, 4), torch.randn(2, 40, 4)]
+    torch.testing.assert_close(run_graph(made, given)[0], torch.cdist(*given, p=1.0))
