@@ -25,7 +25,7 @@ SEES: dict[str, set[str]] = {
     "sym": BASE | {"ir"},
     "fake": BASE | {"ir", "sym"},
     "ops": BASE | {"ir", "sym", "fake"},
-    "capture": STAGE_SEES,
+    "capture": STAGE_SEES | {"_native"},
     "aot": STAGE_SEES,
     "passes": STAGE_SEES,
     "lower": STAGE_SEES,

@@ -384,8 +384,9 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     if type(type.__dict__.get(name)) in FIELDS:
         value = native(getattr, obj, name)
         if name == "__dict__":
-            owned = [(key, item) for key, item in value.items() if not hasattr(type(item), "__get__")]
-            return types.MappingProxyType(dict(value) | {k: class_value(trace, obj, k, v) for k, v in owned})
+            bound = (FunctionType, property, classmethod, staticmethod)
+            own = {key: item for key, item in value.items() if type(item) not in bound}
+            return types.MappingProxyType({**value, **{k: class_value(trace, obj, k, own[k]) for k in own}})
         is_own = name in UNVERSIONED and obj.__flags__ & HEAP_TYPE and id(obj) not in trace.made
         return wrap(trace, value, Attr(trace.const(obj, obj.__name__), name)) if is_own else value
     guard_class(trace, type(obj))
@@ -419,8 +420,12 @@ def function_attr(trace: Trace, obj: Any, name: str) -> Any:
         trace.guard(source, Lacks(name, attribute=True))
     value = native(getattr, obj, name)
     is_known = isinstance(value, (*IDENTITY, types.MethodWrapperType)) or type(value) in PLAIN
-    if not is_own and (is_known or id(obj) not in trace.origins):
+    if not is_own and (is_known or id(obj) in trace.made):
         return value
+    if name == "__dict__":
+        return InstanceDict(trace, wrap(trace, obj, source, stable=True))
+    if name == "__globals__":
+        raise UnsupportedValue(trace.loc(), type="dict", detail=f"the globals of {obj.__qualname__}")
     return wrap(trace, value, Attr(source, name))
 
 

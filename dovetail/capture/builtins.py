@@ -562,6 +562,8 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
     if args:
         args = [operations.as_key(trace, owner, args[0]), *args[1:]]
     if name in ("format", "format_map"):
+        if re.search(r"{[^{}]*\.", owner) and not is_late([args, kwargs]):
+            raise UnknownCall(trace.loc(), function="str.format of an object's attribute")
         args = [operations.as_known(arg) for arg in args]
         kwargs = {key: operations.as_known(value) for key, value in kwargs.items()}
     if type(owner) is str and name in ("format", "join"):

@@ -479,7 +479,7 @@ class Activation:
     def BUILD_MAP(self, arg: int) -> None:
         items = self.pop(2 * arg)
         keys = [operations.as_hashable(key) for key in items[::2]]
-        self.stack.append(native(lambda: dict(zip(keys, items[1::2]))))
+        self.stack.append(native(dict, zip(keys, items[1::2])))
 
     BUILD_CONST_KEY_MAP = pushed(lambda self, arg: dict(zip(self.stack.pop(), self.pop(arg))))
 

@@ -32,6 +32,7 @@ from dovetail.capture.graphs import GraphBuilder
 from dovetail.capture.guards import alias_guards, level_guard, state_guard
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import leave_unread, wrap
+from dovetail.capture.text import AT_WORK, OWN_FOLDER
 from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import NULL, Raised, Trace, is_library_file, is_random
 from dovetail.errors import Break, FrameRaises, ImportUnderWay, NoTensors, Reason, ResumedLoop, SkippedFrame
@@ -185,6 +186,7 @@ class Attempt:
         trace = self.trace
         trace.guards += [state_guard(), level_guard()]
         root: Root | None = None
+        before, AT_WORK.trace = getattr(AT_WORK, "trace", None), trace
         try:
             with FakeMode(), SymbolicCalls(trace.loc):
                 slots = self.wrap_arguments()
@@ -205,7 +207,7 @@ class Attempt:
                 raise SkippedFrame(self.frame.loc, detail=stop.text) from None
             return bare(stop)
         finally:
-            trace.is_over = True
+            AT_WORK.trace, trace.is_over = before, True
             contexts.leave_all(trace)
             self.release()
 
@@ -337,7 +339,6 @@ def has_effects(trace: Trace) -> bool:
 # -- frames that are never captured ----------------------------------------------------------------
 
 
-OWN_FOLDER: Final = __file__.rsplit("/", 2)[0] + "/"
 PLUMBING: Final = frozenset(
     {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__repr__", "__str__", "__format__",
      "__hash__", "__del__", "__instancecheck__", "__subclasscheck__", "__init_subclass__", "__set_name__",

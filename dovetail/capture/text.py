@@ -10,14 +10,18 @@ native(function, *args)     -> C code run now, with such texts made where it ins
 """
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dovetail.capture.trace import NOT_THROWN, Raised, Trace, leaves
+from dovetail._native import SKIP_CALLEES, Context, Guards
+from dovetail.capture.frame import CO_VARARGS, slot_count
+from dovetail.capture.trace import NOT_THROWN, TORCH_FOLDER, Raised, Trace, is_library_file, leaves
 from dovetail.errors import DataDependentValue, FailedFake, UnsupportedValue
 from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import PROBE_LIMIT, Fake, probe
@@ -195,10 +199,49 @@ def as_numbers(value: Any) -> Any:
     return value if number is None else number
 
 
+AT_WORK: Final = threading.local()
+"""Its `trace` is the one under way on the thread."""
+OPERATORS: Final = frozenset(
+    f"__{name}__" for name in "eq ne lt le gt ge hash len index bool int float complex str repr format bytes"
+    " round trunc floor ceil contains getitem missing length_hint".split()
+)
+"""Methods of the user's that C code calls by itself: sorted(), a dict, "%s" ..."""
+
+
+def watch(payload: Any, code: CodeType, function: Any, where: dict[str, Any], *_: Any) -> Any:
+    """What becomes of a Python function that C code calls while capturing: such a method is interpreted."""
+    file = code.co_filename
+    if is_library_file(file) and not file.startswith(TORCH_FOLDER):
+        return False
+    is_operator = not OPERATORS.isdisjoint((code.co_name, function.__name__))  # it may be decorated
+    is_users = is_operator and not file.startswith((TORCH_FOLDER, OWN_FOLDER))
+    return (NO_GUARDS, partial(interpret, code, where), where) if is_users else SKIP_CALLEES
+
+
+def interpret(code: CodeType, where: dict[str, Any], *given: Any) -> Any:
+    """The frame's arguments, then its cells."""
+    trace, count = AT_WORK.trace, slot_count(code)
+    function = FunctionType(code, where, code.co_name, None, given[count:])
+    rest = given[code.co_argcount] if code.co_flags & CO_VARARGS and not code.co_kwonlyargcount else ()
+    args = [*given[: code.co_argcount], *rest]
+    try:
+        trace.call(getattr, [args[0], "__class__"], {})  # guards the class that has the method
+        made = trace.call(function, args, {})
+        return known(made) if type(made) in (LateText, *NUMBERS) else made  # C code insists on it
+    except Raised as raised:
+        error = raised.value
+    raise error  # outside of the handler, which would become its context
+
+
+OWN_FOLDER: Final = __file__.rsplit("/", 2)[0] + "/"
+NO_GUARDS: Final = Guards((), (), ())
+WATCHED: Final = Context(None, watch)
+
+
 def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run on the trace's objects; an exception is the user program's."""
     try:
-        result = fn(*args, **kwargs)
+        result = WATCHED.run(fn, args, kwargs)
         if type(result) is str and "Fake(torch." in result:  # C code made a text that shows a tensor
             raise DataDependentValue(function=getattr(fn, "__name__", str(fn)))
         return result

@@ -4,13 +4,16 @@ Iterators that existed before the frame, views of dicts ...: a table of (functio
 """
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import copy
+import dataclasses
 import datetime
 import decimal
 import fractions
 import functools
+import heapq
 import inspect
 import io
 import itertools
@@ -337,13 +340,25 @@ class Meta(type):
     log: list[Any] = []
 
 
+class Place:
+    def __init__(self) -> None:
+        self.contents: list[Any] = []
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self
+
+
 class Shared(metaclass=Meta):
+    place = Place()
     items: list[Any] = []
     table: dict[str, Any] = {}
 
     @functools.cache  # noqa: B019
     def of(self, n: int) -> list[int]:
         return [n]
+
+    def method(self) -> None:
+        pass
 
 
 def keep(x: Any, into: list[Any] = []) -> Any:  # noqa: B006
@@ -368,6 +383,9 @@ PLACES: dict[str, Any] = {
     "a default": lambda: inspect.signature(keep).parameters["into"].default,
     "a cache": lambda: cached_list(1),
     "a cache by object": lambda: SHARED.of(2),
+    "a descriptor in the dict of a class": lambda: vars(Shared)["place"].contents,
+    "the dict of a method": lambda: SHARED.method.__func__.__dict__.setdefault("log", []),  # type: ignore[attr-defined]
+    "the globals of a method": lambda: SHARED.method.__globals__["SHARED"].items,  # type: ignore[attr-defined]
 }
 
 
@@ -430,3 +448,117 @@ def test_unpacking_takes_no_more_than_it_needs() -> None:
     x = torch.ones(3)
     (got, said), (want, text) = dovetail.compile(program)(x), program(x)
     assert torch.equal(got, want) and said == text
+
+
+def decorated(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
+class Ranked:
+    """Its methods, which C code calls, look at what changes, and count."""
+
+    def __init__(self, rank: float) -> None:
+        self.rank, self.asked = rank, 0
+
+    def ask(self) -> float:
+        self.asked += 1
+        return self.rank
+
+    @decorated
+    def __lt__(self, other: Any) -> bool:
+        return self.ask() < other.rank
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ranked) and self.ask() == other.rank
+
+    def __hash__(self) -> int:
+        return hash(self.ask())
+
+    def __index__(self) -> int:
+        return int(self.ask())
+
+    def __repr__(self) -> str:
+        return f"<{self.ask()}>"
+
+    def __float__(self) -> float:
+        return float(self.ask())
+
+    def __floor__(self) -> int:
+        return int(self.ask())
+
+    def __bytes__(self) -> bytes:
+        return b"x" * int(self.ask())
+
+    @property
+    def shown(self) -> float:
+        return self.ask()
+
+
+@functools.total_ordering
+@dataclasses.dataclass(eq=True)
+class Scored:
+    rank: float
+
+    def __lt__(self, other: Any) -> bool:
+        return self.rank < other.rank
+
+
+def in_a_heap(a: Any, b: Any) -> Any:
+    heap: list[Any] = []
+    for item in (b, a):
+        heapq.heappush(heap, (0, item))
+    return heapq.heappop(heap)[1].rank
+
+
+CALLED: dict[str, Any] = {
+    "sorted": lambda a, b: sorted([b, a])[0].rank,
+    "min": lambda a, b: min(a, b).rank,
+    "sort": lambda a, b: (items := [a, b], items.sort(reverse=True), items[0].rank)[2],
+    "heap": in_a_heap,
+    "bisect": lambda a, b: bisect.bisect([b], a),
+    "tuples": lambda a, b: (1, a) < (1, b),
+    "lists": lambda a, b: [a] == [b],
+    "set": lambda a, b: len({a, b}),
+    "dict": lambda a, b: {b: 5}.get(a, 7),
+    "in": lambda a, b: a in {b},
+    "count": lambda a, b: max(collections.Counter([a, b]).values()),
+    "groups": lambda a, b: len(list(itertools.groupby([a, b]))),
+    "item": lambda a, b: [1, 2, 4, 8][a],
+    "range": lambda a, b: sum(range(a)),
+    "slice": lambda a, b: sum([1, 2, 4, 8][:a]),
+    "insert": lambda a, b: (items := [1, 2, 4], items.insert(a, 8), items[-1])[2],
+    "pop": lambda a, b: [1, 2, 4, 8].pop(a),
+    "hex": lambda a, b: int(hex(a), 16),
+    "text": lambda a, b: len(f"{[a]}") + len("{}".format(a)) + len("%s" % (a,)) + len(repr({"a": a})),  # noqa: UP030, UP031, UP032
+    "attribute": lambda a, b: len("{0.shown}{0.asked}".format(a)),  # noqa: UP030, UP032
+    "math": lambda a, b: math.sqrt(a) + math.floor(a),
+    "bytes": lambda a, b: len(bytes(a)),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_methods_that_c_code_calls_are_the_programs(name: str) -> None:
+    """What they read is guarded, and what they write waits."""
+    function = CALLED[name]
+    pairs = [(Ranked(0), Ranked(2)) for _ in range(2)]
+    compiled = dovetail.compile(lambda x, a, b: x * function(a, b), backend="eager")
+    for rank in (1, 3, 2, 0, 2):
+        for a, _ in pairs:
+            a.rank = rank
+        got, want = compiled(X, *pairs[0]), X * function(*pairs[1])
+        torch.testing.assert_close(got, want)
+        assert [item.asked for item in pairs[0]] == [item.asked for item in pairs[1]]
+    assert not dovetail.stats()["fallbacks_to_eager"]
+
+
+def test_methods_made_by_python_that_c_code_calls() -> None:
+    def f(x: torch.Tensor, a: Scored, b: Scored) -> Any:
+        return x * max([a, b]).rank, x * sorted([a, b], reverse=True)[0].rank, x * (a in [b]), x * (a >= b)
+
+    compiled = dovetail.compile(f, backend="eager")
+    for rank in (1.0, 3.0, 2.0, 0.0):
+        check_same(compiled(X, Scored(rank), Scored(2.0)), f(X, Scored(rank), Scored(2.0)), "result")
