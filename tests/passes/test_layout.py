@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -99,6 +100,17 @@ def test_on_a_gpu_every_convolution_moves() -> None:
     copied = [node.name for node in moved.nodes if node.op == "prims.copy"]
     assert copied == ["x_laid_out", "a_laid_out"], "the images once, and the weights that are no vectors"
     assert [node.op for node in moved.nodes if "batch_norm" in node.op] == ["aten.native_batch_norm.default"]
+
+
+@pytest.mark.parametrize("step", [4, 2])
+def test_on_a_gpu_patches_of_colours_alone_move_nothing(step: int) -> None:
+    """In fp32 the library computes them with fewer digits channels-last."""
+    program = torch.fx.Graph()
+    x, a = program.placeholder("x"), program.placeholder("a")
+    program.output((program.call_function(torch.conv2d, (x, a), {"stride": step}),))
+    module = torch.fx.GraphModule(nn.Module(), program)
+    graph = aot.trace_joint(module, [on_a_gpu(8, 3, 32, 32), on_a_gpu(8, 3, 4, 4)]).graph
+    assert (passes.channels_last_where_it_pays(graph) is graph) == (step == 4)
 
 
 def test_images_made_of_images_stay_laid_out() -> None:
