@@ -277,15 +277,14 @@ def _cost(node: Node, budget: int, stored: Set[Node]) -> int:
 def _store_repeated(graph: Graph, users: dict[Node, list[Node]], stored: set[Node]) -> None:
     """A costly value that would be computed many times over gets memory of its own."""
     for node in graph.nodes:
-        source, budget = None, 1
+        source: Node | None = None
         if node.op == "prims.broadcast":
             source = _computed_below(cast(Node, node.args[0]), VIEWS, stored)
             if source.tensor.numel is node.tensor.numel:
                 continue
         elif is_inlinable(node) and _is_read_in_overlaps(node, users[node]):
             source = _computed_below(node, OVERLAPPED, stored)
-            budget = FEW_OPS if node.tensor.device.kind != "cpu" and len(users[node]) == 2 else 1
-        if source is not None and is_inlinable(source) and not _is_cheap(source, budget, stored):
+        if source is not None and is_inlinable(source) and not _is_cheap(source, 1, stored):
             stored.add(source)
 
 

@@ -79,13 +79,12 @@ def channels_last_where_it_pays(graph: Graph) -> Graph:
 
 
 def _gains(node: Node) -> bool:
-    """Its library call is faster on channels-last images that it does not have yet. (Patches of colours, in
-    fp32, cuDNN multiplies in full precision only as they are.)"""
-    images, window, groups = _tensor(node, 0), _tensor(node, 1).shape[2:], cast(int, node.args[8])
+    """Its library call is faster on channels-last images that it does not have yet. (On images of colours in
+    fp32, cuDNN may be exact only if they are not.)"""
+    images, groups = _tensor(node, 0), cast(int, node.args[8])
     if images.device.kind != "cuda":
         return groups > 1
-    are_patches = images.shape[1].value < 4 and tuple(size.value for size in window) == node.args[3]
-    return groups == 1 and not is_laid(images) and not (are_patches and images.dtype is F32)
+    return groups == 1 and not is_laid(images) and (images.shape[1].value > 3 or images.dtype is not F32)
 
 
 def _may_move(graph: Graph) -> bool:
