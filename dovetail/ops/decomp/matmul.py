@@ -23,7 +23,7 @@ from dovetail.ops.registry import decline_if, decomposes
 LARGE: Final = 1 << 18
 """Elements of a matrix below which a library call costs no more than a kernel of ours."""
 
-SMALL, MANY = 8, 1024
+SIDE, MANY = 8, 1024
 """Sides and number of matrices whose products are part of the kernels around them."""
 
 
@@ -52,7 +52,7 @@ def mm(b: Build, x: Value, y: Value) -> Value:
 def bmm(b: Build, x: Value, y: Value) -> Value:
     """Many small matrices on a GPU, whose library does little at a time: a few terms for each element."""
     decline_if(b.out.device.kind != "cuda" or not b.out.dtype.is_float or x.shape[0].lo < MANY)
-    decline_if(not all(side.is_const and 0 < side.value <= SMALL for side in (*x.shape[1:], y.shape[2])))
+    decline_if(not all(side.is_const and 0 < side.value <= SIDE for side in (*x.shape[1:], y.shape[2])))
     left, right = (v.to(compute_dtype(b.out.dtype)) for v in (x, y))
     ends = [(b.slice(left, 2, k, k + 1), b.slice(right, 1, k, k + 1)) for k in range(x.shape[2].value)]
     terms = [b.expand(column, b.out.shape) * b.expand(row, b.out.shape) for column, row in ends]
