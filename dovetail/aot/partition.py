@@ -126,6 +126,7 @@ class _Problem:
         needed = _ancestors(graph, grads)
         self.needed = needed - tied
         """Nodes that backward needs directly or not, and that do not depend on tangents."""
+        self.order = [node for node in (*graph.inputs, *graph.nodes) if node in self.needed]
         used = {o for node in graph.nodes if node in tied and node in needed for o in node.operands}
         self.used = (used | grads) - tied
         self.names = {node.name for node in graph.nodes if node not in tied}
@@ -160,11 +161,10 @@ class _Problem:
     def _distances(self) -> dict[Node, int]:
         """Steps from a node to the nearest use in backward proper."""
         far: dict[Node, int] = dict.fromkeys(self.used, 0)
-        for node in reversed(self.graph.nodes):
-            if node in self.needed:
-                here = far.get(node, 100)
-                for operand in node.operands:
-                    far[operand] = min(far.get(operand, 100), here + 1)
+        for node in reversed(self.order):
+            here = far.get(node, 100)
+            for operand in node.operands:
+                far[operand] = min(far.get(operand, 100), here + 1)
         return far
 
     def price(self, node: Node) -> int:
@@ -196,8 +196,8 @@ class _Problem:
         found: set[Node] = set()
         behind: set[Node] = set()
         """recomputed nodes that a recomputed anchor was needed for"""
-        for node in self.graph.nodes:
-            if node not in self.needed or node in saved:
+        for node in self.order:
+            if node in saved or node in self.primals:
                 continue
             if any(operand in behind and operand not in found for operand in node.operands):
                 if self._is_anchor(node):
@@ -213,9 +213,7 @@ class _Problem:
         residual stream would be from all that was added to it. Saved in between, they cut such chains."""
         found: set[Node] = set()
         sources: dict[Node, frozenset[Node]] = {}
-        for node in (*self.graph.inputs, *self.graph.nodes):
-            if node not in self.needed:
-                continue
+        for node in self.order:
             if node in saved or node in self.primals:
                 sources[node] = frozenset((node,))
                 continue
@@ -234,9 +232,7 @@ class _Problem:
     def cut(self, freed: set[Node]) -> set[Node]:
         """The nodes to save."""
         network = Network()
-        for node in (*self.graph.inputs, *self.graph.nodes):
-            if node not in self.needed:
-                continue
+        for node in self.order:
             network.edge((node, 0), (node, 1), self.price(node))
             if node in self.primals or not self.may_recompute(node, freed):
                 network.edge(_SOURCE, (node, 0), INFINITE)
@@ -275,8 +271,8 @@ class _Problem:
         found: set[Node] = set()
         behind: dict[Node, int] = {}
         """Recomputed nodes: the bytes of the largest op that was run again for them."""
-        for node in self.graph.nodes:
-            if node not in self.needed or node in saved:
+        for node in self.order:
+            if node in saved or node in self.primals:
                 continue
             larger = {o: behind[o] for o in node.operands if o in behind and o not in found}
             if node in freed:
@@ -291,7 +287,7 @@ class _Problem:
         """Ops that may be recomputed when memory matters more, cheapest work per byte first. Bytes read
         stand for the work of an op."""
         weight = {"reduction": 1, "heavy": 30}
-        found = [n for n in self.graph.nodes if n in self.needed and kind_of(n) in weight]
+        found = [n for n in self.order if n not in self.primals and kind_of(n) in weight]
         work = {n: weight[kind_of(n)] * (sum(bytes_of(x.type) for x in n.operands) + 1) for n in found}
         return sorted(found, key=lambda n: work[n] / max(1, bytes_of(n.type)))
 
