@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -26,7 +27,7 @@ from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torc
 from dovetail.fake.record import Record
 from dovetail.fake.record import record as facts_of
 from dovetail.fake.tensor import FakeMode
-from dovetail.ir.expr import ZERO, as_expr
+from dovetail.ir.expr import ZERO
 from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.signature import ViewStep
 from dovetail.ir.types import I64, ScalarType, TensorType, Type
@@ -342,12 +343,10 @@ def record_split(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
     """One slice for each piece."""
     result = infer(func, args, kwargs)
     dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
-    parent, start = recorder.ref(args[0]), as_expr(0)
-    for piece in result:
-        end = start + expr_of(piece.shape[dim])
-        ends = [x.value if x.is_const else x for x in (start, end)]
-        recorder.view(piece, parent, ViewStep("aten.slice.Tensor", (dim, *ends, 1)))
-        start = end
+    ends = [0, *accumulate(piece.shape[dim] for piece in result)]
+    for piece, start, end in zip(result, ends, ends[1:]):
+        step = ViewStep("aten.slice.Tensor", (dim, recorder.arg(start), recorder.arg(end), 1))
+        recorder.view(piece, recorder.ref(args[0]), step)
     return result
 
 
