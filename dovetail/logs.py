@@ -148,17 +148,16 @@ class Progress:
         if event.kind == "compile":
             self.since = 0.0
             if self.is_shown:
-                self.out.write("\r\033[K")
-                self.out.flush()
-                self.is_shown = False
+                self.show("")
         elif event.kind == "stage":
             self.since = self.since or event.at
-            if event.at - self.since > PATIENCE:
-                spent = event.at - self.since
-                what = f"{event.get('unit')}: {event.get('stage')}, {spent:.0f} s"
-                self.out.write(f"\r\033[K[dovetail] compiling {what}")
-                self.out.flush()
-                self.is_shown = True
+            if (spent := event.at - self.since) > PATIENCE:
+                what = f"{event.get('unit')}: {event.get('stage')}"
+                self.show(f"[dovetail] compiling {what}, {spent:.0f} s")
+
+    def show(self, line: str) -> None:
+        print(f"\r\033[K{line}", end="", file=self.out, flush=True)
+        self.is_shown = bool(line)
 
 
 # -- never silently slow ---------------------------------------------------------------------------
