@@ -126,6 +126,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "half_tail": (lambda x: x.float() * 2, [normal(4, 3, dtype=torch.float16)]),
     "scalars": (lambda x, y: x * y + 1, [normal(), normal()]),
     "empty": (lambda x: x * 2 + 1, [normal(0, 4)]),
+    "softmax_of_nothing": (lambda x: torch.softmax(x, -1), [normal(40, 0)]),
     "four_loops": (
         lambda x: x[..., :8].view(2, 6, 2, 4).transpose(1, 2) @ x[..., 8:16].view(2, 6, 2, 4).transpose(1, 2).mT,
         [normal(2, 6, 24)],

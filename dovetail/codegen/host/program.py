@@ -263,7 +263,7 @@ def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int, fo
         writer(f"int32_t {bad} = 0;")
         given.append(("int32_t*", f"&{bad}"))
     where = f"    // {group.nests[-1].loc}" if group.nests[-1].loc else ""
-    kinds, args = (", ".join(each) for each in zip(*given))
+    kinds, args = [", ".join(each) for each in zip(*given)] or ("", "")
     writer(f"((void (*)({kinds}))dv_kernels[{index}])({args});    // {launch.kernel.name}{where}")
     if launch.may_fail:
         writer(f'TRY("index out of range in {group.name}", {bad})')
