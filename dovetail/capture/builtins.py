@@ -126,8 +126,9 @@ def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     known = {LateText: str, Masked: torch.Tensor, **NUMBERS}.get(type(value)) or trace.kinds.get(id(value))
     if known is not None:
         return native(issubclass, known, kinds) or native(isinstance, value, kinds)
-    if isinstance(value, attributes.InstanceDict):
-        return native(issubclass, dict, kinds)
+    if isinstance(value, attributes.InstanceDict) or type(value).__module__ == "dovetail.capture.arrays":
+        kind = dict if isinstance(value, attributes.InstanceDict) else value.__class__  # of fewer methods
+        return native(issubclass, kind, kinds)
     if isinstance(value, Fake) and kinds in (Fake, torch.nn.Buffer):  # of which a Buffer is one by attribute
         return kinds is not Fake and truth(trace, trace.call(getattr, [value, "_is_buffer", False], {}))
     check = operations.dunder(trace, type(kinds), "__instancecheck__")

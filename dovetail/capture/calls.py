@@ -322,9 +322,8 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_numpy(trace, fn, args, kwargs)
     if not callable(fn):
         raise Raised(TypeError(f"'{kind.__name__}' object is not callable"))
-    wrapped = getattr(fn, "__wrapped__", None)
     if kind is LRU_CACHE:
-        return call_cached(trace, fn, wrapped, args, kwargs)
+        return call_cached(trace, fn, fn.__wrapped__, args, kwargs)
     raise UnknownCall(trace.loc(), function=getattr(fn, "__qualname__", kind.__qualname__))
 
 

@@ -5,7 +5,7 @@ import contextlib
 import io
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sized
 from operator import itemgetter
 from typing import Any
 
@@ -25,6 +25,7 @@ ARRAYS: dict[str, Any] = {
     "row": RNG.standard_normal(4).astype(np.float32),
 }
 TABLE = np.arange(4, dtype=np.float32)
+ABSTRACT = Hashable, Iterable, Sized, float
 
 
 def clamp_in_place(a: Any) -> Any:
@@ -74,6 +75,7 @@ WHOLE: dict[str, tuple[Callable[..., Any], str]] = {
     "in place": (lambda a, b: (clamp_in_place(a.copy()), clamp_in_place(b * 2), clamp_in_place(a.astype(np.float16)), b), "f4 i8"),
     "shared": (lambda a: (clamp_in_place(torch.tensor(a).numpy()[1:]), clamp_in_place(torch.tensor(a).t().numpy())), "f4"),
     "global": (lambda a: a * TABLE + TABLE.sum(), "f4"),
+    "abstract classes": (lambda a: ([isinstance(v, k) for v in (a, a.sum()) for k in ABSTRACT], a + 1), "f4"),
     "classes": (lambda a: (isinstance(a, np.ndarray), type(a) is np.ndarray, type(a.sum()) is np.float32, a.dtype == np.float32, a + 1), "f4"),
 }
 
