@@ -292,15 +292,12 @@ def module_entry(trace: Trace, obj: Any, name: str, origin: Origin | None) -> An
     so that the tables before need no guard."""
     attributes = instance_dict(_original(obj, origin)) or {}
     for table in MODULE_TABLES:
-        if (id(obj), table) in trace.reads:
-            entries = trace.reads[(id(obj), table)]
-            if name in entries:
-                return entries[name]
-            continue
-        entries = attributes.get(table)
+        key = (id(obj), table)
+        seen = trace.writes[key].value if key in trace.writes else trace.reads.get(key)
+        entries = attributes.get(table) if seen is None else seen
         if entries is not None and name in entries:
             value = entries[name]
-            if origin is not None:
+            if origin is not None and seen is None:
                 value = wrap(trace, value, Item(DictAttr(origin.source, table), name))
                 trace.reads[(id(obj), name)] = value
             return value

@@ -468,3 +468,22 @@ def test_module_methods_return_a_usable_module(method: str) -> None:
     c = compiled(Block().eval())
     result = getattr(c, method)()
     assert result is c or result is None
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+        self.inner = nn.Identity()
+        self.seen.add_(1)
+
+
+def test_init_of_a_module_made_before() -> None:
+    def init(module: Any) -> int:
+        Counted.__init__(module)
+        return len(module.seen) + len(list(module.inner.parameters()))
+
+    dovetail.reset()
+    module = Counted.__new__(Counted)
+    assert dovetail.compile(init, backend="eager")(module) == 3 and module.seen.tolist() == [1, 1, 1]
+    assert not dovetail.stats()["fallbacks_to_eager"]
