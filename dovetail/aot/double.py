@@ -166,10 +166,10 @@ class Eager:
         if sizes:  # then they are row-major, which takes no symbols for their strides
             tangents = [t if t is None else t.contiguous() for t in tangents]
         given = (*inputs, *(t for t in tangents if t is not None), *kept)
-        key = asked, *((_kind if sizes else _geometry)(x) for x in (*inputs, *tangents))
+        key = asked, *(_geometry(x, not sizes) for x in (*inputs, *tangents))
         is_symbolic = bool(sizes) and all(evaluate(each, sizes) for each in self.conditions.get(key, ()))
         if sizes and not is_symbolic:
-            key = asked, *(_geometry(x) for x in (*inputs, *tangents))
+            key = asked, *(_geometry(x, True) for x in (*inputs, *tangents))
         if key not in self.compiled:
             before = sum(other[0].goals == asked.goals for other in self.compiled)
             is_first = (asked.is_cut or bool(asked.goals)) and key not in self.met
@@ -309,15 +309,9 @@ def _symbolic(given: Sequence[Any], types: list[Any], sizes: dict[str, int], sha
     ]  # fmt: skip
 
 
-def _kind(value: Any) -> object:
-    """The same where sizes are symbols."""
-    if isinstance(value, torch.Tensor):
-        return value.dim(), value.dtype, value.device, value.requires_grad
-    return type(value) if isinstance(value, int) else value
-
-
-def _geometry(value: Any) -> object:
-    """What a compiled program is compiled for."""
+def _geometry(value: Any, is_exact: bool) -> object:
+    """What a compiled program is compiled for; not exact where sizes are symbols."""
     if not isinstance(value, torch.Tensor):
-        return value
-    return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+        return value if is_exact or not isinstance(value, int) else type(value)
+    sizes = (value.shape, value.stride()) if is_exact else (value.dim(),)
+    return *sizes, value.dtype, value.device, value.requires_grad

@@ -87,12 +87,13 @@ def run_graph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
     """Outputs in order, each with memory of its own; a value is dropped after its last use."""
     env: dict[Node, Any] = dict(zip(graph.inputs, inputs))
     symbols = bind_symbols(graph, inputs)
-    last = _last_uses(graph)
-    for i, node in enumerate(graph.nodes):
+    last = {used: node for node in graph.nodes for used in (node, *node.operands)}
+    kept = set(nodes_in(graph.outputs))
+    for node in graph.nodes:
         args = [_torch_value(arg, env, symbols) for arg in node.args]
         kwargs = {name: _torch_value(value, env, symbols) for name, value in node.kwargs}
         env[node] = callable_of(node.op)(*args, **kwargs)
-        for dead in last.get(i, ()):
+        for dead in [used for used in {node, *node.operands} - kept if last[used] is node]:
             del env[dead]
     outputs = [_torch_value(output, env, symbols) for output in graph.outputs]
     return _own([_laid_out(x, node, symbols) for x, node in zip(outputs, graph.outputs)], inputs)
@@ -104,20 +105,6 @@ def _laid_out(value: Any, node: Arg, symbols: Mapping[str, int]) -> Any:
         return value
     stride = tuple(evaluate(expr, symbols) for expr in node.type.stride)
     return value if value.stride() == stride or 0 in stride else restride(value, stride)
-
-
-def _last_uses(graph: Graph) -> dict[int, list[Node]]:
-    at: dict[Node, int] = {}
-    for i, node in enumerate(graph.nodes):
-        at[node] = i
-        for operand in node.operands:
-            at[operand] = i
-    for output in nodes_in(graph.outputs):
-        at.pop(output, None)
-    found: dict[int, list[Node]] = {}
-    for node, i in at.items():
-        found.setdefault(i, []).append(node)
-    return found
 
 
 def _own(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:

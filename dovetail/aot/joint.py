@@ -152,7 +152,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     has_grad = tuple(torch.is_grad_enabled() and leaf is not None for leaf in trace.leaves)
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
     tensors = [(i, x) for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
-    loose = tuple(i for i, x in tensors if not _is_parameter(x))
+    loose = tuple(i for i, x in tensors if not isinstance(x, torch.nn.Parameter))
     if indexing := [node for node in builder.nodes[:boundary] if node.op.startswith(_INDEXING)]:
         _check_unread(builder, indexing, prune(builder.finish((*trace.values, *grads))))
     graph = builder.finish((*trace.values, *grads))
@@ -174,10 +174,6 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         prune(graph), signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose,
         is_inference, tuple(each is not None for each in trace.versions), gm.meta.get("is_atomic", False),
     )  # fmt: skip
-
-
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_is_param", False)
 
 
 # -- inputs ------------------------------------------------------------------------------------------
@@ -218,7 +214,7 @@ def _append(trace: _Trace, leaf: Any, given: Any) -> None:
 
 def _is_leaf(example: torch.Tensor) -> bool:
     """Autograd forbids writing to a leaf, so only what is surely one is traced as one."""
-    return example.is_leaf and type(example) is not Fake or _is_parameter(example)
+    return example.is_leaf and type(example) is not Fake or isinstance(example, torch.nn.Parameter)
 
 
 def _add_number(trace: _Trace, name: str, example: Any) -> None:
@@ -294,7 +290,8 @@ def _derive_mutations(trace: _Trace) -> list[Mutation]:
         silent = not fake.requires_grad or fake.grad_fn is trace.histories[i]
         log = ref.storage.log
         is_scatter = len(log) == 1 and bool(log[0].op) and not log[0].ref.steps
-        in_place = is_scatter and _reads(trace, i) == 1  # see lower: no copy is made
+        builder = trace.recorder.builder  # see lower: no copy is made where nothing else reads the input
+        in_place = is_scatter and sum(builder.inputs[i] in call.operands for call in builder.nodes) == 1
         if silent and not in_place and _is_small(log, ref.type):
             made = [_partial(trace, i, write) for write in ref.storage.log]
         else:
@@ -302,12 +299,6 @@ def _derive_mutations(trace: _Trace) -> list[Mutation]:
             _add_value(trace, value, None if silent else fake)
         found += [replace(mutation, is_uncounted=version is not None and not writes) for mutation in made]
     return found
-
-
-def _reads(trace: _Trace, i: int) -> int:
-    """How many nodes read input i as it came."""
-    node = trace.recorder.builder.inputs[i]
-    return sum(node in call.operands for call in trace.recorder.builder.nodes)
 
 
 def _is_small(log: list[Write], whole: TensorType) -> bool:

@@ -211,7 +211,7 @@ def fake_like(
         strides = derive_strides(shapes, sizes, tensor.stride(), extent) or ()
         form = Form(sizes, strides, const(int(tensor.storage_offset())), tensor.dtype)
         fake = _symbolic(fake, form, shapes, tensor.requires_grad)
-    if getattr(tensor, "_is_param", False) or isinstance(tensor, torch.nn.Parameter):
+    if isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True  # type: ignore[attr-defined]
     return fake
 
@@ -374,9 +374,9 @@ def _template(result: Any, fakes: list[Fake]) -> Any:
         for i, fake in enumerate(fakes):
             if fake is result:
                 return i
-        symbolic = result.form and (result.form, result.shapes, _hint_bytes(result), _copied(result, True))
+        like = result.form and _copied(result, True)
         geometry = result.size(), result.stride(), result.dtype, result.device, result.storage_offset()
-        return (*geometry, _key_of(result), symbolic)
+        return (*geometry, _key_of(result), like)
     if isinstance(result, (list, tuple)):
         return [type(result), [_template(r, fakes) for r in result]]
     return [None, result]
@@ -389,21 +389,20 @@ def _copied(fake: Fake, is_first: bool = False) -> Fake:
         if is_first:
             torch.ops.aten.sym_is_contiguous.default(made)
     made._meta = made.constant = made.key = None
+    made.form, made.shapes = fake.form, fake.shapes
     return made
 
 
 def _from_template(made: Any, fakes: list[Fake]) -> Any:
     if type(made) is tuple:
-        size, stride, dtype, device, offset, key, symbolic = made
-        if symbolic is None:
+        size, stride, dtype, device, offset, key, like = made
+        if like is None:
             fake = _without_meta(size, stride, offset, dtype, device)
+        elif not torch.is_inference_mode_enabled():
+            fake = _copied(like)
         else:
-            form, shapes, bytes_, like = symbolic
-            if torch.is_inference_mode_enabled():
-                fake = _without_meta(size, stride, offset, dtype, device, storage_size=bytes_)
-            else:
-                fake = _copied(like)
-            fake.form, fake.shapes = form, shapes
+            fake = _without_meta(size, stride, offset, dtype, device, storage_size=_hint_bytes(like))
+            fake.form, fake.shapes = like.form, like.shapes
         fake.key = key
         return fake
     if type(made) is int:
