@@ -331,11 +331,8 @@ def _make_backward(
 ) -> Graph:
     """`late` are the nodes that depend on tangents; what is recomputed comes in order of first use, so that
     it lives briefly."""
-    replaced: dict[Node, Node] = {}
-    for node, _ in saved:
-        replaced[node] = Node(INPUT, (), node.type, node.name, loc=node.loc)
-    for node in tangents:
-        replaced[node] = node
+    replaced = {node: Node(INPUT, (), node.type, node.name, loc=node.loc) for node, _ in saved}
+    replaced |= {node: node for node in tangents}
     nodes: list[Node] = []
 
     def add(goal: Node) -> None:

@@ -182,10 +182,7 @@ class Policy:
 
     def names_in(self, values: Any) -> set[str]:
         """Names of the symbols that the graph's arguments need as inputs of their own."""
-        found: set[str] = set()
-        for value in values:
-            found |= leaves(self.simplified(value))
-        return found
+        return {name for value in values for name in leaves(self.simplified(value))}
 
     def simplified(self, value: Any) -> Any:
         expr = value.node.expr
@@ -261,10 +258,7 @@ def owner_of(trace: Trace, source: Source) -> int:
 
 
 def marks(value: torch.Tensor, *names: str) -> set[int]:
-    found: set[int] = set()
-    for name in names:
-        found |= {dim % max(value.dim(), 1) for dim in getattr(value, name, ())}
-    return found
+    return {dim % max(value.dim(), 1) for name in names for dim in getattr(value, name, ())}
 
 
 # -- expressions as calls of Python functions --------------------------------------------------------

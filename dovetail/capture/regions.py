@@ -46,10 +46,7 @@ def _run_kernel(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         source = None if type(value) in PLAIN or isinstance(value, Fake) else trace.source_of(value)
         if source is not None:
             trace.guard(source, Is(value))
-
-    def evaluate(meta: dict[str, Any]) -> Any:
-        return trace.call(grid, [meta], {})
-
+    evaluate = lambda meta: trace.call(grid, [meta], {})
     op, operands = describe_launch(kernel, rest, rest_named, grid, evaluate)
     return call_torch(trace, op, operands, {})
 
@@ -204,15 +201,13 @@ def call_op(trace: Trace, name: str, run: Run, arms: list[Inner], operands: list
             found = dict(zip(places, grads))
         return tuple(found.get(i) for i in range(len(given)))
 
-    def save(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-
     tensors = [*operands, *(fake for arm in arms for fake in arm.free)]
     takes = ", ".join(f"Tensor t{i}" for i in range(len(tensors)))
     gives = "Tensor" if len(like) == 1 else f"({', '.join('Tensor' for _ in like)})"
     unique = f"dovetail::{name}_{uuid.uuid4().hex}"
     op: Any = torch.library.custom_op(unique, real, mutates_args=(), schema=f"({takes}) -> {gives}")
     op.register_fake(fake)
+    save = lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
     op.register_autograd(backward, setup_context=save)
     made = call_torch(trace, op._opoverload, tensors, {})
     return tree_unflatten([made] if len(like) == 1 else list(made), arms[-1].result)

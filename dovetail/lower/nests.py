@@ -39,13 +39,9 @@ def _rank(stride: Expr) -> float:
 
 def index_exprs(values: Iterable[Scalar]) -> tuple[Expr, ...]:
     """Every index expression that the scalars read or use."""
-    found: dict[Expr, None] = {}
-    for node in iter_scalars(*values):
-        if node.op == "load":
-            found[cast(Expr, node.args[1])] = None
-        elif node.op == "index":
-            found[cast(Expr, node.args[0])] = None
-    return tuple(found)
+    place = {"load": 1, "index": 0}
+    found = (node.args[place[node.op]] for node in iter_scalars(*values) if node.op in place)
+    return tuple(dict.fromkeys(cast("Iterable[Expr]", found)))
 
 
 Slopes: TypeAlias = "dict[Expr, Expr | None]"
@@ -57,11 +53,8 @@ def slopes_of(expr: Expr) -> Slopes:
         return {expr: ONE}
     if expr.op == "add" and all(term.op == "sym" for term in expr.operands):
         return {term: const(n) for term, n in cast("tuple[tuple[Expr, int], ...]", expr.args[1])}
-    found: Slopes = {}
-    for variable in symbols(expr):
-        split = linear_in(expr, variable)
-        found[variable] = None if split is None else split[0]
-    return found
+    splits = {variable: linear_in(expr, variable) for variable in symbols(expr)}
+    return {variable: None if split is None else split[0] for variable, split in splits.items()}
 
 
 def _can_merge(outer: Range, inner: Range, slopes: Sequence[Slopes]) -> bool:

@@ -183,9 +183,8 @@ def schedule(loops: Loops, options: Options) -> Schedule:
         EVENTS.emit("fusion", unit=loops.name, subject=subject, code=why.code, text=why.text)
     _join_updates(loops, fuser)
     kept = loops.returned
-    at: dict[int, Group | Extern] = dict(externs)
-    for position, cluster in fuser.clusters.items():
-        at[position] = make_group(cluster, kept, fuser)
+    groups = {position: make_group(cluster, kept, fuser) for position, cluster in fuser.clusters.items()}
+    at: dict[int, Group | Extern] = {**externs, **groups}
     order = _updates_last(loops, at, fuser)
     return Schedule(loops, tuple(at[p] for p in order), tuple(fuser.declined))
 
