@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, combinations
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -374,13 +374,10 @@ def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
         parts = [recorder.builder.get(node, i) for i in range(len(computed))]
     result = infer(func, args, kwargs)
     targets = [kwargs[n] if n in kwargs else args[twin.positions[n]] for n in twin.written]
-    _check_lists(recorder, targets, args)
-    if facts_of(func).is_pointwise:
-        _check_parts(recorder, targets[0], args)
-    elif str(twin.op).startswith("dovetail."):  # it writes to copies: what two arguments share would be two
-        is_kernel, given = func.namespace == "dovetail", tree_leaves((args, kwargs))
-        for i in (i for i, x in enumerate(given) if any(x is t for t in tree_leaves(targets))):
-            _check_parts(recorder, given[i], (*given[:i], *given[i + 1 :]), is_kernel)
+    is_made = str(twin.op).startswith("dovetail.")
+    if is_made or facts_of(func).is_pointwise or any(isinstance(t, (list, tuple)) for t in targets):
+        is_alone = is_made and func.namespace != "dovetail"  # programs of a kernel run at once
+        _check_shared(recorder, targets, (*args, *kwargs.values()), is_alone)
     fresh, new = parts[: len(parts) - len(targets)], parts[len(parts) - len(targets) :]
     for target, part in zip(targets, new):
         _write_all(recorder, target, part)
@@ -407,34 +404,27 @@ def record_draw(recorder: Recorder, func: Any, args: Args) -> Any:
     return fake
 
 
-def _check_lists(recorder: Recorder, targets: list[Any], args: Args) -> None:
-    """A list op runs item by item: item 1 would see what item 0 wrote, which the twin does not express."""
-    if not any(isinstance(target, (list, tuple)) for target in targets):
-        return
-    written = [id(recorder.ref(t).storage) for ts in targets if isinstance(ts, (list, tuple)) for t in ts]
-    read = [a for a in args if isinstance(a, (list, tuple)) and not any(a is t for t in targets)]
-    others = [(i, t) for a in read for i, t in enumerate(a) if isinstance(t, torch.Tensor)]
-    clash = any(id(recorder.ref(t).storage) in written[:i] + written[i + 1 :] for i, t in others)
-    if clash or len(set(written)) < len(written):
-        raise UnsupportedMutation(recorder.loc, detail="a list operation that reads tensors it also writes")
+def _check_shared(recorder: Recorder, targets: list[Any], given: Args, is_alone: bool = False) -> None:
+    """What x[1:].add_(x[:-1]) reads is written elsewhere: eager refuses it, or does it in some order. A list
+    op goes item by item, so that item 1 would see what item 0 wrote. What two arguments of an op share that
+    is alone with its memory would be two in its twin, which writes to copies."""
+    at: dict[int, list[tuple[int, Any]]] = {}
+    for each in given:
+        for i, x in enumerate(each if isinstance(each, (list, tuple)) else (each,)):
+            if type(x) is Fake:
+                at.setdefault(id(recorder.ref(x).storage), []).append((i, x))
+    written = {id(target) for target in tree_leaves(targets)}
+    for (i, x), (j, y) in (pair for shown in at.values() for pair in combinations(shown, 2)):
+        if not written.isdisjoint((id(x), id(y))) and (i != j or _meet(x, y, is_alone)):
+            raise UnsupportedMutation(recorder.loc, detail="a part of what is written is read as well")
 
 
-def _check_parts(recorder: Recorder, target: Any, others: Args, may_be_same: bool = True) -> None:
-    """What x[1:].add_(x[:-1]) reads is written elsewhere: eager refuses it, or does it in some order."""
-    for other in others:
-        if type(other) is Fake and recorder.ref(other).storage is recorder.ref(target).storage:
-            one, two = (_bytes_of(x.meta, x.itemsize) for x in (target, other))
-            if (one != two or not may_be_same) and _meet(one, two):
-                raise UnsupportedMutation(recorder.loc, detail="a part of what is written is read as well")
-
-
-def _bytes_of(x: torch.Tensor, width: int) -> tuple[Any, ...]:
-    return (*x.shape, width), (*(step * width for step in x.stride()), 1), x.storage_offset() * width
-
-
-def _meet(*forms: tuple[Any, ...]) -> bool:
+def _meet(x: Fake, y: Fake, is_alone: bool) -> bool:
+    """Some byte is of both: forms are sizes and strides in bytes, and where they start."""
+    forms: Any = [((*t.meta.shape, t.itemsize), (*(step * t.itemsize for step in t.meta.stride()), 1),
+                   t.meta.storage_offset() * t.itemsize) for t in (x, y)]  # fmt: skip
     ends = [start + sum((n - 1) * step for n, step in zip(*form)) for *form, start in forms]
-    if max(start for *_, start in forms) > min(ends):
+    if forms[0] == forms[1] and not is_alone or max(start for *_, start in forms) > min(ends):
         return False
     with torch._C._DisableTorchDispatch():
         seen = torch.zeros(max(ends) + 1, dtype=torch.bool, device="cpu")
@@ -465,7 +455,7 @@ def record_copy(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> An
     ref, value = recorder.ref(target), recorder.memory.read(recorder.ref(source))
     if value.type != ref.type:
         value = recorder.call("aten.copy.default", (recorder.memory.read(ref), value), ref.type)
-    _check_parts(recorder, target, (source,))
+    _check_shared(recorder, [target], (target, source))
     infer(func, args, kwargs)
     recorder.write(target, value)
     return target
