@@ -127,9 +127,8 @@ class Recorder(FakeMode):
 
     def constant(self, tensor: torch.Tensor) -> Fake:
         """A tensor from outside the program: an input more, or a number."""
-        known = self.constant_fakes.get(id(tensor))
-        if known is not None:
-            return known[1]
+        if id(tensor) in self.constant_fakes:
+            return self.constant_fakes[id(tensor)][1]
         if type(tensor) is Fake:
             if tensor.constant is None:
                 raise UnsupportedMutation(self.loc, detail="a tensor made outside the recorded program")

@@ -104,9 +104,8 @@ def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
         if found is MISSING:
             return _getattr_hook(trace, obj, name)
         return bind_class_value(trace, found, owner, obj, type(obj), name)
-    cached = trace.reads.get((id(obj), name), MISSING)
-    if cached is not MISSING:
-        return cached
+    if (id(obj), name) in trace.reads:
+        return trace.reads[(id(obj), name)]
     override, _ = find_in_mro(type(obj), "__getattribute__")
     if isinstance(override, FunctionType):
         try:
@@ -349,9 +348,8 @@ def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
     pending = trace.writes.get((id(obj.__dict__), name))
     if pending is not None:
         return pending.value
-    cached = trace.reads.get((id(obj), name), MISSING)
-    if cached is not MISSING:
-        return cached
+    if (id(obj), name) in trace.reads:
+        return trace.reads[(id(obj), name)]
     value = native(getattr, obj, name)
     if is_stable_module(obj) and (name in obj.__dict__ or not is_users_read(trace)):  # else a property
         if type(value) in PLAIN or isinstance(value, (FunctionType, *IDENTITY)):

@@ -80,9 +80,8 @@ class Emitter:
         """Text for a path, each step read once, before anything is changed."""
         if isinstance(source, (Arg, Const)):
             return source.text
-        found = self.loaded.get(id(source))
-        if found is not None:
-            return found
+        if id(source) in self.loaded:
+            return self.loaded[id(source)]
         base = source.base
         if base is None:
             text = source.text
@@ -102,9 +101,8 @@ class Emitter:
             return repr(value)
         if kind is float:
             return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
-        found = self.memo.get(id(value))
-        if found is not None:
-            return found
+        if id(value) in self.memo:
+            return self.memo[id(value)]
         origin = self.trace.origins.get(id(value))
         if origin is not None:
             text = self.load(origin.source)

@@ -324,12 +324,10 @@ class Activation:
     def load_global(self, name: str) -> Any:
         trace, where = self.trace, self.globals
         key = (id(where), name)
-        pending = trace.writes.get(key)
-        if pending is not None:
-            return pending.value
-        found = trace.reads.get(key, MISSING)
-        if found is not MISSING:
-            return found
+        if key in trace.writes:
+            return trace.writes[key].value
+        if key in trace.reads:
+            return trace.reads[key]
         value = where.get(name, MISSING)
         stable = traces.is_library_file(self.code.code.co_filename)
         if value is MISSING:
