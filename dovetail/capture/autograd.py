@@ -88,7 +88,7 @@ def _grad(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _listed(trace: Trace, value: Any) -> list[Any]:
-    return [value] if isinstance(value, Fake) else list(iterate(trace, value))
+    return [value] if isinstance(value, Fake) else native(list, iterate(trace, value))
 
 
 def _is_whole_history(trace: Trace) -> bool:

@@ -175,9 +175,6 @@ on(id)(lambda trace, args, kwargs: Identity(trace, id, *args))
 @on(hash)
 def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value = operations.as_hashable(args[0])
-    method = operations.dunder(trace, type(value), "__hash__")
-    if method is not None:
-        return trace.call(method, args, {})
     by_identity = type(value).__hash__ in (object.__hash__, Fake.__hash__)
     return Identity(trace, hash, value) if by_identity else native(hash, value)
 
@@ -211,22 +208,14 @@ on(len)(lambda trace, args, kwargs: operations.length(trace, args[0]))
 def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 2:
         return iter(Callback(trace, args[0]), args[1])
-    made = iterate(trace, args[0])
-    return made.owner if isinstance(made, operations.Steps) else made
+    return iterate(trace, args[0])
 
 
 @on(next)
 def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    step = operations.dunder(trace, type(args[0]), "__next__")
-    if step is None or is_ours(type(args[0])):
+    if operations.dunder(trace, type(args[0]), "__next__") is None:
         operations.check_native_use(trace, args[0], "next()")
-        return native(next, *args)
-    try:
-        return trace.call(step, args[:1], {})
-    except Raised as raised:
-        if isinstance(raised.value, StopIteration) and len(args) == 2:
-            return args[1]
-        raise
+    return native(next, *args)
 
 
 def _folded(op: Callable[[Any, Any], Any], start: int, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
@@ -248,7 +237,7 @@ def drain(trace: Trace, value: Any) -> Args:
 
 def any_of(trace: Trace, items: Any, wanted: bool) -> bool:
     """Whether any item's truth is `wanted`, stopping there as Python does."""
-    return any(truth(trace, item) == wanted for item in iterate(trace, items))
+    return any(truth(trace, item) == wanted for item in operations.steps(trace, items))
 
 
 on(any)(lambda trace, args, kwargs: any_of(trace, args[0], True))

@@ -37,7 +37,7 @@ from dovetail.capture.calls import Generator
 from dovetail.capture.guards import is_changed
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.masks import Masked
-from dovetail.capture.operations import SYMBOLIC, Callback, Steps
+from dovetail.capture.operations import SYMBOLIC, Callback
 from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
 from dovetail.capture.places import raised_at
 from dovetail.capture.text import GivenText, Identity, LateText
@@ -422,7 +422,6 @@ REBUILD: Final[dict[type, Rule]] = {
     InstanceDict: lambda emit, value: f"{emit.value(value.owner)}.__dict__",
     GlobalsView: lambda emit, value: _globals(emit, value.real),
     Callback: lambda emit, value: emit.value(value.fn),
-    Steps: lambda emit, value: emit.value(value.owner),
     Array: lambda emit, value: emit.temp(  # a view: the base of an array is None or another, never a tensor
         f"{emit.value(value.fake)}.numpy()[{'()' if value.is_scalar else '...'}]"),
     Appender: lambda emit, value: f"{emit.load(value.owner.source)}.append",

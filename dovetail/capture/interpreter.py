@@ -22,7 +22,7 @@ from dovetail.capture.attributes import MISSING, delete_attr, find_in_mro, load_
 from dovetail.capture.checks import assume, expected
 from dovetail.capture.decode import Code, decode
 from dovetail.capture.origins import PLAIN, read_list, wrap
-from dovetail.capture.resume import growing_slots
+from dovetail.capture.resume import growing_slots, is_resumed
 from dovetail.capture.text import format_value, is_late, late, native
 from dovetail.capture.trace import NULL, Outside, Raised, Trace, Unread
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
@@ -456,7 +456,9 @@ class Activation:
 
     def FOR_ITER(self, arg: int) -> None:
         """(iter -- iter, next) or, exhausted, (iter --) and jump."""
-        if id(self.stack[-1]) in self.trace.origins:
+        kind, is_older = type(self.stack[-1]), id(self.stack[-1]) in self.trace.origins
+        is_left = kind is Outside or is_resumed(self.trace.frame.code)
+        if is_older and (is_left or attributes.python_method(kind, "__next__") is None):
             raise ResumedLoop(self.trace.loc())
         value = native(next, self.stack[-1], MISSING)
         if value is not MISSING:

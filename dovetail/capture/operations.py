@@ -420,7 +420,7 @@ def contains(trace: Trace, container: Any, item: Any) -> bool:
     is_stepped = find_in_mro(kind, "__contains__")[0] is MISSING and dunder(trace, kind, "__iter__")
     if is_stepped or (kind in (list, tuple) and (is_compared(trace, item) or has_fake(container))):
         return any(item is each or truth(trace, compare(trace, operator.eq, each, item))
-                   for each in iterate(trace, container))  # fmt: skip
+                   for each in steps(trace, container))  # fmt: skip
     check_native_use(trace, container, "`in`")
     return native(operator.contains, container, as_key(trace, container, item))  # type: ignore[no-any-return]
 
@@ -443,7 +443,7 @@ def as_mapping(trace: Trace, value: Any) -> Any:
     if is_native or find_in_mro(kind, "keys")[0] is MISSING:
         return value
     names = trace.call(load_attr(trace, value, "keys"), [], {})
-    return {name: get_item(trace, value, name) for name in iterate(trace, names)}
+    return {name: get_item(trace, value, name) for name in steps(trace, names)}
 
 
 class Callback:
@@ -460,19 +460,6 @@ class Callback:
         raise error  # outside of the handler, which would become its context
 
 
-class Steps:
-    """An iterator of the user's, written in Python, for native code to consume."""
-
-    def __init__(self, trace: Trace, owner: Any, step: Callable[..., Any]) -> None:
-        self.owner, self.step = owner, Callback(trace, step)
-
-    def __iter__(self) -> Steps:
-        return self
-
-    def __next__(self) -> Any:
-        return self.step(self.owner)
-
-
 def iterate(trace: Trace, value: Any) -> Iterator[Any]:
     """iter(value), as something native code can step through."""
     kind = type(value)
@@ -484,29 +471,17 @@ def iterate(trace: Trace, value: Any) -> Iterator[Any]:
         return iter(trace.call(load_attr(trace, value, "unbind"), [0], {}))
     method = dunder(trace, kind, "__iter__")
     if method is not None and not is_ours(kind):
-        made = trace.call(method, [value], {})
-        step = dunder(trace, type(made), "__next__")
-        if step is None or is_ours(type(made)):
-            return made  # type: ignore[no-any-return]
-        return Steps(trace, made, step)
-    getter = dunder(trace, kind, "__getitem__")
-    if getter is not None and not hasattr(kind, "__iter__"):
-        return _by_index(trace, value, getter)
-    check_native_use(trace, value, "iteration")
+        return trace.call(method, [value], {})  # type: ignore[no-any-return]
+    if dunder(trace, kind, "__getitem__") is None or hasattr(kind, "__iter__"):
+        check_native_use(trace, value, "iteration")
     return native(iter, value)  # type: ignore[no-any-return]
 
 
-def _by_index(trace: Trace, value: Any, getter: Callable[..., Any]) -> Iterator[Any]:
-    index = 0
-    while True:
-        try:
-            item = trace.call(getter, [value, index], {})
-        except Raised as raised:
-            if isinstance(raised.value, IndexError):
-                return
-            raise
+def steps(trace: Trace, value: Any) -> Iterator[Any]:
+    """Its items, for code of capture's own to go through."""
+    source = iterate(trace, value)
+    while (item := native(next, source, MISSING)) is not MISSING:
         yield item
-        index += 1
 
 
 def length(trace: Trace, value: Any) -> Any:

@@ -203,8 +203,9 @@ AT_WORK: Final = threading.local()
 """Its `trace` is the one under way on the thread."""
 OPERATORS: Final = frozenset(
     f"__{name}__" for name in "eq ne lt le gt ge hash len index bool int float complex str repr format bytes"
-    " round trunc floor ceil contains getitem missing length_hint".split()
+    " round trunc floor ceil contains length_hint".split()
 )
+ITEMS: Final = frozenset({"__next__", "__getitem__", "__missing__"})
 """Methods of the user's that C code calls by itself: sorted(), a dict, "%s" ..."""
 
 
@@ -213,8 +214,8 @@ def watch(payload: Any, code: CodeType, function: Any, where: dict[str, Any], *_
     file = code.co_filename
     if is_library_file(file) and not file.startswith(TORCH_FOLDER):
         return False
-    is_operator = not OPERATORS.isdisjoint((code.co_name, function.__name__))  # it may be decorated
-    is_users = is_operator and not file.startswith((TORCH_FOLDER, OWN_FOLDER))
+    names = {code.co_name, function.__name__}  # it may be decorated
+    is_users = names & (OPERATORS | ITEMS) and not file.startswith((TORCH_FOLDER, OWN_FOLDER))
     return (NO_GUARDS, partial(interpret, code, where), where) if is_users else SKIP_CALLEES
 
 
@@ -227,7 +228,8 @@ def interpret(code: CodeType, where: dict[str, Any], *given: Any) -> Any:
     try:
         trace.call(getattr, [args[0], "__class__"], {})  # guards the class that has the method
         made = trace.call(function, args, {})
-        return known(made) if type(made) in (LateText, *NUMBERS) else made  # C code insists on it
+        is_needed = type(made) in (LateText, *NUMBERS) and code.co_name not in ITEMS
+        return known(made) if is_needed else made  # C code insists on it
     except Raised as raised:
         error = raised.value
     raise error  # outside of the handler, which would become its context
