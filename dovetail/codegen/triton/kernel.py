@@ -828,8 +828,9 @@ def _column_blocks(axes: tuple[Axis, ...], is_looped: bool, most: int) -> list[B
     row = _power(axes[-1].size.value) if axes[-1].size.is_const else 64
     if not is_looped:
         x = max(1, min(max(32, 1024 // row), 4096 // row))
-        return [Blocks(n, r=row, warps=max(1, min(8, n * row // (32 * min(most, 32))))) for n in (x, x * 2)]
-    if most < 16:
+        each = 32 * most if most == 1 else 1024
+        return [Blocks(n, r=row, warps=max(1, min(8, n * row // each))) for n in (x, x * 2)]
+    if most == 1:
         return [Blocks(32, r=16, warps=8), Blocks(32, r=32, warps=8)]
     likely = [Blocks(32, r=128, warps=4), Blocks(64, r=64, warps=4), Blocks(64, r=64, warps=8)]
     if axes[0].size.hi <= 32 * FEW_PROGRAMS and row <= 1024:  # all loads under way at once
