@@ -3,6 +3,7 @@
 The programs go through the real pipeline up to the schedule; each group then runs as a kernel on CPU
 tensors, each library call as itself. The interpreter knows no libdevice, so those functions come from torch.
 """
+import functools
 import os
 import subprocess
 import sys
@@ -260,3 +261,19 @@ def test_lowering_a_recurrence_takes_time_by_its_length():
         return tuple(outs)
 
     host_text(program, fake("cuda:0", 40, 4096), fake("cuda:0", 4096))
+
+
+def test_sums_over_columns_take_large_blocks_unless_there_are_very_many_loads():
+    def first_blocks(count):
+        program = torch.fx.Graph()
+        given = [program.placeholder(f"x{i}") for i in range(count)]
+        product = functools.reduce(lambda a, b: program.call_function(torch.mul, (a, b)), given)
+        program.output((program.call_function(torch.sum, (product, 0)),))
+        module = torch.fx.GraphModule(torch.nn.Module(), program)
+        joint = aot.trace_joint(module, [fake("cuda:0", 65536, 256) for _ in given])
+        loops = lower.lower(aot.partition(ops.decompose(joint.graph), joint.signature).forward)
+        (kernel,) = codegen.emit(schedule.plan(schedule.schedule(loops, Options())), Options()).kernels
+        return kernel.blocks[0]
+
+    few, many = first_blocks(14), first_blocks(40)
+    assert few.x * few.r == 4096 and many.x * many.r == 512
