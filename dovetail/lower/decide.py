@@ -81,14 +81,16 @@ def _is_short(source: Node, size: Expr | None = None) -> bool:
 
 def _counts(pick: Node) -> bool:
     """It takes elements at places made of counts alone: windows, say."""
-    stack = list(pick.operands[1:]) if pick.op == "prims.take" else [pick]
-    while stack:
-        node = stack.pop()
+    walk = dict.fromkeys(pick.operands[1:] if pick.op == "prims.take" else (pick,))
+    for _ in range(LARGEST_PICK):
+        if not walk:
+            return True
+        node, _ = walk.popitem()
         if node.op != "prims.iota":
             if kind_of(node.op) not in ("pointwise", "view"):
                 return False
-            stack.extend(node.operands)
-    return True
+            walk.update(dict.fromkeys(node.operands))
+    return False
 
 
 def base_of(node: Node) -> Node:

@@ -32,7 +32,8 @@ LENGTH: Final = struct.Struct("<Q")
 MANY_LOADS: Final = 64
 """With more of them a thread has an element (along one axis), and accesses are not widened: Triton's pass
 for that looks, for each, at all that is connected with it, in nine tenths of the time of long kernels."""
-WIDEN: Final = getattr(passes.ttgpuir, "add_coalesce", None)
+IS_ALONE: Final = __name__ == "__main__" and hasattr(passes.ttgpuir, "add_coalesce")
+"""In a process of its own, where nobody else's kernels are compiled meanwhile."""
 
 
 def compile_text(request: dict[str, Any]) -> dict[str, Any]:
@@ -66,8 +67,14 @@ def build(request: dict[str, Any]) -> Any:
     }
     source = ASTSource(fn=function, signature=signature, constexprs=places, attrs=attrs)
     is_long = request["text"].count("tl.load(") > MANY_LOADS and not {*constants} - {"XBLOCK"}
-    passes.ttgpuir.add_coalesce = (lambda manager: None) if is_long else WIDEN
-    return triton.compile(source, target=GPUTarget("cuda", request["capability"], 32), options=options)
+    target = GPUTarget("cuda", request["capability"], 32)
+    if not (is_long and IS_ALONE):
+        return triton.compile(source, target=target, options=options)
+    widen, passes.ttgpuir.add_coalesce = passes.ttgpuir.add_coalesce, lambda manager: None
+    try:
+        return triton.compile(source, target=target, options=options)
+    finally:
+        passes.ttgpuir.add_coalesce = widen
 
 
 @cache

@@ -68,11 +68,13 @@ def test_many_small_matrices_are_multiplied_by_elements(dtype, torch_dtype):
     torch.testing.assert_close(run_graph(made, given)[0], torch.bmm(*given))
 
 
-def test_distances_along_axes():
+@pytest.mark.parametrize("lead,other", [((2,), (2,)), ((), (3,)), ((2, 1), (1, 3)), ((2, 1), (3,))])
+def test_distances_along_axes(lead, other):
+    given = [torch.randn(*lead, 30, 4), torch.randn(*other, 40, 4)]
+    wanted = torch.cdist(*given, p=1.0)
     builder = GraphBuilder()
-    x, y = (builder.input(name, tensor_type((2, n, 4), F32, CUDA)) for name, n in (("x", 30), ("y", 40)))
-    args = (x, y, 1.0, None)
-    made = decompose(builder.finish((builder.call("aten._cdist_forward.default", args, tensor_type((2, 30, 40), F32, CUDA)),)))
+    x, y = (builder.input(name, tensor_type(tuple(v.shape), F32, CUDA)) for name, v in zip("xy", given))
+    type = tensor_type(tuple(wanted.shape), F32, CUDA)
+    made = decompose(builder.finish((builder.call("aten._cdist_forward.default", (x, y, 1.0, None), type),)))
     assert not [node for node in made.nodes if node.op.startswith("aten.")]
-    given = [torch.randn(2, 30, 4), torch.randn(2, 40, 4)]
-    torch.testing.assert_close(run_graph(made, given)[0], torch.cdist(*given, p=1.0))
+    torch.testing.assert_close(run_graph(made, given)[0], wanted)

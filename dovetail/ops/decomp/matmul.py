@@ -163,7 +163,7 @@ def cdist(b: Build, x: Value, y: Value, p: float, mode: Any) -> Value:
     """Distances along the axes in a few dimensions, on a GPU, whose library takes a program for each pair."""
     decline_if(p != 1.0 or b.out.device.kind != "cuda" or not x.shape[-1].is_const or x.shape[-1].value > 64)
     apart = b.unsqueeze(x, (x.ndim - 1,)) - b.unsqueeze(y, (y.ndim - 2,))
-    return b.reduce("sum", b.call("abs", apart), (x.ndim,))
+    return b.reduce("sum", b.call("abs", apart), (apart.ndim - 1,))
 
 
 @decomposes("aten.convolution")
