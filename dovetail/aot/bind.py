@@ -215,7 +215,7 @@ class _Emitter:
     @contextmanager
     def raising_as_eager(self) -> Iterator[None]:
         """Where forward raises, eager does, with its own words, and after the program's writes to inputs."""
-        if self.joint.updates:
+        if self.joint.updates and not self.joint.is_atomic:
             yield
             return
         with self.w.block("try:"):

@@ -49,6 +49,7 @@ _COUNTED = partial(Mutation, output=-1, under_no_grad=True, op="aten.squeeze_.di
 _RAISING = ("aten._linalg_check_errors", "aten._linalg_eigh", "aten._linalg_svd", "aten.linalg_eig.")
 """Ops that refuse some values."""
 _INDEXING = ("aten.index.", "aten.index_", "aten.gather", "aten.scatter")
+_OVERWRITING = ("aten.index_copy", "aten.index_put", "aten.slice_scatter", "aten.select_scatter")
 _LOOKING = (*_INDEXING, "aten.embedding", "aten.take", "aten.put", "aten.multinomial", "aten._assert_async")
 SMALL_UPDATES = 4096
 """These refuse some, too, and stand in every step of decoding: to copy more bytes of its caches is worse."""
@@ -88,12 +89,21 @@ class Joint(Noun, eq=False):
     def updates(self) -> tuple[tuple[int, int], ...]:
         """The signature's, less those of inputs that take part in gradients, and none where a later op may
         raise: by then the input has to have the value that it had at that point."""
-        if self.is_atomic or any(node.op.startswith(_RAISING) for node in self.graph.nodes):
+        if any(node.op.startswith(_RAISING) for node in self.graph.nodes):
             return ()
         is_free = not self.signature.tangents
         found = tuple(u for u in self.signature.updates if is_free or not self.has_grad[u[1]])
+        if self.is_atomic:
+            found = tuple(u for u in found if self.is_repeatable(*u))
         is_small = sum(bytes_of(self.graph.inputs[i].type) for _, i in found) <= SMALL_UPDATES
-        return () if is_small and any(node.op.startswith(_LOOKING) for node in self.graph.nodes) else found
+        is_looking = self.is_atomic or any(node.op.startswith(_LOOKING) for node in self.graph.nodes)
+        return () if is_small and is_looking else found
+
+    def is_repeatable(self, output: int, given: int) -> bool:
+        """Items of an input that is not read before are written, as in a cache: done twice is as done once."""
+        base, result = self.graph.inputs[given], self.graph.outputs[output]
+        reads = [node for node in self.graph.nodes if base in node.operands]
+        return reads == [result] and result.op.startswith(_OVERWRITING) and result.args[3:] != (True,)
 
     def __str__(self) -> str:
         return f"{self.graph}\n{self.signature}"

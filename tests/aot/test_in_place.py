@@ -14,7 +14,17 @@ def step(cache, position, new):
     return (cache * 2).sum(1)
 
 
-def test_scatter_into_an_input_writes_the_input():
+def step_with_handlers(cache, position, new):
+    try:
+        cache.index_copy_(1, position, new)
+        found = (cache * 2).sum(1)
+    except IndexError as error:
+        found = str(error)
+    return found
+
+
+@pytest.mark.parametrize("step", [step, step_with_handlers])
+def test_scatter_into_an_input_writes_the_input(step):
     with torch.no_grad():
         ours, theirs = torch.zeros(3, 64, 8), torch.zeros(3, 64, 8)
         compiled = dovetail.compile(step, fullgraph=True)
@@ -26,6 +36,9 @@ def test_scatter_into_an_input_writes_the_input():
             assert torch.equal(ours, theirs) and ours.data_ptr() == address
         copies = [e for e in EVENTS.of("kernel") if "index_copy_" in e["origins"] and "_put" not in e["name"]]
         assert not copies
+        if step is step_with_handlers:
+            args = torch.tensor([64]), torch.randn(3, 1, 8)
+            assert compiled(ours, *args) == step(theirs, *args) and torch.equal(ours, theirs)
 
 
 def test_an_input_that_is_also_read_before_is_copied():

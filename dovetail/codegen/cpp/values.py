@@ -378,8 +378,10 @@ class KernelWriter(Noun, frozen=False):
                     scope(f"{call}({at}, {self.as_vector(value)});")
 
     def scatter(self, buffer: str, position: Value, value: Value, scope: Scope) -> None:
-        """Positions computed from data, one at a time and in order."""
-        place = f"{self.name(buffer)}[{position.text}{'[l]' if position.is_vector else ''}]"
+        """Positions computed from data, one at a time and in order. Where one is not in the caller's tensor,
+        the call raises, and no element that was not asked for may have changed."""
+        guard = "if (!*bad) " if self.may_fail and self.buffers[buffer].kind == "input" else ""
+        place = f"{guard}{self.name(buffer)}[{position.text}{'[l]' if position.is_vector else ''}]"
         if self.vector_var is None:
             scope(f"{place} = {value.text};")
         else:
