@@ -215,11 +215,12 @@ class _Emitter:
     @contextmanager
     def raising_as_eager(self) -> Iterator[None]:
         """Where forward raises, eager does, with its own words, and after the program's writes to inputs."""
-        if self.joint.updates and not self.joint.is_atomic:
-            yield
-            return
         with self.w.block("try:"):
             yield
+        if self.joint.updates and not self.joint.is_atomic:
+            written = _tuple(self.inputs[given] for _, given in self.joint.updates)
+            self.w(f"except Exception: write_back({written}, {written}); raise")  # their versions say so
+            return
         self.w("except Exception as raised: error = raised")
         with self.w.block("else: error = None\nif error is not None:"):  # it is not our error's context
             given = ["error", "run_eager", str(self.joint.is_atomic), *self.inputs]

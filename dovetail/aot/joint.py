@@ -34,7 +34,7 @@ from dovetail.fake.calls import call_at
 from dovetail.fake.kernels import watch_kernels
 from dovetail.fake.symbolic import find_shapes
 from dovetail.ir.expr import ZERO, Expr, le
-from dovetail.ir.graph import INPUT, Arg, Graph, GraphBuilder, Known, Node, nodes_in
+from dovetail.ir.graph import GET, INPUT, Arg, Graph, GraphBuilder, Known, Node, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
 from dovetail.ir.types import BOOL, F64, I64, NARROW, ScalarType, TensorType, bytes_of
 from dovetail.ops.build import is_dense
@@ -51,6 +51,8 @@ _RAISING = ("aten._linalg_check_errors", "aten._linalg_eigh", "aten._linalg_svd"
 _INDEXING = ("aten.index.", "aten.index_", "aten.gather", "aten.scatter")
 _OVERWRITING = ("aten.index_copy", "aten.index_put", "aten.slice_scatter", "aten.select_scatter")
 _LOOKING = (*_INDEXING, "aten.embedding", "aten.take", "aten.put", "aten.multinomial", "aten._assert_async")
+_DIVIDING = ("aten.div.", "aten.floor_divide", "aten.remainder", "aten.fmod")
+_REFUSING = (*_RAISING, *_LOOKING, "aten.nll_loss", "aten.bernoulli", "aten.bincount", "aten.hist", "aten._ctc_loss")
 SMALL_UPDATES = 4096
 """These refuse some, too, and stand in every step of decoding: to copy more bytes of its caches is worse."""
 
@@ -107,6 +109,13 @@ class Joint(Noun, eq=False):
 
     def __str__(self) -> str:
         return f"{self.graph}\n{self.signature}"
+
+
+def _may_refuse(node: Node) -> bool:
+    """Whether it raises depends on values. An op that is not torch's may do anything."""
+    if node.op.startswith(_DIVIDING):
+        return not node.tensor.dtype.is_float
+    return node.op.startswith(_REFUSING) or not node.op.startswith(("aten.", "prims.", GET))
 
 
 class _Trace(Noun, frozen=False):
@@ -180,9 +189,10 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     )  # fmt: skip
     made = [x.is_inference() for out, x in zip(outputs, results) if out.kind in ("fresh", "alias")]
     is_inference = bool(made) and all(made) and not torch.is_inference_mode_enabled()
+    is_atomic = gm.meta.get("is_atomic", False) and any(map(_may_refuse, graph.nodes))
     return Joint(
         prune(graph), signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose,
-        is_inference, tuple(each is not None for each in trace.versions), gm.meta.get("is_atomic", False),
+        is_inference, tuple(each is not None for each in trace.versions), is_atomic,
     )  # fmt: skip
 
 

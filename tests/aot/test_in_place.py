@@ -41,6 +41,25 @@ def test_scatter_into_an_input_writes_the_input(step):
             assert compiled(ours, *args) == step(theirs, *args) and torch.equal(ours, theirs)
 
 
+def test_where_nothing_can_raise_handlers_make_no_copies(monkeypatch):
+    def program(weight, grad):
+        try:
+            weight.lerp_(grad, 0.5)
+        except RuntimeError:
+            grad = grad - 1
+        return grad * 2
+
+    copied = []
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *args: copied.append(args))
+    with torch.no_grad():
+        ours, theirs, grad = torch.ones(8, 8), torch.ones(8, 8), torch.randn(8, 8)
+        compiled = dovetail.compile(program, fullgraph=True)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(ours, grad), program(theirs, grad))
+            torch.testing.assert_close(ours, theirs)
+    assert not copied
+
+
 def test_an_input_that_is_also_read_before_is_copied():
     def program(cache, position, new):
         before = cache.sum(1)
