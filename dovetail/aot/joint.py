@@ -52,7 +52,7 @@ _INDEXING = ("aten.index.", "aten.index_", "aten.gather", "aten.scatter")
 _OVERWRITING = ("aten.index_copy", "aten.index_put", "aten.slice_scatter", "aten.select_scatter")
 _LOOKING = (*_INDEXING, "aten.embedding", "aten.take", "aten.put", "aten.multinomial", "aten._assert_async")
 _DIVIDING = ("aten.div.", "aten.floor_divide", "aten.remainder", "aten.fmod")
-_REFUSING = (*_RAISING, *_LOOKING, "aten.nll_loss", "aten.bernoulli", "aten.bincount", "aten.hist", "aten._ctc_loss")
+_REFUSING = (*_LOOKING, "aten.nll_loss", "aten.bernoulli", "aten.bincount", "aten.hist", "aten._ctc_loss")
 SMALL_UPDATES = 4096
 """These refuse some, too, and stand in every step of decoding: to copy more bytes of its caches is worse."""
 
@@ -102,7 +102,7 @@ class Joint(Noun, eq=False):
         return () if is_small and is_looking else found
 
     def is_repeatable(self, output: int, given: int) -> bool:
-        """Items of an input that is not read before are written, as in a cache: done twice is as done once."""
+        """Items of an input not read before are written, as in a cache: done twice is as done once."""
         base, result = self.graph.inputs[given], self.graph.outputs[output]
         reads = [node for node in self.graph.nodes if base in node.operands]
         return reads == [result] and result.op.startswith(_OVERWRITING) and result.args[3:] != (True,)
@@ -112,10 +112,14 @@ class Joint(Noun, eq=False):
 
 
 def _may_refuse(node: Node) -> bool:
-    """Whether it raises depends on values. An op that is not torch's may do anything."""
+    """Whether it raises depends on values, which torch looks at on the CPU. Others' ops may do anything."""
+    if not node.op.startswith(("aten.", "prims.", GET)):
+        return True
+    given = [arg.type for arg in node.operands]
+    is_here = all(type.device.kind == "cpu" for type in given if isinstance(type, TensorType))
     if node.op.startswith(_DIVIDING):
-        return not node.tensor.dtype.is_float
-    return node.op.startswith(_REFUSING) or not node.op.startswith(("aten.", "prims.", GET))
+        return is_here and not node.tensor.dtype.is_float
+    return node.op.startswith(_RAISING) or is_here and node.op.startswith(_REFUSING)
 
 
 class _Trace(Noun, frozen=False):

@@ -12,7 +12,7 @@ from dovetail.codegen.host.program import emit_host
 from dovetail.codegen.target import Launchable, Target
 from dovetail.ir.expr import as_expr
 from dovetail.ir.program import Kernel, Program
-from dovetail.ir.schedule import Group, Plan
+from dovetail.ir.schedule import LINE, Group, Plan
 from dovetail.options import Options
 from dovetail.util.noun import Noun, field, replace
 
@@ -121,6 +121,9 @@ def batched(plan: Plan, launches: dict[Group, Launchable]) -> dict[Group, Launch
     qualify whose buffers the plan of memory does not share, and that nothing in between touches."""
     places = dict(plan.places)
     shared = {name for name, place in plan.places if place.kind not in ("input", "output", "reuse")}
+    sizes = ((b.name, b.type.storage_bytes) for b in plan.schedule.loops.buffers)
+    small = {name for name, size in sizes if size.is_const and size.value <= LINE}
+    shared -= {name for name in small if name in places and places[name].kind == "arena"}
 
     def memory(names: Iterable[str]) -> set[str]:
         return {places[name].of or name if name in places else name for name in names}

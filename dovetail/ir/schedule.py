@@ -16,6 +16,8 @@ Softmax: max(0), exp(1), sum(1), div(2): three passes over a row that is in cach
 """
 from __future__ import annotations
 
+from typing import Final
+
 from dovetail.errors import Reason
 from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Extern, Loops, Nest, Range
@@ -78,6 +80,10 @@ class Schedule(Noun, eq=False):
         lines = [str(step) for step in self.steps]
         lines += [f"not fused: {subject}: {reason}" for subject, reason in self.declined]
         return "\n".join(lines)
+
+
+LINE: Final = 64
+"""Memory of the arena is given in lines of so many bytes. What fits in one has it to itself."""
 
 
 class Place(Noun):

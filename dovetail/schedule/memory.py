@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from bisect import insort
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
 from dovetail.ir.loop import Buffer, Extern
-from dovetail.ir.schedule import Group, Place, Plan, Schedule
+from dovetail.ir.schedule import LINE, Group, Place, Plan, Schedule
 from dovetail.util.noun import Noun
 
-ALIGN: Final = 64
 Time: TypeAlias = "tuple[int, int, int]"
 """In a kernel: the level; before, along or again along its rows; the place among the nests."""
 
@@ -39,11 +38,14 @@ class Slot(Noun, frozen=False, eq=False):
 
 def pack(slots: list[Slot]) -> Expr:
     """Give every slot its offset; the bytes of the whole arena. Large ones choose first: small ones fit
-    into the gaps that are left."""
+    into the gaps that are left. Numbers have a line each, so that kernels of numbers can move."""
     placed: list[tuple[int, int, int, int]] = []
     """(start, stop, first, last) of the slots so far, by start"""
     top = 0
     for slot in sorted((s for s in slots if s.size.is_const), key=lambda s: (-s.size.value, s.first)):
+        if slot.size.value == LINE:
+            slot.offset, top = const(top), top + LINE
+            continue
         at, size, first, last = 0, slot.size.value, slot.first, slot.last
         for start, stop, since, until in placed:
             if since > last or until < first:
@@ -96,13 +98,13 @@ def plan(schedule: Schedule) -> Plan:
 
 
 def _aligned(size: int) -> int:
-    return (size + ALIGN - 1) // ALIGN * ALIGN
+    return (size + LINE - 1) // LINE * LINE
 
 
 def storage_bytes(buffer: Buffer) -> Expr:
     """Bytes, rounded up to whole lines."""
     size = buffer.type.storage_bytes
-    return const(_aligned(max(size.value, 1))) if size.is_const else mul(ceildiv(size, ALIGN), ALIGN)
+    return const(_aligned(max(size.value, 1))) if size.is_const else mul(ceildiv(size, LINE), LINE)
 
 
 def find_slots(
@@ -157,7 +159,7 @@ def _find_donor(
     if isinstance(step, Extern):
         return None
     for other in _read_positions(step):
-        if other not in slots or last.get(other) != k or other in taken:
+        if other not in slots or last.get(other) != k or other in taken or slots[other].size is const(LINE):
             continue
         if storage_bytes(buffers[other]) is not storage_bytes(buffers[name]):
             continue

@@ -309,13 +309,16 @@ class Emitter(Noun, frozen=False):
 
     def _load_constants(self) -> None:
         """Weights that a row is multiplied by are on their way before the kernel before this one is done."""
+        early: set[Scalar] = set()
         if not self.has_rows or self.is_looped:
             return
         sure = certain(analysis.roots_in(self.group.nests), self.certain)
-        loads = [node for node in analysis.scalars_of(self.group) if node.op == "load" and node in sure]
-        found = [node for node in loads if self.buffers[str(node.args[0])].kind == "constant"]
-        if len(found) <= MOST_EARLY:
-            self.tiles.update((node, self._load(node)) for node in found)
+        for node in [node for node in analysis.scalars_of(self.group) if node in sure]:
+            read = {n for n in iter_scalars(node) if n.op in ("load", "load_at")}
+            is_constant = all(self.buffers[str(n.args[0])].kind == "constant" for n in read)
+            if node.op in ("load", "masked") and is_constant and 0 < len(read | early) <= MOST_EARLY:
+                early |= read
+                self._value(node)
 
     def _load_picked(self) -> None:
         """What a row picks by an index is two loads one after the other: on their way before the row."""
