@@ -22,6 +22,7 @@ from collections.abc import Generator as PythonGenerator
 from functools import partial
 from types import FunctionType, GeneratorType, MethodType, WrapperDescriptorType
 from typing import Any, Final
+from weakref import WeakSet
 
 import torch
 from torch.nn.modules import module as nn_module
@@ -37,7 +38,7 @@ from dovetail.capture.origins import PLAIN, wrap
 from dovetail.capture.regions import BY_NAME
 from dovetail.capture.text import NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
-from dovetail.capture.trace import Outside, Raised, Trace, is_library_file
+from dovetail.capture.trace import Outside, Raised, Trace, is_library_file, is_random
 from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
@@ -328,10 +329,19 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A function under lru_cache: of constants it is really called, and what it gives stays in its cache."""
+    """A function under lru_cache: of constants it is really called, and what it gives stays in its cache. One
+    that draws random numbers when something is not there yet does so in Python, at its place among others."""
+    if fn in DRAWING:
+        raise UnknownCall(trace.loc(), function=fn.__qualname__)
     if all(type(arg) in PLAIN or isinstance(arg, type) for arg in (*args, *kwargs.values())):
         with torch._C._DisableTorchDispatch():
+            before = torch.get_rng_state()
             result, key = native(fn, *args, **kwargs), (id(fn), repr((args, kwargs)))
+            if not torch.equal(before, torch.get_rng_state()):
+                DRAWING.add(fn)
+                if fn.cache_info().currsize == 1:  # nothing else is lost
+                    fn.cache_clear()
+                raise UnknownCall(trace.loc(), function=fn.__qualname__)
         if type(result) in PLAIN or isinstance(result, (type, FunctionType)):
             if key not in trace.reads and (fn.__module__ or "").split(".")[0] != "torch":  # it may be cleared
                 test = Predicate(lambda fn: fn(*args, **kwargs) == result, f"returns {result!r:.60}")
@@ -340,13 +350,17 @@ def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs)
         find: Any = lambda fn: fn(*args, **kwargs)
         where = Applied(trace.const(fn, fn.__name__), trace.const(find, "find").name, find)
         return wrap(trace, result, where)
+    count, writes = len(trace.calls), list(map(id, trace.writes.values()))
     made = call(trace, wrapped, args, kwargs)
-    if isinstance(made, (list, dict, set)):  # what is done to it is done to the one in the cache
+    acts = any(map(is_random, trace.calls[count:])) or writes != list(map(id, trace.writes.values()))
+    if acts or isinstance(made, (list, dict, set)):  # what is done to it is done to the one in the cache
         raise UnknownCall(trace.loc(), function=fn.__qualname__)
     return made
 
 
 LRU_CACHE: Final = type(functools.lru_cache(lambda: None))
+DRAWING: Final[WeakSet[Any]] = WeakSet()
+"""Those that were seen to draw random numbers."""
 
 BY_TYPE: Final[dict[type, Any]] = {
     FunctionType: call_function,

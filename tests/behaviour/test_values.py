@@ -413,6 +413,21 @@ def test_a_cache_holds_real_tensors() -> None:
     assert type(cached_tensor(3)) is torch.Tensor and cached_tensor(4).tolist() == [1, 2, 3, 4]
 
 
+def test_random_numbers_in_a_cache_are_drawn_once_and_in_their_turn() -> None:
+    class Noisy:
+        @functools.lru_cache  # noqa: B019
+        def of(self, n: int) -> torch.Tensor:
+            return torch.randn(n)
+
+    def run(compile: Any) -> Any:
+        noise, noisy = functools.cache(lambda n: torch.randn(n)), Noisy()
+        step = compile(lambda x: torch.rand(3) + x * noise(3) + noise(1) + torch.rand(3) + noisy.of(3))
+        torch.manual_seed(0)
+        return [step(torch.ones(3)) for _ in range(3)], torch.rand(2)
+
+    check_same(run(functools.partial(dovetail.compile, backend="eager")), run(lambda f: f), "results")
+
+
 def test_a_counter_of_sizes() -> None:
     def f(x: torch.Tensor, seen: Any) -> Any:
         seen[x.shape[0]] += 1
