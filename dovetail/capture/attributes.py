@@ -14,6 +14,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from dovetail.capture.text import NUMBERS, LateText, native
 from dovetail.capture.trace import Origin, Outside, Raised, Trace, Unread
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import ClassIs, Is, Lacks, Length
+from dovetail.ir.guard import ClassIs, Is, Lacks, Length, Predicate
 from dovetail.ir.source import Attr, DictAttr, Item, Source
 
 MISSING: Final = object()
@@ -80,6 +81,11 @@ def raise_attribute_error(obj: Any, name: str) -> Any:
 # -- reading ---------------------------------------------------------------------------------------
 
 def load_attr(trace: Trace, obj: Any, name: str) -> Any:
+    pending = trace.writes.get((id(obj), name))
+    if pending is not None and pending.value is not traces.DELETED:
+        return pending.value
+    if pending is not None and isinstance(obj, (type, FunctionType, Fake)):
+        return raise_attribute_error(obj, name)
     kind = type(obj)
     if kind in RULES:
         return RULES[kind](trace, obj, name)
@@ -96,11 +102,8 @@ FOREIGN: Final = (weakref.ProxyType, weakref.CallableProxyType)
 
 
 def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
-    pending = trace.writes.get((id(obj), name))
-    if pending is not None:
-        if pending.value is not traces.DELETED:
-            return pending.value
-        found, owner = find_in_class(trace, type(obj), name)  # which a deleted attribute no longer hides
+    if (id(obj), name) in trace.writes:  # deleted: it no longer hides what the class has
+        found, owner = find_in_class(trace, type(obj), name)
         if found is MISSING:
             return _getattr_hook(trace, obj, name)
         return bind_class_value(trace, found, owner, obj, type(obj), name)
@@ -136,9 +139,7 @@ def plain_attr(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
     found_kind = type(found)
     if found is not MISSING and hasattr(found_kind, "__get__"):
         if found_kind is property:
-            if found.fget is None:
-                raise_attribute_error(obj, name)
-            return trace.call(found.fget, [obj], {})
+            return call_property(trace, found, "getter", name, obj)
         if found_kind in FIELDS:
             return _native_field(trace, obj, name, origin)
         if hasattr(found_kind, "__set__") and not isinstance(found, (FunctionType, type)):
@@ -151,6 +152,13 @@ def plain_attr(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
             trace.guard(origin.source, Lacks(name, attribute=True))
         return bind_class_value(trace, found, owner, obj, kind, name)
     return _getattr_hook(trace, obj, name, hooked)
+
+
+def call_property(trace: Trace, found: property, part: str, name: str, obj: Any, *args: Any) -> Any:
+    function = {"getter": found.fget, "setter": found.fset, "deleter": found.fdel}[part]
+    if function is None:
+        raise Raised(AttributeError(f"property '{name}' of '{type(obj).__name__}' object has no {part}"))
+    return trace.call(function, [obj, *args], {})
 
 
 def instance_dict(obj: Any) -> dict[str, Any] | None:
@@ -197,17 +205,30 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
         raise UnsupportedValue(trace.loc(), type="traceback", detail="its exception was raised in the graph")
     if isinstance(obj, torch.Tensor):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"it says what .{name} is")
-    value = native(getattr, _original(obj, origin), name)
     if origin is None:
-        return value
+        return native(getattr, obj, name)
+    try:
+        value = native(getattr, origin.original, name)
+    except Raised:
+        is_empty = partial(_is_empty, find_in_mro(type(obj), name)[0])
+        trace.guard(origin.source, Predicate(is_empty, f"has no {name}"))
+        raise
     return trace.remember((id(obj), name), wrap(trace, value, Attr(origin.source, name)))
+
+
+def _is_empty(slot: Any, owner: Any) -> bool:
+    try:
+        slot.__get__(owner)
+    except AttributeError:
+        return True
+    return False
 
 
 def _descriptor_get(trace: Trace, found: Any, obj: Any, kind: type) -> Any:
     getter, _ = find_in_mro(type(found), "__get__")
     guard_class(trace, type(found))
+    wrap(trace, found, trace.const(found, type(found).__name__), stable=True)  # it may have a state
     if isinstance(getter, FunctionType):
-        wrap(trace, found, trace.const(found, type(found).__name__), stable=True)  # it may have a state
         return trace.call(getter, [found, obj, kind], {})
     return native(found.__get__, obj, kind)
 
@@ -367,9 +388,6 @@ def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
 
 
 def class_attr(trace: Trace, obj: type, name: str) -> Any:
-    pending = trace.writes.get((id(obj), name))
-    if pending is not None:
-        return pending.value if pending.value is not traces.DELETED else raise_attribute_error(obj, name)
     if isinstance(obj, enum.EnumType):
         guard_class(trace, obj)  # it grows while its members are made
         return native(getattr, obj, name)
@@ -406,9 +424,6 @@ UNVERSIONED: Final = ("__name__", "__qualname__", "__annotations__")
 
 
 def function_attr(trace: Trace, obj: Any, name: str) -> Any:
-    pending = trace.writes.get((id(obj), name))
-    if pending is not None:
-        return pending.value if pending.value is not traces.DELETED else raise_attribute_error(obj, name)
     source = trace.source_of(obj) or trace.const(obj, obj.__name__)
     is_own = (not name.startswith("__") or name in TITLES) and existed(trace, obj, name)
     if is_own and name not in TITLES and name not in obj.__dict__:
@@ -528,11 +543,7 @@ def store_plain(trace: Trace, obj: Any, name: str, value: Any) -> None:
     found_kind = type(found)
     if found is not MISSING and hasattr(found_kind, "__set__"):
         if found_kind is property:
-            if found.fset is None:
-                owner = type(obj).__name__
-                raise Raised(AttributeError(f"property '{name}' of '{owner}' object has no setter"))
-            trace.call(found.fset, [obj, value], {})
-            return
+            return call_property(trace, found, "setter", name, obj, value)  # type: ignore[no-any-return]
         setter, _ = find_in_mro(found_kind, "__set__")
         if isinstance(setter, FunctionType):
             trace.call(setter, [found, obj, value], {})
@@ -607,10 +618,7 @@ def delete_attr(trace: Trace, obj: Any, name: str) -> None:
         return
     found, _ = find_in_mro(type(obj), name)
     if isinstance(found, property):
-        if found.fdel is None:
-            raise Raised(AttributeError(f"property '{name}' of '{type(obj).__name__}' object has no deleter"))
-        trace.call(found.fdel, [obj], {})
-        return
+        return call_property(trace, found, "deleter", name, obj)  # type: ignore[no-any-return]
     if found is torch.Tensor.grad:
         store_attr(trace, obj, name, None)
         return
@@ -620,7 +628,8 @@ def delete_attr(trace: Trace, obj: Any, name: str) -> None:
 def delete_instance(trace: Trace, obj: Any, name: str) -> None:
     if isinstance(obj, (type, ModuleType)):
         load_attr(trace, obj, name)
-        store_in_class(trace, obj, name, traces.DELETED)
+        if trace.writes.pop((id(obj), name), None) is None or name in vars(obj):
+            store_in_class(trace, obj, name, traces.DELETED)
         return
     if is_own_dict(trace.origins.get(id(obj))):
         return native(dict.__delitem__, obj, name)  # type: ignore[no-any-return]

@@ -84,16 +84,10 @@ def as_callback(trace: Trace, value: Any) -> Any:
     return Callback(trace, value) if callable(value) else value
 
 
-def has_python_iter(trace: Trace, value: Any) -> bool:
-    kind = type(value)
-    if kind in PLAIN or kind in operations.NATIVE_KINDS:
-        return kind is Fake
-    return any(operations.dunder(trace, kind, name) is not None for name in ("__iter__", "__getitem__"))
-
-
 def as_iterable(trace: Trace, value: Any) -> Any:
     """A value that native code may iterate over."""
-    if has_python_iter(trace, value):
+    kind = type(value)
+    if kind is Fake or any(operations.dunder(trace, kind, name) for name in ("__iter__", "__getitem__")):
         return iterate(trace, value)
     operations.check_native_use(trace, value, "iteration")
     return value
@@ -336,6 +330,8 @@ on(str.maketrans)(lambda trace, args, kwargs: native(str.maketrans, *args))
 @on(format_value)
 def _format_value(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value, convert, spec = args
+    if is_late([value, spec]):
+        return late(trace, format_value, args)
     if convert or (not spec and attributes.find_in_mro(type(value), "__format__")[0] is object.__format__):
         value = trace.call((str, str, repr, ascii)[convert], [value], {})
     return trace.call(format, [value, spec], {})
@@ -387,9 +383,8 @@ def _dict(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _reversed(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    method = operations.dunder(trace, type(args[0]), "__reversed__")
-    if method is not None:
-        return iterate(trace, trace.call(method, args, {}))
+    if (said := operations.ask(trace, args[0], "__reversed__")) is not attributes.MISSING:
+        return iterate(trace, said)
     if operations.dunder(trace, type(args[0]), "__getitem__") is not None:
         size = operations.length(trace, args[0])
         return iter([operations.get_item(trace, args[0], i) for i in range(size - 1, -1, -1)])

@@ -531,9 +531,7 @@ class Activation:
 
     def FORMAT_VALUE(self, arg: int) -> None:
         spec = self.stack.pop() if arg & 4 else ""
-        parts, trace = [self.stack[-1], arg & 3, spec], self.trace
-        is_known = not is_late(self.stack[-1]) and not is_late(spec)
-        self.stack[-1] = trace.call(format_value, parts, {}) if is_known else late(trace, format_value, parts)
+        self.stack[-1] = self.trace.call(format_value, [self.stack[-1], arg & 3, spec], {})
 
     # -- functions and calls
 

@@ -25,7 +25,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from dovetail.capture import operations
-from dovetail.capture.attributes import InstanceDict, find_in_mro, guard_class, load_attr
+from dovetail.capture.attributes import MISSING, InstanceDict, find_in_mro, guard_class, load_attr
 from dovetail.capture.builtins import LIBRARIES, Args, Kwargs, breaking, on
 from dovetail.capture.calls import inline
 from dovetail.capture.emit import REBUILD
@@ -43,9 +43,8 @@ from dovetail.ir.guard import Predicate
 @on(copy.copy)
 def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
-    method = operations.dunder(trace, type(value), "__copy__")
-    if method is not None:
-        return trace.call(method, args, {})
+    if (said := operations.ask(trace, value, "__copy__")) is not MISSING:
+        return said
     if type(value) in PLAIN or type(value) in COPYABLE:
         return native(copy.copy, value)
     return copy_instance(trace, value, lambda item: item)

@@ -94,11 +94,9 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
     if kind is str and other is LateText and operator.add in (op, plain):
         return right.__radd__(left)
     if plain is not None:
-        method = dunder(trace, kind, "__i" + DUNDERS[plain][0][2:])
-        if method is not None:
-            result = trace.call(method, [left, right], {})
-            if result is not NotImplemented:
-                return result
+        result = ask(trace, left, "__i" + DUNDERS[plain][0][2:], right)
+        if result is not NotImplemented and result is not MISSING:
+            return result
     forward, backward = DUNDERS[op if plain is None else plain]
     found, result = _by_dunder(trace, left, right, forward, backward)
     if found:
@@ -191,9 +189,8 @@ def unary(trace: Trace, op: Callable[[Any], Any], value: Any) -> Any:
         return on_fakes(trace, op, value)
     if op is operator.invert and type(value) in SYMBOLIC:
         return -(value if type(value) is torch.SymInt else as_hashable(value)) - 1
-    method = dunder(trace, type(value), UNARY[op])
-    if method is not None:
-        return trace.call(method, [value], {})
+    if (said := ask(trace, value, UNARY[op])) is not MISSING:
+        return said
     check_operands(trace, op.__name__, value)
     return native(op, value)
 
@@ -294,6 +291,12 @@ def as_key(trace: Trace, container: Any, key: Any) -> Any:
     return key
 
 
+def ask(trace: Trace, value: Any, name: str, *args: Any) -> Any:
+    """What the user's class says to an operator, or MISSING where it says nothing."""
+    method = dunder(trace, type(value), name)
+    return MISSING if method is None else trace.call(method, [value, *args], {})
+
+
 def get_item(trace: Trace, container: Any, key: Any) -> Any:
     kind = type(container)
     if kind in (list, tuple, dict):
@@ -306,9 +309,8 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
         return as_copy(trace, trace.call(_aten.index.Tensor, list(picked), {}), container)
     if kind.__module__ in ("typing", "typing_extensions"):
         return native(operator.getitem, container, key)
-    method = dunder(trace, kind, "__getitem__")
-    if method is not None:
-        return trace.call(method, [container, key], {})
+    if (said := ask(trace, container, "__getitem__", key)) is not MISSING:
+        return said
     if isinstance(container, type):
         return _class_item(trace, container, key)
     check_native_use(trace, container, "indexing")
@@ -393,28 +395,21 @@ def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
         native(operator.setitem, container, key, value)
         trace.record("call_function", operator.setitem, (container, key, value), {}, None)
         return
-    method = dunder(trace, type(container), "__setitem__")
-    if method is not None:
-        trace.call(method, [container, key, value], {})
-        return
-    check_native_use(trace, container, "item assignment")
-    native(operator.setitem, container, as_key(trace, container, key), value)
+    if ask(trace, container, "__setitem__", key, value) is MISSING:
+        check_native_use(trace, container, "item assignment")
+        native(operator.setitem, container, as_key(trace, container, key), value)
 
 
 def delete_item(trace: Trace, container: Any, key: Any) -> None:
-    method = dunder(trace, type(container), "__delitem__")
-    if method is not None:
-        trace.call(method, [container, key], {})
-        return
-    check_native_use(trace, container, "item deletion")
-    native(operator.delitem, container, as_key(trace, container, key))
+    if ask(trace, container, "__delitem__", key) is MISSING:
+        check_native_use(trace, container, "item deletion")
+        native(operator.delitem, container, as_key(trace, container, key))
 
 
 def contains(trace: Trace, container: Any, item: Any) -> bool:
     kind = type(container)
-    method = dunder(trace, kind, "__contains__")
-    if method is not None:
-        return truth(trace, trace.call(method, [container, item], {}))
+    if (said := ask(trace, container, "__contains__", item)) is not MISSING:
+        return truth(trace, said)
     if kind is Fake:
         return truth(trace, trace.call(torch.Tensor.__contains__, [container, item], {}))
     is_stepped = find_in_mro(kind, "__contains__")[0] is MISSING and dunder(trace, kind, "__iter__")

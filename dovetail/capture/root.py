@@ -23,7 +23,7 @@ import torch
 from dovetail.capture import autograd, contexts, library
 from dovetail.capture.breaks import emit_break
 from dovetail.capture.builtins import as_callback
-from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, call, is_installed_file
+from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, STEPS, call, is_installed_file
 from dovetail.capture.checks import check_copies, emit_checks, states_before
 from dovetail.capture.dynamic import History, Policy
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
@@ -123,9 +123,6 @@ def capture_frame(
     """See the file's docstring. `history` says which sizes are symbolic; None: all are static. `is_whole`:
     a break would be an error."""
     dynamic = history.policy(frame) if history is not None else None
-    flags = frame.code.co_flags
-    if flags & (CO_GENERATOR | CO_ASYNC):
-        raise SkippedFrame(frame.loc, detail="generators and coroutines run in eager")
     if frame.code.co_name == "__torch_function__":
         raise SkippedFrame(frame.loc, detail="what a tensor does instead of a function runs in eager")
     if is_importing():
@@ -348,10 +345,7 @@ PLUMBING: Final = frozenset(
 GENERATED: Final = ("<dovetail",)
 MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/", "/torch/distributions/")
 """Parts of torch that are models and training code rather than machinery: worth a graph of their own."""
-MACHINERY: Final = (
-    "/torch/nn/modules/module.py", "/torch/optim/optimizer.py", "/torch/optim/lr_scheduler.py",
-    "/torch/optim/radam.py", "/torch/optim/asgd.py", "/torch/optim/_adafactor.py", "/torch/optim/lbfgs.py",
-)  # fmt: skip
+MACHINERY: Final = ("/torch/nn/modules/module.py", *map("/torch/optim/{}".format, ["optimizer.py", *STEPS]))
 
 
 WALLS: Final = frozenset(

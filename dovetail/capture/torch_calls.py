@@ -254,9 +254,6 @@ def to_dtype(trace: Trace, value: Any, dtype: torch.dtype) -> Any:
 
 def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
     """An attribute of a tensor."""
-    pending = trace.writes.get((id(fake), name))
-    if pending is not None:
-        return pending.value
     origin, kind = trace.origins.get(id(fake)), type_of_value(trace, fake)
     if name == "__class__":
         return kind

@@ -420,6 +420,45 @@ def attribute_builtins() -> Any:
 
 
 @case("C4")
+def slot_that_is_empty_at_first() -> Any:
+    class Slotted:
+        __slots__ = ("count", "other")
+
+        def __getattr__(self, name: str) -> Any:
+            return 10
+
+    class Plain:
+        __slots__ = ("count",)
+
+    one, two = Slotted(), Plain()
+
+    def f(x: torch.Tensor) -> Any:
+        one.count += 1
+        two.count = getattr(two, "count", 0) + 1
+        return x * one.count, two.count, one.other
+
+    return f, [(x4(),)] * 4
+
+
+@case("C4")
+def attribute_that_lives_for_a_moment() -> Any:
+    class Box:
+        kept = 1
+
+    def g() -> None:
+        pass
+
+    def f(x: torch.Tensor) -> Any:
+        Box.n = g.n = 3  # type: ignore[attr-defined]
+        y = x * Box.n * g.n  # type: ignore[attr-defined]
+        y.n = 3  # type: ignore[attr-defined]
+        del Box.n, g.n, y.n  # type: ignore[attr-defined]
+        return y, hasattr(Box, "n"), hasattr(g, "n"), hasattr(y, "n")
+
+    return f, [(x4(),)] * 2, lambda: (vars(g), "n" in vars(Box))
+
+
+@case("C4")
 def callable_instance_and_bound_method() -> Any:
     v = Vector(torch.ones(4))
     method = v.__add__
