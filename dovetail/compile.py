@@ -10,6 +10,7 @@ reproducer file, and eager goes on.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import threading
 import time
@@ -19,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -293,6 +294,17 @@ def run_joint_in_eager(module: GraphModule, examples: Sequence[Any]) -> Callable
     return aot.bind(interpret(parts.forward), interpret, parts, joint)
 
 
+def runs_graph(made: Any, module: GraphModule, depth: int = 8) -> bool:
+    """Whether what a backend returned is the graph, or a function or an object around it."""
+    if made is module or not depth:
+        return made is module
+    parts = gc.get_referents(made) if isinstance(made, AROUND) else getattr(made, "__dict__", {}).values()
+    return any(runs_graph(part, module, depth - 1) for part in parts)
+
+
+AROUND: Final = (FunctionType, MethodType, CellType, tuple, functools.partial)
+
+
 def choose_backend(backend: str | Backend, options: Options) -> Backend:
     if callable(backend):
         return lambda module, examples: keeping_modes(module, backend(module, examples))
@@ -507,7 +519,7 @@ class Compiler:
         if not self.is_own:
             module.real_recompile()  # who knows what a backend does with its forward
         graph = self.backend(module, examples)
-        if shapes and not (self.is_own or self.is_dynamic or getattr(graph, "__self__", graph) is module):
+        if shapes and not (self.is_own or self.is_dynamic or runs_graph(graph, module)):
             shapes.fix("the backend")  # what others made of the graph is for what they were shown
         if shapes:
             shapes.remembered.clear()  # tensors, whose sizes refer to it where no collector looks

@@ -172,11 +172,24 @@ def test_what_a_backend_makes_of_a_graph_is_for_the_sizes_it_was_shown() -> None
         made.append(module)
         return module.forward
 
+    class Counting:
+        def __init__(self, module: torch.fx.GraphModule, inputs: list[Any]) -> None:
+            made.append(inputs)
+            self.module = module
+
+        def __call__(self, *args: Any) -> Any:
+            return self.module(*args)
+
+    def timing(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        made.append(inputs)
+        inner = functools.partial(lambda run, *args: run(*args), torch.fx.Interpreter(module).run)
+        return lambda *args: inner(*args)
+
     def program(x: torch.Tensor, k: float) -> Any:
         return x.sum() * k, [part.shape[0] for part in x.chunk(4)]
 
     calls = [(torch.ones(n), k) for n, k in ((16, 1), (12, 1), (11, 1), (11, 0.5), (11, 2.5), (12, 1))]
-    for backend, most in ((tracing, 8), (counting, 4)):
+    for backend, most in ((tracing, 8), (counting, 4), (Counting, 4), (timing, 4)):  # type: Any, int
         made.clear()
         compiled = dovetail.compile(program, backend=backend)
         for args in calls:
