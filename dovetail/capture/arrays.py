@@ -500,14 +500,15 @@ METHOD_RULES["numpy"] = METHOD_RULES["__array__"] = from_tensor
 
 def _of_numbers(trace: Trace, value: Any, kwargs: Kwargs) -> Any:
     """A tensor of numbers that change from call to call, which torch.tensor would have to know."""
-    numbers = value if type(value) in (list, tuple) else [value]
-    kinds, changing = {*map(type, numbers)}, {torch.SymInt, torch.SymFloat}
+    kinds, changing = {*map(type, leaves(value))}, {torch.SymInt, torch.SymFloat}
     if kinds.isdisjoint(changing) or not kinds <= {int, float, *changing} or kwargs.get("requires_grad"):
         return None
     default = torch.int64 if kinds <= {int, torch.SymInt} else torch.get_default_dtype()
     dtype = kwargs.get("dtype") or default
-    made = [trace.call(torch.full, [(), number], {**kwargs, "dtype": dtype}) for number in numbers]
-    return made[0] if numbers is not value else trace.call(torch.stack, [made], {})
+    make: Rule = lambda part: (
+        trace.call(torch.stack, [[*map(make, part)]], {}) if type(part) in (list, tuple)
+        else trace.call(torch.full, [(), part], {**kwargs, "dtype": dtype}))  # fmt: skip
+    return make(value)
 
 
 def _from_array(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:

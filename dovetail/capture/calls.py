@@ -31,6 +31,7 @@ from dovetail import errors
 from dovetail.capture import builtins as known
 from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
 from dovetail.capture.attributes import C_METHODS, find_in_mro, guard_class, load_attr
+from dovetail.capture.autograd import changes
 from dovetail.capture.frame import bind
 from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.operations import is_ours
@@ -335,9 +336,9 @@ def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs)
         raise UnknownCall(trace.loc(), function=fn.__qualname__)
     if all(type(arg) in PLAIN or isinstance(arg, type) for arg in (*args, *kwargs.values())):
         with torch._C._DisableTorchDispatch():
-            before = torch.get_rng_state()
+            state = torch.get_rng_state()
             result, key = native(fn, *args, **kwargs), (id(fn), repr((args, kwargs)))
-            if not torch.equal(before, torch.get_rng_state()):
+            if not torch.equal(state, torch.get_rng_state()):
                 DRAWING.add(fn)
                 if fn.cache_info().currsize == 1:  # nothing else is lost
                     fn.cache_clear()
@@ -350,9 +351,9 @@ def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs)
         find: Any = lambda fn: fn(*args, **kwargs)
         where = Applied(trace.const(fn, fn.__name__), trace.const(find, "find").name, find)
         return wrap(trace, result, where)
-    count, writes = len(trace.calls), list(map(id, trace.writes.values()))
+    count, before = len(trace.calls), changes(trace)
     made = call(trace, wrapped, args, kwargs)
-    acts = any(map(is_random, trace.calls[count:])) or writes != list(map(id, trace.writes.values()))
+    acts = any(map(is_random, trace.calls[count:])) or changes(trace) != before
     if acts or isinstance(made, (list, dict, set)):  # what is done to it is done to the one in the cache
         raise UnknownCall(trace.loc(), function=fn.__qualname__)
     return made

@@ -46,7 +46,7 @@ from dovetail.capture.trace import DELETED, NULL, Appender, Raised, Trace, Write
 from dovetail.capture.transforms import Pullback
 from dovetail.errors import Break, UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
-from dovetail.ir.source import Arg, Const, Source
+from dovetail.ir.source import Arg, Const, DictAttr, Source
 
 LITERALS: Final = frozenset({int, str, bool, type(None), bytes})
 
@@ -87,6 +87,10 @@ class Emitter:
             text = source.text
         else:
             text = dataclasses.replace(source, of=Const(self.load(base), None)).text  # type: ignore[call-arg]
+            origin = self.trace.by_source.get(id(base))
+            is_hidden = origin and isinstance(type(origin.original).__getattribute__, FunctionType)
+            if is_hidden and isinstance(source, DictAttr):
+                text = f"object.__getattribute__({self.load(base)}, '__dict__')[{source.name!r}]"
         name = f"_s{len(self.loaded)}"
         self.loaded[id(source)] = name
         self.keep.append(source)
@@ -132,8 +136,8 @@ class Emitter:
         self.busy.discard(id(value))
         return text
 
-    def refuse(self, value: Any, detail: str) -> Any:
-        raise UnsupportedValue(self.trace.frame.loc, type=type(value).__name__, detail=detail)
+    def refuse(self, value: Any, detail: str, step: int = -1) -> Any:
+        raise UnsupportedValue(self.trace.frame.loc, type=type(value).__name__, detail=detail, step=step)
 
     def items(self, values: Any) -> str:
         return ", ".join([self.value(item) for item in values])
@@ -291,11 +295,6 @@ def _unfinished(emit: Emitter, value: Generator) -> str:
     raise UnfinishedGenerator(emit.trace.frame.loc, name=name, step=value.made_at)
 
 
-def _pullback(emit: Emitter, value: Pullback) -> str:
-    detail = "what torch.func.vjp returns is needed outside of the graph"
-    raise UnsupportedValue(emit.trace.frame.loc, type="function", detail=detail, step=value.made_at)
-
-
 def _late_text(emit: Emitter, value: LateText) -> str:
     if value.is_outdated:
         emit.refuse(value, "a tensor in the text was changed since")
@@ -431,7 +430,8 @@ REBUILD: Final[dict[type, Rule]] = {
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): lambda emit, value: "None",
     Generator: _unfinished,
-    Pullback: _pullback,
+    Pullback: lambda emit, value: str(
+        emit.refuse(value, "what torch.func.vjp returns is needed outside of the graph", value.made_at)),
     Masked: lambda emit, value: str(value.leave()),
     collections.OrderedDict: lambda emit, value: (_instance if vars(value) else _ordered)(emit, value),
     collections.defaultdict: _made_of(

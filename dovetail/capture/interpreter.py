@@ -230,11 +230,14 @@ class Activation:
 
     # -- locals, cells, globals
 
+    def refuse_unbound(self, slot: int) -> None:
+        where = f"local variable '{self.code.slot_names[slot]}' where it is not associated with a value"
+        raise Raised(UnboundLocalError(f"cannot access {where}"))
+
     def LOAD_FAST(self, arg: int) -> None:
         value = self.slots[arg]
         if value is NULL:
-            where = f"local variable '{self.code.slot_names[arg]}' where it is not associated with a value"
-            raise Raised(UnboundLocalError(f"cannot access {where}"))
+            self.refuse_unbound(arg)
         if type(value) is Unread:
             value = self.slots[arg] = self.look_at(value, arg)
         self.stack.append(value)
@@ -258,6 +261,8 @@ class Activation:
 
     def DELETE_FAST(self, arg: int) -> None:
         value = self.slots[arg]
+        if value is NULL:
+            self.refuse_unbound(arg)
         if type(value) is Outside and not any(entry is value for entry in self.stack):
             self.give_up([value])
         self.slots[arg] = NULL

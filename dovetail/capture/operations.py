@@ -113,6 +113,8 @@ def _by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str)
     if first is None and second is None:
         return False, None
     pairs = [(first, left, right), (second, right, left)]
+    if type(left) is type(right) and (forward, backward) not in COMPARISONS.values():
+        pairs.pop()  # Python does not ask the same class again
     is_sequence = forward in ("__add__", "__mul__") and isinstance(left, (list, tuple, str, bytes))
     is_asked_last = first is None and is_sequence or issubclass(type(right), type(left))
     if type(left) is not type(right) and is_asked_last and second is not None:

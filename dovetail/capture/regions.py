@@ -123,10 +123,7 @@ def call_cond(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
     yes, no = (trace_arm(trace, given[name], operands, "cond") for name in ("true_fn", "false_fn"))
     if looks(yes.examples) != looks(no.examples) or yes.result != no.result:
         raise UnknownCall(trace.loc(), function="torch.cond with branches of different results")
-
-    def run(arms: list[Run], pred: Any, *operands: Any) -> Any:
-        return arms[0 if pred else 1](*operands)
-
+    run: Run = lambda arms, pred, *operands: run_cond(pred, arms[0], arms[1], operands)
     return call_op(trace, "cond", run, [yes, no], [pred, *tree_leaves(operands)])
 
 
@@ -137,12 +134,7 @@ def call_while(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
     asks, does = (trace_arm(trace, given[name], carried, "while_loop") for name in names[:2])
     if looks(does.examples) != looks(tree_leaves(carried)):
         raise UnknownCall(trace.loc(), function="while_loop whose body changes the form of what it carries")
-
-    def run(arms: list[Run], *now: Any) -> Any:
-        while arms[0](*now)[0]:
-            now = arms[1](*now)
-        return now
-
+    run: Run = lambda arms, *now: run_while(lambda *now: arms[0](*now)[0], arms[1], now)
     return call_op(trace, "while_loop", run, [asks, does], tree_leaves(carried))
 
 
@@ -183,9 +175,6 @@ def call_op(trace: Trace, name: str, run: Run, arms: list[Inner], operands: list
         made = run([lambda *x, a=arm, f=more: a.module(*x, *f) for arm, more in zip(arms, free)], *own)
         return one_or_all([part.clone(memory_format=torch.contiguous_format) for part in made])
 
-    def fake(*given: Any) -> Any:
-        return one_or_all([torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in like])
-
     def backward(context: Any, *grads: Any) -> Any:
         given = [tensor.detach() for tensor in context.saved_tensors]
         places = [i for i, needed in enumerate(context.needs_input_grad) if needed]
@@ -206,7 +195,8 @@ def call_op(trace: Trace, name: str, run: Run, arms: list[Inner], operands: list
     gives = "Tensor" if len(like) == 1 else f"({', '.join('Tensor' for _ in like)})"
     unique = f"dovetail::{name}_{uuid.uuid4().hex}"
     op: Any = torch.library.custom_op(unique, real, mutates_args=(), schema=f"({takes}) -> {gives}")
-    op.register_fake(fake)
+    empty = lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    op.register_fake(lambda *_: one_or_all([*map(empty, like)]))
     save = lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
     op.register_autograd(backward, setup_context=save)
     made = call_torch(trace, op._opoverload, tensors, {})

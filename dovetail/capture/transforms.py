@@ -111,10 +111,7 @@ def call_vjp(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
     function, *point = args
     inner = trace_function(trace, function, tree_map(lambda x: stand_in(trace, x, None), point), {})
     result = record_transform(trace, "call", lambda inner: inner, inner, *tree_flatten((tuple(point), {})))
-
-    def make(inner: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda point, given: torch.func.vjp(inner, *point, **kwargs)[1](*given)
-
+    make: Make = lambda inner: lambda point, given: torch.func.vjp(inner, *point, **kwargs)[1](*given)
     pullback = Pullback(trace, make, inner, tuple(point))
     return (result[0], pullback, result[1]) if kwargs.get("has_aux") else (result, pullback)
 
@@ -136,10 +133,7 @@ def _register_hook(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Non
     inner = trace_function(trace, args[1], [example], {})
     if changes(trace) != before:
         raise UnknownCall(trace.loc(), function="Tensor.register_hook of a function with side effects")
-
-    def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda tensor: tensor.register_hook(function) and None
-
+    make: Make = lambda function: lambda tensor: tensor.register_hook(function) and None
     trace.hooked.append((args[0], trace.step))
     record_transform(trace, "register_hook", make, inner, *tree_flatten(((args[0],), {})))
 
@@ -149,11 +143,7 @@ def call_jvp(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
     names = ("func", "primals", "tangents")
     given = {**dict(zip(names, args)), **kwargs}
     function, primals, tangents = (given.pop(name) for name in names)
-    options = {"strict": False, "has_aux": False, **given}
-
-    def make(inner: Callable[..., Any]) -> Callable[..., Any]:
-        return partial(torch.func.jvp, inner, **options)
-
+    make: Make = partial(partial, torch.func.jvp, **{"strict": False, "has_aux": False, **given})
     inner = trace_function(trace, function, [stand_in(trace, primal, None) for primal in primals], {})
     leaves, tree = tree_flatten(((tuple(primals), tuple(tangents)), {}))
     return record_transform(trace, "jvp", make, inner, leaves, tree)

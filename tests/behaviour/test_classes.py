@@ -459,6 +459,48 @@ def attribute_that_lives_for_a_moment() -> Any:
 
 
 @case("C4")
+def operator_that_is_not_for_its_own_class() -> Any:
+    class Scaled:
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x = x
+
+        def __mul__(self, other: Any) -> Any:
+            return NotImplemented if isinstance(other, Scaled) else Scaled(self.x * other)
+
+        def __rmul__(self, other: Any) -> Any:
+            return "reflected"
+
+        def __lt__(self, other: Any) -> Any:
+            return NotImplemented
+
+        def __gt__(self, other: Any) -> Any:
+            return "turned"
+
+    def f(x: torch.Tensor) -> Any:
+        try:
+            Scaled(x) * Scaled(x)
+        except TypeError as error:
+            return (Scaled(x) * 3).x, 3 * Scaled(x), Scaled(x) < Scaled(x), str(error)
+
+    return f, (x4(),)
+
+
+@case("C4")
+def attribute_reads_that_are_counted() -> Any:
+    class Counted:
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x, self.reads = x, 0
+
+        def __getattribute__(self, name: str) -> Any:
+            if name not in ("reads", "__class__"):  # which isinstance() asks for
+                self.reads += 1
+            return super().__getattribute__(name)
+
+    counted = Counted(x4())
+    return lambda x: counted.x * x, [(x4(),)] * 3, lambda: counted.reads
+
+
+@case("C4")
 def callable_instance_and_bound_method() -> Any:
     v = Vector(torch.ones(4))
     method = v.__add__

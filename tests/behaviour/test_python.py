@@ -332,6 +332,30 @@ def functools_wraps_decorator() -> Any:
 
 
 @case("C4")
+def variables_that_are_not_there() -> Any:
+    def f(x: torch.Tensor, n: int) -> Any:
+        said = []
+        if n:
+            y = x
+        for _ in range(2):
+            try:
+                del y
+            except UnboundLocalError as error:
+                said.append(str(error))
+        return x * 2, said
+
+    return f, [(torch.ones(3), 0), (torch.ones(3), 1)]
+
+
+@case("C4", recompiles=1)
+def tensor_of_rows_that_change() -> Any:
+    def f(x: torch.Tensor, rows: Any) -> Any:
+        return x * torch.tensor(rows), torch.tensor([rows, [(1, 2), (3, 4.5)]])
+
+    return f, [(torch.ones(2, 2), [[0.1 * i, 2], (i, 0.5)]) for i in range(2, 7)]
+
+
+@case("C4")
 def lru_cached_call() -> Any:
     @functools.lru_cache(maxsize=None)
     def size(n: int) -> int:
