@@ -71,6 +71,9 @@ def set_enabled(on: bool) -> bool:
 def without(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """fn(*args, **kwargs) with no hook on this thread (a compiled call inside it has its own)."""
 
+def hand_over(fn: Callable[..., Any], box: list[tuple[Any, ...]], /) -> Any:
+    """fn(*box.pop()) of a function in Python, whose frame alone holds the arguments then."""
+
 def is_installed() -> bool:
     """Whether the interpreter's evaluator is ours at this moment: only inside compiled calls."""
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 
+from dovetail._native import hand_over
 from dovetail.capture.decode import live_before
 from dovetail.capture.emit import Emitter
 from dovetail.capture.interpreter import Activation
@@ -53,9 +54,8 @@ def run_on(result: Any) -> Any:
     held: dict[int, Any] = {}
     while type(result) is Rest:
         held.update(result.held)
-        function, args = result.function, [result.args]
-        result.args = ()  # no reference is left here or in who called: an abandoned generator ends in time
-        result = function(*args.pop())
+        box, result.args = [result.args], ()  # no reference is left here or in who called
+        result = hand_over(result.function, box)
     return result
 
 
@@ -120,12 +120,13 @@ class Site:
         args = [slots[i] if keep else "None" for i, keep in enumerate(kept)]
         args += [text for text in stack if text != NULL_TEXT]
         call = self.resume_function(made.code)
+        given = f"{call}, ({''.join(f'{arg}, ' for arg in args)})"
         if self.prologue:
             dead = [(i, self.root.slots[i]) for i, keep in enumerate(kept) if not keep]
             held = [f"{i}: {self.emit.value(value)}" for i, value in dead if self.notices(value)]
             more = f", {{{', '.join(held)}}}" if held else ""
-            return f"return {self.const(Rest)}({call}, ({''.join(f'{arg}, ' for arg in args)}){more})"
-        return f"return {self.const(run_on)}({call}({', '.join(args)}))"
+            return f"return {self.const(Rest)}({given}{more})"
+        return f"return {self.const(run_on)}({self.const(Rest)}({given}))"
 
     def notices(self, value: Any) -> bool:
         """Whether something happens when the object dies: its variable puts that off to the frame's end."""

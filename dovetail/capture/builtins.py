@@ -374,14 +374,6 @@ def _locals(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 # -- classes -----------------------------------------------------------------------------------------
 
-def _map(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    return native(cls, as_callback(trace, args[0]), *[iterate(trace, arg) for arg in args[1:]], **kwargs)
-
-
-def _dict(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    return native(cls, *[as_iterable(trace, operations.as_mapping(trace, arg)) for arg in args], **kwargs)
-
-
 def _reversed(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     if (said := operations.ask(trace, args[0], "__reversed__")) is not attributes.MISSING:
         return iterate(trace, said)
@@ -416,11 +408,6 @@ def _accumulate(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     return native(cls, iterate(trace, args[0]), as_callback(trace, function), **rest)
 
 
-def _groupby(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    key = args[1] if len(args) > 1 else kwargs.get("key")
-    return native(cls, iterate(trace, args[0]), as_callback(trace, key))
-
-
 def _reference(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(args[-1], FunctionType) and not is_library_file(args[-1].__code__.co_filename):
         raise UnknownCall(trace.loc(), function="weakref.ref with a function to be called at the end")
@@ -436,9 +423,11 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     ), lambda trace, cls, args, kwargs: native(cls, *[as_iterable(trace, arg) for arg in args], **kwargs)),
     **dict.fromkeys((
         map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
-    ), _map),
+    ), lambda trace, cls, args, kwargs: native(
+        cls, as_callback(trace, args[0]), *[iterate(trace, arg) for arg in args[1:]], **kwargs)),
     zip: lambda trace, cls, args, kwargs: native(zip, *[iterate(trace, arg) for arg in args], **kwargs),
-    **dict.fromkeys((dict, collections.OrderedDict), _dict),
+    **dict.fromkeys((dict, collections.OrderedDict), lambda trace, cls, args, kwargs: native(
+        cls, *[as_iterable(trace, operations.as_mapping(trace, arg)) for arg in args], **kwargs)),
     collections.defaultdict: lambda trace, cls, args, kwargs: native(
         cls, as_callback(trace, args[0]) if args else None, *args[1:], **kwargs),
     reversed: _reversed,
@@ -449,7 +438,8 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     slice: lambda trace, cls, args, kwargs: native(slice, *args),
     torch.Size: lambda trace, cls, args, kwargs: native(cls, drain(trace, args[0])) if args else cls(),
     itertools.accumulate: _accumulate,
-    itertools.groupby: _groupby,
+    itertools.groupby: lambda trace, cls, args, kwargs: native(
+        cls, iterate(trace, args[0]), as_callback(trace, [*args, kwargs.get("key")][1])),
     weakref.ref: _reference,
     functools.partial: lambda trace, cls, args, kwargs: native(cls, *args, **kwargs),
 }  # fmt: skip

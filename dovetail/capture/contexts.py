@@ -58,11 +58,6 @@ for _setter, _getter in SWITCHES.items():
     add_switch(_setter, _getter)
 
 
-def switched_now(trace: Trace) -> list[tuple[Any, Any]]:
-    """The switches that are not as they were when the capture began, and what they are."""
-    return [(setter, now) for setter, old in trace.switched.items() if (now := SWITCHES[setter]()) != old]
-
-
 on(autocast.__init__)(lambda trace, args, kwargs: native(autocast.__init__, *args, **kwargs))
 
 

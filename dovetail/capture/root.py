@@ -244,8 +244,9 @@ class Attempt:
         check_copies(emit)
         for context in contexts.leave_for_break(trace):
             emit.body.append(f"{emit.value(context)}.__enter__()")
-        for setter, now in contexts.switched_now(trace):
-            emit.body.append(f"{emit.const(setter)}({emit.value(now)})")
+        for setter, before in trace.switched.items():
+            if (now := contexts.SWITCHES[setter]()) != before:
+                emit.body.append(f"{emit.const(setter)}({emit.value(now)})")
         graph: torch.fx.GraphModule | None = None
         inputs: tuple[GraphInput, ...] = ()
         if emit.outputs or has_effects(trace):

@@ -47,6 +47,7 @@ static _Thread_local int off;          /* set_enabled(False) */
 static _Thread_local Py_ssize_t depth; /* compiled calls under way on this thread */
 static Py_ssize_t active;              /* compiled calls under way anywhere */
 static _PyFrameEvalFunction previous;  /* what was installed before us */
+static _Thread_local PyObject *handed; /* arguments that the next frame has, and nobody else is to hold */
 static PyObject *skip_callees;         /* the callback's word for SKIP_CALLEES */
 
 static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing);
@@ -359,6 +360,7 @@ enum { NEVER = CO_GENERATOR | CO_COROUTINE | CO_ITERABLE_COROUTINE | CO_ASYNC_GE
 
 static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing) {
     Context *self = current;
+    if (handed) Py_CLEAR(handed);
     if (!self || off || throwing) return _PyEval_EvalFrameDefault(thread, frame, throwing);
     PyCodeObject *code = frame_code(frame);
     Record *record = find_record(self, code);
@@ -494,6 +496,16 @@ static PyObject *without(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
     return result;
 }
 
+/* A call does not look at its arguments again once the frame has them, so they may go with what the frame
+ * lets go of: an abandoned generator ends in time. */
+static PyObject *hand_over(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "hand_over(fn, box) takes two arguments");
+    handed = PyObject_CallMethod(args[1], "pop", NULL);
+    PyObject *result = handed ? PyObject_Call(args[0], handed, NULL) : NULL;
+    Py_CLEAR(handed);
+    return result;
+}
+
 static PyObject *is_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
     return PyBool_FromLong(_PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) == evaluate);
 }
@@ -503,6 +515,8 @@ PyMethodDef hook_methods[] = {
      "turn compiled calls on this thread on or off; returns what it was"},
     {"without", (PyCFunction)(void (*)(void))without, METH_FASTCALL | METH_KEYWORDS,
      "call fn with no hook"},
+    {"hand_over", (PyCFunction)(void (*)(void))hand_over, METH_FASTCALL,
+     "fn(*box.pop()), held by nobody but the frame of fn"},
     {"is_installed", is_installed, METH_NOARGS, "whether the evaluator is ours at this moment"},
     {NULL},
 };

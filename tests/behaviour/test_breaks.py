@@ -851,6 +851,32 @@ def abandoned_generators_that_break_at_their_end() -> Any:
 
 
 @case("C3", breaks=ANY)
+def generators_that_exceptions_leave_after_a_break() -> Any:
+    def steps(x: torch.Tensor, log: list[Any]) -> Any:
+        try:
+            yield x
+            yield x + 1
+        finally:
+            log.append("closed")
+
+    def f(x: torch.Tensor, log: list[Any]) -> Any:
+        try:
+            with torch.no_grad():
+                for v in steps(x, log):
+                    try:
+                        log.append(v.sum().item())
+                        raise KeyError("left")
+                    finally:
+                        log.append("finally")
+        except KeyError as error:
+            log.append(repr(error))
+        log.append("after")
+        return x * 3, list(log)
+
+    return f, [(x4().detach(), []) for _ in range(3)]
+
+
+@case("C3", breaks=ANY)
 def methods_of_containers_that_call_their_parents() -> Any:
     class Kept(set):  # type: ignore[type-arg]
         def add(self, item: Any) -> None:
