@@ -62,7 +62,7 @@ def twin_of(func: Any) -> Twin:
                 return Twin(candidate, tuple(a.name for a in written), outs, positions, defaults)
     if outs or any(str(a.type) not in _COPIED for a in written):
         raise UnsupportedMutation(detail=f"{func} writes to its arguments and has no functional form")
-    return Twin(_make(func), tuple(a.name for a in written), (), positions, defaults)
+    return Twin(_make(func, written), tuple(a.name for a in written), (), positions, defaults)
 
 
 def _is_twin(schema: Any, wanted: list[Any], writes: int) -> bool:
@@ -87,10 +87,9 @@ define_op("draw(Tensor like, str op, SymInt[] stride, Scalar[] args) -> Tensor",
 # -- twins of custom ops -----------------------------------------------------------------------------
 
 
-def _make(func: Any) -> Any:
+def _make(func: Any, written: list[Any]) -> Any:
     """Define the op that does on copies what func does in place."""
     schema = func._schema
-    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     name = str(func).replace(".", "_").replace("::", "_")
     while hasattr(torch.ops.dovetail, name):  # an op defined anew, as when a notebook's cell runs again
         name += "_"
@@ -156,10 +155,8 @@ def watch(definition: Any, record: Callable[[Opaque], list[Any]]) -> Callable[[]
             return backward(ctx, *grads)
         except DataDependentValue:
             call = _describe(backward, ctx, grads)
-            results: list[Any] = [None] * call.count
-            for position, made in zip(call.positions, record(call)):
-                results[position] = made
-            return tuple(results)
+            made = dict(zip(call.positions, record(call)))
+            return tuple(made.get(i) for i in range(call.count))
 
     definition._backward_fn, definition._setup_context_fn = watched_backward, watched_set_up
 
@@ -175,7 +172,7 @@ def _describe(backward: Callable[..., Any], ctx: Any, grads: Sequence[Any]) -> O
     kept = {k: v for k, v in vars(ctx).items() if k not in ("dovetail_inputs", "needs_input_grad")}
     named = [name for name, value in kept.items() if isinstance(value, torch.Tensor)]
     saved = list(ctx.saved_tensors)
-    present = [i for i, grad in enumerate(grads) if grad is not None]
+    present = [grad is not None for grad in grads]
     needed = tuple(ctx.needs_input_grad[: len(inputs)])
     positions = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and needed[i]]
     like = [inputs[i] for i in positions]
@@ -185,18 +182,14 @@ def _describe(backward: Callable[..., Any], ctx: Any, grads: Sequence[Any]) -> O
     def run(given: list[torch.Tensor]) -> list[torch.Tensor]:
         rest = iter(given)
         tensors = tuple(next(rest) for _ in saved)
-        context = SimpleNamespace(**kept, saved_tensors=tensors, needs_input_grad=needed)
-        for name in named:
-            setattr(context, name, next(rest))
-        real: list[Any] = [None] * len(grads)
-        for i in present:
-            real[i] = next(rest)
-        made = backward(context, *real)
+        own = kept | {name: next(rest) for name in named}
+        context = SimpleNamespace(**own, saved_tensors=tensors, needs_input_grad=needed)
+        made = backward(context, *(next(rest) if is_here else None for is_here in present))
         made = made if isinstance(made, (list, tuple)) else (made,)
         return [_laid_out(made[i], *form) for i, form in zip(positions, forms)]
 
     op = define_op(f"backward_{uuid.uuid4().hex}(Tensor[] given) -> Tensor[]", run)
-    tensors = [*saved, *(kept[n] for n in named), *(grads[i] for i in present)]
+    tensors = [*saved, *(kept[n] for n in named), *(grad for grad in grads if grad is not None)]
     return Opaque(str(op), tensors, like, positions, len(inputs))
 
 

@@ -278,8 +278,7 @@ def record_custom(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> 
 
 def record_opaque(recorder: Recorder, call: Opaque) -> list[Any]:
     """The gradients that an untraceable backward gives, row-major."""
-    named = [{"dtype": x.dtype, "device": x.device} for x in call.like]
-    made = [infer(_aten.empty.memory_format, (x.shape,), k) for x, k in zip(call.like, named)]
+    made = [infer(_aten.empty.memory_format, (x.shape,), _factory(x)) for x in call.like]
     nodes = tuple([recorder.arg(tensor) for tensor in call.tensors])
     recorder.results(recorder.call(call.op, (nodes,), result_type(made)), made)
     return made
@@ -367,13 +366,13 @@ def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
     args = (*args, *twin.defaults[len(args) :])
     computed = infer(twin.op, args, taken)
     nodes = tuple([recorder.arg(a) for a in args])
-    node = recorder.call(str(twin.op), nodes, result_type(computed), taken)
+    node = recorder.call(facts_of(twin.op).name, nodes, result_type(computed), taken)
     parts = [node]
     if isinstance(computed, tuple):  # a list of tensors counts as one
         parts = [recorder.builder.get(node, i) for i in range(len(computed))]
     result = infer(func, args, kwargs)
     targets = [kwargs[n] if n in kwargs else args[twin.positions[n]] for n in twin.written]
-    is_made = str(twin.op).startswith("dovetail.")
+    is_made = twin.op.namespace == "dovetail"
     if is_made or facts_of(func).is_pointwise or any(isinstance(t, (list, tuple)) for t in targets):
         is_alone = is_made and func.namespace != "dovetail"  # programs of a kernel run at once
         _check_shared(recorder, targets, (*args, *kwargs.values()), is_alone)
@@ -536,9 +535,8 @@ def record_batch_norm(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs)
         result = record_write(recorder, _aten._native_batch_norm_legit.default, args, kwargs)
     if func is not _aten.cudnn_batch_norm.default:
         return result
-    named = {"dtype": torch.uint8, "device": args[0].device}
-    reserve = record_call(recorder, _aten.empty.memory_format, ([0],), named)
-    return (*result, reserve)  # which our backward does not need
+    named = _factory(args[0]) | {"dtype": torch.uint8}  # which our backward does not need
+    return (*result, record_call(recorder, _aten.empty.memory_format, ([0],), named))
 
 
 def _factory(fake: torch.Tensor) -> dict[str, Any]:

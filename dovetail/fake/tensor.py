@@ -102,11 +102,10 @@ class Fake(torch.Tensor):
     def tolist(self) -> Any:
         return _value(self, "tolist").tolist()
 
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
         raise DataDependentValue(function="numpy")
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise DataDependentValue(function="numpy")
+    __array__ = numpy
 
     def data_ptr(self) -> int:
         raise DataDependentValue(function="data_ptr")
