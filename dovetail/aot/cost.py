@@ -40,10 +40,10 @@ def class_of(op: str) -> str:
 
 
 def kind_of(node: Node) -> str:
-    """The class of its op, if it draws numbers: attention without dropout does not."""
+    """The class of its op, if it reads tensors, and draws numbers: attention without dropout does not."""
     kind = class_of(node.op)
     if kind != "random":
-        return kind
+        return "cheap" if kind == "heavy" and not node.operands else kind
     names = [argument.name for argument in find_op(node.op)._schema.arguments]
     chances = [arg for name, arg in (*zip(names, node.args), *node.kwargs) if name == "dropout_p"]
     return "heavy" if "dropout_p" in names and not any(chances) else kind

@@ -48,9 +48,11 @@ _COUNTED = partial(Mutation, output=-1, under_no_grad=True, op="aten.squeeze_.di
 
 _RAISING = ("aten._linalg_check_errors", "aten._linalg_eigh", "aten._linalg_svd", "aten.linalg_eig.")
 """Ops that refuse some values."""
-_INDEXING = ("aten.index.", "aten.index_", "aten.gather", "aten.scatter")
+_FLAT = ("aten.take.", "aten.put.")
+_EMBEDDING = ("aten.embedding.", "aten._embedding_bag")
+_INDEXING = ("aten.index.", "aten.index_", "aten.gather", "aten.scatter", *_EMBEDDING, *_FLAT)
 _OVERWRITING = ("aten.index_copy", "aten.index_put", "aten.slice_scatter", "aten.select_scatter")
-_LOOKING = (*_INDEXING, "aten.embedding", "aten.take", "aten.put", "aten.multinomial", "aten._assert_async")
+_LOOKING = (*_INDEXING, "aten.multinomial", "aten._assert_async")
 _DIVIDING = ("aten.div.", "aten.floor_divide", "aten.remainder", "aten.fmod")
 _REFUSING = (*_LOOKING, "aten.nll_loss", "aten.bernoulli", "aten.bincount", "aten.hist", "aten._ctc_loss")
 SMALL_UPDATES = 4096
@@ -179,7 +181,8 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     if indexing := [node for node in builder.nodes[:boundary] if node.op.startswith(_INDEXING)]:
         _check_unread(builder, indexing, prune(builder.finish((*trace.values, *grads))))
     graph = builder.finish((*trace.values, *grads))
-    unread = _unread(graph, boundary, [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))])
+    open_to_writes = [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))]
+    unread = _unread(graph, boundary, open_to_writes, len(trace.values))
     if shapes is not None:
         assume_narrow(graph, shapes)
     if shapes is not None and shapes.equalities:  # learned late, they hold from the beginning
@@ -557,13 +560,15 @@ def _trace_backward(
     return tangents, [i for i, _ in kept], [g for _, g in kept]
 
 
-def _unread(graph: Graph, boundary: int, inputs: Iterable[int]) -> tuple[int, ...]:
-    """Of these inputs those that eager's backward reads nothing of: until it runs, they may be written to."""
+def _unread(graph: Graph, boundary: int, inputs: Iterable[int], values: int) -> tuple[int, ...]:
+    """Of these inputs, and of the outputs, as ~i, those that eager's backward reads nothing of: until it
+    runs, they may be written to."""
     read: set[Node] = set()
     for i, node in reversed([*enumerate(graph.nodes)]):
         if i >= boundary or (node in read and class_of(node.op) == "view"):
             read.update(node.operands)
-    return tuple(i for i in inputs if graph.inputs[i] not in read)
+    outputs = (~i for i in range(values) if graph.outputs[i] not in read)
+    return (*(i for i in inputs if graph.inputs[i] not in read), *outputs)
 
 
 def _tangent_like(tensor: torch.Tensor) -> Fake:
@@ -598,7 +603,7 @@ def simplify_graph(graph: Graph, shapes: Shapes) -> Graph:
     made: dict[Any, Any] = {}
     simple = lambda value: _simplified(value, shapes, made)  # noqa: E731
     for node in (*graph.inputs, *graph.nodes):
-        args, kind, kwargs = simple(node.args), simple(node.type), simple(node.kwargs)
+        args, kind, kwargs = simple(node.args), simple(node.type), node.kwargs and simple(node.kwargs)
         is_same = args is node.args and kind is node.type and kwargs is node.kwargs
         made[node] = node if is_same else Node(node.op, args, kind, node.name, kwargs, node.loc)
     inputs, nodes = tuple(made[n] for n in graph.inputs), tuple(made[n] for n in graph.nodes)
@@ -611,7 +616,7 @@ def simplify_output(output: OutputIs, shapes: Shapes) -> OutputIs:
 
 
 def _simplified(value: Any, shapes: Shapes, made: dict[Any, Any]) -> Any:
-    """The same object where nothing changes. `made`: what nodes became, and types, by identity."""
+    """The same object where nothing changes. `made`: what nodes became, extents, and types by identity."""
     kind = type(value)
     if kind is tuple:
         parts = [_simplified(part, shapes, made) for part in value]
@@ -620,11 +625,14 @@ def _simplified(value: Any, shapes: Shapes, made: dict[Any, Any]) -> Any:
         return made[value]
     if kind is Expr:
         return shapes.simplify(value)
-    if kind is TensorType and id(value) not in made:
-        shape, stride = (_simplified(part, shapes, made) for part in (value.shape, value.stride))
-        is_same = shape is value.shape and stride is value.stride
-        made[id(value)] = value if is_same else replace(value, shape=shape, stride=stride)
     if kind is TensorType:
+        if id(value) not in made:
+            given = value.shape, value.stride
+            for part in given:
+                if part not in made:
+                    made[part] = tuple(map(shapes.simplify, part))
+            shape, stride = found = made[value.shape], made[value.stride]
+            made[id(value)] = value if found == given else replace(value, shape=shape, stride=stride)
         return made[id(value)]
     if kind is ScalarType and value.expr is not None:
         return replace(value, expr=shapes.simplify(value.expr))
@@ -635,11 +643,13 @@ def _check_unread(builder: GraphBuilder, indexing: list[Node], kept: Graph) -> N
     """An index out of range raises also where nobody reads what is there: that much stays of the program."""
     needed = set(kept.nodes)
     for node in (node for node in indexing if node not in needed):
-        shape, (given, *rest) = node.args[0].tensor.shape, node.args[1:]  # type: ignore[union-attr]
-        pairs: Any = enumerate(given) if isinstance(given, tuple) else [(given, rest[0])]
-        for dim, index in pairs if shape else ():
+        source, (given, *rest) = node.args[0].tensor, node.args[1:]  # type: ignore[union-attr]
+        is_flat, is_tuple = node.op.startswith(_FLAT), isinstance(given, tuple)
+        shape = (source.numel,) if is_flat else source.shape
+        one: Any = (0, given) if is_tuple or isinstance(given, Node) else (given, rest[0])
+        for dim, index in () if not shape else enumerate(given) if is_tuple else [one]:  # type: ignore[arg-type]
             if isinstance(index, Node) and index.tensor.dtype.is_integer:
-                most, least = shape[dim] - 1, -shape[dim] if isinstance(given, tuple) else ZERO
+                most, least = shape[dim] - 1, -shape[dim] if is_flat or is_tuple else ZERO
                 bounded = builder.call("aten.clamp.default", (index, least, most), index.type)
                 same = builder.call("aten.eq.Tensor", (bounded, index), replace(index.tensor, dtype=BOOL))
                 whole = builder.call("aten.all.default", (same,), replace(same.tensor, shape=(), stride=()))

@@ -117,11 +117,12 @@ class _Problem:
         self, graph: Graph, signature: Signature, primals: set[Node], tied: set[Node], grads: set[Node]
     ) -> None:
         self.graph, self.primals, self.tied = graph, primals, tied
-        unread = {graph.inputs[i] for i in signature.unread}
+        unread = {graph.inputs[i] for i in signature.unread if i >= 0}
         self.unsaved = {node for node in unread if not is_dense(node.tensor)}
         """Inputs whose value may be gone when backward runs, and that a copy would be laid out unlike."""
         self.written = {graph.inputs[m.input] for m in signature.mutations} | unread - self.unsaved
-        """Inputs whose value may be gone when backward runs: a copy is saved."""
+        self.written |= set(nodes_in(tuple(graph.outputs[~i] for i in signature.unread if i < 0))) - primals
+        """Inputs and outputs whose value may be gone when backward runs: a copy is saved."""
         self.outputs = set(nodes_in(graph.outputs[: signature.values]))
         needed = _ancestors(graph, grads)
         self.needed = needed - tied
@@ -175,7 +176,7 @@ class _Problem:
         if node not in self.primals:
             if isinstance(node.type, tuple) or (node.op != GET and kind_of(node) == "view"):
                 return INFINITE
-            if node in self.outputs and node in self.used:
+            if node in self.outputs and node in self.used and node not in self.written:
                 return 1  # the caller has it anyway, and eager saves it too
             if node in self.inside:
                 return INFINITE
@@ -307,22 +308,19 @@ def _make_forward(
     graph: Graph, primals: tuple[Node, ...], values: tuple[Arg, ...], cut: set[Node], problem: _Problem
 ) -> tuple[Graph, list[tuple[Node, Saved]]]:
     """The forward graph, and what backward gets from it."""
-    outputs, extra, saved = list(values), [], []  # type: list[Arg], list[Node], list[tuple[Node, Saved]]
-    for i, node in enumerate(primals):
-        if node in cut and node in problem.written:
-            copy = Node("aten.clone.default", (node,), node.type, f"{node.name}_before")
-            extra.append(copy)
-            saved.append((node, Saved("output", len(outputs), node.name, bytes_of(node.type))))
-            outputs.append(copy)
-        elif node in cut:
-            saved.append((node, Saved("input", i, node.name, bytes_of(node.type))))
-    for node in graph.nodes:
+    outputs, saved = list(values), []  # type: list[Arg], list[tuple[Node, Saved]]
+    copied = [node for node in (*primals, *graph.nodes) if node in cut and node in problem.written]
+    copies = {n: Node("aten.clone.default", (n,), n.type, f"{n.name}_before") for n in copied}
+    for i, node in enumerate((*primals, *graph.nodes)):
+        value, source, position = copies.get(node, node), "input", i
+        if node in cut and (value is not node or i >= len(primals)):
+            source, position = "output", next((i for i, x in enumerate(outputs) if x is value), len(outputs))
+            outputs += [value] * (position == len(outputs))
         if node in cut:
-            position = next((i for i, value in enumerate(outputs) if value is node), len(outputs))
-            saved.append((node, Saved("output", position, node.name, bytes_of(node.type))))
-            if position == len(outputs):
-                outputs.append(node)
-    whole = Graph("forward", primals, (*extra, *graph.nodes), tuple(outputs))
+            saved.append((node, Saved(source, position, node.name, bytes_of(node.type))))
+    early = [copy for node, copy in copies.items() if node in problem.primals]
+    late = [copy for node, copy in copies.items() if node not in problem.primals]
+    whole = Graph("forward", primals, (*early, *graph.nodes, *late), tuple(outputs))
     return whole.pruned(lambda node: node not in problem.tied and kind_of(node) == "random"), saved
 
 

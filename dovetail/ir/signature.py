@@ -116,7 +116,8 @@ class Signature(Noun):
     """Forward outputs with those that autograd sees them computed from; ~i is output i, a view, which comes
     with the view that it is a view of."""
     unread: tuple[int, ...] = ()
-    """Inputs that may be written to before backward runs, since eager's backward does not read them."""
+    """Inputs, and forward outputs as ~i, that may be written to before backward runs, since eager's backward
+    does not read them."""
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:

@@ -58,12 +58,31 @@ def test_retain_graph_and_second_backward() -> None:
         out.sum().backward()
 
 
+def test_what_eager_keeps_nothing_of_is_differentiated_again() -> None:
+    f = dovetail.compile(lambda x: torch.nn.functional.affine_grid(x, (2, 3, 4, 5), align_corners=False))
+    x = torch.randn(2, 2, 3, requires_grad=True)
+    out = f(x)
+    out.sum().backward()
+    out.sum().backward()
+
+
 def test_write_to_saved_tensor_is_noticed() -> None:
     x, y = torch.randn(3, requires_grad=True), torch.randn(3)
     (out,) = compiled(lambda x, y: x * y, [x, y])(x, y)
     y.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("write", [lambda y: y.add_(1), lambda y: y[0].mul_(2), lambda y: y.squeeze_(0)])
+def test_an_output_that_eager_does_not_keep_may_be_written_to(write: Any) -> None:
+    normalised = lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:])  # noqa: E731
+    x, found = torch.randn(1, 6, requires_grad=True), []
+    for f in (normalised, dovetail.compile(normalised)):
+        y = f(x)
+        write(y)
+        found.append(torch.autograd.grad(y.sin().sum(), x))
+    torch.testing.assert_close(*found)
 
 
 def test_unused_output_has_no_tangent() -> None:

@@ -133,16 +133,20 @@ def test_modes_are_as_they_were_where_a_graph_raises(mode: Any, backend: Any) ->
     torch.testing.assert_close(compiled(torch.ones(3, 3), torch.tensor([0])), f(torch.ones(3, 3), torch.tensor([0])))
 
 
-@pytest.mark.parametrize("name", ["scatter", "index", "embedding", "take", "one_hot"])
+@pytest.mark.parametrize("name", ["scatter", "index", "embedding", "embedding_bag", "take", "put", "one_hot"])
 @pytest.mark.parametrize("at", [-99, 99])
-def test_positions_out_of_range_raise_what_eager_raises(name: str, at: int) -> None:
+@pytest.mark.parametrize("is_read", [True, False])
+def test_positions_out_of_range_raise_what_eager_raises(name: str, at: int, is_read: bool) -> None:
     def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         found: dict[str, Any] = {
             "scatter": lambda: x.scatter(0, i[:, None], 1.0),
             "index": lambda: x[i], "embedding": lambda: torch.nn.functional.embedding(i, x),
             "take": lambda: x.take(i), "one_hot": lambda: torch.nn.functional.one_hot(i, 3),
+            "put": lambda: x.clone().put_(i, x[0, :2]),
+            "embedding_bag": lambda: torch.nn.functional.embedding_bag(i[None], x),
         }  # fmt: skip
-        return found[name]() * 2  # type: ignore[no-any-return]
+        made = found[name]() * 2
+        return made if is_read else x + 1  # type: ignore[no-any-return]
 
     compiled = dovetail.compile(f, options={"fallback_to_eager": False})
     x, good, bad = torch.randn(3, 3), torch.tensor([0, 2]), torch.tensor([0, at])
