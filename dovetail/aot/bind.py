@@ -26,6 +26,7 @@ import linecache
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -50,6 +51,8 @@ from dovetail.util.writer import Writer
 Executable: TypeAlias = "Callable[..., Sequence[Any]]"
 Build: TypeAlias = "Callable[[Graph], Executable | None]"
 
+FEW: Final = 8
+"""Arguments that are passed faster one by one."""
 _numbers: Final = itertools.count()
 
 
@@ -168,8 +171,8 @@ class _Emitter:
         self.w = Writer()
         graph = partition.forward
         self.input_nodes = graph.inputs[: self.signature.inputs]
-        self.inputs = [f"in_{i}_{node.name}" for i, node in enumerate(self.input_nodes)]
-        """Parameter names: the inputs' own, kept clear of the names the text uses."""
+        self.inputs = [f"inputs[{i}]" for i in range(len(self.input_nodes))]
+        """As the text calls them: a name for each would take Python long to read where there are hundreds."""
         self.copied: dict[int, None] = {}
         """Inputs of which the gradient's gradient needs the old values, when they have new ones."""
         self.results = [f"v{i}" for i in range(len(graph.outputs))]
@@ -185,6 +188,7 @@ class _Emitter:
             "keeps_graph": keeps_graph,
             "run_eager": joint.eager,
             "never_asked": NEVER_ASKED,
+            "version_of": attrgetter("_version"),
             **{each.__name__: each for each in (torch.is_grad_enabled, restride, shares_memory, write_back)},
             **{each.__name__: each for each in (double.eager_results, double.eager_after, Watch)},
             "chained": super(Function, Chained).apply,  # type: ignore[misc]
@@ -194,7 +198,13 @@ class _Emitter:
     # -- pieces
 
     def given(self) -> str:
-        return ", ".join([*self.inputs, *(f"constant_{i}" for i in range(self.signature.constants))])
+        return ", ".join(["*inputs", *(f"constant_{i}" for i in range(self.signature.constants))])
+
+    def passed(self, places: list[int]) -> str:
+        """Inputs as arguments of a call; many in a row are a slice."""
+        row = range(places[0], places[-1] + 1) if len(places) > FEW else range(0)
+        is_row = bool(row) and places == [*row]
+        return f"*inputs[{row.start}:{row.stop}]" if is_row else _targets([self.inputs[i] for i in places])
 
     def emit_run(self, target: str, executable: str, given: str) -> None:
         """One call of an executable, outside of autocast: its casts are in the graph."""
@@ -223,8 +233,7 @@ class _Emitter:
             return
         self.w("except Exception as raised: error = raised")
         with self.w.block("else: error = None\nif error is not None:"):  # it is not our error's context
-            given = ["error", "run_eager", str(self.joint.is_atomic), *self.inputs]
-            self.w(f"return eager_after({', '.join(given)})")
+            self.w(f"return eager_after(error, run_eager, {self.joint.is_atomic}, *inputs)")
 
     def emit_sizes(self, exprs: Iterable[Expr]) -> None:
         """Read the symbols of exprs from the inputs."""
@@ -273,7 +282,7 @@ class _Emitter:
             conditions.append(f"shares_memory({', '.join(groups)})")
         if conditions:
             with self.w.block(f"if {' or '.join(conditions)}:"):
-                self.w(f"return eager_results(run_eager({', '.join(self.inputs)}))")
+                self.w("return eager_results(run_eager(*inputs))")
 
     def emit_return(self) -> None:
         shown: list[str] = []
@@ -339,7 +348,8 @@ class _Emitter:
 
     def emit_call(self, parts: list[_Part]) -> None:
         """Forward runs once, and each Function takes its own of what it made."""
-        with self.w.block(f"def call({', '.join(self.inputs)}):"):
+        with self.w.block("def call(*inputs):"):
+            self.w(f"# inputs: {', '.join(node.name for node in self.input_nodes)}")
             self.emit_checks()
             self.emit_sizes(self.output_exprs())
             if parts:
@@ -360,7 +370,7 @@ class _Emitter:
                                 self.w(f"{self.results[out.index]} = {self.viewed(base, out.steps)}")
             for part in parts:
                 passed = [self.results[i] for i in part.partition.signature.tangents]
-                given = [self.everything, *(self.inputs[i] for i in part.places if i is not None)]
+                given = [self.everything, self.passed([i for i in part.places if i is not None])]
                 self.w(f"{_targets(passed)} = apply{part.suffix}({', '.join(given)})")
             self.emit_chains(parts, [m for m in self.signature.mutations if m.output not in self.unseen])
             self.emit_return()
@@ -402,7 +412,7 @@ class _Emitter:
 
     @property
     def everything(self) -> str:
-        return _tuple(["random", "watch", *self.inputs, *(f"old_{i}" for i in self.copied), *self.results])
+        return _tuple(["random", "watch", "inputs", *(f"old_{i}" for i in self.copied), *self.results])
 
     # -- the functions
 
@@ -434,11 +444,12 @@ class _Emitter:
             self.emit_sizes(sizes)
             self.w(f"ctx.sizes = {_tuple(e.name for e in sizes)}")
         inputs = [f"old_{i}" if i in self.copied else name for i, name in enumerate(self.inputs)]
-        self.w(f"ctx.inputs = {_tuple(inputs)}")
+        self.w(f"ctx.inputs = {_tuple(inputs) if self.copied else 'inputs'}")
         # which double backward compares
         given = zip(inputs, self.joint.counted)
-        versions = [f"{x}._version" if is_counted else "None" for x, is_counted in given]
-        self.w(f"ctx.versions = {_tuple(versions)}")
+        versions = _tuple(f"{x}._version" if is_counted else "None" for x, is_counted in given)
+        is_plain = all(self.joint.counted) and not self.copied
+        self.w(f"ctx.versions = {'tuple(map(version_of, inputs))' if is_plain else versions}")
 
     def saved_name(self, part: _Part, saved: Saved) -> str:
         index, own = saved.index, part.partition.signature.tangents

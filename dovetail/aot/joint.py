@@ -334,7 +334,7 @@ def _is_small(log: list[Write], whole: TensorType) -> bool:
     for write in log:
         if not write.op and not write.ref.steps:
             return False
-        operands = list(nodes_in(write.args)) if write.op else [write.value]
+        operands = nodes_in(write.args) if write.op else [write.value]
         touched += sum(bytes_of(node.type) for node in operands)
     return touched * 2 <= bytes_of(whole)
 

@@ -42,9 +42,9 @@ class Node(Noun, eq=False):
     """Every Node among the arguments, in order, with repeats. (Asked for often: found once.)"""
 
     def __post_init__(self) -> None:
-        found = [arg for arg in self.args if type(arg) is Node]
-        if self.kwargs or tuple in map(type, self.args):
-            found = [*nodes_in(self.args), *nodes_in(value for _, value in self.kwargs)]
+        found = nodes_in(self.args)
+        if self.kwargs:
+            found += nodes_in(value for _, value in self.kwargs)
         object.__setattr__(self, "operands", tuple(found))
 
     @property
@@ -57,12 +57,14 @@ class Node(Noun, eq=False):
         return self.name
 
 
-def nodes_in(args: Iterable[Arg]) -> Iterator[Node]:
+def nodes_in(args: Iterable[Arg]) -> list[Node]:
+    found: list[Node] = []
     for arg in args:
-        if isinstance(arg, Node):
-            yield arg
+        if type(arg) is Node:
+            found.append(arg)
         elif isinstance(arg, tuple):
-            yield from nodes_in(arg)
+            found += nodes_in(arg)
+    return found
 
 
 def exprs_in(arg: object) -> Iterator[Expr]:
@@ -82,9 +84,9 @@ def exprs_in(arg: object) -> Iterator[Expr]:
 def swapped(args: Iterable[Arg], env: Mapping[Node, Arg]) -> tuple[Arg, ...]:
     """The same arguments with the Nodes that env has for theirs."""
     return tuple([
-        env.get(arg, arg) if isinstance(arg, Node) else swapped(arg, env) if isinstance(arg, tuple) else arg
+        env.get(arg, arg) if type(arg) is Node else swapped(arg, env) if isinstance(arg, tuple) else arg
         for arg in args
-    ])  # fmt: skip
+    ]) if args else ()  # fmt: skip
 
 
 def moved_over(node: Node, env: Mapping[Node, Arg]) -> Node:
@@ -106,11 +108,12 @@ def work_of(node: Node) -> tuple[object, ...]:
 def key_of(args: tuple[Arg, ...]) -> tuple[object, ...]:
     """Numbers by type and text, so that 1, 1.0 and True, 0.0 and -0.0 differ."""
     return tuple([
-        key_of(arg) if isinstance(arg, tuple)
+        arg if type(arg) is Node
+        else key_of(arg) if isinstance(arg, tuple)
         else (type(arg), repr(arg)) if isinstance(arg, (int, float, complex))
         else arg
         for arg in args
-    ])  # fmt: skip
+    ]) if args else ()  # fmt: skip
 
 
 class Graph(Noun, eq=False):
@@ -163,10 +166,8 @@ class GraphBuilder(Noun, frozen=False):
     @staticmethod
     def after(graph: Graph) -> GraphBuilder:
         """For a graph that is to replace this one: the same inputs, and none of its names is handed out."""
-        builder = GraphBuilder(graph.name, list(graph.inputs))
-        for node in (*graph.inputs, *graph.nodes):
-            builder.unique(node.name)
-        return builder
+        taken = dict.fromkeys([node.name for node in (*graph.inputs, *graph.nodes)], 1)
+        return GraphBuilder(graph.name, list(graph.inputs), _taken=taken)
 
     def unique(self, name: str) -> str:
         stem = name if name.isidentifier() else "v_" + "".join(c if c.isalnum() else "_" for c in name)

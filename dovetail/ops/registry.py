@@ -65,6 +65,7 @@ def decline_if(condition: object) -> None:
 CHECKS: Final = ("_assert_async", "_assert_tensor_metadata", "sym_constrain_range", "_linalg_check_errors")
 
 
+@cache
 def is_impure(op: str) -> bool:
     """Draws random numbers or acts on the outside: never duplicated, merged, reordered or dropped."""
     if op.startswith("prims.") or op in ("get", "input"):

@@ -11,7 +11,7 @@ from functools import partial
 from math import frexp
 from typing import Final, cast
 
-from dovetail.ir.graph import Arg, Graph, Known, Node, moved_over, swapped, work_of
+from dovetail.ir.graph import INPUT, Arg, Graph, Known, Node, moved_over, swapped, work_of
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from dovetail.ops.registry import is_impure
 from dovetail.util.noun import replace
@@ -41,9 +41,17 @@ def rewrite(graph: Graph, change: Callable[[Node], Node]) -> Graph:
 
 
 def merge_equal(graph: Graph) -> Graph:
-    """Do equal work once. (Outputs that come out the same get memory of their own when lowered.)"""
+    """Apply RULES, each once per node, and do equal work once. (Outputs that come out the same get memory of
+    their own when lowered.)"""
     seen: dict[object, Node] = {}
-    return rewrite(graph, lambda node: node if is_impure(node.op) else seen.setdefault(work_of(node), node))
+
+    def change(node: Node) -> Node:
+        rule = RULES.get(node.op)
+        node = (rule and rule(node)) or node
+        is_alone = node.op == INPUT or is_impure(node.op)
+        return node if is_alone else seen.setdefault(work_of(node), node)
+
+    return rewrite(graph, change)
 
 
 def reuse(graph: Graph, known: Known) -> Graph:
@@ -59,17 +67,6 @@ def reuse(graph: Graph, known: Known) -> Graph:
 
 
 # -- local rules -----------------------------------------------------------------------------------
-
-
-def simplify(graph: Graph) -> Graph:
-    """Apply RULES, each once per node."""
-
-    def change(moved: Node) -> Node:
-        rule = RULES.get(moved.op)
-        found = None if rule is None else rule(moved)
-        return moved if found is None else found
-
-    return rewrite(graph, change)
 
 
 def _operand(node: Node) -> Node:

@@ -46,6 +46,14 @@ def test_views_merge():
     assert ops(b.finish((b.call("prims.neg", (w,), tensor_type((4, 8), F32)),))) == ["reshape", "neg"]
 
 
+def test_inputs_that_look_alike_stay_apart():
+    b = GraphBuilder()
+    x, y = b.input("x", X), b.input("y", X)
+    shown = [b.call("prims.reshape", (each, (8, 4)), X) for each in (x, y)]
+    final = optimize(b.finish((b.call("prims.sub", tuple(shown), X),)))
+    assert [node.operands for node in final.nodes] == [(x, y)]
+
+
 def test_rounding_conversions_stay():
     b = GraphBuilder()
     x = b.input("x", X)
