@@ -51,8 +51,6 @@ from dovetail.util.writer import Writer
 Executable: TypeAlias = "Callable[..., Sequence[Any]]"
 Build: TypeAlias = "Callable[[Graph], Executable | None]"
 
-FEW: Final = 8
-"""Arguments that are passed faster one by one."""
 _numbers: Final = itertools.count()
 
 
@@ -199,12 +197,6 @@ class _Emitter:
 
     def given(self) -> str:
         return ", ".join(["*inputs", *(f"constant_{i}" for i in range(self.signature.constants))])
-
-    def passed(self, places: list[int]) -> str:
-        """Inputs as arguments of a call; many in a row are a slice."""
-        row = range(places[0], places[-1] + 1) if len(places) > FEW else range(0)
-        is_row = bool(row) and places == [*row]
-        return f"*inputs[{row.start}:{row.stop}]" if is_row else _targets([self.inputs[i] for i in places])
 
     def emit_run(self, target: str, executable: str, given: str) -> None:
         """One call of an executable, outside of autocast: its casts are in the graph."""
@@ -370,7 +362,7 @@ class _Emitter:
                                 self.w(f"{self.results[out.index]} = {self.viewed(base, out.steps)}")
             for part in parts:
                 passed = [self.results[i] for i in part.partition.signature.tangents]
-                given = [self.everything, self.passed([i for i in part.places if i is not None])]
+                given = [self.everything, *(self.inputs[i] for i in part.places if i is not None)]
                 self.w(f"{_targets(passed)} = apply{part.suffix}({', '.join(given)})")
             self.emit_chains(parts, [m for m in self.signature.mutations if m.output not in self.unseen])
             self.emit_return()

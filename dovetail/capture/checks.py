@@ -95,8 +95,10 @@ def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     """Lines that follow the call of the graph; `names` are the entry's parameters. Where the graph itself
     raises, `out` is None: eager raises at its own place, perhaps before. Not so if it has written by then."""
     trace, code = emit.trace, emit.trace.frame.code
-    is_uncounted = any(fake.is_inference() for fake in trace.input_fakes)
-    written = [] if is_uncounted else [i for i, fake in zip(trace.inputs, trace.input_fakes) if fake._version]
+    with torch._C.DisableTorchFunction():  # as in wrap_tensor
+        is_uncounted = any([fake.is_inference() for fake in trace.input_fakes])
+        pairs = () if is_uncounted else zip(trace.inputs, trace.input_fakes)
+        written = [each for each, fake in pairs if fake._version]
     for value, _, version, step in trace.assumptions:
         if is_uncounted or written or version_of(value) != version:
             raise AssumedBranch(trace.frame.loc, step=step)

@@ -49,7 +49,8 @@ def outline(
             homes[match["name"]] = k - 1
             types[match["name"]] = match["type"] + ("[]" if match["rest"] == "[" else "")
     pieces = [_ATOM.split("\n".join(filter(None, map(_code, lines)))) for lines in (*steps, after)]
-    layers = _layers([_form(split, types) for split in pieces[:-1]])
+    is_same = lambda atom: atom not in types and atom[0] not in _LITERAL  # in every layer
+    layers = _layers([tuple(filter(is_same, split[1::2])) for split in pieces[:-1]])
     if len(layers) < len(steps):
         owner = {k: n for n, layer in enumerate(layers) for k in layer}
         homes = {name: owner.get(k, -1) for name, k in homes.items()}
@@ -81,16 +82,10 @@ def _code(line: str) -> str:
     return "" if line.startswith("// ") else line.split("    // ", 1)[0]
 
 
-def _form(pieces: list[str], types: dict[str, str]) -> str:
-    """The text of a step without what may differ from layer to layer."""
-    atoms = ["?" if atom in types or atom[0] in _LITERAL else atom for atom in pieces[1::2]]
-    return "\n".join((*pieces[::2], *atoms))
-
-
-def _layers(texts: Sequence[str], depth: int = 8) -> list[range]:
+def _layers(texts: Sequence[tuple[str, ...]], depth: int = 8) -> list[range]:
     """The steps in order, those of one layer together: of the longest stretch that repeats itself, and then
     of what comes before and after it."""
-    last: dict[str, int] = {}
+    last: dict[tuple[str, ...], int] = {}
     distances: Counter[int] = Counter()
     for k, text in enumerate(texts):
         distances[k - last.get(text, k)] += 1
