@@ -61,6 +61,7 @@ class Record(Noun):
     """Some result shares memory with an argument it does not write to."""
     changes_shape: bool
     """Writes the sizes of its first argument, such as t_ and resize_."""
+    is_out: bool
     is_random: bool
     is_pointwise: bool
     device_at: int | None
@@ -103,7 +104,7 @@ def record(func: Any) -> Record:
     name = str(func)
     fate = _fate(func, name)
     aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None]
-    mutates = any(alias.is_write for alias in aliases)
+    mutates, is_out = any(alias.is_write for alias in aliases), any(a.is_out for a in schema.arguments)
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
     base = name.rsplit(".", 1)[0]
     is_pointwise = torch.Tag.pointwise in func.tags or base in POINTWISE
@@ -115,13 +116,13 @@ def record(func: Any) -> Record:
     given = [(a.name, a.default_value) for a in schema.arguments if a.has_default_value()]
     return Record(
         name=name, fate=fate, mutates=mutates, is_view=is_view, changes_shape=changes_shape,
-        is_random=is_random, is_pointwise=is_pointwise, base=base, names=tuple(names),
+        is_out=is_out, is_random=is_random, is_pointwise=is_pointwise, base=base, names=tuple(names),
         device_at=names.index("device") if "device" in names else None,
         keyword_only=tuple(a.name for a in schema.arguments if a.kwarg_only),
         defaults=tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in given),
         rule=find_rule(base, is_pointwise, "._foreach_" in name, names if len(schema.returns) == 1 else ()),
-        is_known=returns_tensors and not name.endswith("out") and is_listed(base, is_simple),
+        is_known=returns_tensors and not is_out and is_listed(base, is_simple),
         written_fake=None if func.namespace == "aten" else registry.find(schema.name).fake_impl.kernel,
         returns_one=len(schema.returns) == 1, count=len(schema.returns),
-        is_free=fate in ("meta", "probe") and not changes_shape and not name.endswith("out"),
+        is_free=fate in ("meta", "probe") and not changes_shape and not is_out,
     )  # fmt: skip

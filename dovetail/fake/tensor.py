@@ -278,7 +278,7 @@ def _run(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     plain_args, plain_kwargs = hinted(args), {k: hinted(v) for k, v in kwargs.items()}
     result = _by_meta(func, facts, plain_args, plain_kwargs)
     results = list(result) if isinstance(result, (list, tuple)) else [result]
-    for out in results if facts.name.endswith("out") else ():
+    for out in results if facts.is_out else ():
         if type(out) is Fake and out.form and _hint_geometry(out)[0] != tuple(out.meta.size()):
             fix_symbols(facts, call, "a result was resized by")
             _reshape_in_place(out, static_form(out.meta), shapes)
@@ -654,7 +654,7 @@ def _written(
     """After an op that writes to arguments: the same Fakes come back, with their new sizes."""
     if any(type(f) is Fake and f.constant is not None for f in inputs.fakes):
         _update_constants(func, facts, inputs, args, kwargs)
-    if facts.changes_shape or facts.name.endswith("out"):
+    if facts.changes_shape or facts.is_out:
         for fake, meta in zip(inputs.fakes, inputs.metas):
             if facts.is_pointwise and fake.size() != meta.size():  # torch's meta kernels know one layout only
                 operands = [(m.size(), m.stride()) for m in inputs.metas if m is not meta]

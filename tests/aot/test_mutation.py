@@ -136,6 +136,12 @@ def _resized(x: torch.Tensor, y: torch.Tensor) -> Any:
     return out + x
 
 
+def _resized_pair(x: torch.Tensor, y: torch.Tensor) -> Any:
+    values, places = torch.empty(0), torch.empty(0, dtype=torch.long)
+    torch.max(x.detach(), 1, out=(values, places))  # an overload that is not called "out"
+    return values + x.sum(1), places + 1, tuple(places.size())
+
+
 def _ints(x: torch.Tensor, y: torch.Tensor) -> Any:
     counts = torch.zeros(6, dtype=torch.long)
     counts += 1
@@ -189,8 +195,8 @@ def _data(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 PROGRAMS = [
-    _no_grad_write, _kv_cache, _index_copy, _aliases, _hidden_base, _swap, _same_twice, _reshaped, _resized, _ints,
-    _promote, _dropout, _dropout_of_permuted, _foreach, _written_then_read, _data,
+    _no_grad_write, _kv_cache, _index_copy, _aliases, _hidden_base, _swap, _same_twice, _reshaped, _resized,
+    _resized_pair, _ints, _promote, _dropout, _dropout_of_permuted, _foreach, _written_then_read, _data,
 ]  # fmt: skip
 
 
