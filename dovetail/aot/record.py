@@ -248,7 +248,7 @@ def record_call(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> An
     """An op that only computes."""
     if args and type(args[0]) in NUMBERS and isinstance(func._schema.arguments[0].type, torch.TensorType):
         if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
-            return of_number(func, args, kwargs)
+            return record_lift(recorder, _aten.lift_fresh.default, (of_number(func, args, kwargs),), {})
     nodes = tuple([recorder.arg(a) for a in args])
     result = infer(func, args, kwargs)
     if result is None:  # a check, or what acts on the outside

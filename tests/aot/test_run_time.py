@@ -801,3 +801,12 @@ def test_hooks_on_inputs_are_called_once_where_gradients_are_differentiated(back
         call(n, y).sum().backward(create_graph=True)
         found.append((grad.tolist(), seen, n.grad.tolist(), x.grad.tolist(), y.grad.tolist()))
     assert found[0] == found[1]
+
+
+def test_what_torch_computes_of_numbers_may_be_a_size() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        chunks = torch.div(x.size(1), 4, rounding_mode="trunc") - 1
+        return x.new_ones((2, chunks + 1)) * chunks
+
+    x = torch.ones(1, 16)
+    torch.testing.assert_close(dovetail.compile(program, fullgraph=True)(x), program(x))
