@@ -137,6 +137,15 @@ def the_stride_of_a_single_row_changes() -> Any:
 
 
 @case("C8", recompiles=1)
+def mask_of_a_growing_cache() -> Any:
+    def f(query: torch.Tensor, keys: torch.Tensor) -> Any:
+        seen = torch.ones(query.size(0), keys.size(0), dtype=torch.bool).tril(keys.size(0) - query.size(0))
+        return (query @ keys.mT).masked_fill(~seen, -1e9).softmax(-1)
+
+    return f, [(torch.randn(2, 4), torch.randn(n + 3, 4)) for n in SIZES]
+
+
+@case("C8", recompiles=1)
 def window_of_a_growing_cache() -> Any:
     def f(keys: torch.Tensor, at: int) -> Any:
         keys.mul_(0.5)

@@ -119,9 +119,9 @@ def positions(b: Build, x: Value, dim: int) -> Value:
     return b.broadcast(b.iota(x.shape[dim], I64, x.type.device), x.shape, (dim,))
 
 
-def _triangle(keeps: str, b: Build, x: Value, diagonal: int = 0) -> Value:
+def _triangle(keeps: str, b: Build, x: Value, diagonal: Number = 0) -> Value:
     rows, columns = positions(b, x, x.ndim - 2), positions(b, x, x.ndim - 1)
-    return b.where(b.call(keeps, columns, rows + int(diagonal)), x, _zero(x))
+    return b.where(b.call(keeps, columns, rows + diagonal), x, _zero(x))
 
 
 decomposes("aten.triu")(partial(_triangle, "ge"))
