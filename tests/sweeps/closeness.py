@@ -39,13 +39,19 @@ class DrawsInSingle(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name not in DRAWS or torch.get_default_dtype() is not torch.float64:
+        draws = name in DRAWS or (getattr(func, "__module__", "") == "torch.nn.init" and name.endswith("_"))
+        if not draws or torch.get_default_dtype() is not torch.float64:
             return func(*args, **(kwargs or {}))
         torch.set_default_dtype(torch.float32)
         try:
-            single = [a.float() if isinstance(a, torch.Tensor) and a.dtype is torch.float64 else a for a in args]
-            drawn = func(*single, **(kwargs or {}))
-            return args[0].copy_(drawn) if name.endswith("_") else to_exact(drawn)
+            single, named = pytree.tree_map(lambda a: a.detach().float() if getattr(a, "dtype", None) is torch.float64 else a,
+                                            (args, kwargs or {}))
+            drawn = func(*single, **named)
+            if not name.endswith("_"):
+                return to_exact(drawn)
+            target = args[0] if args else kwargs["tensor"]  # functions of torch.nn.init pass it on by name
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not target.is_leaf):
+                return target.copy_(drawn)
         finally:
             torch.set_default_dtype(torch.float64)
 

@@ -49,7 +49,8 @@ def test_exact_inputs_are_double() -> None:
 
 
 def test_random_numbers_in_double_are_those_of_single() -> None:
-    draws = (lambda: torch.rand(5, 7), lambda: torch.randn(5, 7), lambda: torch.empty(5, 7).uniform_(), lambda: torch.rand_like(torch.ones(9)))
+    draws = (lambda: torch.rand(5, 7), lambda: torch.randn(5, 7), lambda: torch.empty(5, 7).uniform_(), lambda: torch.rand_like(torch.ones(9)),
+             lambda: torch.nn.Linear(5, 7).weight.detach(), lambda: torch.nn.Linear(5, 7).bias.detach())
     for draw in draws:
         torch.manual_seed(0)
         single = draw()
