@@ -3,13 +3,15 @@
     records = run_tasks("tests.sweeps.ops", ["add", "mul"], settings={...}, results=Path("ops.jsonl"))
 
 A worker imports the module and calls its `run_task(name, settings) -> dict` for each name it is sent.
-Results are appended to a JSON-lines file as they arrive; a second run skips what is there. A crash or a
-timeout ends the worker, marks the task, and a new worker goes on with the next. With `each_fresh` the worker
+Results are appended to a JSON-lines file as they arrive; a second run with the same settings skips what is there, and an
+interrupted one (Ctrl-C) ends with the summary of what it has. A crash or a timeout ends the worker, marks the task, and a
+new worker goes on with the next. With `each_fresh` the worker
 forks for every task: nothing of one task is left for the next, and the libraries are imported once.
 """
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -98,13 +100,16 @@ def run_tasks(
 ) -> dict[str, dict[str, Any]]:
     """Run what is not in `results` yet, `jobs` at a time; print one progress line a task, return all records by name."""
     results.parent.mkdir(parents=True, exist_ok=True)
-    done = load_records(results)
+    asked = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    done = load_records(results, asked)
     todo = [name for name in names if name not in done]
-    left, lock = iter(enumerate(todo)), threading.Lock()
+    left, lock, stopped = iter(enumerate(todo)), threading.Lock(), threading.Event()
+    if len(todo) < len(names):
+        print(f"{len(names) - len(todo)} of {len(names)} are kept from before in {results}; --fresh forgets them", flush=True)
 
     def work() -> None:
         worker: Worker | None = None
-        while True:
+        while not stopped.is_set():
             with lock:
                 position, name = next(left, (-1, ""))
             if not name:
@@ -117,7 +122,7 @@ def run_tasks(
                 worker.stop()
                 worker = None
             with lock:
-                sink.write(json.dumps(record) + "\n")
+                sink.write(json.dumps(record | {"asked": asked}) + "\n")
                 sink.flush()
                 done[name] = record
                 print(f"[{position + 1}/{len(todo)}] {name:<44} {show(record)[:150]}", flush=True)
@@ -125,8 +130,13 @@ def run_tasks(
             worker.stop()
 
     with results.open("a") as sink, ThreadPoolExecutor(jobs) as pool:
-        for finished in [pool.submit(work) for _ in range(jobs)]:
-            finished.result()
+        working = [pool.submit(work) for _ in range(jobs)]
+        try:
+            for finished in working:
+                finished.result()
+        except KeyboardInterrupt:
+            stopped.set()
+            print("stopping when what runs has ended; the same command goes on from there", flush=True)
     return {name: done[name] for name in names if name in done}
 
 
@@ -141,14 +151,15 @@ def ask_once(worker: Worker, name: str, timeout: float) -> tuple[dict[str, Any],
     return record, True
 
 
-def load_records(results: Path) -> dict[str, dict[str, Any]]:
-    """The last whole record of each task; a line cut short by a kill is ignored."""
+def load_records(results: Path, asked: str) -> dict[str, dict[str, Any]]:
+    """The last whole record of each task with these settings; a line cut short by a kill is ignored."""
     records: dict[str, dict[str, Any]] = {}
     if results.exists():
         for line in results.read_text().splitlines():
             if line.endswith("}"):
                 record = json.loads(line)
-                records[record["name"]] = record
+                if record.pop("asked", "") == asked:
+                    records[record["name"]] = record
     return records
 
 
