@@ -56,6 +56,16 @@ class DrawsInSingle(TorchFunctionMode):
             torch.set_default_dtype(torch.float64)
 
 
+class CastsToDouble(TorchFunctionMode):
+    """A program that casts to single precision by name casts to double."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "float":
+            return args[0].double()
+        args, kwargs = pytree.tree_map(lambda leaf: torch.float64 if leaf is torch.float32 else leaf, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
 def to_exact(tree: Any) -> Any:
     """The same arguments in double precision, doubles one unit further; leaves that are not floating point stay."""
     wide = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,

@@ -74,3 +74,13 @@ def test_rounding_decides_less_than_a_wrong_gradient() -> None:
     for i in range(1, len(eager)):
         got = [t * 1.01 + 1e-6 if i == j else t for j, t in enumerate(eager)]
         assert not is_as_far(got, train_once, model, inputs, eager, exact), i
+
+
+def test_a_model_that_casts_to_single_has_a_version_in_double() -> None:
+    class Casts(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.float().to(torch.float32))
+
+    model = Casts(3, 4)
+    exact = run_exact(train_once, copy.deepcopy(model), {"x": torch.randn(2, 3)})
+    assert exact[0].dtype is torch.float64 and exact[1].dtype is torch.float64
