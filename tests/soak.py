@@ -25,7 +25,7 @@ from typing import Any, Final
 import torch
 
 import dovetail
-from tests.sweeps.workers import ROOT, machine_line
+from tests.sweeps.workers import ROOT, machine_line, write_page
 
 FEWEST: Final = 200
 """Recompiles from which on their growth is judged: the first of each function takes memory, and a reset gives it back."""
@@ -178,7 +178,7 @@ def main() -> None:
         what = " ".join((PARTS[name].__doc__ or "").split())
         rows.append(f"| {name} | {count} | {what} | {why or 'good'} ({time.monotonic() - started:.0f} s) |")
     if chosen.write:
-        (ROOT / "docs/results/soak.md").write_text(f"# Soak\n\nCommand: `make soak`.  \n{machine_line()}\n\n" + "\n".join(rows) + "\n")
+        write_page("soak", f"# Soak\n\nCommand: `make soak`.  \n{machine_line()}\n\n" + "\n".join(rows))
     raise SystemExit(1 if any(found.values()) else 0)
 
 

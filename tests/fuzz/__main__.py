@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.fuzz.program import show_program
 from tests.fuzz.running import KINDS
-from tests.sweeps.workers import ROOT, machine_line, run_tasks
+from tests.sweeps.workers import ROOT, machine_line, run_tasks, write_page
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -59,7 +59,7 @@ def write_results(lines: list[str], failures: dict[str, dict[str, Any]], chosen:
     text += [f"- {line}" for line in lines]
     for name, record in failures.items():
         text += ["", f"## {name}: {record['reason']}", "", "```python", record.get("program", "").rstrip(), "```"]
-    (ROOT / "docs/results/fuzz.md").write_text("\n".join(text) + "\n")
+    write_page("fuzz", "\n".join(text))
 
 
 def main() -> None:

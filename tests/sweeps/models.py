@@ -37,7 +37,7 @@ from tests.sweeps.closeness import (
     why_not_close,
 )
 from tests.sweeps.peers import Peer, find_peer
-from tests.sweeps.workers import ROOT, machine_line, run_tasks, short_error
+from tests.sweeps.workers import ROOT, machine_line, run_tasks, short_error, write_page
 
 MODES: Final = ("inference", "training")
 NEIGHBOURS: Final = 4
@@ -268,16 +268,16 @@ def summarise(records: dict[str, dict[str, Any]], settings: dict[str, Any]) -> s
     lines += ["", "| model | inference | training | fallbacks | reason |", "|---|---|---|---|---|"]
     for name, record in sorted(records.items()):
         cells = [describe(record.get(mode)) for mode in MODES]
-        fallbacks = sorted({op for mode in MODES for op in record.get(mode, {}).get("fallbacks", ())})
+        fallbacks = sorted({without_places(op) for mode in MODES for op in record.get(mode, {}).get("fallbacks", ())})
         reasons = [record.get(mode, {}).get("reason", "") for mode in MODES] + [record.get("reason", "")]
-        reason = without_paths(next((text for text in reasons if text), ""))[:140].replace("|", "/")
+        reason = without_places(next((text for text in reasons if text), ""))[:140].replace("|", "/")
         lines.append(f"| {name} | {cells[0]} | {cells[1]} | {' '.join(fallbacks)[:80]} | {reason} |")
     return "\n".join(lines) + "\n"
 
 
-def without_paths(text: str) -> str:
-    """File names as a reader elsewhere knows them: from site-packages on."""
-    return re.sub(r"/\S*/site-packages/", "", text)
+def without_places(text: str) -> str:
+    """Names as a reader elsewhere knows them: files from site-packages on, ops without the number of this process."""
+    return re.sub(r"/\S*/site-packages/|_[0-9a-f]{32}\b", "", text)
 
 
 def describe(seen: dict[str, Any] | None) -> str:
@@ -332,10 +332,8 @@ def main() -> None:
     text = summarise(records, settings)
     print(text)
     if chosen.write:
-        folder = ROOT / "docs/results"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "models.md").write_text(text)
-        (folder / "models.json").write_text(json.dumps(records, indent=0))
+        write_page("models", text)
+        (ROOT / "docs/results/models.json").write_text(json.dumps(records, indent=0))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from tests.sweeps.closeness import to_exact, why_not_close
 from tests.sweeps.peers import Observed, Peer, find_peer
 from tests.sweeps.torch_testing import MODULES, OPS
-from tests.sweeps.workers import ROOT, machine_line, run_tasks, short_error
+from tests.sweeps.workers import ROOT, machine_line, run_tasks, short_error, write_page
 
 UNINITIALISED: Final = ("empty", "new_empty", "empty_strided", "new_empty_strided", "empty_like", "empty_permuted")
 UNORDERED: Final = ("resize_", "resize_as_")
@@ -351,11 +351,9 @@ def main() -> None:
     text = summarise(records, settings)
     print(text)
     if chosen.write:
-        folder = ROOT / "docs/results"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{chosen.write}.md").write_text(text)
+        write_page(chosen.write, text)
         if chosen.write == "ops":
-            (folder / "ops.json").write_text(json.dumps(records, indent=0))
+            (ROOT / "docs/results/ops.json").write_text(json.dumps(records, indent=0))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.sweeps import workers
 from tests.sweeps.workers import run_tasks
 
 
@@ -40,3 +41,13 @@ def test_an_interrupt_ends_with_what_there_is(tmp_path: Path, capsys: pytest.Cap
     names = " ".join(f"t{number}" for number in range(200))
     found = sweep(tmp_path / "results.jsonl", names, "ok ", show=interrupt)
     assert 3 <= len(found) < 200 and "the same command goes on" in capsys.readouterr().out
+
+
+def test_notes_of_a_page_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "ROOT", tmp_path)
+    page = tmp_path / "docs/results/some.md"
+    workers.write_page("some", "# Some\n\nfirst\n\n")
+    assert page.read_text() == "# Some\n\nfirst\n"
+    page.write_text(page.read_text() + "\n## Notes\nby hand\n")
+    workers.write_page("some", "# Some\n\nsecond")
+    assert page.read_text() == "# Some\n\nsecond\n\n## Notes\nby hand\n"

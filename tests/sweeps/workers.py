@@ -32,6 +32,7 @@ from types import ModuleType
 from typing import IO, Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+NOTES: Final = "\n## Notes\n"
 START: Final = 900.0
 """Seconds that a worker may take to import what it needs."""
 
@@ -206,6 +207,14 @@ def machine_line() -> str:
     """What every table of results says of where and when it was made."""
     return (f"Machine: {platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, "
             f"torch {metadata.version('torch')}; {time.strftime('%Y-%m-%d')}.")
+
+
+def write_page(name: str, text: str) -> None:
+    """docs/results/<name>.md, less what a person wrote below `## Notes` there, which stays."""
+    page = ROOT / f"docs/results/{name}.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    _, mark, notes = page.read_text().partition(NOTES) if page.exists() else ("", "", "")
+    page.write_text(text.rstrip() + "\n" + mark + notes)
 
 
 def short_error(error: BaseException) -> str:
