@@ -52,13 +52,19 @@ def keep_program(name: str, record: dict[str, Any]) -> None:
     (folder / f"{name.replace(':', '_')}.txt").write_text(f"# {record['reason']}\n{record.get('program', '')}")
 
 
-def write_results(lines: list[str], failures: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
+def write_results(kinds: list[str], records: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
     """The last run for docs/: counts, seeds, machine, and the shrunk programs that differ."""
-    text = ["# Fuzzing", "", f"Command: `make fuzz` with seeds {chosen.start} to {chosen.start + chosen.count - 1} of each kind.  ",
-            machine_line(), ""]
-    text += [f"- {line}" for line in lines]
-    for name, record in failures.items():
-        text += ["", f"## {name}: {record['reason']}", "", "```python", record.get("program", "").rstrip(), "```"]
+    last = chosen.start + chosen.count - 1
+    text = ["# Fuzzing", "", "Command: `make fuzz` (1,000 programs of each kind); other seeds: "
+            f"`python -m tests.fuzz --kind {chosen.kind} --start {chosen.start} --count {chosen.count}`.  ", machine_line(), "",
+            "| kind | seeds | programs | equal to eager | different | graphs |", "|---|---|---|---|---|---|"]
+    for kind in kinds:
+        mine = [record for name, record in records.items() if name.startswith(kind)]
+        equal, graphs = sum(record["status"] == "pass" for record in mine), sum(record.get("graphs", 0) for record in mine)
+        text.append(f"| {kind} | {chosen.start} to {last} | {len(mine)} | {equal} | {len(mine) - equal} | {graphs} |")
+    for name, record in records.items():
+        if record["status"] == "fail":
+            text += ["", f"### {name}: {record['reason']}", "", "```python", record.get("program", "").rstrip(), "```"]
     write_page("fuzz", "\n".join(text))
 
 
@@ -79,10 +85,9 @@ def main() -> None:
     for name, record in failures.items():
         print(f"\n# --- {name}: {record['reason']}\n{record.get('program', '')}")
         keep_program(name, record)
-    lines = [summarise(kind, records) for kind in kinds]
-    print("\n".join(lines))
+    print("\n".join(summarise(kind, records) for kind in kinds))
     if chosen.write:
-        write_results(lines, failures, chosen)
+        write_results(kinds, records, chosen)
     raise SystemExit(1 if failures else 0)
 
 
