@@ -28,6 +28,8 @@ from tests.sweeps.torch_testing import MODULES, OPS
 from tests.sweeps.workers import ROOT, machine_line, run_tasks, short_error, write_page
 
 UNINITIALISED: Final = ("empty", "new_empty", "empty_strided", "new_empty_strided", "empty_like", "empty_permuted")
+DYNAMIC: Final = {(False,): "static", (True,): "dynamic", (False, True): "both"}
+GRADIENT: Final = {(False,): "forward", (True,): "grad", (False, True): "both"}
 UNORDERED: Final = ("resize_", "resize_as_")
 
 
@@ -277,9 +279,9 @@ def summarise(records: dict[str, dict[str, Any]], settings: dict[str, Any]) -> s
     tried = sum(counts.values()) - counts["skip"]
     good = counts["pass"] + counts["fallback"]
     lines = [
-        "# Op sweep",
+        f"# Op sweep: {', '.join(settings['dtypes'])}",
         "",
-        f"Command: `make sweep-ops` ({json.dumps(settings)}).  ",
+        f"Command: `{command_of(settings)}`.  ",
         machine_line(),
         "",
         "| pass | fallback (right, through an ATen kernel) | break (right, partly eager) | fail | no sample of these types |",
@@ -299,15 +301,25 @@ def summarise(records: dict[str, dict[str, Any]], settings: dict[str, Any]) -> s
     return "\n".join(lines)
 
 
-def parse_arguments() -> argparse.Namespace:
+def command_of(settings: dict[str, Any]) -> str:
+    """What to type for the same sweep."""
+    chosen = {"samples": str(settings["samples"]), "dtypes": ",".join(settings["dtypes"]), "layouts": ",".join(settings["layouts"]),
+              "dynamic": DYNAMIC[tuple(settings["dynamic"])], "gradient": GRADIENT[tuple(settings["gradient"])],
+              "order": str(settings.get("order", 1)), "device": settings["device"], "peer": settings["peer"]}
+    defaults = vars(parse_arguments([]))
+    words = [f"--{name} {value}" for name, value in chosen.items() if value != str(defaults[name])]
+    return " ".join(["python -m tests.sweeps.ops", *words]) if words else "make sweep-ops"
+
+
+def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", default="dovetail")
     parser.add_argument("--only", default="", help="comma-separated op names; a trailing * matches a prefix")
     parser.add_argument("--kind", default="both", choices=("ops", "modules", "both"))
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--dtypes", default="float32")
-    parser.add_argument("--dynamic", default="static", choices=("static", "dynamic", "both"))
-    parser.add_argument("--gradient", default="both", choices=("forward", "grad", "both"))
+    parser.add_argument("--dynamic", default="static", choices=tuple(DYNAMIC.values()))
+    parser.add_argument("--gradient", default="both", choices=tuple(GRADIENT.values()))
     parser.add_argument("--order", type=int, default=1, choices=(1, 2), help="2: gradients of gradients too")
     parser.add_argument("--layouts", default="contiguous", help=f"comma-separated: contiguous, {', '.join(LAYOUTS)}")
     parser.add_argument("--device", default="cpu")
@@ -317,7 +329,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=ROOT / "build/sweeps/ops.jsonl")
     parser.add_argument("--write", nargs="?", const="ops", help="write docs/results/<name>.md; without a name ops.md, and ops.json")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def settings_of(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -326,8 +338,8 @@ def settings_of(chosen: argparse.Namespace) -> dict[str, Any]:
         "dtypes": chosen.dtypes.split(","),
         "device": chosen.device,
         "samples": chosen.samples,
-        "dynamic": {"static": [False], "dynamic": [True], "both": [False, True]}[chosen.dynamic],
-        "gradient": {"forward": [False], "grad": [True], "both": [False, True]}[chosen.gradient],
+        "dynamic": [flag for flags, word in DYNAMIC.items() if word == chosen.dynamic for flag in flags],
+        "gradient": [flag for flags, word in GRADIENT.items() if word == chosen.gradient for flag in flags],
         "layouts": chosen.layouts.split(","),
         "order": chosen.order,
         "stop_after": 2,
