@@ -1,4 +1,5 @@
 # make demo | test | lint | bench      from a fresh checkout: makes .venv, installs, builds, runs
+# make fuzz | soak | training | sweep-ops | sweep-models | bench-peers      what docs/results is made with, likewise
 # make native PYTHON=python3           builds the native module in place with nothing but a C compiler
 
 PYTHON ?= $(or $(shell command -v python3.11 || command -v python3.12 || command -v python3.13),python3)

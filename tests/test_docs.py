@@ -60,7 +60,7 @@ def test_error_codes_are_unique() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", sorted(str(p.relative_to(ROOT)) for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    "page", sorted(str(p.relative_to(ROOT)) for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 )
 def test_links_and_files_exist(page: str) -> None:
     path = ROOT / page
