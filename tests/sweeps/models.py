@@ -265,13 +265,13 @@ def summarise(records: dict[str, dict[str, Any]], settings: dict[str, Any]) -> s
             both = sum(bool(one.get("whole") and one.get("right")) for one in seen)
             strays = sum(bool(one.get("eager_as_far")) for one in seen)
             lines.append(f"| {library} | {len(mine)} | {mode} | {counts['whole']} | {counts['right']} | {both} | {len(mine) - counts['right']} | {strays} |")
-    lines += ["", "| model | inference | training | fallbacks | reason |", "|---|---|---|---|---|"]
+    lines += ["", "| model | inference | training | fallbacks | reason | run |", "|---|---|---|---|---|---|"]
     for name, record in sorted(records.items()):
         cells = [describe(record.get(mode)) for mode in MODES]
         fallbacks = sorted({without_places(op) for mode in MODES for op in record.get(mode, {}).get("fallbacks", ())})
         reasons = [record.get(mode, {}).get("reason", "") for mode in MODES] + [record.get("reason", "")]
         reason = without_places(next((text for text in reasons if text), ""))[:140].replace("|", "/")
-        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {' '.join(fallbacks)[:80]} | {reason} |")
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {' '.join(fallbacks)[:80]} | {reason} | {record.get('when', '')} |")
     return "\n".join(lines) + "\n"
 
 

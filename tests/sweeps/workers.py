@@ -118,7 +118,7 @@ def run_tasks(
             worker = worker or Worker.start(module, {**settings, "each_fresh": each_fresh}, results.with_suffix(".log"))
             started = time.monotonic()
             record, alive = ask_once(worker, name, timeout)
-            record |= {"name": name, "wall": round(time.monotonic() - started, 2)}
+            record |= {"name": name, "wall": round(time.monotonic() - started, 2), "when": time.strftime("%Y-%m-%d")}
             if not alive or "CUDA error" in str(record.get("reason")):  # then every later call fails as well
                 worker.stop()
                 worker = None
