@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 
 from dovetail._native import hand_over
-from dovetail.capture.decode import live_before
+from dovetail.capture.decode import Region, live_before
 from dovetail.capture.emit import Emitter
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.places import caught_at
@@ -68,6 +68,7 @@ class Site:
         self.at, self.op = root.at, root.code.ops[root.at]
         self.arg: Any = root.code.args[root.at]
         self.origin, self.prologue = origin_of(root.code)
+        self.count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
         self.stack = [self.entry_text(value) for value in root.stack]
         self.slots = self.slot_texts()
         self.lines = Writer()
@@ -86,13 +87,8 @@ class Site:
         region = self.code.region(self.at)
         if region is not None:
             live |= live_before(self.code)[region.target]
-        count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
-        texts = {}
-        for i in range(count):
-            value = self.root.slots[i]
-            if value is not NULL and (i in live or i in self.origin.cell_slots):
-                texts[i] = self.emit.value(value)
-        return texts
+        return {i: self.emit.value(value) for i, value in enumerate(self.root.slots[: self.count])
+                if value is not NULL and (i in live or i in self.origin.cell_slots)}  # fmt: skip
 
     def const(self, value: Any) -> str:
         return self.emit.const(value, getattr(value, "__name__", "const"))
@@ -113,8 +109,7 @@ class Site:
             else:
                 slots[slot] = stack.pop()
         live = live_before(self.origin)[target]
-        count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
-        kept = [i in slots and (i in live or i in self.origin.cell_slots) for i in range(count)]
+        kept = [i in slots and (i in live or i in self.origin.cell_slots) for i in range(self.count)]
         layout = Layout(tuple(not keep for keep in kept), tuple(kind_of(text) for text in stack))
         made = make_resume(self.origin, target, layout)
         args = [slots[i] if keep else "None" for i, keep in enumerate(kept)]
@@ -169,11 +164,15 @@ class Site:
         with self.lines.block("else:"):
             self.lines("_error = None")
         with self.lines.block("if _error is not None:"):  # here it is not being handled: the rest does that
-            for text, value in zip(self.stack[region.depth :], self.values[region.depth :]):
-                if type(value) is Outside and text.isidentifier():  # or the error's traceback would hold it
-                    self.lines(f"{text} = None")
-            last = [self.entry_text(LastInstruction(self.at))] if region.keeps_last else []
-            self.lines(self.resume(region.target, [*self.stack[: region.depth], *last, "_error"]))
+            self.handle(region, "_error")
+
+    def handle(self, region: Region, error: str, last: str = "") -> None:
+        """Go on at the handler, and let go of what lies above it on the stack."""
+        for text, value in zip(self.stack[region.depth :], self.values[region.depth :]):
+            if type(value) is Outside and text.isidentifier():  # or the error's traceback would hold it
+                self.lines(f"{text} = None")
+        kept = [last or self.entry_text(LastInstruction(self.at))] * region.keeps_last
+        self.lines(self.resume(region.target, [*self.stack[: region.depth], *kept, error]))
 
     def do_handling(self, line: str) -> None:
         """The line, while the exceptions that the frame is handling are being handled here too."""
@@ -217,8 +216,9 @@ def _in_the_rest(site: Site) -> None:
     site.lines(site.resume(site.at, site.stack))
 
 
-def callable_text(site: Site, position: int) -> str:
-    """A callable on the stack."""
+def callable_text(site: Site, first: int) -> str:
+    """A callable on the stack, before or after its NULL or what a method belongs to."""
+    position = first + (site.values[first] is NULL)
     value = site.values[position]
     if value is torch.cond or (getattr(value, "__module__", "") or "").startswith("torch._higher_order_ops"):
         return site.const(AS_PYTHON.get(value.__name__, value))
@@ -229,17 +229,12 @@ def callable_text(site: Site, position: int) -> str:
 
 def _call(site: Site, count: int, names: tuple[str, ...], extra: int = 0) -> None:
     top = len(site.stack) - extra
-    args = site.stack[top - count : top]
-    first, second = top - count - 2, top - count - 1
-    if site.values[first] is NULL:
-        function = callable_text(site, second)
-    elif site.values[second] is NULL:
-        function = callable_text(site, first)
-    else:
-        function, args = callable_text(site, first), [site.stack[second], *args]
+    first, args = top - count - 2, site.stack[top - count : top]
+    if not any(value is NULL for value in site.values[first : first + 2]):
+        args = [site.stack[first + 1], *args]
     split = len(args) - len(names)
     shown = [*args[:split], *(f"{name}={text}" for name, text in zip(names, args[split:]))]
-    site.do(f"_r = {function}({', '.join(shown)})")
+    site.do(f"_r = {callable_text(site, first)}({', '.join(shown)})")
     site.go_on("_r", drop=count + 2 + extra)
 
 
@@ -248,9 +243,7 @@ def _call_unpacked(site: Site) -> None:
     drop = 3 + has_kwargs
     args = site.stack[-1 - has_kwargs]
     kwargs = f", **{site.stack[-1]}" if has_kwargs else ""
-    first, second = len(site.stack) - drop, len(site.stack) - drop + 1
-    function = callable_text(site, second if site.values[first] is NULL else first)
-    site.do(f"_r = {function}(*{args}{kwargs})")
+    site.do(f"_r = {callable_text(site, len(site.stack) - drop)}(*{args}{kwargs})")
     site.go_on("_r", drop=drop)
 
 
@@ -289,15 +282,11 @@ def _truth(form: str, count: int, site: Site) -> None:
 
 def _for_iter(site: Site) -> None:
     done = site.resume(site.arg, site.stack[:-1])
-    end = site.const(_End)
+    end = site.const(NULL)
     site.do(f"_r = next({site.stack[-1]}, {end})")
     with site.lines.block(f"if _r is {end}:"):
         site.lines(done)
     site.go_on("_r")
-
-
-class _End:
-    """What next() gives when an iterator is exhausted."""
 
 
 def _unpack(site: Site) -> None:
@@ -323,6 +312,14 @@ def _raise(site: Site) -> None:
     cause = f" from {site.stack[-1]}" if site.arg == 2 else ""
     error = f" {site.stack[-site.arg]}" if site.arg else ""
     site.do(f"raise{error}{cause}")
+
+
+def _raise_again(site: Site) -> None:
+    """The end of a `with` or `finally`: an abandoned generator ends before the next handler begins."""
+    region = site.code.region(site.at)
+    if region is None:
+        return _in_the_rest(site)
+    site.handle(region, site.stack[-1], site.stack[-1 - site.arg] if site.arg else "")
 
 
 def _leave_with(site: Site) -> None:
@@ -374,5 +371,6 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
         _line, "_exit, _r = {0}.__exit__, {0}.__enter__()", 1, pushed=("_exit", "_r")),
     "FORMAT_VALUE": _format,
     "RAISE_VARARGS": _raise,
+    "RERAISE": _raise_again,
     "WITH_EXCEPT_START": _leave_with,
 }
