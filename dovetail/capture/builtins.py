@@ -477,7 +477,8 @@ def construct_init(trace: Trace, made: Any, init: Any, args: Args, kwargs: Kwarg
     """__init__ of a C base class (dict.__init__ on a subclass...)."""
     if init is not object.__init__:  # which only counts the arguments
         operations.check_native_use(trace, made, "__init__")
-        args = [as_iterable(trace, arg) for arg in args]
+        if not isinstance(made, (BaseException, property)):  # which keep what they are given
+            args = [as_iterable(trace, arg) for arg in args]
     native(init, made, *args, **kwargs)
 
 
