@@ -182,10 +182,11 @@ def viewed(c: Call, shape: tuple[int, ...]) -> list[int] | None:
 
 
 def normalised(c: Call, shape: tuple[int, ...]) -> list[int] | None:
-    """The CPU's batch norm keeps channels-last images, and makes everything else row-major."""
+    """The CPU's batch norm keeps channels-last images, gaps or not, and makes everything else row-major."""
     if len(shape) != c.first.ndim or _is_contiguous(c.first):
         return contiguous(c, shape)
-    is_image = is_laid_out(*_numbers(c.first), channels_last(shape))
+    is_sparse = c.device == "cpu" and _suggests_channels_last(c.first)
+    is_image = is_sparse or is_laid_out(*_numbers(c.first), channels_last(shape))
     return channels_last(shape) if is_image else contiguous(c, shape) if c.device == "cpu" else None
 
 
