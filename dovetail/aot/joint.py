@@ -107,7 +107,7 @@ class Joint(Noun, eq=False):
         """Items of an input not read before are written, as in a cache: done twice is as done once."""
         base, result = self.graph.inputs[given], self.graph.outputs[output]
         reads = [node for node in self.graph.nodes if base in node.operands]
-        return reads == [result] and result.op.startswith(_OVERWRITING) and result.args[3:] != (True,)
+        return reads == [result] and reads[0].op.startswith(_OVERWRITING) and reads[0].args[3:] != (True,)
 
     def __str__(self) -> str:
         return f"{self.graph}\n{self.signature}"
