@@ -32,6 +32,8 @@ PROGRAMS = {
     "softmax": "lambda x, y: torch.softmax(x + y, -1)",
     "layer_norm": "lambda x, y: F.layer_norm(x + y, (96,), y[0], y[1])",
     "column_sum": "lambda x, y: (x * y).sum(0)",
+    "column_sums_by_head": "lambda x, y: (x[:8].repeat(1, 3)[:, :256].softmax(1)[:, :, None] * y.reshape(-1).repeat(40)[:131072].view(8, 256, 64)).sum(1) * x[:8, 1:2]",
+    "rows_of_several": "lambda x, y: (torch.cat([x, y, x]) * y[0]).sum(1)",
     "transpose_add": "lambda x, y: x.t() + y.t() * 2 + x.t().contiguous()",
     "crossed": "lambda x, y: x + y.reshape(96, 40).t()",
     "means": "lambda x, y: (x.mean(), y.amax(1), x.argmax(1), y.argmin(0), (x > 0).any(), x.var(1))",
@@ -228,6 +230,14 @@ def test_equal_kernels_on_different_buffers_are_one_launch():
     assert text.count('TRY("launch of') == 2
     (launch,) = (line for line in text.splitlines() if "_x3" in line)
     assert "4096, 3, " in launch
+
+
+def test_kernels_of_numbers_that_are_read_later_are_one_launch():
+    def program(a, b, x, y):
+        return torch.mm(x, y) * (a * 3).cos().sum(), torch.mm(y, x) * (b * 3).cos().sum()
+
+    given = [fake("cuda:0", 2), fake("cuda:0", 2), fake("cuda:0", 64, 64), fake("cuda:0", 64, 64)]
+    assert sum("_x2" in line for line in host_text(program, *given).splitlines()) == 1
 
 
 def test_a_kernel_joins_others_only_where_order_does_not_matter():

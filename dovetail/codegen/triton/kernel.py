@@ -26,7 +26,7 @@ from dovetail.codegen import analysis
 from dovetail.codegen.analysis import Pass, Shape, certain, step_score
 from dovetail.codegen.target import Launchable, launchable, token
 from dovetail.codegen.triton.ops import COMBINE, FAST, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON, identity
-from dovetail.ir.expr import ONE, ZERO, Expr, floordiv, mod, product, spell, substitute, sym, symbols
+from dovetail.ir.expr import ONE, ZERO, Expr, floordiv, mod, mul, product, spell, substitute, sym, symbols
 from dovetail.ir.loop import SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, scalar
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
@@ -79,6 +79,16 @@ class Axis(Noun):
     @property
     def index(self) -> Expr:
         return sym(f"{self.name}index", 0, max(self.size.hi - 1, 0), self.size)
+
+
+def _positions(axis: Axis, rest: Expr) -> dict[Expr, Expr]:
+    """Loop variables at a position along the axis."""
+    found: dict[Expr, Expr] = {}
+    for k, loop in reversed([*enumerate(axis.loops)]):
+        size = ONE if axis.size is ZERO else loop.size  # of a kernel that never runs
+        found[loop.var] = rest if k == 0 else mod(rest, size)
+        rest = floordiv(rest, size)
+    return found
 
 
 class Tile(Noun):
@@ -157,6 +167,8 @@ class Emitter(Noun, frozen=False):
     """Conditions under which the current scalar is computed."""
     env: dict[Expr, Expr] = field(default_factory=dict)
     """Loop variables in terms of the axes' positions."""
+    still: dict[Expr, Expr] = field(default_factory=dict)
+    """Those that are the same for a whole block, in terms of its first position."""
     count: int = 0
     shape: Shape = field(init=False)
     axes: tuple[Axis, ...] = field(init=False)
@@ -292,16 +304,30 @@ class Emitter(Noun, frozen=False):
                 continue
             self.w(f"{axis.name}index = {tiles[axis.name]}{wide} * {axis.block} + {reach}")
             self._loops_of(axis)
+        if len(self.rows) == 1:
+            self._find_still(self.axes[0], wide)
+
+    def _find_still(self, axis: Axis, wide: str) -> None:
+        """Outer loops that no block takes two steps of: what is loaded at one is loaded once a block."""
+        blocks, inner, still = {blocks.x for blocks in self.blocks}, ONE, set()
+        for loop in reversed(axis.loops if blocks != {1} else ()):
+            if inner.is_const and all(inner.value % n == 0 for n in blocks):
+                still.add(loop.var)
+            inner = mul(inner, loop.size)
+        first = sym("xfirst", 0, max(axis.size.hi - 1, 0), axis.size)
+        self.still = {var: at for var, at in _positions(axis, first).items() if var in still}
+        loads = [index for nest in self.group.nests for _, index in nest.loads]
+        if any(index is not None and self._is_still(index) for index in loads):
+            self.w(f"xfirst = tl.program_id(0){wide} * {axis.block}")
+
+    def _is_still(self, index: Expr) -> bool:
+        used = symbols(index).intersection(loop.var for loop in self.axes[0].loops)
+        return bool(used) and used <= self.still.keys()
 
     def _loops_of(self, axis: Axis) -> None:
         if axis.name in self.masked:
             self.w(f"{axis.name}mask = {axis.name}index < {_text(axis.size)}")
-        rest = axis.index
-        for k in range(len(axis.loops) - 1, -1, -1):
-            loop = axis.loops[k]
-            size = ONE if axis.size is ZERO else loop.size  # of a kernel that never runs
-            self.env[loop.var] = rest if k == 0 else mod(rest, size)
-            rest = floordiv(rest, size)
+        self.env |= _positions(axis, axis.index)
 
     def _index(self, expr: Expr) -> str:
         """In terms of the positions along the axes: a walk in memory order becomes the position itself."""
@@ -603,7 +629,11 @@ class Emitter(Noun, frozen=False):
         buffer, index = str(node.args[0]), node.args[1]
         if buffer in self.values:
             return self.values[buffer]
-        return self._read(buffer, self._index(index), self._axes_of(index), node.dtype)  # type: ignore[arg-type]
+        assert isinstance(index, Expr)
+        if self._is_still(index):
+            at = _text(substitute(index, self.env | self.still))
+            return self._read(buffer, at, self._axes_of(index) - {"x"}, node.dtype)
+        return self._read(buffer, self._index(index), self._axes_of(index), node.dtype)
 
     def _read(self, buffer: str, index: str, axes: frozenset[str], dtype: DType) -> Tile:
         if is_number(self.buffers[buffer]):
