@@ -177,8 +177,11 @@ def _overwrites(step: Group, name: str, other: str, buffers: dict[str, Buffer]) 
         return False
     when, index = target
     walks = (_time(step, order)[:2] for order in range(len(step.nests)))
-    if buffers[name].type.device.kind != "cpu" and when[:2] < max(walks):
-        return False  # on a GPU, a later walk along a row may make again what an earlier one made
+    if buffers[name].type.device.kind != "cpu":
+        if when[:2] < max(walks):
+            return False  # on a GPU, a later walk along a row may make again what an earlier one made
+        if not step.ranges:
+            when = (*when[:2], len(step.nests))  # there a kernel of numbers stores after all it loads
     return all(at is index and then <= when for then, at in _read_positions(step)[other])
 
 

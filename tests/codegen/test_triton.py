@@ -16,6 +16,7 @@ from dovetail import aot, codegen, lower, ops, schedule
 from dovetail.codegen import Batch
 from dovetail.fake.tensor import Fake, _empty_meta
 from dovetail.options import Options
+from dovetail.util.noun import replace
 
 pytest.importorskip("triton")
 
@@ -238,6 +239,18 @@ def test_kernels_of_numbers_that_are_read_later_are_one_launch():
 
     given = [fake("cuda:0", 2), fake("cuda:0", 2), fake("cuda:0", 64, 64), fake("cuda:0", 64, 64)]
     assert sum("_x2" in line for line in host_text(program, *given).splitlines()) == 1
+
+
+def test_a_counter_that_is_read_beside_is_counted_in_place():
+    def program(counter, x, y):
+        at = counter + 2
+        counter.add_(1)
+        return torch.mm(x, y) * torch.where(at < 0, 5, at).cos()
+
+    joint = aot.trace_joint(symbolic_trace(program), [fake("cuda:0"), *(fake("cuda:0", 8, 8) for _ in range(2))])
+    graph = aot.partition(ops.decompose(joint.graph), joint.signature).forward
+    loops = lower.lower(replace(graph, updates=joint.updates))
+    assert "reuse" in [place.kind for _, place in schedule.plan(schedule.schedule(loops, Options())).places]
 
 
 def test_a_kernel_joins_others_only_where_order_does_not_matter():
