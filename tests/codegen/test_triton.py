@@ -34,6 +34,8 @@ PROGRAMS = {
     "layer_norm": "lambda x, y: F.layer_norm(x + y, (96,), y[0], y[1])",
     "column_sum": "lambda x, y: (x * y).sum(0)",
     "column_sums_by_head": "lambda x, y: (x[:8].repeat(1, 3)[:, :256].softmax(1)[:, :, None] * y.reshape(-1).repeat(40)[:131072].view(8, 256, 64)).sum(1) * x[:8, 1:2]",
+    "long_rows_times_one": "lambda x, y: (x.reshape(5, 768).repeat(1, 14)[:, :10240] * y.reshape(-1).softmax(0).repeat(3)[:10240]).sum(1)",
+    "long_rows_times_one_variance": "lambda x, y: (x.reshape(5, 768).repeat(1, 14)[:, :10240] * y.reshape(-1).repeat(3)[:10240]).var(1)",
     "rows_of_several": "lambda x, y: (torch.cat([x, y, x]) * y[0]).sum(1)",
     "transpose_add": "lambda x, y: x.t() + y.t() * 2 + x.t().contiguous()",
     "crossed": "lambda x, y: x + y.reshape(96, 40).t()",

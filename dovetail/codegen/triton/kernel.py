@@ -23,30 +23,21 @@ from pathlib import Path
 from typing import Final
 
 from dovetail.codegen import analysis
-from dovetail.codegen.analysis import Pass, Shape, certain, step_score
+from dovetail.codegen.analysis import Pass, Shape, certain
 from dovetail.codegen.target import Launchable, launchable, token
+from dovetail.codegen.triton import tiling
 from dovetail.codegen.triton.ops import COMBINE, FAST, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON, identity
-from dovetail.ir.expr import ONE, ZERO, Expr, floordiv, mod, mul, product, spell, substitute, sym, symbols
-from dovetail.ir.loop import SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, scalar
+from dovetail.codegen.triton.tiling import Axis, find_streams, positions, power
+from dovetail.ir.expr import ONE, Expr, mul, spell, substitute, sym, symbols
+from dovetail.ir.loop import SCANS, Buffer, Nest, Scalar, Write, iter_scalars, scalar
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, F32, F64, I32, I64, NARROW, DType
-from dovetail.util.noun import Noun, field, replace
+from dovetail.util.noun import Noun, field
 from dovetail.util.writer import Writer
 
 PRELUDE: Final = Path(__file__).with_name("prelude.py").read_text()
 """Functions every kernel may call, as `dv`."""
-PERSISTENT: Final = 8192
-"""Longest row that is held in registers;"""
-LONG_COLUMN: Final = 256
-"""the same where neighbouring rows, not elements of one row, are contiguous: a tile holds many."""
-MANY_ROWS: Final = 1024
-"""Rows that give every multiprocessor several programs."""
-MANY_POINTS: Final = 1 << 22
-"""Points that give every multiprocessor several programs of the largest size."""
-FEW_PROGRAMS: Final = 264
-"""Two for each multiprocessor."""
-SHORTEST_ROW: Final = 64
 MOST_EARLY: Final = 3
 """Loads of constants that are made first: each takes registers."""
 
@@ -56,40 +47,6 @@ PLAIN: Final = {**SCANS, "welford": "sum"}
 MANY_LOADS: Final = 8
 LOADS_A_THREAD: Final = 64
 """Loads that a thread has registers for, where an element takes many."""
-
-DOWN: Final = "[:, None]"
-ACROSS: Final = "[None, :]"
-
-
-class Axis(Noun):
-    """One axis of the tile: the loops flattened into it and its place in the tile's shape."""
-
-    name: str
-    loops: tuple[Range, ...]
-    place: str
-
-    @property
-    def size(self) -> Expr:
-        return product(r.size for r in self.loops)
-
-    @property
-    def block(self) -> str:
-        return f"{self.name.upper()}BLOCK"
-
-    @property
-    def index(self) -> Expr:
-        return sym(f"{self.name}index", 0, max(self.size.hi - 1, 0), self.size)
-
-
-def _positions(axis: Axis, rest: Expr) -> dict[Expr, Expr]:
-    """Loop variables at a position along the axis."""
-    found: dict[Expr, Expr] = {}
-    for k, loop in reversed([*enumerate(axis.loops)]):
-        size = ONE if axis.size is ZERO else loop.size  # of a kernel that never runs
-        found[loop.var] = rest if k == 0 else mod(rest, size)
-        rest = floordiv(rest, size)
-    return found
-
 
 class Tile(Noun):
     """A value in the kernel: its text, its type, and which axes it varies along."""
@@ -104,53 +61,6 @@ def is_number(buffer: Buffer) -> bool:
     type, room = buffer.type, buffer.type.storage_bytes
     is_single = room.is_const and room.value == type.dtype.bytes
     return is_single and type.device.kind == "cpu" and type.dtype in (F32, F64, I32, I64)
-
-
-def make_axes(group: Group, shape: Shape) -> tuple[Axis, ...]:
-    outer, inner = group.ranges[: group.outer], group.inner
-    if inner:
-        return (Axis("x", outer, DOWN), Axis("r", inner, ACROSS))
-    if (pair := _crossing(group, shape)) is not None:
-        fast, slow = pair
-        rest = tuple(r for r in outer if r is not fast and r is not slow)
-        return (Axis("y", (*rest, slow), DOWN), Axis("x", (fast,), ACROSS))
-    return (Axis("x", outer, ""),)
-
-
-def as_rows(group: Group) -> Group:
-    """Points of which some loads are the same for a whole row: a program takes rows, and loads those once."""
-    if group.inner or len(group.ranges) < 2 or group.outer != len(group.ranges):
-        return group
-    *outer, last = group.ranges
-    rows = product(r.size for r in outer)
-    if not last.size.is_const or last.size.value < SHORTEST_ROW or rows.hi < MANY_ROWS // 2:
-        return group
-    writes = analysis.writes_in(group.nests)
-    if any(write.index_scalar is not None for write in writes):
-        return group
-    accesses = [index for nest in group.nests for _, index in nest.loads if index is not None]
-    moving = [index for index in (*accesses, *(w.index for w in writes)) if last.var in symbols(index)]
-    is_same = len(moving) < len(accesses) + len(writes)
-    if not is_same or any(step_score(index, last.var) != 1.0 for index in moving):
-        return group
-    return replace(group, outer=group.outer - 1)
-
-
-def _crossing(group: Group, shape: Shape) -> tuple[Range, Range] | None:
-    """The two loops of a transpose: most accesses are contiguous in the first, some only in the second."""
-    fast = shape.contiguous
-    if fast is None or len(group.ranges) < 2:
-        return None
-    for other in reversed(group.ranges):
-        if other is fast or (other.size.is_const and other.size.value < 16):
-            continue
-        if fast.size.is_const and fast.size.value < 16:
-            return None
-        loads = [index for nest in group.nests for _, index in nest.loads if index is not None]
-        for index in (*loads, *(write.index for write in analysis.writes_in(group.nests))):
-            if step_score(index, other.var) == 1.0 and step_score(index, fast.var) < 0:
-                return fast, other
-    return None
 
 
 class Emitter(Noun, frozen=False):
@@ -169,6 +79,8 @@ class Emitter(Noun, frozen=False):
     """Loop variables in terms of the axes' positions."""
     still: dict[Expr, Expr] = field(default_factory=dict)
     """Those that are the same for a whole block, in terms of its first position."""
+    ahead: dict[Scalar, Tile] = field(default_factory=dict)
+    """Weights of the block of a row that comes next."""
     count: int = 0
     shape: Shape = field(init=False)
     axes: tuple[Axis, ...] = field(init=False)
@@ -195,20 +107,20 @@ class Emitter(Noun, frozen=False):
 
     def choose(self) -> None:
         """The axes of the tile and their block sizes."""
-        self.group = as_rows(self.group)
+        self.group = tiling.as_rows(self.group)
         self.shape = analysis.analyse(self.group, self.buffers)
-        self.axes = make_axes(self.group, self.shape)
+        self.axes = tiling.make_axes(self.group, self.shape)
         row = self.axes[-1].size if self.has_rows else ONE
-        longest = PERSISTENT if self.axes[0].size is not ONE else 2 * PERSISTENT
+        longest = tiling.PERSISTENT if self.axes[0].size is not ONE else 2 * tiling.PERSISTENT
         if self.shape.contiguous in self.axes[0].loops:
-            longest = LONG_COLUMN
+            longest = tiling.LONG_COLUMN
         self.is_looped = not (row.is_const and row.value <= longest)
         loads = sum(node.op in ("load", "load_at") for node in analysis.scalars_of(self.group))
-        each = _power(max(LOADS_A_THREAD // loads, 1) + 1) // 2 if loads > MANY_LOADS else 64
-        found = choose_blocks(self.axes, self.shape, self.is_looped, find_streams(self.group), each)
+        each = power(max(LOADS_A_THREAD // loads, 1) + 1) // 2 if loads > MANY_LOADS else 64
+        found = tiling.choose_blocks(self.axes, self.shape, self.is_looped, find_streams(self.group), each)
         self.blocks = tuple(dict.fromkeys(found))
         grows = any(find_shifted(step, after) for step, after in pairwise(self.shape.passes))
-        if grows and self.is_looped and self.axes[0].size.lo >= MANY_ROWS and self.neighbours > 1:
+        if grows and self.is_looped and self.axes[0].size.lo >= tiling.MANY_ROWS and self.neighbours > 1:
             self.blocks = (Blocks(1, r=2048, warps=4), *self.blocks)
 
     @property
@@ -315,7 +227,7 @@ class Emitter(Noun, frozen=False):
                 still.add(loop.var)
             inner = mul(inner, loop.size)
         first = sym("xfirst", 0, max(axis.size.hi - 1, 0), axis.size)
-        self.still = {var: at for var, at in _positions(axis, first).items() if var in still}
+        self.still = {var: at for var, at in positions(axis, first).items() if var in still}
         loads = [index for nest in self.group.nests for _, index in nest.loads]
         if any(index is not None and self._is_still(index) for index in loads):
             self.w(f"xfirst = tl.program_id(0){wide} * {axis.block}")
@@ -327,7 +239,7 @@ class Emitter(Noun, frozen=False):
     def _loops_of(self, axis: Axis) -> None:
         if axis.name in self.masked:
             self.w(f"{axis.name}mask = {axis.name}index < {_text(axis.size)}")
-        self.env |= _positions(axis, axis.index)
+        self.env |= positions(axis, axis.index)
 
     def _index(self, expr: Expr) -> str:
         """In terms of the positions along the axes: a walk in memory order becomes the position itself."""
@@ -335,16 +247,45 @@ class Emitter(Noun, frozen=False):
 
     def _load_constants(self) -> None:
         """Weights that a row is multiplied by are on their way before the kernel before this one is done."""
-        early: set[Scalar] = set()
-        if not self.has_rows or self.is_looped:
+        if not self.has_rows:
             return
         sure = certain(analysis.roots_in(self.group.nests), self.certain)
+        early: set[Scalar] = set()
+        if self.is_looped:
+            self._load_ahead(sure)
+            return
         for node in [node for node in analysis.scalars_of(self.group) if node in sure]:
             read = {n for n in iter_scalars(node) if n.op in ("load", "load_at")}
             is_constant = all(self.buffers[str(n.args[0])].kind == "constant" for n in read)
             if node.op in ("load", "masked") and is_constant and 0 < len(read | early) <= MOST_EARLY:
                 early |= read
                 self._value(node)
+
+    def _load_ahead(self, sure: set[Scalar]) -> None:
+        """Of a row taken in blocks, the first one; the walk then loads each a block before it is needed."""
+        streams, writes = find_streams(self.group), analysis.writes_in(self.group.nests)
+        is_again = sum(bool(step.points) for step in self.shape.passes) > 1
+        is_again |= any(write.reduce == "welford" for write in writes)
+        if "r" in self.masked or not any(streams.values()) or is_again:
+            return
+        rows = {name for name, is_vector in streams.items() if not is_vector}
+        rows = {name for name in rows if self.buffers[name].kind == "constant"}
+        loads = [node for node in analysis.scalars_of(self.group) if node.op == "load" and node in sure]
+        found = [node for node in loads if node.args[0] in rows]
+        if 0 < len(found) <= MOST_EARLY:
+            self._begin_block(self.axes[-1], "0")
+            self.ahead = {node: self._load(node) for node in found}
+
+    def _go_ahead(self, axis: Axis) -> None:
+        """Take the block that is loaded, and load the next."""
+        here = self.env
+        self.w(f"rnext = rindex + {axis.block}")
+        self.env = here | positions(axis, sym("rnext", 0, max(axis.size.hi - 1, 0), axis.size))
+        for node, tile in self.ahead.items():
+            self.tiles[node] = self._define(tile.text, tile.dtype, tile.axes)
+            buffer, index = token(str(node.args[0])), self._index(node.args[1])  # type: ignore[arg-type]
+            self.w(f"{tile.text} = tl.load({buffer} + ({index}), rnext < {_text(axis.size)}, other=0)")
+        self.env = here
 
     def _load_picked(self) -> None:
         """What a row picks by an index is two loads one after the other: on their way before the row."""
@@ -480,14 +421,16 @@ class Emitter(Noun, frozen=False):
             with self.w.block(f"for roffset in range({start}, {end}, {axis.block}):"):
                 self._begin_block(axis)
                 self.tiles = dict(before)
+                if self.ahead:
+                    self._go_ahead(axis)
                 take_block()
                 self._store_late()
         self.masked = masked
         self.tiles.clear()
 
-    def _begin_block(self, axis: Axis) -> None:
+    def _begin_block(self, axis: Axis, start: str = "roffset") -> None:
         wide = ".to(tl.int64)" if self._is_wide() else ""
-        self.w(f"rindex = roffset + tl.arange(0, {axis.block}){axis.place}{wide}")
+        self.w(f"rindex = {start} + tl.arange(0, {axis.block}){axis.place}{wide}")
         self._loops_of(axis)
 
     def _bounds(self, roots: list[Scalar]) -> dict[Scalar, int]:
@@ -780,92 +723,3 @@ def _text(expr: Expr) -> str:
 
 
 # -- block sizes -----------------------------------------------------------------------------------
-
-
-def _power(value: int) -> int:
-    return 1 << max(value - 1, 0).bit_length()
-
-
-def find_streams(group: Group) -> dict[str, bool]:
-    """Buffers of which whole rows are read, and whether all results read the same row (of a vector)."""
-    outer = {r.var for r in group.ranges[: group.outer]}
-    inner = {r.var for r in group.inner}
-    found: dict[str, bool] = {}
-    for nest in group.nests:
-        for buffer, index in nest.loads:
-            used = inner if index is None else symbols(index)
-            if buffer not in group.internal and not inner.isdisjoint(used):
-                found[buffer] = outer.isdisjoint(used)
-    return found
-
-
-# Which choice is the likeliest was measured on an H200: `python -m benchmarks.tune` shows all of them.
-
-
-def choose_blocks(
-    axes: tuple[Axis, ...], shape: Shape, is_looped: bool, streams: dict[str, bool], most: int
-) -> list[Blocks]:
-    """A few block sizes worth trying, the likeliest first; `most` elements a thread."""
-    if axes[-1].name == "r":
-        if shape.contiguous in axes[0].loops:
-            return _column_blocks(axes, is_looped, most)
-        return _row_blocks(axes, is_looped, streams, most)
-    if len(axes) == 2:
-        if most < 16:
-            return [Blocks(32, y=32, warps=8), Blocks(32, y=32, warps=16)]
-        return [Blocks(64, y=64, warps=8), Blocks(128, y=128, warps=16), Blocks(128, y=32, warps=16)]
-    size = axes[0].size.value if axes[0].size.is_const else 1 << 24
-    small = max(64, min(1024, _power(size)))
-    if most < 16:
-        return [Blocks(small, warps=max(1, min(16, small // (32 * most)))), Blocks(256, warps=8)]
-    large = 2048 if size > 4096 else small
-    first = Blocks(small, warps=2 if small == 1024 else 4)  # 16 elements a thread: two loads of 16 bytes
-    second = Blocks(large, warps=4)
-    likely = [second, first] if size >= MANY_POINTS else [first, second]
-    return [*likely, Blocks(small, warps=4), Blocks(large, warps=8)]
-
-
-def _row_blocks(
-    axes: tuple[Axis, ...], is_looped: bool, streams: dict[str, bool], most_each: int
-) -> list[Blocks]:
-    """Rows are contiguous: few rows, much of each."""
-    if is_looped:
-        size, is_product = axes[-1].size, any(streams.values())
-        if is_product and size.is_const and size.value % 1024 == 0:  # without a rest at the end
-            return [Blocks(1, r=1024, warps=4), Blocks(2, r=1024, warps=4), Blocks(2, r=512, warps=2)]
-        likely = [Blocks(1, r=4096, warps=16), Blocks(1, r=4096, warps=8)]
-        return [*(reversed(likely) if is_product else likely), Blocks(2, r=1024, warps=4)]
-    rows = axes[0].size.value if axes[0].size.is_const else 1 << 20
-    row = _power(axes[-1].size.value)
-    per = max(1, min(2048 // row, _power(max(rows // 264, 1))))
-    each = min(_elements_a_thread(row, len(streams)) if rows >= MANY_ROWS else 4, most_each)  # few: all work
-    most = 16 if row <= PERSISTENT else 32
-    warps = max(1, min(most, row * per // (32 * each)))
-    other = Blocks(per * 2, r=row, warps=warps) if row <= 1024 else Blocks(per, r=row, warps=warps * 4)
-    found = [Blocks(per, r=row, warps=warps), Blocks(per, r=row, warps=warps * 2)]
-    return [b for b in (*found, Blocks(per, r=row, warps=max(warps // 2, 1)), other) if b.warps <= most]
-
-
-def _elements_a_thread(row: int, streams: int) -> int:
-    """A single stream is fastest with few warps, which have little to tell each other; several streams need
-    registers for each."""
-    if streams > 4:
-        return 8
-    if row <= 1024:
-        return 32
-    return 16 if streams > 1 else 64
-
-
-def _column_blocks(axes: tuple[Axis, ...], is_looped: bool, most: int) -> list[Blocks]:
-    """Neighbouring results are neighbours in memory: tiles of many results."""
-    row = _power(axes[-1].size.value) if axes[-1].size.is_const else 64
-    if not is_looped:
-        x = max(1, min(max(32, 1024 // row), 4096 // row))
-        each = 32 * most if most == 1 else 1024
-        return [Blocks(n, r=row, warps=max(1, min(8, n * row // each))) for n in (x, x * 2)]
-    if most == 1:
-        return [Blocks(32, r=16, warps=8), Blocks(32, r=32, warps=8)]
-    likely = [Blocks(32, r=128, warps=4), Blocks(64, r=64, warps=4), Blocks(64, r=64, warps=8)]
-    if axes[0].size.hi <= 32 * FEW_PROGRAMS and row <= 1024:  # all loads under way at once
-        return [Blocks(16, r=row, warps=8), Blocks(32, r=row, warps=16), *likely]
-    return likely

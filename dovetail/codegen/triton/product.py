@@ -21,7 +21,8 @@ from dataclasses import field, replace
 from typing import Final
 
 from dovetail.codegen.analysis import Pass, analyse, exprs_below, writes_in
-from dovetail.codegen.triton.kernel import ACROSS, DOWN, Axis, Emitter, Tile
+from dovetail.codegen.triton.kernel import Emitter, Tile
+from dovetail.codegen.triton.tiling import ACROSS, DOWN, Axis
 from dovetail.ir.expr import Expr, as_expr, product, symbols
 from dovetail.ir.loop import Nest, Range, Scalar, Write
 from dovetail.ir.program import Blocks
