@@ -267,7 +267,7 @@ def measure(work: str, peer: str) -> dict[str, Any]:
 
 
 def measure_apart(work: str, peer: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         places = ("TORCHINDUCTOR_CACHE_DIR", "DOVETAIL_CACHE", "TRITON_CACHE_DIR")
         env = {**os.environ, **{name: f"{folder}/{name}" for name in places}}
         command = [sys.executable, "-m", "benchmarks.gpu", "--one", work, peer]

@@ -133,7 +133,7 @@ def measure(name: str, peers: list[str], lock: str, limit: int) -> dict[str, Any
 
 
 def measure_apart(name: str, peers: str, lock: str, limit: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         places = ("TORCHINDUCTOR_CACHE_DIR", "DOVETAIL_CACHE", "TRITON_CACHE_DIR")
         env = {**os.environ, **{place: f"{folder}/{place}" for place in places}}
         command = [sys.executable, "-m", "benchmarks.race", "--one", name, "--peers", peers]
