@@ -212,14 +212,14 @@ _types: Final[dict[object, TensorType]] = {}
 
 
 def fake_type(fake: Any) -> TensorType:
-    """type_of, remembered by the key that fakes of the same metadata share."""
+    """type_of, remembered by the key that fakes of the same metadata share and by what is known of symbols."""
     key = getattr(fake, "key", None)
-    if key is None or (fake.form is not None and fake.shapes.equalities):
+    if key is None:
         return type_of(fake)
-    found = _types.get(key)
-    if found is None:
-        found = _types[key] = type_of(fake)
-    return found
+    types = _types
+    if fake.form is not None:
+        types, key = fake.shapes.remembered, (key, len(fake.shapes.equalities))
+    return types.get(key) or types.setdefault(key, type_of(fake))
 
 
 def result_type(result: Any) -> Type:

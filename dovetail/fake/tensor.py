@@ -89,10 +89,9 @@ class Fake(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Fake:
         found = memo.get(id(self))
         if found is None:
-            with torch._C._DisableTorchDispatch():
-                meta = self.meta.detach()  # with its offset, which as_strided counts from
+            given = self.dtype, self.device
             with _mode_of(self):
-                found = Fake(meta, self.device, self.requires_grad)
+                found = _without_meta(*_hint_geometry(self), *given, requires_grad=self.requires_grad)
             if self.form is not None and self.shapes is not None:
                 found = _symbolic(found, self.form, self.shapes, self.requires_grad)
             found.__dict__.update({k: v for k, v in self.__dict__.items() if k not in found.__dict__})
@@ -328,8 +327,8 @@ def _key_of(fake: Fake) -> object:
 def _memo_key(
     func: Any, args: Args, kwargs: Kwargs, fakes: list[Fake], met: list[Shapes]
 ) -> tuple[Any, ...] | None:
-    """What decides the result's metadata; None where something else does. Collects the Fakes met and the
-    Shapes of what is symbolic."""
+    """What decides the result's metadata; None where something else does, such as the device that is the
+    default. Collects the Fakes met and the Shapes of what is symbolic."""
     key: list[Any] = [func, torch.get_default_dtype()]
     if not _extend_key(key, args, fakes, met):
         return None
@@ -337,7 +336,7 @@ def _memo_key(
         key.append(name)
         if not _extend_key(key, (value,), fakes, met):
             return None
-    return tuple(key) if fakes else None
+    return tuple(key) if fakes or kwargs.get("device") is not None else None
 
 
 def _extend_key(key: list[Any], values: Any, fakes: list[Fake], met: list[Shapes]) -> bool:
