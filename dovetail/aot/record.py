@@ -212,7 +212,7 @@ _types: Final[dict[object, TensorType]] = {}
 
 
 def fake_type(fake: Any) -> TensorType:
-    """type_of, remembered by the key that fakes of the same metadata share and by what is known of symbols."""
+    """type_of, remembered by the key that fakes of the same metadata share, and by what symbols are known."""
     key = getattr(fake, "key", None)
     if key is None:
         return type_of(fake)
