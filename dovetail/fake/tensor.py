@@ -574,6 +574,8 @@ CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
     **dict.fromkeys(("aten.pow.Scalar", "aten.im2col.default", "aten.rrelu_with_noise.default"),
                     lambda device, args, made: made.contiguous()),
     "aten.rrelu_with_noise_functional.default": lambda device, args, made: (made[0].contiguous(), made[1]),
+    "aten._native_multi_head_attention.default": lambda device, args, made: (
+        made if args[10:11] != [False] else (made[0], None)),
 }  # fmt: skip
 """Where the meta kernel describes another device than the one that is faked, or is wrong."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -56,6 +57,18 @@ def test_retain_graph_and_second_backward() -> None:
     torch.testing.assert_close(inputs[0].grad, first * 2)
     with pytest.raises(RuntimeError, match="second time"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("has_weights", [True, False])
+def test_attention_of_one_call_may_give_no_weights(has_weights: bool) -> None:
+    layer, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    given = layer.in_proj_weight, layer.in_proj_bias, layer.out_proj.weight, layer.out_proj.bias
+
+    def f(x: Any) -> Any:
+        return torch._native_multi_head_attention(x, x, x, 8, 2, *given, None, has_weights)
+
+    with torch.no_grad(), warnings.catch_warnings(action="error"):
+        torch.testing.assert_close(dovetail.compile(f)(x), f(x))
 
 
 def test_what_eager_keeps_nothing_of_is_differentiated_again() -> None:
