@@ -35,6 +35,8 @@ MOST_BUFFERS: Final = 100
 LOOP_NAMES: Final = "ijkmn"
 HORIZON: Final = 256
 """How far apart two siblings may be: joining them keeps their results alive in between."""
+NEAR: Final = 12
+"""The same where memory matters more."""
 
 
 class Fuser(Noun, frozen=False):
@@ -58,13 +60,13 @@ class Fuser(Noun, frozen=False):
         if not self.options.fuse:
             return
         wanted = sorted(cluster.reads, key=lambda buffer: -self.sizes.get(buffer, 0))
-        here = step
+        here, most = step, HORIZON if self.options.activation_memory_budget >= 1 else NEAR
         for buffer in () if cluster.alone else wanted:
             for other in sorted(self.producers.get(buffer, ())):
                 here = self.try_joining(other, here, nest, is_sibling=False)
         for buffer in wanted:
             for other in sorted(self.readers.get(buffer, ()), reverse=True)[:3]:
-                if other != here and abs(other - here) < HORIZON:
+                if other != here and abs(other - here) < most:
                     here = self.try_joining(other, here, nest, is_sibling=True)
 
     def note(self, position: int, reads: Iterable[str], writes: Iterable[str]) -> None:

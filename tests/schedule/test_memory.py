@@ -47,6 +47,18 @@ def test_layers_share_memory() -> None:
     assert made.arena_bytes.value <= 2 * 32 * 32 * 4
 
 
+def test_siblings_far_apart_do_not_wait_for_each_other_where_memory_matters() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x.sin() @ w
+        for _ in range(12):
+            y = y @ w
+        return y @ x.cos()
+
+    at_ease, frugal = (planned(fn, (32, 32), (32, 32), options=Options(activation_memory_budget=b)) for b in (1.0, 0.5))
+    assert frugal.arena_bytes.value < at_ease.arena_bytes.value
+    check_no_overlap(frugal)
+
+
 def test_live_buffers_do_not_overlap() -> None:
     def crossed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         a, b = x @ w, w @ x
