@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 from dovetail.errors import UnsupportedMutation
@@ -90,8 +91,7 @@ class Memory(Noun, frozen=False):
         if ref.node is not None and ref.generation == ref.storage.generation:
             return ref.node
         assert ref.parent is not None
-        base = self.read(ref.parent)
-        node = base
+        node = base = self.read(ref.parent)
         if ref.step is not None:
             args = (base, *ref.step.args)
             node = self.builder.call(ref.step.op, args, ref.type, name=ref.name, loc=ref.loc)
@@ -103,18 +103,14 @@ class Memory(Noun, frozen=False):
         """Make value what ref holds, and every tensor of the storage see it."""
         if overlaps(ref.type):
             raise UnsupportedMutation(loc, detail="writing to a tensor whose elements share memory")
-        written = Write(ref, value)
-        chain: list[tuple[Ref, Node]] = [(ref, value)]
-        at = ref
-        while at.parent is not None:
-            parent = at.parent
+        chain = [(ref, value)]
+        for at, parent in pairwise([ref, *ref.above]):
             if at.step is not None:
                 value = self.undo(at, self.read(parent), value, loc)
             chain.append((parent, value))
-            at = parent
         storage = ref.storage
         storage.generation += 1
-        storage.log.append(written)
+        storage.log.append(Write(*chain[0]))
         for changed, node in chain:
             changed.node, changed.generation = node, storage.generation
 
