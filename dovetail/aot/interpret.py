@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.fake import to_torch_device, to_torch_dtype
+from dovetail.fake.kernels import restride
 from dovetail.ir.expr import Expr, evaluate
 from dovetail.ir.graph import GET, Arg, Graph, Node, nodes_in
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
@@ -23,11 +24,6 @@ from dovetail.util.library import call_in_grad_mode, find_op
 def as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = None, root: Any = None) -> Any:
     """Graphs count the offset from the operand's first element, or that of what it is a view of."""
     return x.as_strided(size, stride, (x if root is None else root).storage_offset() + (offset or 0))
-
-
-def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A copy laid out in memory like this."""
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _as_strided_scatter(x: torch.Tensor, src: torch.Tensor, *window: Any) -> torch.Tensor:

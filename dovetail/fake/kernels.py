@@ -223,7 +223,7 @@ class Launch(Noun, eq=False):
             return tensor.as_strided(fill(value.size), fill(value.stride), offset)
 
         layouts = [fill(layout) for layout in self.layouts]
-        tensors = [t if t.stride() == layout else laid_out(t, layout) for t, layout in zip(given, layouts)]
+        tensors = [t if t.stride() == layout else restride(t, layout) for t, layout in zip(given, layouts)]
         grids = [fill(grid) for grid in self.grids]
 
         def choose(meta: dict[str, Any]) -> tuple[int, ...]:
@@ -239,10 +239,9 @@ class Launch(Noun, eq=False):
                 given[k].copy_(tensors[k])
 
 
-def laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """A copy with exactly these strides: the kernel was told of them."""
-    made = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
-    return made if made.numel() == 0 else made.copy_(tensor)
+def restride(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """A copy laid out in memory like this."""
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 # -- ops -----------------------------------------------------------------------------------------------

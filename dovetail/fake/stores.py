@@ -72,12 +72,9 @@ def _summarise(function: FunctionType) -> Summary:
 def _definition(function: FunctionType) -> ast.FunctionDef:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError) as error:
+        return next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    except (OSError, TypeError, SyntaxError, StopIteration) as error:
         raise UnknownStores(kernel=function.__qualname__, detail="its source is not at hand") from error
-    found = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)), None)
-    if found is None:
-        raise UnknownStores(kernel=function.__qualname__, detail="its source is not at hand")
-    return found
 
 
 class _Reading(Noun, frozen=False):

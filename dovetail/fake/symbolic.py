@@ -92,16 +92,13 @@ def _derive(facts: Record, call: Call, results: list[torch.Tensor | None]) -> li
     if facts.rule is None:
         raise Unruled
     said = facts.rule(call)
-    wanted = list(said) if isinstance(said, list) else [said] * len(results)
-    forms: list[Form | None] = []
-    for i, result in enumerate(results):
-        if result is None:
-            forms.append(None)
-        elif i < len(wanted) and wanted[i] is not None:
-            forms.append(_fit(facts, call, wanted[i], result))
-        else:  # the rule leaves it to the kernel: a size that no symbol enters
-            forms.append(static_form(result))
-    return forms
+    wanted = [*said, *[None] * len(results)] if isinstance(said, list) else [said] * len(results)
+
+    def form(result: torch.Tensor, wanted: Any) -> Form:
+        """None: the rule leaves it to the kernel, a size that no symbol enters."""
+        return static_form(result) if wanted is None else _fit(facts, call, wanted, result)
+
+    return [None if r is None else form(r, w) for r, w in zip(results, wanted)]
 
 
 def _fit(facts: Record, call: Call, said: Any, result: torch.Tensor) -> Form:

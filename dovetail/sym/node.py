@@ -40,23 +40,14 @@ class Node:
 
     # -- what it is
 
-    def is_int(self) -> bool:
-        return type(self.hint) is int
-
-    def is_bool(self) -> bool:
-        return type(self.hint) is bool
-
-    def is_float(self) -> bool:
-        return type(self.hint) is float
-
+    is_int = lambda self: type(self.hint) is int
+    is_bool = lambda self: type(self.hint) is bool
+    is_float = lambda self: type(self.hint) is float
+    is_constant = lambda self: self.known is not None
     # what torch asks and is always answered alike
     is_nested_int = lambda self: False
     is_symbolic = has_hint = lambda self: True
     constant_int = nested_int = lambda self: None
-
-    def is_constant(self) -> bool:
-        return self.known is not None
-
     maybe_as_int = maybe_as_bool = lambda self: self.known
     maybe_as_float = lambda self: self.expr if type(self.expr) is float else None
     clone = pos = lambda self: self
@@ -68,14 +59,9 @@ class Node:
 
     # -- from plain numbers
 
-    def wrap_int(self, value: int) -> Node:
-        return Node(self.shapes, ir.const(value), int(value))
-
-    def wrap_bool(self, value: bool) -> Node:
-        return Node(self.shapes, ir.TRUE if value else ir.FALSE, bool(value))
-
-    def wrap_float(self, value: float) -> Node:
-        return Node(self.shapes, float(value), float(value))
+    wrap_int = lambda self, value: Node(self.shapes, ir.const(value), int(value))
+    wrap_bool = lambda self, value: Node(self.shapes, ir.TRUE if value else ir.FALSE, bool(value))
+    wrap_float = lambda self, value: Node(self.shapes, float(value), float(value))
 
     # -- to plain numbers: this is where assumptions are made
 
@@ -101,11 +87,8 @@ class Node:
 
     # -- integers and floats
 
-    def neg(self) -> Node:
-        return _unary(self, "neg", operator.neg, operator.neg)
-
-    def abs(self) -> Node:
-        return _unary(self, "abs", lambda x: ir.maximum(x, -x), abs)
+    neg = lambda self: _unary(self, "neg", operator.neg, operator.neg)
+    abs = lambda self: _unary(self, "abs", lambda x: ir.maximum(x, -x), builtins.abs)
 
     def sym_float(self) -> Node:
         return self if self.is_float() else Node(self.shapes, reals.ratio(self.expr), float(self.hint))
@@ -148,11 +131,8 @@ class Node:
 
     # -- booleans
 
-    def sym_not(self) -> Node:
-        return Node(self.shapes, ir.not_(self.expr), not self.hint)
-
-    def sym_ite(self, yes: Node, no: Node) -> Node:
-        return yes if self.guard_bool() else no
+    sym_not = lambda self: Node(self.shapes, ir.not_(self.expr), not self.hint)
+    sym_ite = lambda self, yes, no: yes if self.guard_bool() else no
 
 
 # -- results -----------------------------------------------------------------------------------------
