@@ -81,12 +81,11 @@ def raise_attribute_error(obj: Any, name: str) -> Any:
 # -- reading ---------------------------------------------------------------------------------------
 
 def load_attr(trace: Trace, obj: Any, name: str) -> Any:
-    pending = trace.writes.get((id(obj), name))
-    if pending is not None and pending.value is not traces.DELETED:
+    kind, pending = type(obj), trace.writes.get((id(obj), name))
+    if pending is not None and pending.value is not traces.DELETED and not has_setter(kind, name):
         return pending.value
     if pending is not None and isinstance(obj, (type, FunctionType, Fake)):
         return raise_attribute_error(obj, name)
-    kind = type(obj)
     if kind in RULES:
         return RULES[kind](trace, obj, name)
     if isinstance(obj, ModuleType):
@@ -102,8 +101,9 @@ FOREIGN: Final = (weakref.ProxyType, weakref.CallableProxyType)
 
 
 def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
-    if (id(obj), name) in trace.writes:  # deleted: it no longer hides what the class has
-        found, owner = find_in_class(trace, type(obj), name)
+    pending = trace.writes.get((id(obj), name))
+    if pending is not None and pending.value is traces.DELETED:
+        found, owner = find_in_class(trace, type(obj), name)  # which a deleted attribute no longer hides
         if found is MISSING:
             return _getattr_hook(trace, obj, name)
         return bind_class_value(trace, found, owner, obj, type(obj), name)
@@ -192,7 +192,8 @@ def _from_instance_dict(trace: Trace, obj: Any, name: str, origin: Origin | None
     if name in MODULE_TABLES:  # what the program puts into the table counts from now on
         for entry in value:
             trace.reads.pop((id(obj), entry), None)
-    return trace.remember((id(obj), name), wrap(trace, value, DictAttr(source, name)))
+    value = wrap(trace, value, DictAttr(source, name))
+    return value if has_setter(type(obj), name) else trace.remember((id(obj), name), value)
 
 
 def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> Any:
@@ -225,12 +226,16 @@ def _is_empty(slot: Any, owner: Any) -> bool:
 
 
 def _descriptor_get(trace: Trace, found: Any, obj: Any, kind: type) -> Any:
-    getter, _ = find_in_mro(type(found), "__get__")
+    made = _call_descriptor(trace, found, "__get__", obj, kind)
+    return native(found.__get__, obj, kind) if made is MISSING else made
+
+
+def _call_descriptor(trace: Trace, found: Any, name: str, *args: Any) -> Any:
+    """What its method gives; MISSING where that is not written in Python."""
     guard_class(trace, type(found))
     wrap(trace, found, trace.const(found, type(found).__name__), stable=True)  # it may have a state
-    if isinstance(getter, FunctionType):
-        return trace.call(getter, [found, obj, kind], {})
-    return native(found.__get__, obj, kind)
+    method = python_method(type(found), name)
+    return MISSING if method is None else trace.call(method, [found, *args], {})
 
 
 def bind_class_value(trace: Trace, found: Any, owner: type | None, obj: Any, kind: type, name: str) -> Any:
@@ -397,9 +402,11 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     if type(type.__dict__.get(name)) in FIELDS:
         value = native(getattr, obj, name)
         if name == "__dict__":
-            bound = (FunctionType, property, classmethod, staticmethod)
+            bound = (FunctionType, property, classmethod, staticmethod, *FIELDS)
             own = {key: item for key, item in value.items() if type(item) not in bound}
-            return types.MappingProxyType({**value, **{k: class_value(trace, obj, k, own[k]) for k in own}})
+            now = {**value, **{k: class_value(trace, obj, k, own[k]) for k in own}}
+            now |= {key: write.value for (owner, key), write in trace.writes.items() if owner == id(obj)}
+            return types.MappingProxyType({k: now[k] for k in now if now[k] is not traces.DELETED})
         is_own = name in UNVERSIONED and obj.__flags__ & HEAP_TYPE and id(obj) not in trace.made
         return wrap(trace, value, Attr(trace.const(obj, obj.__name__), name)) if is_own else value
     guard_class(trace, type(obj))
@@ -544,9 +551,7 @@ def store_plain(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if found is not MISSING and hasattr(found_kind, "__set__"):
         if found_kind is property:
             return call_property(trace, found, "setter", name, obj, value)  # type: ignore[no-any-return]
-        setter, _ = find_in_mro(found_kind, "__set__")
-        if isinstance(setter, FunctionType):
-            trace.call(setter, [found, obj, value], {})
+        if _call_descriptor(trace, found, "__set__", obj, value) is not MISSING:
             return
     store_instance(trace, obj, name, value)
 
@@ -617,12 +622,13 @@ def delete_attr(trace: Trace, obj: Any, name: str) -> None:
         trace.call(override, [obj, name], {})
         return
     found, _ = find_in_mro(type(obj), name)
+    is_python = python_method(type(found), "__delete__") is not None
     if isinstance(found, property):
         return call_property(trace, found, "deleter", name, obj)  # type: ignore[no-any-return]
     if found is torch.Tensor.grad:
         store_attr(trace, obj, name, None)
-        return
-    delete_instance(trace, obj, name)
+    elif not is_python or _call_descriptor(trace, found, "__delete__", obj) is MISSING:
+        delete_instance(trace, obj, name)
 
 
 def delete_instance(trace: Trace, obj: Any, name: str) -> None:
@@ -639,9 +645,12 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
         return
     if issubclass(type(obj), threading.local):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"deleting its {name}")
-    load_attr(trace, obj, name)
     origin = trace.origins.get(id(obj))
     attributes = instance_dict(_original(obj, origin))
+    if attributes is None:
+        load_attr(trace, obj, name)
+    elif name not in InstanceDict(trace, obj):
+        raise_attribute_error(obj, name)
     if origin is None or attributes is None or name in attributes:
         trace.writes[(id(obj), name)] = traces.Write(obj, name, traces.DELETED, "attr")
     else:  # made by this very program

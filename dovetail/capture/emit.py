@@ -46,7 +46,7 @@ from dovetail.capture.trace import DELETED, NULL, Appender, Raised, Trace, Write
 from dovetail.capture.transforms import Pullback
 from dovetail.errors import Break, UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
-from dovetail.ir.source import Arg, Const, DictAttr, Source
+from dovetail.ir.source import Arg, Const, Source
 
 LITERALS: Final = frozenset({int, str, bool, type(None), bytes})
 
@@ -87,10 +87,6 @@ class Emitter:
             text = source.text
         else:
             text = dataclasses.replace(source, of=Const(self.load(base), None)).text  # type: ignore[call-arg]
-            origin = self.trace.by_source.get(id(base))
-            is_hidden = origin and isinstance(type(origin.original).__getattribute__, FunctionType)
-            if is_hidden and isinstance(source, DictAttr):
-                text = f"object.__getattribute__({self.load(base)}, '__dict__')[{source.name!r}]"
         name = f"_s{len(self.loaded)}"
         self.loaded[id(source)] = name
         self.keep.append(source)

@@ -107,22 +107,20 @@ def take_masked(trace: Trace, x: Fake, key: Any) -> Masked | None:
     return Masked(trace, chosen(trace, found[1], found[0], True if x.dtype is torch.bool else 1), found[1])
 
 
-def put_masked(trace: Trace, x: Fake, key: Any, items: Masked) -> None:
-    window, mask = window_of(trace, x, key) or items.leave()
-    is_like = window.shape == items.fake.shape and window.dtype is items.fake.dtype
-    if not is_like or not is_same_mask(items, mask):
-        items.leave()
-    trace.call(torch.Tensor.copy_, [window, chosen(trace, mask, items.fake, window)], {})
-
-
-def fill_masked(trace: Trace, x: Fake, key: Any, value: Any) -> bool:
-    """x[mask] = value, the same for each item: a gradient of the value would else be of unknown size."""
-    found = window_of(trace, x, key) if isinstance(value, Fake) and value.requires_grad else None
-    if found is None or value.dim() > found[0].dim() - found[1].dim():
-        return False
+def put_masked(trace: Trace, x: Fake, key: Any, value: Any) -> bool:
+    """x[mask] = items, or a value that is the same for each: its gradient would else be of unknown size."""
+    is_items = type(value) is Masked
+    found = window_of(trace, x, key) if is_items or type(value) is Fake and value.requires_grad else None
+    if found is None or not is_items and value.dim() > found[0].dim() - found[1].dim():
+        return is_items and bool(value.leave())
     window, mask = found
-    same = trace.call(torch.Tensor.to, [value], {"dtype": window.dtype, "device": window.device})
-    whole = trace.call(torch.Tensor.expand, [same, window.shape], {})
+    if is_items:
+        whole = value.fake
+        if window.shape != whole.shape or window.dtype is not whole.dtype or not is_same_mask(value, mask):
+            value.leave()
+    else:
+        same = trace.call(torch.Tensor.to, [value], {"dtype": window.dtype, "device": window.device})
+        whole = trace.call(torch.Tensor.expand, [same, window.shape], {})
     trace.call(torch.Tensor.copy_, [window, chosen(trace, mask, whole, window)], {})
     return True
 

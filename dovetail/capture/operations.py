@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.attributes import MISSING, find_in_mro, guard_class, load_attr, python_method
-from dovetail.capture.masks import Masked, fill_masked, put_masked, take_masked
+from dovetail.capture.masks import Masked, put_masked, take_masked
 from dovetail.capture.origins import PLAIN
 from dovetail.capture.text import (
     NUMBERS,
@@ -389,10 +389,7 @@ def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
                 value = trace.call(torch.Tensor.to, [value], {**wanted, "copy": True})
                 trace.call(_aten.index_put_.default, [*picked, value], {})
                 return
-        if type(value) is Masked:
-            put_masked(trace, container, key, value)
-            return
-        if fill_masked(trace, container, key, value):
+        if put_masked(trace, container, key, value):
             return
         native(operator.setitem, container, key, value)
         trace.record("call_function", operator.setitem, (container, key, value), {}, None)

@@ -485,19 +485,72 @@ def operator_that_is_not_for_its_own_class() -> Any:
     return f, (x4(),)
 
 
-@case("C4")
-def attribute_reads_that_are_counted() -> Any:
-    class Counted:
-        def __init__(self, x: torch.Tensor) -> None:
-            self.x, self.reads = x, 0
+@case("C4", recompiles=1)
+def descriptors_with_a_state() -> Any:
+    class Logged:
+        def __init__(self) -> None:
+            self.log: list[str] = []
 
-        def __getattribute__(self, name: str) -> Any:
-            if name not in ("reads", "__class__"):  # which isinstance() asks for
-                self.reads += 1
-            return super().__getattribute__(name)
+        def __get__(self, owner: Any, kind: Any = None) -> Any:
+            if owner is None:
+                return self
+            self.log.append("get")
+            return owner.__dict__.get("x", 1.0)
 
-    counted = Counted(x4())
-    return lambda x: counted.x * x, [(x4(),)] * 3, lambda: counted.reads
+        def __set__(self, owner: Any, value: Any) -> None:
+            self.log.append("set")
+            owner.__dict__["x"] = value
+
+        def __delete__(self, owner: Any) -> None:
+            self.log.append("delete")
+            del owner.__dict__["x"]
+
+    class Owner:
+        x = Logged()
+        k = 2
+
+        @property
+        def y(self) -> Any:
+            return self.__dict__.get("y", 0) * 2
+
+        @y.setter
+        def y(self, value: Any) -> None:
+            self.__dict__["y"] = value
+
+    owner = Owner()
+
+    def f(x: torch.Tensor) -> Any:
+        owner.x = x
+        z = owner.x * owner.x
+        del owner.x
+        owner.y = z + owner.y
+        said = None
+        try:
+            del owner.k
+        except AttributeError as error:
+            said = str(error)
+        made = owner.x, owner.y, list(Owner.x.log), said
+        Owner.x.log.clear()
+        return made
+
+    return f, [(x4().detach(),)] * 4
+
+
+@case("C4", recompiles=1)
+def what_a_class_has_of_its_own() -> Any:
+    class Table:
+        made: Any = None
+
+        @classmethod
+        def get(cls) -> Any:
+            if cls.made is None:
+                cls.made = torch.eye(4)
+            return cls.made
+
+    class Own(Table):
+        pass
+
+    return lambda x: (x @ Own.get(), "made" in vars(Own), vars(Table)["made"]), [(x4(),)] * 3
 
 
 @case("C4")
