@@ -192,10 +192,8 @@ class Context:
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
 
-    def _nothing_to_do(self, *_: Any) -> None:
-        """Says something about results, which only autograd wants to know."""
-
-    mark_dirty = mark_non_differentiable = set_materialize_grads = save_for_forward = _nothing_to_do
+    mark_dirty = mark_non_differentiable = set_materialize_grads = save_for_forward = lambda self, *_: None
+    """They say something about results, which only autograd wants to know."""
 
 
 def look_inside(trace: Trace, cls: Any, args: Args) -> None:

@@ -32,6 +32,7 @@ from dovetail.capture import builtins as known
 from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
 from dovetail.capture.attributes import C_METHODS, find_in_mro, guard_class, load_attr
 from dovetail.capture.autograd import changes
+from dovetail.capture.builtins import Args, Kwargs
 from dovetail.capture.frame import bind
 from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.operations import is_ours
@@ -46,9 +47,6 @@ from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Length, Predicate
 from dovetail.ir.source import Applied, Attr, Cell, Const, DictAttr, Item, Source, root_of
 from dovetail.ir.source import Arg as RootArg
-
-Args = list[Any]
-Kwargs = dict[str, Any]
 
 MAX_DEPTH: Final = 400
 DISPATCH: Final = functools.singledispatch(len).dispatch.__code__  # type: ignore[attr-defined]

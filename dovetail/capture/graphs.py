@@ -38,19 +38,19 @@ class GraphBuilder:
         if numbers:
             plain = [number for number in numbers if not policy.is_computed(number)]
             for graph_input, symbol in policy.inputs(policy.names_in(plain)):
-                self.symbol_nodes[symbol] = node = self.graph.placeholder(symbol)
-                node.meta["source"] = graph_input.source
+                self.symbol_nodes[symbol] = self.graph.placeholder(symbol)
                 inputs.append(graph_input)
         for graph_input, fake in zip(self.trace.inputs, self.trace.input_fakes):
             if id(fake) in used:
                 node = self.graph.placeholder(placeholder_name(graph_input))
-                node.meta["loc"], node.meta["source"] = self.trace.frame.loc, graph_input.source
+                node.meta["loc"] = self.trace.frame.loc
                 self.nodes[id(fake)] = node
                 inputs.append(replace(graph_input, name=node.name))
         for graph_input, form in policy.computed(numbers) if numbers else ():
-            self.symbol_nodes[form] = node = self.graph.placeholder(graph_input.name)
-            node.meta["source"] = graph_input.source
+            self.symbol_nodes[form] = self.graph.placeholder(graph_input.name)
             inputs.append(graph_input)
+        for node, graph_input in zip(self.graph.nodes, inputs):
+            node.meta["source"] = graph_input.source
         for call in self.trace.calls:
             self.add(call)
         self.graph.output(tuple([self.arg(value) for value in outputs]))
@@ -70,12 +70,7 @@ class GraphBuilder:
     def assign(self, value: Any, node: torch.fx.Node, path: tuple[Any, ...]) -> None:
         """Remember which node computes each tensor of a result."""
         if isinstance(value, (Fake, autocast)) or "InferenceMode" in type(value).__name__:
-            if id(value) in self.nodes or id(value) in self.parts:
-                return
-            if path:
-                self.parts[id(value)] = (node, path)
-            else:
-                self.nodes[id(value)] = node
+            self.parts.setdefault(id(value), (node, path))
         elif isinstance(value, (tuple, list)):
             for i, item in enumerate(value):
                 self.assign(item, node, (*path, i))
@@ -88,14 +83,14 @@ class GraphBuilder:
         if kind is Fake:
             return self.node_of(value)
         if kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
-            return self.symbol(value)
+            return self.trace.dynamic.node(self, value)
         if kind is tuple or kind is list:
             return kind([self.arg(item) for item in value])
         if kind is dict:
             return {key: self.arg(item) for key, item in value.items()}
         if kind is slice:
             return slice(self.arg(value.start), self.arg(value.stop), self.arg(value.step))
-        return self.nodes.get(id(value), value)
+        return self.node_of(value) if id(value) in self.parts else value
 
     def node_of(self, fake: Any) -> torch.fx.Node:
         node = self.nodes.get(id(fake))
@@ -108,9 +103,6 @@ class GraphBuilder:
                 node = self.graph.call_function(operator.getitem, (node, key))
             self.nodes[id(fake)] = node
         return node
-
-    def symbol(self, value: Any) -> Any:
-        return self.trace.dynamic.node(self, value)
 
 
 def used_ids(calls: Sequence[Call], outputs: Sequence[Any]) -> tuple[set[int], list[Any]]:

@@ -542,18 +542,16 @@ class Activation:
 
     def MAKE_FUNCTION(self, arg: int) -> None:
         code: CodeType = self.stack.pop()
-        flags = arg if MAKE_FUNCTION_FLAGS else 0
-        closure = self.stack.pop() if flags & 8 else ()
-        if len(closure) != len(code.co_freevars):  # 3.13 attaches it with SET_FUNCTION_ATTRIBUTE
-            closure = tuple(CellType() for _ in code.co_freevars)
-        made = FunctionType(code, self.globals, code.co_name, None, closure)
-        for bit, name in ((4, "__annotations__"), (2, "__kwdefaults__"), (1, "__defaults__")):
-            if flags & bit:
-                self.set_function_field(made, name, self.stack.pop())
+        cells = tuple([CellType() for _ in code.co_freevars])
+        made = FunctionType(code, self.globals, code.co_name, None, cells)
         self.trace.made[id(made)] = made
+        for bit in FUNCTION_FIELDS if MAKE_FUNCTION_FLAGS else ():  # or else SET_FUNCTION_ATTRIBUTE follows
+            if arg & bit:
+                made = self.set_function_field(made, bit, self.stack.pop())
         self.stack.append(made)
 
-    def set_function_field(self, function: FunctionType, name: str, value: Any) -> FunctionType:
+    def set_function_field(self, function: FunctionType, bit: int, value: Any) -> FunctionType:
+        name = FUNCTION_FIELDS[bit]
         if name == "__annotations__" and isinstance(value, tuple):
             value = dict(zip(value[::2], value[1::2]))
         if name == "__closure__":
@@ -568,8 +566,7 @@ class Activation:
     def SET_FUNCTION_ATTRIBUTE(self, arg: int) -> None:
         """(value, function -- function)"""
         function, value = self.stack.pop(), self.stack.pop()
-        name = {1: "__defaults__", 2: "__kwdefaults__", 4: "__annotations__", 8: "__closure__"}[arg]
-        self.stack.append(self.set_function_field(function, name, value))
+        self.stack.append(self.set_function_field(function, arg, value))
 
     def KW_NAMES(self, arg: tuple[str, ...]) -> None:
         self.kw_names = arg
@@ -725,6 +722,7 @@ class Activation:
     MATCH_CLASS = pushed(match_class)
 
 
+FUNCTION_FIELDS: Final = {8: "__closure__", 4: "__annotations__", 2: "__kwdefaults__", 1: "__defaults__"}
 MATCHES_ITSELF: Final = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
 
