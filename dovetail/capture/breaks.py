@@ -115,13 +115,12 @@ class Site:
         args = [slots[i] if keep else "None" for i, keep in enumerate(kept)]
         args += [text for text in stack if text != NULL_TEXT]
         call = self.resume_function(made.code)
-        given = f"{call}, ({''.join(f'{arg}, ' for arg in args)})"
         if self.prologue:
             dead = [(i, self.root.slots[i]) for i, keep in enumerate(kept) if not keep]
             held = [f"{i}: {self.emit.value(value)}" for i, value in dead if self.notices(value)]
             more = f", {{{', '.join(held)}}}" if held else ""
-            return f"return {self.const(Rest)}({given}{more})"
-        return f"return {self.const(run_on)}({self.const(Rest)}({given}))"
+            return f"return {self.const(Rest)}({call}, ({''.join(f'{arg}, ' for arg in args)}){more})"
+        return f"return {self.const(run_on)}({call}({', '.join(args)}))"
 
     def notices(self, value: Any) -> bool:
         """Whether something happens when the object dies: its variable puts that off to the frame's end."""

@@ -500,8 +500,8 @@ static PyObject *without(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
  * lets go of: an abandoned generator ends in time. */
 static PyObject *hand_over(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     if (count != 2) return PyErr_Format(PyExc_TypeError, "hand_over(fn, box) takes two arguments");
-    handed = PyObject_CallMethod(args[1], "pop", NULL);
-    PyObject *result = handed ? PyObject_Call(args[0], handed, NULL) : NULL;
+    handed = PySequence_GetItem(args[1], 0);
+    PyObject *result = handed && !PySequence_DelItem(args[1], 0) ? PyObject_Call(args[0], handed, NULL) : NULL;
     Py_CLEAR(handed);
     return result;
 }
