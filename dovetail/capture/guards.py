@@ -6,8 +6,10 @@ alias_guards(trace)     what was changed is not, in another call, also something
 """
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain
+from typing import Final
 
 import torch
 from torch.autograd import forward_ad
@@ -52,20 +54,22 @@ def why_not_now() -> tuple[str, bool] | None:
 
 
 def alias_guards(trace: Trace) -> Iterator[Guard]:
-    """Two arguments were different objects and one was changed in place: they must stay different. And what
-    autograd let the program write must stay so."""
+    """Two arguments, or two collections, were different objects and one was changed in place: they must stay
+    different. And what autograd let the program write must stay so."""
     with torch._C.DisableTorchFunction():
         fakes = [origin for origin in trace.known.values() if isinstance(origin.stand_in, Fake)]
         computed = [origin for origin in fakes if may_be_written(origin.original)]
     for origin in filter(is_changed, computed):
         yield Guard(origin.source, Predicate(may_be_written, "is no leaf and no view"))
-    passed = [(origin, is_changed(origin)) for origin in trace.known.values() if is_passed(origin.source)]
-    for i, (origin, changed) in enumerate(passed):
-        for other, other_changed in passed[:i]:
-            if type(origin.original) is not type(other.original) or origin.original is other.original:
-                continue
-            if changed or other_changed:
+    known = trace.known.values()
+    mutable = [one for one in known if is_passed(one.source) or isinstance(one.original, COLLECTIONS)]
+    for origin in filter(is_changed, mutable):
+        for other in mutable:
+            if type(origin.original) is type(other.original) and origin.original is not other.original:
                 yield Guard(origin.source, SameAs(other.source, same=False))
+
+
+COLLECTIONS: Final = (list, dict, set, deque)
 
 
 def is_passed(source: Source) -> bool:

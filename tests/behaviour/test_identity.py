@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 from typing import Any
 
@@ -216,6 +217,17 @@ def weak_references_do_not_hold() -> Any:
         return reference() is None, f(torch.ones(2))
 
     return f, [(x4(),), (x4(),)], dies
+
+
+@case("C5")
+def lists_of_one_object_that_are_one_list() -> Any:
+    def f(x: torch.Tensor, thing: Any) -> Any:
+        thing.log.append(1)
+        return x * len(thing.other)
+
+    one, two = types.SimpleNamespace(log=[1], other=[1]), types.SimpleNamespace(log=[1])
+    two.other = two.log
+    return f, [(x4(), one), (x4(), two), (x4(), one)]
 
 
 def log_of_a_generator(x: torch.Tensor, log: list[str], leave: str) -> Any:
