@@ -485,12 +485,11 @@ def _in_place(name: str) -> Any:
     return method
 
 
-for _name, _function in OPERATORS.items():
+for _name, _function in (OPERATORS | COMPARED).items():
     setattr(Array, f"__{_name}__", _method(f"__{_name}__", _function))
+for _name, _function in OPERATORS.items():
     setattr(Array, f"__r{_name}__", _method(f"__r{_name}__", _function, reverse=True))
     setattr(Array, f"__i{_name}__", _in_place(_name))
-for _name, _function in COMPARED.items():
-    setattr(Array, f"__{_name}__", _method(f"__{_name}__", _function))
 
 RULES[Array], IN_KEYS["Array"], IN_KEYS["ndarray"] = array_attr, position, position
 METHOD_RULES["numpy"] = METHOD_RULES["__array__"] = from_tensor

@@ -190,16 +190,13 @@ class Policy:
         return self.shapes.simplify(expr) if isinstance(expr, Expr) else expr
 
     def inputs(self, names: set[str]) -> list[tuple[GraphInput, str]]:
-        made = []
-        assert self.shapes is not None
+        made, shapes = [], self.shapes
+        assert shapes is not None
         for name in sorted(names, key=lambda n: (n[0], int(n[1:].strip("_")))):
-            entry = self.shapes.symbols.get(name)
-            if entry is not None:
-                symbolic: Any = make_symint(self.shapes, entry.expr, entry.hint)
-            else:
-                symbolic = make_symfloat(self.shapes, name)
-            hint = (entry or self.shapes.floats[name]).hint
-            made.append((GraphInput(name, self.sources[name], hint, symbolic), name))
+            known = shapes.symbols.get(name)
+            number = make_symint(shapes, known.expr, known.hint) if known else make_symfloat(shapes, name)
+            hint = (known or shapes.floats[name]).hint
+            made.append((GraphInput(name, self.sources[name], hint, number), name))
         return made
 
     def is_computed(self, value: Any) -> bool:
@@ -215,10 +212,9 @@ class Policy:
     def compute(self, form: str, value: Any) -> GraphInput:
         shapes = self.shapes
         assert shapes is not None
-        now: dict[str, object] = {name: symbol.hint for name, symbol in shapes.symbols.items()}
-        now |= {name: symbol.hint for name, symbol in shapes.floats.items()}
+        symbols: dict[str, Any] = {**shapes.symbols, **shapes.floats}
         names = sorted(leaves(self.simplified(value)))
-        source = Computed(form, value, tuple((self.sources[name], now[name]) for name in names))
+        source = Computed(form, value, tuple((self.sources[name], symbols[name].hint) for name in names))
         name = shapes.float_symbol(value.node.hint, source)
         self.sources[name] = source
         return GraphInput(name, source, value.node.hint, make_symfloat(shapes, name))

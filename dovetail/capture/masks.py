@@ -187,11 +187,10 @@ POINTWISE: Final = DIVISIONS | frozenset(
     " contiguous".split()
 )
 
+for _name in "add sub mul truediv floordiv mod pow neg pos abs invert lt le gt ge eq ne".split():
+    setattr(Masked, f"__{_name}__", _method(getattr(operator, _name)))
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(Masked, f"__{_name}__", _method(getattr(operator, _name)))
     setattr(Masked, f"__r{_name}__", _method(getattr(operator, _name), swap=True))
-for _name in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Masked, f"__{_name}__", _method(getattr(operator, _name)))
 LEFT: Final = """bool int float index len iter getitem setitem contains str repr format matmul rmatmul and or
     xor rand ror rxor lshift rlshift rshift rrshift divmod rdivmod""".split()
 for _name in LEFT:

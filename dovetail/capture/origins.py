@@ -457,8 +457,7 @@ WRAPPERS: Final[dict[type, Wrapper]] = {
 }
 
 BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
-    (torch.nn.parameter.UninitializedParameter, leave_to_take_shape),
-    (torch.nn.parameter.UninitializedBuffer, leave_to_take_shape),
+    (torch.nn.parameter.UninitializedTensorMixin, leave_to_take_shape),  # type: ignore[attr-defined]
     (torch.Tensor, wrap_subclass),
     (tuple, wrap_tuple),
     (dict, wrap_dict),

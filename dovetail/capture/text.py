@@ -79,10 +79,9 @@ class LateText:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.now(), name)
 
-    __str__, __repr__, __format__, __hash__ = map(as_text, ("__str__", "__repr__", "__format__", "__hash__"))  # type: ignore[assignment]
-    __len__, __iter__, __contains__, __getitem__ = map(
-        as_text, ("__len__", "__iter__", "__contains__", "__getitem__")
-    )
+
+for _name in "str repr format hash len iter contains getitem".split():
+    setattr(LateText, f"__{_name}__", as_text(f"__{_name}__"))
 
 
 class GivenText(Noun, eq=False):
