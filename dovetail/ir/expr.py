@@ -129,18 +129,14 @@ def _make(op: str, args: tuple[object, ...], lo: int, hi: int) -> Expr:
     return node
 
 
+_remembered: Final = lru_cache(1 << 15)
+"""The same sums and products are asked for again and again; this also keeps them alive."""
+
+
+@_remembered
 def const(value: int) -> Expr:
-    found = _small.get(value)
-    if found is None:
-        value = int(value)
-        found = _make("const", (value,), value, value)
-        if -2 <= value <= 4096:
-            _small[value] = found
-    return found
-
-
-_small: Final[dict[int, Expr]] = {}
-"""Constants that are never given up."""
+    value = int(value)
+    return _make("const", (value,), value, value)
 
 
 def sym(name: str, lo: int = 0, hi: int = INF, size: Expr | None = None) -> Expr:
@@ -233,20 +229,7 @@ def _make_product(factors: Iterable[Expr]) -> Expr:
     return _make("mul", ordered, lo, hi)
 
 
-Memo: TypeAlias = "dict[tuple[Expr, Expr], Expr]"
-_sums: Final[Memo] = {}
-_products: Final[Memo] = {}
-MEMO_LIMIT: Final = 1 << 15
-
-
-def _remember(memo: Memo, a: Expr, b: Expr, result: Expr) -> Expr:
-    """The same sums and products are asked for again and again; this also keeps them alive."""
-    if len(memo) >= MEMO_LIMIT:
-        memo.clear()
-    memo[a, b] = result
-    return result
-
-
+@_remembered
 def add(left: IntLike, right: IntLike) -> Expr:
     a = left if isinstance(left, Expr) else const(left)
     b = right if isinstance(right, Expr) else const(right)
@@ -254,11 +237,6 @@ def add(left: IntLike, right: IntLike) -> Expr:
         return a
     if a is ZERO:
         return b
-    found = _sums.get((a, b))
-    return found if found is not None else _remember(_sums, a, b, _add(a, b))
-
-
-def _add(a: Expr, b: Expr) -> Expr:
     constant, terms = _split(a)
     more, others = _parts_of(b)
     for term, n in others:
@@ -284,6 +262,7 @@ def _merge_div_mod(terms: Terms) -> int:
     return extra if len(terms) == count else extra + _merge_div_mod(terms)  # what was merged may merge again
 
 
+@_remembered
 def mul(left: IntLike, right: IntLike) -> Expr:
     a = left if isinstance(left, Expr) else const(left)
     b = right if isinstance(right, Expr) else const(right)
@@ -293,11 +272,6 @@ def mul(left: IntLike, right: IntLike) -> Expr:
         return a
     if a is ZERO or b is ZERO:
         return ZERO
-    found = _products.get((a, b))
-    return found if found is not None else _remember(_products, a, b, _mul(a, b))
-
-
-def _mul(a: Expr, b: Expr) -> Expr:
     if b.op == "const":
         a, b = b, a
     if a.op == "const":

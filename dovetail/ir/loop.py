@@ -26,7 +26,7 @@ from dovetail.ir.expr import Expr, show_expr, substitute, sym
 from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import BOOL, CPU, I64, Device, DType, TensorType
 from dovetail.util.loc import Loc
-from dovetail.util.noun import Noun, field
+from dovetail.util.noun import Noun, Single, field
 
 
 class Scalar:
@@ -162,7 +162,7 @@ class Write(Noun):
     adds: bool = False
 
 
-class Range(Noun):
+class Range(Single, eq=False):
     """A loop: variable `var` runs over [0, size)."""
 
     var: Expr

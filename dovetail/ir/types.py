@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, mul, product, total
-from dovetail.util.noun import Noun, field
+from dovetail.util.noun import Noun, Single
 
 
 class DType(Noun, eq=False):
@@ -67,7 +67,7 @@ BY_NAME: Final = {dtype.name: dtype for dtype in DTYPES}
 BY_TORCH_NAME: Final = {dtype.torch_name: dtype for dtype in DTYPES}
 
 
-class Device(Noun):
+class Device(Single, eq=False):
     kind: str
     index: int | None = None
 
@@ -76,30 +76,32 @@ class Device(Noun):
 
 
 CPU: Final = Device("cpu")
+_known: Final = lru_cache(4096)
+"""Of types, which are few, and asked for often."""
 
 
-_numel: Final = lru_cache(4096)(product)
-
-
-class TensorType(Noun):
+class TensorType(Single, eq=False):
     shape: tuple[Expr, ...]
     stride: tuple[Expr, ...]
     dtype: DType
-    device: Device = field(default=CPU, hash=False)  # hashes are asked for often
+    device: Device = CPU
 
     @property
     def ndim(self) -> int:
         return len(self.shape)
 
     @property
+    @_known
     def numel(self) -> Expr:
-        return _numel(self.shape)
+        return product(self.shape)
 
     @property
+    @_known
     def bytes(self) -> Expr:
         return mul(self.numel, self.dtype.bytes)
 
     @property
+    @_known
     def storage_bytes(self) -> Expr:
         """From the first to the last element."""
         if any(size is ZERO for size in self.shape):
@@ -108,6 +110,7 @@ class TensorType(Noun):
         return mul(reach, self.dtype.bytes)
 
     @property
+    @_known
     def is_contiguous(self) -> bool:
         """Proved row-major; a dimension of size 1 may have any stride."""
         expected = ONE
@@ -145,6 +148,7 @@ UNKNOWN_SIZE: Final = 64
 """What a symbolic size counts as when bytes are compared."""
 
 
+@_known
 def bytes_of(type: Type) -> int:
     if isinstance(type, tuple):
         return sum(map(bytes_of, type))

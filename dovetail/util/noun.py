@@ -3,6 +3,7 @@
     class Range(Noun): ...                      assigning to a field is an error to the type checker alone
     class Loops(Noun, eq=False): ...            two are equal only if they are one
     class Writer(Noun, frozen=False): ...       what changes
+    class Device(Single, eq=False): ...         equal ones are one, so that comparing and hashing cost nothing
 
 Frozen at run time, too, an object costs twice as much, and compiling a model makes tens of thousands. And a
 class takes Python's library a tenth of a millisecond of the import; here half of that, and there are 150.
@@ -13,8 +14,11 @@ import dataclasses
 from dataclasses import MISSING, Field
 from dataclasses import field as field
 from dataclasses import fields as fields
+from functools import lru_cache
 from operator import attrgetter
+from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from dataclasses import replace as replace
@@ -52,6 +56,25 @@ class Noun(metaclass=_Kind):
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class _Single(_Kind):
+    @lru_cache(1 << 14)  # noqa: B019
+    def __call__(cls, *args: Any, **named: Any) -> Any:
+        made = super().__call__(*args, **named)
+        with _lock:  # two threads may make the same; only one may be kept
+            return _singles.setdefault(made.__reduce__(), made)
+
+
+class Single(Noun, metaclass=_Single):
+    __slots__ = ("__weakref__",)
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple([getattr(self, each.name) for each in fields(self)])
+
+
+_lock, _singles = Lock(), WeakValueDictionary[Any, Any]()
+
+
 def declared(bases: tuple[type, ...], space: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """All fields of a class, those of its bases first, and the names of its own."""
     found: dict[str, Any] = {}
@@ -82,11 +105,10 @@ def initializer(given: list[Any], has_more: bool) -> Any:
 
 def comparing(found: dict[str, Any], has_hash: bool) -> dict[str, Any]:
     names = [each.name for each in found.values() if each.compare]
-    hashed = [each.name for each in found.values() if (each.compare if each.hash is None else each.hash)]
-    values, hashed_values = (attrgetter(*names) if names else lambda it: () for names in (names, hashed))
+    values = attrgetter(*names) if names else lambda it: ()
     return {
         "__eq__": lambda a, b: values(a) == values(b) if type(a) is type(b) else NotImplemented,
-        "__hash__": (lambda it: hash(hashed_values(it))) if has_hash else None,
+        "__hash__": (lambda it: hash(values(it))) if has_hash else None,
     }
 
 
