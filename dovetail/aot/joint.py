@@ -93,7 +93,7 @@ class Joint(Noun, eq=False):
     def updates(self) -> tuple[tuple[int, int], ...]:
         """The signature's, less those of inputs that take part in gradients, and none where a later op may
         raise: by then the input has to have the value that it had at that point."""
-        if any(node.op.startswith(_RAISING) for node in self.graph.nodes):
+        if not self.signature.updates or any(node.op.startswith(_RAISING) for node in self.graph.nodes):
             return ()
         is_free = not self.signature.tangents
         found = tuple(u for u in self.signature.updates if is_free or not self.has_grad[u[1]])

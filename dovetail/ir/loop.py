@@ -339,10 +339,10 @@ def moved_write(write: Write, env: Mapping[Expr, Expr], memo: dict[Scalar, Scala
 def moved_scalar(root: Scalar, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar]) -> Scalar:
     for node in iter_scalars(root):
         if node not in memo:
-            args = tuple(
-                memo[x] if isinstance(x, Scalar) else substitute(x, env) if isinstance(x, Expr) else x
-                for x in node.args
-            )
+            if node.op in ("load", "index"):
+                args = (*node.args[:-1], substitute(node.args[-1], env))  # type: ignore[arg-type]
+            else:
+                args = tuple([memo.get(x, x) for x in node.args])  # type: ignore[call-overload]
             memo[node] = node if args == node.args else scalar(node.op, args, node.dtype)
     return memo[root]
 

@@ -178,17 +178,16 @@ class _Program(Noun, frozen=False):
 
     def add(self, guard: Guard, index: int) -> None:
         check = guard.check
-        code = NUMBER_OF[type(check)]
-        if isinstance(check, checks.State):
+        code, encode = NUMBER_OF[type(check)], CHECKS.get(type(check))
+        if encode is not None:
+            self.instructions.append((code, index, self.slot_of(guard.source, index), -1, *encode(check)))
+        elif isinstance(check, checks.State):
             self.instructions.append((code, index, -1, -1, 0, encode_state(check), None))
         elif isinstance(check, checks.Holds):
             self.instructions.append((code, index, -1, -1, 0, str(check), self.condition(check, index)))
         elif isinstance(check, checks.SameAs):
             slot, other = self.slot_of(guard.source, index), self.slot_of(check.other, index)
             self.instructions.append((code, index, slot, other, int(check.same), None, None))
-        else:
-            slot = self.slot_of(guard.source, index)
-            self.instructions.append((code, index, slot, -1, *CHECKS[type(check)](check)))
 
     def condition(self, check: checks.Holds, index: int) -> tuple[object, object]:
         reads: list[tuple[int, int, int]] = []

@@ -31,7 +31,7 @@ class Member(Noun):
     step: int
 
     def moved(self, env: dict[Expr, Expr]) -> Member:
-        return replace(self, env={var: substitute(value, env) for var, value in self.env.items()})
+        return Member(self.nest, {var: substitute(x, env) for var, x in self.env.items()}, self.kind, self.step)
 
 
 class Cluster(Noun, eq=False):
@@ -239,9 +239,10 @@ def rewritten(member: Member, cluster: Cluster) -> Nest:
     outer, inner = cluster.ranges[: cluster.outer], cluster.ranges[cluster.outer :]
     memo: dict[Scalar, Scalar] = {}
     placed = [_positioned(write, member.nest) for write in member.nest.writes]
-    writes = tuple(moved_write(write, member.env, memo) for write in placed)
+    writes = tuple([moved_write(write, member.env, memo) for write in placed])
     ranges = (*outer, *inner) if member.kind == "point" else outer
-    return replace(member.nest, ranges=ranges, reduce=inner if member.kind == "reduce" else (), writes=writes)
+    nest, reduce = member.nest, inner if member.kind == "reduce" else ()
+    return Nest(nest.name, ranges, reduce, writes, nest.loc, nest.origins)
 
 
 def _positioned(write: Write, nest: Nest) -> Write:

@@ -27,7 +27,7 @@ else:
     def replace(it: Any, **changes: Any) -> Any:
         """A copy with these fields changed."""
         names = type(it).__match_args__
-        return type(it)(*[changes[name] if name in changes else getattr(it, name) for name in names])
+        return type(it)(*map(changes.get, names, [getattr(it, name) for name in names]))
 
 PLAIN: Any = vars(dataclasses)["_FIELD"]
 """As Python's library marks fields."""

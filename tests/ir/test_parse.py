@@ -1,4 +1,8 @@
 """A printed graph reads back as the same graph."""
+import copy
+import pickle
+from dataclasses import replace
+
 from dovetail.ir.expr import sym
 from dovetail.ir.graph import GraphBuilder, show_graph
 from dovetail.ir.parse import parse_graph
@@ -24,3 +28,11 @@ def test_graph_text_round_trip():
     again = parse_graph(show_graph(graph), graph)
     assert show_graph(again) == show_graph(graph)
     assert again.nodes[0].type.shape[0] is graph.nodes[0].type.shape[0]
+
+
+def test_equal_types_are_one() -> None:
+    """However they are made; what another process has written, too."""
+    made = TensorType((as_expr(8),), (as_expr(1),), BF16, Device("cuda", 0))
+    other = replace(replace(made, dtype=F32), dtype=BF16, device=Device(index=0, kind="cuda"))
+    assert other is made and pickle.loads(pickle.dumps(made)) is made and copy.deepcopy(made) is made
+    assert replace(made, device=Device("cuda")) is not made
