@@ -701,7 +701,7 @@ def _constant(func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwa
         value = func(*map(_real, args), **{k: _real(v) for k, v in kept.items()})
     if isinstance(value, torch.Tensor):
         return value if value.numel() <= KNOWN_LIMIT else None
-    return value if isinstance(value, (list, tuple)) else None
+    return value if isinstance(value, (list, tuple, bool)) else None
 
 
 def _update_constants(func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwargs) -> None:
@@ -752,6 +752,11 @@ def _item(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _dependent(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
+    inputs = _Inputs()
+    inputs.collect((*args, *kwargs.values()))
+    known = _constant(func, facts, inputs, args, kwargs)
+    if known is not None:  # of numbers that the program wrote down, such as sizes in torch.tensor([...])
+        return tree_map_only(torch.Tensor, lambda tensor: _lift(func, facts, (tensor,), {}), known)
     is_size = torch.Tag.dynamic_output_shape in func.tags
     raise (DataDependentSize if is_size else DataDependentValue)(function=facts.name.split(".")[1])
 
@@ -770,9 +775,7 @@ def _index(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _repeat_interleave(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
-    if kwargs.get("output_size") is None:
-        raise DataDependentSize(function="repeat_interleave")
-    return _run(func, facts, args, kwargs)
+    return (_dependent if kwargs.get("output_size") is None else _run)(func, facts, args, kwargs)
 
 
 def _plain_geometry(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:

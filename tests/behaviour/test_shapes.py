@@ -136,6 +136,21 @@ def the_stride_of_a_single_row_changes() -> Any:
     return lambda x: x.relu() + x.mean(0), last_tokens(1)
 
 
+@case("C8")
+def sizes_of_what_the_program_wrote_down() -> Any:
+    def f(*crops: torch.Tensor) -> Any:
+        widths = torch.tensor([crop.shape[-1] for crop in crops])
+        ends = torch.cumsum(torch.unique_consecutive(widths, return_counts=True)[1], 0)
+        start, made = 0, []
+        for end in ends:
+            made.append(torch.cat(crops[start:end]).mean(-1))
+            start = end
+        spread = crops[0].repeat_interleave(torch.tensor([2, 0, 3]), 0)
+        return torch.cat(made), spread[torch.equal(ends, torch.tensor([2, 3])) :]
+
+    return f, [(torch.randn(3, 4), torch.randn(2, 4), torch.randn(2, 6))] * 2
+
+
 @case("C8", recompiles=1)
 def mask_of_a_growing_cache() -> Any:
     def f(query: torch.Tensor, keys: torch.Tensor) -> Any:
