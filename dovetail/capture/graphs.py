@@ -65,6 +65,8 @@ class GraphBuilder:
         node.meta["loc"] = call.loc
         lines = [f'  File "{loc.file}", line {loc.line}, in {loc.function}' for loc in call.stack]
         node.meta["stack_trace"] = "\n".join(lines)
+        if call.target == "detach":  # x.data = y makes x another name of y
+            self.nodes.pop(id(call.result), None)
         self.assign(call.result, node, ())
 
     def assign(self, value: Any, node: torch.fx.Node, path: tuple[Any, ...]) -> None:

@@ -23,6 +23,7 @@ from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, as_numbers, native
 from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import BackwardCall, DataDependentValue, FailedFake, UnknownCall, UnsupportedValue
+from dovetail.fake import type_of
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Lacks, Predicate
 from dovetail.ir.source import Attr, DictAttr
@@ -298,10 +299,15 @@ def store_tensor_attr(trace: Trace, fake: Fake, name: str, value: Any) -> None:
     if hasattr(type(find_in_mro(torch.Tensor, name)[0]), "__set__"):
         if name == "requires_grad" and value == fake.requires_grad:
             return
-        if name == "grad" and value is None and id(fake) in trace.origins:
-            trace.writes[(id(fake), name)] = Write(fake, name, None, "attr")
-            return
-        raise UnsupportedValue(trace.loc(), type="Tensor", detail=f"assigning to .{name}")
+        reads = (call for call in reversed(trace.calls) if call.target is getattr and call.result is value)
+        if name == "data" and any(call.args[0] is fake for call in reads):
+            return  # x.data -= y: it is x's own memory that was written
+        is_input = id(fake) in trace.origins
+        is_same = name == "data" and type(value) is Fake and not (fake.requires_grad or value.requires_grad)
+        if is_input and is_same and fake.form is value.form is None and type_of(fake) == type_of(value):
+            trace.record("call_method", "detach", (value,), {}, fake)  # from here on another name of value
+        elif not (is_input and name == "grad" and value is None):
+            raise UnsupportedValue(trace.loc(), type="Tensor", detail=f"assigning to .{name}")
     trace.writes[(id(fake), name)] = Write(fake, name, value, "attr" if id(fake) in trace.origins else "tag")
 
 

@@ -113,6 +113,27 @@ def mlp_block_eval() -> Any:
     return Block().eval(), (x8(),)
 
 
+@case("C5", same_storage=True)
+def tensors_are_given_other_memory() -> Any:
+    online, target = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).requires_grad_(False)
+    before = target.weight.data
+
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+        for own, other in zip(target.parameters(), online.parameters()):
+            own.data = own.data * 0.5 + other.data * 0.5
+            other.data -= 0.1
+        first = x[0]
+        x.data, y.data = y.data, x.data
+        first.add_(1)
+        made = z * 2
+        z.data = made
+        z.add_(1)
+        return online(x) + target(y), first, made
+
+    effects = lambda: (before, target.weight, online.weight)  # noqa: E731
+    return f, [(torch.randn(2, 4), torch.randn(2, 4), torch.randn(3)) for _ in range(2)], effects
+
+
 @case("C5", recompiles=1)
 def hooks_registered_and_removed_by_the_function() -> Any:
     """Each is given another number in each call, by torch, for all modules."""
