@@ -186,7 +186,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     if shapes is not None:
         assume_narrow(graph, shapes)
     if shapes is not None and shapes.equalities:  # learned late, they hold from the beginning
-        graph, outputs = simplify_graph(graph, shapes), [simplify_output(o, shapes) for o in outputs]
+        graph, outputs = simplify_graph(graph, shapes), list(_simplified((*outputs,), shapes, {}))
     signature = Signature(
         inputs=n, mutations=tuple(mutations), outputs=tuple(outputs), constants=len(constants),
         values=len(trace.values), grad_inputs=tuple(grad_inputs), unread=unread,
@@ -610,11 +610,6 @@ def simplify_graph(graph: Graph, shapes: Shapes) -> Graph:
     return Graph(graph.name, inputs, nodes, simple(graph.outputs))
 
 
-def simplify_output(output: OutputIs, shapes: Shapes) -> OutputIs:
-    steps = tuple(ViewStep(step.op, _simplified(step.args, shapes, {})) for step in output.steps)
-    return replace(output, steps=steps, value=_simplified(output.value, shapes, {}))
-
-
 def _simplified(value: Any, shapes: Shapes, made: dict[Any, Any]) -> Any:
     """The same object where nothing changes. `made`: what nodes became, extents, and types by identity."""
     kind = type(value)
@@ -634,8 +629,10 @@ def _simplified(value: Any, shapes: Shapes, made: dict[Any, Any]) -> Any:
             shape, stride = found = made[value.shape], made[value.stride]
             made[id(value)] = value if found == given else replace(value, shape=shape, stride=stride)
         return made[id(value)]
-    if kind is ScalarType and value.expr is not None:
-        return replace(value, expr=shapes.simplify(value.expr))
+    if kind in (ScalarType, ViewStep, OutputIs):
+        held = tuple(getattr(value, name) for name in kind.__match_args__)
+        parts = _simplified(held, shapes, made)
+        return value if parts is held else kind(*parts)
     return value
 
 

@@ -26,7 +26,6 @@ FATES: Final[dict[str, str]] = {
     **{f"aten.{name}.default": name for name in ("size", "stride", "numel")},
     **{f"aten.{name}.Tensor": "index" for name in ("index", "_unsafe_index")},
     **{f"aten.{name}.default": "alias" for name in ("_conj", "_neg_view")},
-    "aten.repeat_interleave.Tensor": "repeat_interleave",
     "aten.set_.source_Tensor": "set",
 }
 """Ops that the schema alone does not describe."""
@@ -76,8 +75,6 @@ class Record(Noun):
     """The name without the overload."""
     is_known: bool
     """known.py may say what it returns."""
-    returns_one: bool
-    """One tensor, not a tuple or list."""
     count: int
     """How many results."""
     written_fake: Callable[..., Any] | None
@@ -123,6 +120,5 @@ def record(func: Any) -> Record:
         rule=find_rule(base, is_pointwise, "._foreach_" in name, names if len(schema.returns) == 1 else ()),
         is_known=returns_tensors and not is_out and is_listed(base, is_simple),
         written_fake=None if func.namespace == "aten" else registry.find(schema.name).fake_impl.kernel,
-        returns_one=len(schema.returns) == 1, count=len(schema.returns),
-        is_free=fate in ("meta", "probe") and not changes_shape and not is_out,
+        is_free=fate in ("meta", "probe") and not changes_shape and not is_out, count=len(schema.returns),
     )  # fmt: skip

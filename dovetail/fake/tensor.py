@@ -464,7 +464,7 @@ def _by_meta(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     corrected = CORRECTIONS.get(facts.name)
     if corrected is not None:
         result = corrected(device, new_args, result)
-    elif facts.is_pointwise and facts.returns_one and not facts.mutates and is_ambiguous(inputs.metas):
+    elif facts.is_pointwise and facts.count == 1 and not facts.mutates and is_ambiguous(inputs.metas):
         strides = iterator_strides(result.size(), [(m.size(), m.stride()) for m in inputs.metas])
         result = _empty_meta(result.size(), strides, result.dtype)
     if facts.mutates:
@@ -490,7 +490,7 @@ def _by_table(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> tuple[Any
     results = derive_known(func, facts, call)
     if results is None:
         return None
-    if facts.mutates and facts.returns_one:
+    if facts.mutates and facts.count == 1:
         return (args[0],)
     device = _result_device(facts, inputs, args, list(args), dict(kwargs))
     constant = _constant(func, facts, inputs, args, kwargs)
@@ -499,7 +499,7 @@ def _by_table(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> tuple[Any
     for fake, value in zip(made, known):
         if value is not None and fake is not None:
             fake.constant = value
-    return (made[0] if facts.returns_one else tuple(made),)
+    return (made[0] if facts.count == 1 else tuple(made),)
 
 
 def _run_kernel(func: Any, facts: Record, device: torch.device, args: list[Any], kwargs: Kwargs) -> Any:
@@ -752,6 +752,8 @@ def _item(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _dependent(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
+    if kwargs.get("output_size") is not None:  # of repeat_interleave
+        return _run(func, facts, args, kwargs)
     inputs = _Inputs()
     inputs.collect((*args, *kwargs.values()))
     known = _constant(func, facts, inputs, args, kwargs)
@@ -772,10 +774,6 @@ def _index(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
         raise DataDependentSize(function="indexing with a mask")
     return _run(func, facts, args, kwargs)
-
-
-def _repeat_interleave(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
-    return (_dependent if kwargs.get("output_size") is None else _run)(func, facts, args, kwargs)
 
 
 def _plain_geometry(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
@@ -800,7 +798,6 @@ _SPECIAL: Final[dict[str, Callable[..., Any]]] = {
     "dependent": _dependent,
     "decompose": _decompose,
     "index": _index,
-    "repeat_interleave": _repeat_interleave,
     # Lazy conjugate and negative: the op stays in the graph, so the Fake needs no bit.
     "alias": lambda func, facts, args, kwargs: infer(torch.ops.aten.alias.default, args, {}),
     "set": _set,
