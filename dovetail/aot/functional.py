@@ -60,7 +60,8 @@ def twin_of(func: Any) -> Twin:
             candidate = getattr(packet, overload)
             if _is_twin(candidate._schema, wanted, len(written)):
                 return Twin(candidate, tuple(a.name for a in written), outs, positions, defaults)
-    if outs or any(str(a.type) not in _COPIED for a in written):
+    is_nested = len(written) + len(schema.returns) > 1 and "List[Tensor]" in _types(written)
+    if outs or is_nested or not _COPIED.keys() >= {*_types(written)}:
         raise UnsupportedMutation(detail=f"{func} writes to its arguments and has no functional form")
     return Twin(_make(func, written), tuple(a.name for a in written), (), positions, defaults)
 
@@ -94,9 +95,8 @@ def _make(func: Any, written: list[Any]) -> Any:
     while hasattr(torch.ops.dovetail, name):  # an op defined anew, as when a notebook's cell runs again
         name += "_"
     takes, _, gives = str(schema).partition("(")[2].rpartition(" -> ")
-    results = [part.strip() for part in gives.strip(" ()").split(",") if part.strip()]
-    results += [_COPIED[str(a.type)] for a in written]
-    text = _ALIAS.sub("", f"{name}({takes} -> ({', '.join(results)})")
+    own = [part for part in gives.strip(" ()").split(", ") if part not in ("", "NoneType")]
+    text = _ALIAS.sub("", f"{name}({takes} -> ({', '.join([*own, *(_COPIED[str(a.type)] for a in written)])})")
     names = [a.name for a in schema.arguments]
     writes = [a.name for a in written]
 
@@ -108,7 +108,7 @@ def _make(func: Any, written: list[Any]) -> Any:
         results = (*made, *copies.values())
         return results[0] if len(results) == 1 else results
 
-    fake = func if schema.returns else lambda *args, **kwargs: None  # where it only writes, nobody wrote one
+    fake = func if own else lambda *args, **kwargs: None  # where it only writes, nobody wrote one
     made = define_op(text, partial(copied, func), partial(copied, fake))
     if func.namespace == "dovetail":  # a kernel of the user's: it may write to memory of its own
         IN_PLACE[str(made)] = str(func), tuple(map(names.index, writes))

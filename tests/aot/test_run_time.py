@@ -355,6 +355,19 @@ def test_custom_ops() -> None:
     )
 
 
+def test_custom_ops_that_give_none_or_write_to_lists_too() -> None:
+    with torch.library._scoped_library("dovetail_aot_older", "DEF") as library:
+        library.define("put(Tensor(a!) to, Tensor x) -> None")
+        library.impl("put", lambda to, x: [to.copy_(x)].clear(), "CompositeExplicitAutograd")
+        library.define("both(Tensor(a!) x, Tensor(b!)[] more) -> ()")
+        library.impl("both", lambda x, more: [t.sin_() for t in (x, *more)].clear(), "CPU")
+        ops = torch.ops.dovetail_aot_older
+        call = dovetail.compile(lambda x, y: (ops.put(x, y), x + 1), fullgraph=True)
+        torch.testing.assert_close(call(torch.zeros(1), torch.ones(1))[1], torch.full((1,), 2.0))
+        call = dovetail.compile(lambda x, y: (ops.both(x, [y]), x + y), options={"fallback_to_eager": False})
+        torch.testing.assert_close(call(torch.ones(1), torch.ones(1))[1], torch.ones(1).sin() * 2)
+
+
 def test_custom_op_defined_anew() -> None:
     for factor in (1.0, 5.0):
         with torch.library._scoped_library("dovetail_aot_anew", "DEF") as library:
