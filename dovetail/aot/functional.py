@@ -96,7 +96,8 @@ def _make(func: Any, written: list[Any]) -> Any:
         name += "_"
     takes, _, gives = str(schema).partition("(")[2].rpartition(" -> ")
     own = [part for part in gives.strip(" ()").split(", ") if part not in ("", "NoneType")]
-    text = _ALIAS.sub("", f"{name}({takes} -> ({', '.join([*own, *(_COPIED[str(a.type)] for a in written)])})")
+    copies = [_COPIED[kind] for kind in _types(written)]
+    text = _ALIAS.sub("", f"{name}({takes} -> ({', '.join([*own, *copies])})")
     names = [a.name for a in schema.arguments]
     writes = [a.name for a in written]
 
