@@ -19,6 +19,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -75,10 +76,6 @@ def ops(args: argparse.Namespace) -> None:
 
 # -- doctor: what on this machine is missing, and what to do about it ------------------------------
 
-PYTHONS: Final = ((3, 11), (3, 14))
-TORCHES: Final = ((2, 11), (2, 14))
-"""From the first, before the second."""
-
 
 class Finding(Noun):
     """level: 'ok', 'note' (works, could be better), 'miss' (something does not work)."""
@@ -89,24 +86,12 @@ class Finding(Noun):
     fix: str = ""
 
 
-Version = tuple[int, int]
-
-
-def _within(version: Version, limits: tuple[Version, Version], name: str, text: str) -> Finding:
-    (low_major, low), (high_major, high) = limits
-    if limits[0] <= version < limits[1]:
+def check_version(name: str, text: str, major: int, minors: range) -> Finding:
+    """Of what says its version at the beginning of the text."""
+    version = text.split(".")
+    if int(version[0]) == major and int(version[1]) in minors:
         return Finding("ok", name, text)
-    return Finding("miss", name, text, f"use {name} {low_major}.{low} to {high_major}.{high - 1}")
-
-
-def check_python() -> Finding:
-    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    return _within(sys.version_info[:2], PYTHONS, "Python", text)
-
-
-def check_torch() -> Finding:
-    major, minor, *_ = torch.__version__.split(".")
-    return _within((int(major), int(minor)), TORCHES, "torch", torch.__version__)
+    return Finding("miss", name, text, f"use {name} {major}.{minors[0]} to {major}.{minors[-1]}")
 
 
 def check_native() -> Finding:
@@ -173,8 +158,11 @@ def check_cache() -> Finding:
     return Finding(level, "cache", text)
 
 
+PYTHON: Final = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
 CHECKS: Final[tuple[Callable[[], Finding], ...]] = (
-    check_python, check_torch, check_native, check_compiler, check_cpu, check_gpu, check_triton, check_cache,
+    partial(check_version, "Python", PYTHON, 3, range(11, 14)),
+    partial(check_version, "torch", torch.__version__, 2, range(11, 14)),
+    check_native, check_compiler, check_cpu, check_gpu, check_triton, check_cache,
 )  # fmt: skip
 
 

@@ -24,9 +24,6 @@ from dovetail.options import make_options
 from dovetail.util.loc import Loc
 from dovetail.util.noun import Noun
 
-WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
-WIDER |= {torch.complex64: torch.complex128}
-
 
 class Difference(Noun):
     """One value of the program. Errors are largest absolute ones against fp64; None where fp64 has no say."""
@@ -110,9 +107,8 @@ def expose(module: GraphModule, names: Sequence[str]) -> GraphModule:
 
 def widen(value: Any) -> Any:
     """Tensors with floats as fp64."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.detach().to(WIDER.get(value.dtype, value.dtype))
+    is_wider = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return value.to(torch.promote_types(value.dtype, torch.float64)) if is_wider else value
 
 
 def run_kept(module: GraphModule, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:

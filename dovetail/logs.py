@@ -29,14 +29,9 @@ STAGE_LOGS: Final[dict[str, tuple[str, ...]]] = {
 KIND_LOGS: Final[dict[str, tuple[str, ...]]] = {
     "graph_breaks": ("graph_break", "skip"),
     "recompiles": ("recompile", "limit"),
-    "guards": ("guards",),
-    "fusion": ("fusion",),
-    "fallbacks": ("fallback",),
-    "kernels": ("kernel",),
-    "cudagraphs": ("cudagraph",),
-    "cache": ("cache",),
+    **{name: (name,) for name in ("guards", "fusion", "cache")},
+    **{f"{kind}s": (kind,) for kind in ("fallback", "kernel", "cudagraph", "stage")},
     "perf": ("compile", "slow", "tuning"),
-    "stages": ("stage",),
     "failures": ("fallback_to_eager", "warning"),
 }
 """Log name -> the kinds of events it prints."""
