@@ -40,12 +40,11 @@ from dovetail.aot.joint import Joint
 from dovetail.aot.missing import by_group, narrowed
 from dovetail.aot.partition import Partition, Saved
 from dovetail.fake import to_torch_device, to_torch_dtype
-from dovetail.fake.kernels import restride
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import Arg, Graph, Node, exprs_in
 from dovetail.ir.signature import Mutation, OutputIs, ValueRef, ViewStep
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
-from dovetail.util.library import find_op
+from dovetail.util.library import find_op, restride
 from dovetail.util.noun import Noun
 from dovetail.util.writer import Writer
 

@@ -8,17 +8,15 @@ where the memory does not allow a view, since a functional graph has no memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
 from typing import Any, Final
 
 import torch
 
 from dovetail.fake import to_torch_device, to_torch_dtype
-from dovetail.fake.kernels import restride
 from dovetail.ir.expr import Expr, evaluate
 from dovetail.ir.graph import GET, Arg, Graph, Node, nodes_in
 from dovetail.ir.types import Device, DType, ScalarType, TensorType
-from dovetail.util.library import call_in_grad_mode, find_op
+from dovetail.util.library import MEANT, find_op, restride
 
 
 def as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = None, root: Any = None) -> Any:
@@ -26,29 +24,16 @@ def as_strided(x: torch.Tensor, size: Any, stride: Any, offset: int | None = Non
     return x.as_strided(size, stride, (x if root is None else root).storage_offset() + (offset or 0))
 
 
-def _as_strided_scatter(x: torch.Tensor, src: torch.Tensor, *window: Any) -> torch.Tensor:
-    result = restride(x, x.stride())
-    as_strided(result, *window).copy_(src)
-    return result
-
-
 CALLS: Final[dict[str, Callable[..., Any]]] = {
     GET: lambda value, index: value[index],
     **dict.fromkeys(("aten.view.default", "aten._unsafe_view.default"), torch.reshape),
     "aten.as_strided.default": as_strided,
-    "aten.as_strided_scatter.default": _as_strided_scatter,
-    "aten.mkldnn_rnn_layer.default": partial(call_in_grad_mode, torch.ops.aten.mkldnn_rnn_layer.default),
+    **MEANT,
     "aten._conj.default": lambda x: x.conj().resolve_conj(),
     "aten._neg_view.default": torch.neg,
     "prims.full": lambda shape, value, dtype, device: torch.full(shape, value, dtype=dtype, device=device),
 }
 """Ops whose graph meaning is not the dispatcher's call of that name."""
-
-
-@cache
-def callable_of(op: str) -> Callable[..., Any]:
-    """What an ATen or custom op's name means."""
-    return CALLS[op] if op in CALLS else find_op(op)
 
 
 def _torch_value(arg: Arg, env: Mapping[Node, Any], symbols: Mapping[str, int]) -> Any:
@@ -88,7 +73,7 @@ def run_graph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
     for node in graph.nodes:
         args = [_torch_value(arg, env, symbols) for arg in node.args]
         kwargs = {name: _torch_value(value, env, symbols) for name, value in node.kwargs}
-        env[node] = callable_of(node.op)(*args, **kwargs)
+        env[node] = (CALLS.get(node.op) or find_op(node.op))(*args, **kwargs)
         for dead in [used for used in {node, *node.operands} - kept if last[used] is node]:
             del env[dead]
     outputs = [_torch_value(output, env, symbols) for output in graph.outputs]

@@ -25,7 +25,7 @@ import torch
 
 from dovetail.fake.stores import find_written
 from dovetail.fake.tensor import Fake
-from dovetail.util.library import define_op
+from dovetail.util.library import define_op, restride
 from dovetail.util.noun import Noun, field
 
 KERNELS: Final = (
@@ -238,10 +238,6 @@ class Launch(Noun, eq=False):
             if tensors[k] is not given[k]:
                 given[k].copy_(tensors[k])
 
-
-def restride(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """A copy laid out in memory like this."""
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 # -- ops -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -30,7 +30,7 @@ from dovetail.options import Options
 from dovetail.runtime import gpu
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
 from dovetail.runtime.torch_abi import attach
-from dovetail.util.library import call_in_grad_mode, find_op
+from dovetail.util.library import MEANT, find_op
 from dovetail.util.noun import Noun
 
 UNIT_LINES: Final = 1200
@@ -202,7 +202,7 @@ def make_call(call: PythonCall) -> Callable[..., list[Any]]:
     args = [_constant(arg, name in text_arguments) for arg, name in zip(call.args, names)]
     kwargs = {name: _constant(arg, name in text_arguments) for name, arg in call.kwargs}
     count = call.tensors
-    function = partial(call_in_grad_mode, op) if call.op == "aten.mkldnn_rnn_layer.default" else _bound(op)
+    function = MEANT.get(call.op) or _bound(op)
 
     def run(*given: Any) -> list[Any]:
         filled = [_fill(arg, given, count) for arg in args]

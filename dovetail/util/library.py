@@ -4,8 +4,8 @@ define_op("add_5c1e(Tensor(w0!) t0, Tensor t1) -> ()", run, fake)  ->  torch.ops
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -26,10 +26,29 @@ def has_mkldnn(*ops: str) -> bool:
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, op) for op in ops)
 
 
-def call_in_grad_mode(op: Callable[..., Any], *args: Any) -> Any:
+def restride(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """A copy laid out in memory like this."""
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _write_window(x: torch.Tensor, src: torch.Tensor, *window: Any) -> torch.Tensor:
+    """The offset counts from the first element, wherever in its memory that is."""
+    result = restride(x, x.stride())
+    result.as_strided(*window).copy_(src)
+    return result
+
+
+def _call_in_grad_mode(op: Callable[..., Any], *args: Any) -> Any:
     """For kernels that keep what their backward needs only while grad mode is on."""
     with torch.enable_grad():
         return op(*(arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args))
+
+
+MEANT: Final[dict[str, Callable[..., Any]]] = {
+    "aten.as_strided_scatter.default": _write_window,
+    "aten.mkldnn_rnn_layer.default": partial(_call_in_grad_mode, torch.ops.aten.mkldnn_rnn_layer.default),
+}
+"""Ops that do something else, where a graph calls them, than the dispatcher would."""
 
 
 def define_op(

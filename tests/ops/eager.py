@@ -152,5 +152,4 @@ def run_graph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
     calls = {op: partial(lambda op, *args: call_prim(op, args), op) for op in PRIMS}
     with mock.patch.dict(interpret.CALLS, calls):
         results = interpret.run_graph(graph, inputs)
-    interpret.callable_of.cache_clear()
     return results

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 def emit_extern(writer: HostWriter, extern: Extern) -> None:
     where = f"    // {extern.loc}" if extern.loc else ""
     writer(f"// {extern}{where}")
-    rule = DIRECT.get(extern.op, call_dispatcher)
-    if not rule(writer, extern):
+    if not DIRECT.get(extern.op, call_dispatcher)(writer, extern):
         call_python(writer, extern)
 
 
@@ -84,11 +83,12 @@ def _convolution(writer: HostWriter, extern: Extern) -> bool:
 
 
 DIRECT: Final[dict[str, Callable[[HostWriter, Extern], bool]]] = {
-    # What backward needs (the last result) is made only in grad mode: see runtime/load.py.
+    # What backward needs (the last result) is made only in grad mode: see util/library.py.
     "aten.mkldnn_rnn_layer.default": lambda writer, extern: (
         extern.results[-1] not in writer.read and call_dispatcher(writer, extern)),
     **{f"aten.{name}.default": partial(_into, name) for name in ("mm", "bmm", "addmm", "baddbmm")},
     "aten.convolution.default": _convolution,
+    "aten.as_strided_scatter.default": lambda writer, extern: False,  # likewise
 }  # fmt: skip
 
 
