@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cache, partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -637,14 +638,16 @@ def _simplified(value: Any, shapes: Shapes, made: dict[Any, Any]) -> Any:
 
 
 def _check_unread(builder: GraphBuilder, indexing: list[Node], kept: Graph) -> None:
-    """An index out of range raises also where nobody reads what is there: that much stays of the program."""
+    """An index out of range raises also where nobody reads what is there: that much stays of the program.
+    Eager looks at the indices in brackets only where they choose elements."""
     needed = set(kept.nodes)
     for node in (node for node in indexing if node not in needed):
         source, (given, *rest) = node.args[0].tensor, node.args[1:]  # type: ignore[union-attr]
         is_flat, is_tuple = node.op.startswith(_FLAT), isinstance(given, tuple)
         shape = (source.numel,) if is_flat else source.shape
         one: Any = (0, given) if is_tuple or isinstance(given, Node) else (given, rest[0])
-        for dim, index in () if not shape else enumerate(given) if is_tuple else [one]:  # type: ignore[arg-type]
+        is_empty = is_tuple and (ZERO, None) in zip_longest(shape, given)  # type: ignore[arg-type]
+        for dim, index in () if not shape or is_empty else enumerate(given) if is_tuple else [one]:  # type: ignore[arg-type]
             if isinstance(index, Node) and index.tensor.dtype.is_integer:
                 most, least = shape[dim] - 1, -shape[dim] if is_flat or is_tuple else ZERO
                 bounded = builder.call("aten.clamp.default", (index, least, most), index.type)
