@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.amp.autocast_mode import autocast
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import map_aggregate
 
 from dovetail.capture.operations import SYMBOLIC
 from dovetail.capture.trace import Call, Trace, leaves
@@ -53,14 +54,13 @@ class GraphBuilder:
             node.meta["source"] = graph_input.source
         for call in self.trace.calls:
             self.add(call)
-        self.graph.output(tuple([self.arg(value) for value in outputs]))
+        self.graph.output(map_aggregate(tuple(outputs), self.arg))
         module = _LazyGraphModule(torch.nn.Module(), self.graph, class_name=name)
         module.meta["is_atomic"] = self.trace.is_atomic
         return module, tuple(inputs)
 
     def add(self, call: Call) -> None:
-        args = tuple([self.arg(arg) for arg in call.args])
-        kwargs = {key: self.arg(value) for key, value in call.kwargs.items()}
+        args, kwargs = map_aggregate((tuple(call.args), call.kwargs), self.arg)
         node = self.graph.create_node(call.kind, call.target, args, kwargs)
         node.meta["loc"] = call.loc
         lines = [f'  File "{loc.file}", line {loc.line}, in {loc.function}' for loc in call.stack]
@@ -86,12 +86,6 @@ class GraphBuilder:
             return self.node_of(value)
         if kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
             return self.trace.dynamic.node(self, value)
-        if kind is tuple or kind is list:
-            return kind([self.arg(item) for item in value])
-        if kind is dict:
-            return {key: self.arg(item) for key, item in value.items()}
-        if kind is slice:
-            return slice(self.arg(value.start), self.arg(value.stop), self.arg(value.step))
         return self.node_of(value) if id(value) in self.parts else value
 
     def node_of(self, fake: Any) -> torch.fx.Node:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from dovetail.ir.expr import Expr, show_expr, substitute, sym
+from dovetail.ir.expr import Expr, substitute, sym
 from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import BOOL, CPU, I64, Device, DType, TensorType
 from dovetail.util.loc import Loc
@@ -347,20 +347,14 @@ def moved_scalar(root: Scalar, env: Mapping[Expr, Expr], memo: dict[Scalar, Scal
     return memo[root]
 
 
+FORMS: Final = {"const": "{0!r}", "index": "({0})", "input": "{0}", "load": "{0}[{1}]", "load_at": "{0}[{1}]",
+                **dict.fromkeys(("cast", "bitcast"), "{dtype}({0})")}  # fmt: skip
+
+
 def show_scalar(node: Scalar) -> str:
-    if node.op == "const":
-        return f"{node.args[0]!r}"
-    if node.op == "index":
-        return f"({show_expr(node.args[0])})"  # type: ignore[arg-type]
-    if node.op == "input":
-        return str(node.args[0])
-    if node.op == "load":
-        return f"{node.args[0]}[{show_expr(node.args[1])}]"  # type: ignore[arg-type]
-    if node.op == "load_at":
-        return f"{node.args[0]}[{node.args[1]!r}]"
-    if node.op in ("cast", "bitcast"):
-        return f"{node.dtype}({node.args[0]!r})"
-    return f"{node.op}({', '.join(map(repr, node.args))})"
+    form = FORMS.get(node.op)
+    call = f"{node.op}({', '.join(map(repr, node.args))})"
+    return call if form is None else form.format(*node.args, dtype=node.dtype)
 
 
 def show_nest(nest: Nest) -> str:
