@@ -646,8 +646,9 @@ def _check_unread(builder: GraphBuilder, indexing: list[Node], kept: Graph) -> N
         is_flat, is_tuple = node.op.startswith(_FLAT), isinstance(given, tuple)
         shape = (source.numel,) if is_flat else source.shape
         one: Any = (0, given) if is_tuple or isinstance(given, Node) else (given, rest[0])
+        pairs: Any = enumerate(given) if is_tuple else [one]  # type: ignore[arg-type]
         is_empty = is_tuple and (ZERO, None) in zip_longest(shape, given)  # type: ignore[arg-type]
-        for dim, index in () if not shape or is_empty else enumerate(given) if is_tuple else [one]:  # type: ignore[arg-type]
+        for dim, index in pairs if shape and not is_empty else ():
             if isinstance(index, Node) and index.tensor.dtype.is_integer:
                 most, least = shape[dim] - 1, -shape[dim] if is_flat or is_tuple else ZERO
                 bounded = builder.call("aten.clamp.default", (index, least, most), index.type)
