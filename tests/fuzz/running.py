@@ -58,6 +58,7 @@ def observe(source: str, wrap: Callable[[Any], Any], exact: bool = False, change
     if exact and "NET" in scope:
         scope["NET"].double()
     run, seen, printed, net = wrap(scope["f"]), Seen(), io.StringIO(), scope.get("NET")
+    change(list(net.parameters()) if net else [])  # neighbours are written in place
     with contextlib.redirect_stdout(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for call in range(len(scope["SIZES"])):

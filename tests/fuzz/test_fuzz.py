@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz.program import Program, Stmt, show_program, shrink
-from tests.fuzz.running import run_task
+from tests.fuzz.running import neighbour, observe, run_task
 
 SETTINGS = {"peer": "dovetail", "backend": "dovetail", "shrink": True}
 
@@ -27,3 +27,26 @@ def test_shrinking_keeps_only_what_matters() -> None:
     small = shrink(program, lambda p: "t2 = " in show_program(p))
     text = show_program(small)
     assert "t2 = " in text and "sin" not in text and "t3" not in text and len(small.sizes) == 1
+
+
+def test_neighbours_of_a_program_have_other_weights() -> None:
+    source = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+        self.weight = torch.nn.Parameter(torch.full((3,), 0.1))
+
+NET = Net()
+SIZES = (3,)
+
+def make_inputs(call):
+    return [torch.ones(3, dtype=torch.bool)]
+
+def f(x):
+    return (NET.weight * x,)
+"""
+    plain, near = (observe(source, lambda f: f, change=change) for change in (lambda args: args, neighbour(0)))
+    assert 0 < float((plain.results[0][0] - near.results[0][0]).abs().max()) < 1e-7
