@@ -641,30 +641,22 @@ def linear_in(value: Expr, variable: Expr) -> tuple[Expr, Expr] | None:
 
 # -- text ------------------------------------------------------------------------------------------
 
-_INFIX: Final = {
-    "floordiv": "//", "mod": "%", "eq": "==", "lt": "<", "le": "<=", "and": "and",
-}  # fmt: skip
+FORMS: Final = {"true": "True", "false": "False", "not": "not {0}", "floordiv": "{0} // {1}",
+                "mod": "{0} % {1}", "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}",
+                "and": "{0} and {1}"}  # fmt: skip
 
 
 def show_expr(value: Expr) -> str:
     """Python text; parentheses wherever precedence could matter."""
     op = value.op
-    if op == "const":
-        return str(value.value)
-    if op == "sym":
-        return value.name
-    if op in ("true", "false"):
-        return op.capitalize()
-    if op == "add":
-        return _show_sum(value, [show_expr(x) if x.op == "mul" else _wrap(x) for x in value.operands])
-    if op == "mul":
-        return "*".join(_wrap(x) for x in value.operands)
-    if op == "not":
-        return f"not {_wrap(value.operands[0])}"
+    if op in ("const", "sym"):
+        return str(value.args[0])
     if op in ("min", "max"):
         return f"{op}({', '.join(map(show_expr, value.operands))})"
-    a, b = value.operands
-    return f"{_wrap(a)} {_INFIX[op]} {_wrap(b)}"
+    texts = [show_expr(x) if op == "add" and x.op == "mul" else _wrap(x) for x in value.operands]
+    if op == "add":
+        return _show_sum(value, texts)
+    return "*".join(texts) if op == "mul" else FORMS[op].format(*texts)
 
 
 def _show_sum(value: Expr, terms: list[str]) -> str:

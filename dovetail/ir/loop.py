@@ -352,9 +352,8 @@ FORMS: Final = {"const": "{0!r}", "index": "({0})", "input": "{0}", "load": "{0}
 
 
 def show_scalar(node: Scalar) -> str:
-    form = FORMS.get(node.op)
-    call = f"{node.op}({', '.join(map(repr, node.args))})"
-    return call if form is None else form.format(*node.args, dtype=node.dtype)
+    args = ", ".join(map(repr, node.args))
+    return FORMS.get(node.op, "{op}({args})").format(*node.args, op=node.op, args=args, dtype=node.dtype)
 
 
 def show_nest(nest: Nest) -> str:

@@ -134,8 +134,10 @@ def iter_leaves(value: object) -> Iterator[Expr | str]:
             yield from iter_leaves(arg)
 
 
-_INFIX: Final = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "mod": "%", "pow": "**", "eq": "==",
+_SIGNS: Final = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "mod": "%", "pow": "**", "eq": "==",
                  "lt": "<", "le": "<="}  # fmt: skip
+_FORMS: Final = {"neg": "-({0})", "abs": "abs({0})", "min": "min({0}, {1})", "max": "max({0}, {1})",
+                 **{op: f"({{0}}) {sign} ({{1}})" for op, sign in _SIGNS.items()}}  # fmt: skip
 
 
 def show_real(value: Number) -> str:
@@ -147,8 +149,4 @@ def show_real(value: Number) -> str:
     if value.op == "sym":
         return str(value.args[0])
     args = [show_real(arg) for arg in value.args]  # type: ignore[arg-type]
-    if value.op in _INFIX:
-        return f"({args[0]}) {_INFIX[value.op]} ({args[1]})"
-    if value.op in ("neg", "abs", "min", "max"):
-        return f"-({args[0]})" if value.op == "neg" else f"{value.op}({', '.join(args)})"
-    return f"math.{value.op}({args[0]})"
+    return _FORMS.get(value.op, f"math.{value.op}({{0}})").format(*args)

@@ -165,9 +165,8 @@ def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     schema = find_op(extern.op)._schema
     if extern.into or not schema.returns or schema.name in OPDEFS:
         return False  # through Python, which keeps the class of what a check or a custom op raises
-    if len(schema.returns) != len(extern.results) and not extern.positions:
-        return False
-    if any(str(result.type) != "Tensor" for result in schema.returns):
+    is_partial = len(schema.returns) != len(extern.results) and not extern.positions
+    if is_partial or any(str(result.type) != "Tensor" for result in schema.returns):
         return False
     given = dict(extern.kwargs)
     back = writer.mark()
