@@ -33,14 +33,24 @@ def test_results_are_kept_for_the_same_settings_only(tmp_path: Path, capsys: pyt
 
 
 def test_an_interrupt_ends_with_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noticed = threading.Event()
+
+    def handle(*_: Any) -> None:
+        noticed.set()
+        raise KeyboardInterrupt
+
     def interrupt(record: dict[str, Any]) -> str:
-        if record["name"] == "t2":
+        if record["name"] == "t2":  # whoever works waits here until the main thread, which is told, knows
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert noticed.wait(60)
         return str(record["status"])
 
-    names = " ".join(f"t{number}" for number in range(200))
-    found = sweep(tmp_path / "results.jsonl", names, "ok ", show=interrupt)
-    assert 3 <= len(found) < 200 and "the same command goes on" in capsys.readouterr().out
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        found = sweep(tmp_path / "results.jsonl", " ".join(f"t{number}" for number in range(500)), "ok ", show=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert 3 <= len(found) < 500 and "the same command goes on" in capsys.readouterr().out
 
 
 def test_notes_of_a_page_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
