@@ -35,10 +35,11 @@ from torch.utils._pytree import tree_leaves
 from dovetail.capture import attributes, operations
 from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.masks import Masked
-from dovetail.capture.operations import Callback, as_hashable, is_ours, iterate, truth
+from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import PLAIN, is_value_type, read_list, wrap
 from dovetail.capture.text import (
     NUMBERS,
+    Callback,
     Identity,
     LateText,
     as_numbers,

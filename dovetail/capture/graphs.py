@@ -66,13 +66,15 @@ class GraphBuilder:
         lines = [f'  File "{loc.file}", line {loc.line}, in {loc.function}' for loc in call.stack]
         node.meta["stack_trace"] = "\n".join(lines)
         if call.target == "detach":  # x.data = y makes x another name of y
-            self.nodes.pop(id(call.result), None)
+            for known in (self.nodes, self.parts):
+                known.pop(id(call.result), None)
         self.assign(call.result, node, ())
 
     def assign(self, value: Any, node: torch.fx.Node, path: tuple[Any, ...]) -> None:
         """Remember which node computes each tensor of a result."""
         if isinstance(value, (Fake, autocast)) or "InferenceMode" in type(value).__name__:
-            self.parts.setdefault(id(value), (node, path))
+            if id(value) not in self.nodes:
+                self.parts.setdefault(id(value), (node, path))
         elif isinstance(value, (tuple, list)):
             for i, item in enumerate(value):
                 self.assign(item, node, (*path, i))
@@ -82,11 +84,9 @@ class GraphBuilder:
 
     def arg(self, value: Any) -> Any:
         kind = type(value)
-        if kind is Fake:
+        if kind is Fake or id(value) in self.parts:
             return self.node_of(value)
-        if kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
-            return self.trace.dynamic.node(self, value)
-        return self.node_of(value) if id(value) in self.parts else value
+        return self.trace.dynamic.node(self, value) if kind in SYMBOLIC else value
 
     def node_of(self, fake: Any) -> torch.fx.Node:
         node = self.nodes.get(id(fake))

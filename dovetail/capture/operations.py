@@ -440,20 +440,6 @@ def as_mapping(trace: Trace, value: Any) -> Any:
     return {name: get_item(trace, value, name) for name in steps(trace, names)}
 
 
-class Callback:
-    """A callable of the user's, for native code to call."""
-
-    def __init__(self, trace: Trace, fn: Any) -> None:
-        self.trace, self.fn = trace, fn
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self.trace.call(self.fn, list(args), kwargs)
-        except Raised as raised:
-            error = raised.value
-        raise error  # outside of the handler, which would become its context
-
-
 def iterate(trace: Trace, value: Any) -> Iterator[Any]:
     """iter(value), as something native code can step through."""
     kind = type(value)

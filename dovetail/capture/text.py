@@ -218,20 +218,30 @@ def watch(payload: Any, code: CodeType, function: Any, where: dict[str, Any], *_
     return (NO_GUARDS, partial(interpret, code, where), where) if is_users else SKIP_CALLEES
 
 
+class Callback:
+    """A callable of the user's, for native code to call."""
+
+    def __init__(self, trace: Trace, fn: Any) -> None:
+        self.trace, self.fn = trace, fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.trace.call(self.fn, list(args), kwargs)
+        except Raised as raised:
+            error = raised.value
+        raise error  # outside of the handler, which would become its context
+
+
 def interpret(code: CodeType, where: dict[str, Any], *given: Any) -> Any:
     """The frame's arguments, then its cells."""
     trace, count = AT_WORK.trace, slot_count(code)
     function = FunctionType(code, where, code.co_name, None, given[count:])
     rest = given[code.co_argcount] if code.co_flags & CO_VARARGS and not code.co_kwonlyargcount else ()
     args = [*given[: code.co_argcount], *rest]
-    try:
-        trace.call(getattr, [args[0], "__class__"], {})  # guards the class that has the method
-        made = trace.call(function, args, {})
-        is_needed = type(made) in (LateText, *NUMBERS) and code.co_name not in ITEMS
-        return known(made) if is_needed else made  # C code insists on it
-    except Raised as raised:
-        error = raised.value
-    raise error  # outside of the handler, which would become its context
+    Callback(trace, getattr)(args[0], "__class__")  # guards the class that has the method
+    made = Callback(trace, function)(*args)
+    is_needed = type(made) in (LateText, *NUMBERS) and code.co_name not in ITEMS
+    return known(made) if is_needed else made  # C code insists on it
 
 
 OWN_FOLDER: Final = __file__.rsplit("/", 2)[0] + "/"

@@ -31,7 +31,8 @@ class Member(Noun):
     step: int
 
     def moved(self, env: dict[Expr, Expr]) -> Member:
-        return Member(self.nest, {var: substitute(x, env) for var, x in self.env.items()}, self.kind, self.step)
+        moved = {var: substitute(x, env) for var, x in self.env.items()}
+        return Member(self.nest, moved, self.kind, self.step)
 
 
 class Cluster(Noun, eq=False):
