@@ -552,7 +552,8 @@ RULES: Final[dict[str, Rule]] = _table(
         randint_like bernoulli dropout triu tril sort argsort scatter scatter_add scatter_reduce index_put
         _unsafe_index_put index_add index_copy index_fill index_reduce slice_scatter
         select_scatter diagonal_scatter as_strided_scatter _softmax_backward_data _log_softmax_backward_data
-        channel_shuffle renorm contiguous exponential uniform random cauchy log_normal geometric
+        channel_shuffle renorm contiguous exponential uniform random cauchy log_normal geometric poisson
+        normal_functional _standard_gamma _standard_gamma_grad _sample_dirichlet _dirichlet_grad
         fill zero cholesky matrix_exp inverse _index_put_impl gelu linalg_matrix_exp _fft_c2c
         native_dropout_backward rrelu_with_noise celu selu bucketize isin lift_fresh embedding_renorm
         slice_inverse put _unsafe_masked_index_put_accumulate"""),
@@ -562,7 +563,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (matmul, "mm addmm _addmm_activation _int_mm bmm baddbmm"),
     (lambda c: (c["batch1"].shape[1], c["batch2"].shape[2]), "addbmm"),
     (mv, "mv addmv dot vdot"),
-    (lambda c: (), "scalar_tensor trace dist"),
+    (lambda c: (), "scalar_tensor trace dist _is_all_true _is_any_true"),
     (pointwise, "complex polar masked_fill normal cross linalg_cross copy"),
     (lambda c: forms.broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
     (likes("self", "noise"), "rrelu_with_noise_functional"),

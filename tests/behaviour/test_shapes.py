@@ -152,6 +152,16 @@ def sizes_of_what_the_program_wrote_down() -> Any:
 
 
 @case("C8", recompiles=1)
+def samples_of_batches() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        action = torch.distributions.Categorical(logits=x)
+        noise = torch.distributions.Normal(x, 1.0).rsample() + torch.empty_like(x).normal_()
+        return noise, torch.poisson(x.abs()), action.log_prob(action.sample())
+
+    return f, batches(4)
+
+
+@case("C8", recompiles=1)
 def mask_of_a_growing_cache() -> Any:
     def f(query: torch.Tensor, keys: torch.Tensor) -> Any:
         seen = torch.ones(query.size(0), keys.size(0), dtype=torch.bool).tril(keys.size(0) - query.size(0))
