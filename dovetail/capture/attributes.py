@@ -82,7 +82,7 @@ def raise_attribute_error(obj: Any, name: str) -> Any:
 
 def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     kind, pending = type(obj), trace.writes.get((id(obj), name))
-    if pending is not None and pending.value is not traces.DELETED and not has_setter(kind, name):
+    if pending is not None and pending.value is not traces.DELETED and not has_setter(kind, name, "__get__"):
         return pending.value
     if pending is not None and isinstance(obj, (type, FunctionType, Fake)):
         return raise_attribute_error(obj, name)
@@ -193,7 +193,7 @@ def _from_instance_dict(trace: Trace, obj: Any, name: str, origin: Origin | None
         for entry in value:
             trace.reads.pop((id(obj), entry), None)
     value = wrap(trace, value, DictAttr(source, name))
-    return value if has_setter(type(obj), name) else trace.remember((id(obj), name), value)
+    return value if has_setter(type(obj), name, "__get__") else trace.remember((id(obj), name), value)
 
 
 def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> Any:
@@ -566,10 +566,10 @@ def existed(trace: Trace, obj: Any, name: str) -> bool:
     return True
 
 
-def has_setter(kind: type, name: str) -> bool:
-    """Whether a descriptor of the class takes what is assigned under this name."""
+def has_setter(kind: type, name: str, also: str = "__set__") -> bool:
+    """Whether a descriptor of the class takes what is assigned under this name (and gives what is read)."""
     found = type(find_in_mro(kind, name)[0])
-    return hasattr(found, "__set__") and found not in FIELDS
+    return hasattr(found, "__set__") and hasattr(found, also) and found not in FIELDS
 
 
 def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
