@@ -345,15 +345,12 @@ LINES: Final = {
     "IMPORT_NAME": ("_r = __import__({name!r}, user_globals, None, {1}, {0})", 2),
 }
 """Instructions that are a line with that many operands."""
-CHANGES: Final = {
-    "LIST_EXTEND": ("extend", 1),
-    **dict.fromkeys(("SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"), ("update", 1)),
-    "SET_ADD": ("add", 1),
-    "MAP_ADD": ("__setitem__", 2),
-}
 RULES: Final[dict[str, Callable[[Site], None]]] = {
     **{op: partial(_line, *row) for op, row in LINES.items()},
-    **{op: partial(_into, *row) for op, row in CHANGES.items()},
+    **dict.fromkeys(("SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"), partial(_into, "update", 1)),
+    "LIST_EXTEND": partial(_into, "extend", 1),
+    "SET_ADD": partial(_into, "add", 1),
+    "MAP_ADD": partial(_into, "__setitem__", 2),
     "CALL": lambda site: _call(site, site.arg, site.root.kw_names),
     "CALL_KW": lambda site: _call(site, site.arg, site.values[-1], extra=1),
     "CALL_FUNCTION_EX": _call_unpacked,

@@ -213,15 +213,6 @@ def _made_of(
     return lambda emit, value: emit.temp(f"{emit.const(kind, kind.__name__)}({arguments(emit, value)})")
 
 
-def _tuple(emit: Emitter, value: tuple[Any, ...]) -> str:
-    return f"({emit.items(value)},)" if value else "()"
-
-
-def _dict(emit: Emitter, value: dict[Any, Any]) -> str:
-    pairs = ", ".join([f"{emit.value(key)}: {emit.value(item)}" for key, item in value.items()])
-    return emit.temp(f"{{{pairs}}}")
-
-
 def _method(emit: Emitter, value: MethodType) -> str:
     if type(value.__self__) is Array:
         return f"{emit.value(value.__self__)}.{value.__name__}"
@@ -406,8 +397,9 @@ ITERATED: Final[tuple[Any, ...]] = ([], (), {}, {}.keys(), {}.values(), {}.items
 
 REBUILD: Final[dict[type, Rule]] = {
     list: lambda emit, value: emit.temp(f"[{emit.items(value)}]"),
-    tuple: _tuple,
-    dict: _dict,
+    tuple: lambda emit, value: f"({emit.items(value)},)" if value else "()",
+    dict: lambda emit, value: emit.temp(
+        f"{{{', '.join([f'{emit.value(key)}: {emit.value(item)}' for key, item in value.items()])}}}"),
     **{kind: _made_of(kind) for kind in (set, frozenset, torch.Size)},
     slice: lambda emit, value: f"slice({emit.items((value.start, value.stop, value.step))})",
     MethodType: _method,
