@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import logging
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -146,6 +147,14 @@ def _make_class(maker: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 for _maker in (dataclasses._process_class, collections.namedtuple):  # type: ignore[attr-defined]
     on(_maker)(partial(_make_class, _maker))
+
+
+@on(threading.get_ident)
+def _thread(trace: Trace, args: Args, kwargs: Kwargs) -> int:
+    """Which thread this is, that of a capture: repr() of a dataclass asks, lest it show itself for ever."""
+    if not is_library_file(trace.places[-1].code.code.co_filename):
+        raise UnknownCall(trace.loc(), function="threading.get_ident")
+    return 0
 
 
 # -- output ------------------------------------------------------------------------------------------

@@ -210,10 +210,9 @@ ITEMS: Final = frozenset({"__next__", "__getitem__", "__missing__"})
 
 def watch(payload: Any, code: CodeType, function: Any, where: dict[str, Any], *_: Any) -> Any:
     """What becomes of a Python function that C code calls while capturing: such a method is interpreted."""
-    file = code.co_filename
-    if is_library_file(file) and not file.startswith(TORCH_FOLDER):
+    file, names = code.co_filename, {code.co_name, function.__name__}  # it may be decorated, as by dataclass
+    if is_library_file(file) and not file.startswith(TORCH_FOLDER) and len(names) == 1:
         return False
-    names = {code.co_name, function.__name__}  # it may be decorated
     is_users = names & (OPERATORS | ITEMS) and not file.startswith((TORCH_FOLDER, OWN_FOLDER))
     return (NO_GUARDS, partial(interpret, code, where), where) if is_users else SKIP_CALLEES
 

@@ -554,6 +554,21 @@ def what_a_class_has_of_its_own() -> Any:
 
 
 @case("C4")
+def text_of_a_dataclass_that_holds_itself() -> Any:
+    @dataclasses.dataclass
+    class Node:
+        size: int
+        others: list[Any] = dataclasses.field(default_factory=list)
+
+    def f(x: torch.Tensor) -> Any:
+        node = Node(x.shape[0], [Node(1)])
+        node.others.append(node)
+        return x * 2, f"{node}", repr(node.others)
+
+    return f, (x4(),)
+
+
+@case("C4")
 def callable_instance_and_bound_method() -> Any:
     v = Vector(torch.ones(4))
     method = v.__add__
