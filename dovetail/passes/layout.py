@@ -111,6 +111,7 @@ def _is_plain(node: Node) -> bool:
         return False
     is_known = all(size.is_const and size.value > 0 for each in types for size in each.shape)
     are_images = all(each.ndim == 4 and each.dtype in LAID[each.device.kind] for each in types)
+    is_known = is_known and isinstance(node.args[transposed + 2], int)  # so many groups
     return node.args[transposed] is False and is_known and are_images
 
 

@@ -10,7 +10,9 @@ from torch import nn
 import dovetail
 from dovetail import aot, passes
 from dovetail.fake.tensor import Fake, _empty_meta
+from dovetail.ir.expr import const
 from dovetail.passes.layout import CONV, CONV_BACKWARD, is_laid
+from dovetail.util.noun import replace
 
 
 def mobile(width: int = 32) -> nn.Module:
@@ -70,6 +72,14 @@ def test_gradients_that_the_library_computes_past_its_memory_stay() -> None:
     assert all(is_laid(node.type) for node in graph.nodes if node.op == CONV)
     images = {node.args[9]: node.args[1].type for node in graph.nodes if node.op == CONV_BACKWARD}
     assert is_laid(images[16]) and not is_laid(images[1])
+
+
+def test_groups_that_were_symbolic_stay() -> None:
+    graph = joint_graph(nn.Conv2d(16, 16, 3, groups=16).requires_grad_(False), torch.randn(2, 16, 8, 8)).graph
+    (conv,) = (node for node in graph.nodes if node.op == CONV)
+    late = replace(conv, args=(*conv.args[:8], const(16)))  # as where a size turns out to be one number
+    changed = replace(graph, nodes=(late,), outputs=(late,))
+    assert passes.channels_last_where_it_pays(changed) is changed
 
 
 def test_large_filters_stay() -> None:
