@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import torch
@@ -96,7 +95,7 @@ class _Disabled:
     def __enter__(self) -> None:
         self.before = _turn(False)
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         _turn(self.before)
 
     def __call__(self, fn: F) -> F:

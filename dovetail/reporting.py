@@ -19,13 +19,12 @@ def explain(model: Any, **settings: Any) -> Callable[..., Explanation]:
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         seen: list[Event] = []
-        listen = seen.append
         before, EVENTS.is_detailed = EVENTS.is_detailed, True
-        EVENTS.listeners.append(listen)
+        EVENTS.listeners.append(seen.append)
         try:
             compiled(*args, **kwargs)
         finally:
-            EVENTS.listeners.remove(listen)
+            EVENTS.listeners.remove(seen.append)
             EVENTS.is_detailed = before
         return explain_events(seen)
 

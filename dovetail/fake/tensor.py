@@ -710,11 +710,9 @@ def _update_constants(func: Any, facts: Record, inputs: _Inputs, args: Args, kwa
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             func(*map(_real, args), **{k: _real(v) for k, v in kwargs.items()})
         return
-    for argument, value in zip(func._schema.arguments, args):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            for fake in value if isinstance(value, (list, tuple)) else [value]:
-                _forget(fake)
-    for fake in kwargs.values():
+    aliases = (argument.alias_info for argument in func._schema.arguments)
+    written = [value for alias, value in zip(aliases, args) if alias is not None and alias.is_write]
+    for fake in tree_leaves((written, kwargs)):
         _forget(fake)
 
 
