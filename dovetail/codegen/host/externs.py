@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from torch._library.custom_ops import OPDEFS
 
@@ -137,7 +137,7 @@ def encode(writer: HostWriter, arg: ExternArg, kind: str) -> str:
     present optional. Statements that must come first go to the writer."""
     if kind.startswith("Optional["):
         return "0" if arg is None else f"some({encode(writer, arg, kind[9:-1])})"
-    if kind.startswith("List[") and isinstance(arg, tuple):
+    if kind.startswith("List[") and isinstance(arg, (tuple, list)):  # the schema has its defaults as lists
         items = [encode(writer, item, kind[5:-1]) for item in arg]
         name = writer.fresh("items")
         writer(f"const uint64_t {name}[] = {{{', '.join(items) or '0'}}};")
@@ -173,18 +173,13 @@ def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     try:
         values = []
         for k, argument in enumerate(schema.arguments):
-            arg = extern.args[k] if k < len(extern.args) else given.get(argument.name, _default(argument))
+            arg = extern.args[k] if k < len(extern.args) else given.get(argument.name, argument.default_value)
             values.append(encode(writer, arg, str(argument.type)))
     except NotCarried:
         back()
         return False
     _emit(writer, extern, values, len(schema.returns))
     return True
-
-
-def _default(argument: Any) -> Any:
-    value = argument.default_value
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _emit(writer: HostWriter, extern: Extern, values: list[str], results: int) -> None:
