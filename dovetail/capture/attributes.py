@@ -594,9 +594,7 @@ def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
 def _store_module_attr(trace: Trace, obj: Any, name: str, value: Any) -> bool:
     """The common cases of nn.Module.__setattr__; False leaves it to the real one."""
     origin = trace.origins.get(id(obj))
-    if origin is None:
-        return False
-    if isinstance(value, Fake) and trace.call(isinstance, [value, torch.nn.Buffer], {}):
+    if origin is None or (isinstance(value, Fake) and trace.call(isinstance, [value, torch.nn.Buffer], {})):
         return False
     attributes = origin.original.__dict__
     for table in MODULE_TABLES:

@@ -78,11 +78,8 @@ def on(*functions: Any) -> Callable[[Special], Special]:
 
 def as_callback(trace: Trace, value: Any) -> Any:
     """A value that native code may call."""
-    if value is None or isinstance(value, Callback):
-        return value
-    if isinstance(value, type) and is_native_class(value):
-        return value
-    return Callback(trace, value) if callable(value) else value
+    is_native = isinstance(value, Callback) or (isinstance(value, type) and is_native_class(value))
+    return value if is_native or not callable(value) else Callback(trace, value)
 
 
 def as_iterable(trace: Trace, value: Any) -> Any:

@@ -294,13 +294,8 @@ def mul(left: IntLike, right: IntLike) -> Expr:
 
 def is_below(value: Expr, limit: Expr) -> bool:
     """Proved that 0 <= value < limit."""
-    if value.lo < 0:
-        return False
-    if value.hi < limit.lo:
-        return True
-    if value.op == "sym" and value.args[3] is limit:
-        return True
-    return value.op == "mod" and value.args[1] is limit
+    is_bounded = value.op == "sym" and value.args[3] is limit or value.op == "mod" and value.args[1] is limit
+    return value.lo >= 0 and (value.hi < limit.lo or is_bounded)
 
 
 def _divide_exactly(term: Expr, divisor: Expr) -> Expr | None:

@@ -257,15 +257,11 @@ def _is_cheap(node: Node, budget: int = CHEAP_OPS, stored: Set[Node] = frozenset
 
 def _cost(node: Node, budget: int, stored: Set[Node]) -> int:
     """Operations to recompute a node, up to `budget`; anything not cheap counts as too many."""
-    if node in stored:
-        return 0
     kind = kind_of(node.op)
-    if kind == "create":
+    if node in stored or kind in (None, "create", "reduction", "scatter") or node.op == "prims.as_strided":
         return 0
     if kind == "view":
-        return _cost(cast(Node, node.args[0]), budget, stored) if node.op != "prims.as_strided" else 0
-    if kind is None or kind in ("reduction", "scatter"):
-        return 0
+        return _cost(cast(Node, node.args[0]), budget, stored)
     if kind == "gather" or node.op not in CHEAP:
         return budget + 1
     spent = 1

@@ -251,8 +251,7 @@ def _one_hot_sum(b: Build, grad: Value, dim: int) -> Value | None:
         return None
     others = tuple(d for d in range(grad.ndim) if d != dim)
     counted = cast(Node, classes.args[0])
-    if counted.op != "prims.iota" or counted.args[1:3] != (0, 1) or classes.args[2] != (dim,):
-        return None
-    if target.args[2] != others or value.args[2] != others:
+    is_every = counted.op == "prims.iota" and counted.args[1:3] == (0, 1) and classes.args[2] == (dim,)
+    if not is_every or target.args[2] != others or value.args[2] != others:
         return None
     return b.unsqueeze(Value(cast(Node, value.args[0]), b), (dim,))
