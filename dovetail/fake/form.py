@@ -7,6 +7,7 @@ and the arithmetic that shape rules share: broadcasting, dense strides, strides 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import TypeAlias
 
 import torch
@@ -58,14 +59,9 @@ def static_form(tensor: torch.Tensor) -> Form:
 
 def broadcast(shapes: Shapes, *operands: Shape) -> Shape:
     """Eager's broadcasting; sizes that must agree are assumed to."""
-    result: list[Expr] = []
-    for d in range(-max((len(s) for s in operands), default=0), 0):
-        size = ONE
-        for shape in operands:
-            if len(shape) >= -d:
-                size = _join_sizes(shapes, size, shape[d])
-        result.append(size)
-    return tuple(result)
+    dims = range(-max(map(len, operands), default=0), 0)
+    sizes = ((shape[d] for shape in operands if len(shape) >= -d) for d in dims)
+    return tuple(reduce(partial(_join_sizes, shapes), each, ONE) for each in sizes)
 
 
 def _join_sizes(shapes: Shapes, a: Expr, b: Expr) -> Expr:
@@ -119,12 +115,8 @@ def derive_strides(
 def complete_shape(shapes: Shapes, shape: Sequence[Expr | int], numel: Expr) -> Shape:
     """Replace a -1 by what is left of numel."""
     known = [None if isinstance(s, int) and s == -1 else as_expr(s) for s in shape]
-    if None not in known:
-        full = tuple(s for s in known if s is not None)
-        shapes.assume(eq(product(full), numel), "a view keeps the number of elements")
-        return full
     rest = product(s for s in known if s is not None)
-    missing = shapes.simplify(floordiv(numel, rest))
+    missing = shapes.simplify(floordiv(numel, rest)) if None in known else ONE
     shapes.assume(eq(mul(missing, rest), numel), "a view keeps the number of elements")
     return tuple(missing if s is None else s for s in known)
 

@@ -322,19 +322,14 @@ def _listed(facts: Any, call: Call) -> list[Any] | None:
     kinds = dtypes if isinstance(dtypes, list) else [dtypes] * facts.count
     if len(shapes) != facts.count or len(kinds) != facts.count:
         return None
-    results: list[Any] = []
-    for shape, dtype in zip(shapes, kinds):
-        if dtype is None:
-            results.append(None)
-            continue
-        if shape is None:
-            return None
-        size = tuple(x.value for x in (shape.shape if isinstance(shape, Form) else shape))
-        stride = layout(call, size)
-        if stride is None:
-            return None
-        results.append((size, tuple(stride), dtype))
-    return results
+
+    def made(shape: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+        size = () if shape is None else tuple(x.value for x in getattr(shape, "shape", shape))
+        if shape is None or (stride := layout(call, size)) is None:
+            raise Unruled
+        return size, tuple(stride), dtype
+
+    return [None if dtype is None else made(shape, dtype) for shape, dtype in zip(shapes, kinds)]
 
 
 def _elementwise(func: Any, facts: Any, call: Call) -> tuple[Any, ...]:
