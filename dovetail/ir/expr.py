@@ -196,16 +196,12 @@ def _join(constant: int, terms: Terms) -> Expr:
     lo = hi = constant
     for term, n in items:
         low, high = (term.lo, term.hi) if n > 0 else (term.hi, term.lo)
-        lo, hi = _bound(lo + _times(n, low)), _bound(hi + _times(n, high))
+        lo, hi = _bound(lo + _bound(n * low)), _bound(hi + _bound(n * high))
     return _make("add", args, lo, hi)
 
 
 def _bound(value: int) -> int:
     return -INF if value < -INF else INF if value > INF else value
-
-
-def _times(a: int, b: int) -> int:
-    return _bound(a * b)
 
 
 def _scaled(term: Expr, n: int) -> Expr:
@@ -215,7 +211,7 @@ def _scaled(term: Expr, n: int) -> Expr:
     if found is not None:
         return found
     low, high = (term.lo, term.hi) if n > 0 else (term.hi, term.lo)
-    return _make("mul", args, _times(n, low), _times(n, high))
+    return _make("mul", args, _bound(n * low), _bound(n * high))
 
 
 def _make_product(factors: Iterable[Expr]) -> Expr:
@@ -589,7 +585,7 @@ def range_in(value: Expr, env: Mapping[Expr, tuple[int, int]]) -> tuple[int, int
         lo = hi = value.args[0]
         for (low, high), (_, n) in zip(ranges, value.args[1]):  # type: ignore[call-overload]
             low, high = (low, high) if n > 0 else (high, low)
-            lo, hi = _bound(lo + _times(n, low)), _bound(hi + _times(n, high))  # type: ignore[operator]
+            lo, hi = _bound(lo + _bound(n * low)), _bound(hi + _bound(n * high))  # type: ignore[operator]
         return lo, hi  # type: ignore[return-value]
     if value.op in ("min", "max"):
         pick = min if value.op == "min" else max
@@ -606,9 +602,9 @@ def _product_range(ranges: list[tuple[int, int]]) -> tuple[int, int]:
     lo, hi = ranges[0]
     for low, high in ranges[1:]:
         if lo >= 0 and low >= 0:
-            lo, hi = _times(lo, low), _times(hi, high)
+            lo, hi = _bound(lo * low), _bound(hi * high)
             continue
-        corners = [_times(a, b) for a in (lo, hi) for b in (low, high)]
+        corners = [_bound(a * b) for a in (lo, hi) for b in (low, high)]
         lo, hi = min(corners), max(corners)
     return lo, hi
 

@@ -237,13 +237,12 @@ def derive_levels(cluster: Cluster) -> tuple[int, ...]:
 
 def rewritten(member: Member, cluster: Cluster) -> Nest:
     """The member's nest over the cluster's variables."""
-    outer, inner = cluster.ranges[: cluster.outer], cluster.ranges[cluster.outer :]
+    nest, outer, inner = member.nest, cluster.ranges[: cluster.outer], cluster.ranges[cluster.outer :]
     memo: dict[Scalar, Scalar] = {}
-    placed = [_positioned(write, member.nest) for write in member.nest.writes]
+    placed = [_positioned(write, nest) for write in nest.writes]
     writes = tuple([moved_write(write, member.env, memo) for write in placed])
     ranges = (*outer, *inner) if member.kind == "point" else outer
-    nest, reduce = member.nest, inner if member.kind == "reduce" else ()
-    return Nest(nest.name, ranges, reduce, writes, nest.loc, nest.origins)
+    return Nest(nest.name, ranges, inner if member.kind == "reduce" else (), writes, nest.loc, nest.origins)
 
 
 def _positioned(write: Write, nest: Nest) -> Write:

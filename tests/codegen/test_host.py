@@ -18,7 +18,7 @@ def test_repeated_steps_become_one_function() -> None:
     steps = [
         [
             f"// layer {k}",
-            f"float* p_{k} = (float*)((char*)arena.start + {8 * k});",
+            f"float* p_{k} = (float*)(arena.start + {8 * k});",
             f'Tensor h_{k}; TRY("make", make(s0, &h_{k}.handle))    // user.py:{k}',
             f"float* q_{k} = (float*)data_of(inputs[{k}]);",
             f"run(p_{k}, q_{k}, p_{max(k - 1, 0)});",
@@ -29,7 +29,7 @@ def test_repeated_steps_become_one_function() -> None:
     assert functions == [
         "static int32_t step_1(Python* python, void** inputs, float*& v0, Temporaries& v1, int64_t v2, "
         "Tensor& v3, const int64_t v5, int64_t v7, float* v8) {",
-        "    v0 = (float*)((char*)v1.start + v2);",
+        "    v0 = (float*)(v1.start + v2);",
         '    TRY("make", make(v5, &v3.handle))',
         "    float* v6 = (float*)data_of(inputs[v7]);",
         "    run(v0, v6, v8);",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 from dovetail.util.noun import Noun
@@ -25,6 +26,7 @@ _ATOM: Final = re.compile(
     r'([A-Za-z_]\w*|"(?:[^"\\]|\\.)*"|(?=\d)'
     r"(?:(?<=arena\.start \+ )|(?<=inputs\[)|(?<=python, inputs, )|(?<=call_with\(python, ))\d+)"
 )
+NOTE: Final = "    // "
 _LITERAL: Final = frozenset('"0123456789')
 _DECLARATION: Final = re.compile(r"(?P<type>(?:const )?\w+\**) (?P<name>\w+)(?P<rest>;|\{| =|\[|\()")
 _HOLE: Final = re.compile("\x01([^\x02]*)\x02")
@@ -49,15 +51,15 @@ def outline(
             homes[match["name"]] = k - 1
             types[match["name"]] = match["type"] + ("[]" if match["rest"] == "[" else "")
     pieces = [_ATOM.split("\n".join(filter(None, map(_code, lines)))) for lines in (*steps, after)]
-    is_same = lambda atom: atom not in types and atom[0] not in _LITERAL  # in every layer
-    layers = _layers([tuple(filter(is_same, split[1::2])) for split in pieces[:-1]])
+    called = [[x for x in split[1::2] if x not in types and x[0] not in _LITERAL] for split in pieces[:-1]]
+    layers = _layers(list(map(tuple, called)))
     if len(layers) < len(steps):
         owner = {k: n for n, layer in enumerate(layers) for k in layer}
         homes = {name: owner.get(k, -1) for name, k in homes.items()}
         steps = [[line for k in layer for line in steps[k]] for layer in layers]
         joined = [[piece for k in layer for piece in ("\n", *pieces[k])][1:] for layer in layers]
         pieces = [*joined, pieces[-1]]
-    uses = Counter(atom for split in pieces for atom in {*split[1::2]})
+    uses = Counter(chain.from_iterable([{*split[1::2]} for split in pieces]))
     made = [_step(split, k, homes, types, uses) for k, split in enumerate(pieces[:-1])]
     places: dict[str, list[int]] = {}
     for k, step in enumerate(made):
@@ -79,7 +81,7 @@ def outline(
 
 def _code(line: str) -> str:
     """A line without its comment."""
-    return "" if line.startswith("// ") else line.split("    // ", 1)[0]
+    return "" if line.startswith("// ") else line.split(NOTE, 1)[0]
 
 
 def _layers(texts: Sequence[tuple[str, ...]], depth: int = 8) -> list[range]:
@@ -165,7 +167,7 @@ def _call(name: str, passed: list[tuple[str, str]], made: list[str], lines: Sequ
     """What the function makes for others is declared here; comments stay."""
     out = " ".join(f"{kind.rstrip('&')} {hole};" for hole, kind in passed if hole in made)
     notes = [line for line in lines if line.startswith("//")]
-    rest = "".join(line[len(_code(line)) :] for line in lines if not line.startswith("//"))
+    rest = "".join([line[line.index(NOTE) :] for line in lines if NOTE in line and line[0] != "/"])
     takes = "".join(f", {hole}" for hole, _ in passed)
     call = f"if ({name}(python, inputs{takes})) return 1;{rest}"
     return [*notes, *([out] if out else []), call]

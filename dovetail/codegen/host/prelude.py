@@ -53,6 +53,7 @@ struct Python {
 };
 struct Arena { void* (*take)(int64_t); void (*give)(void*); };
 extern "C" { void* dv_kernels[%(kernels)s]; Arena dv_arena; }
+template <class... A> void run_kernel(int k, A... args) { ((void (*)(A...))dv_kernels[k])(args...); }
 
 static inline int64_t bits_of(double x) { return __builtin_bit_cast(int64_t, x); }
 
@@ -67,10 +68,10 @@ struct Tensor {
 };
 // Temporaries of one call.
 struct Temporaries {
-    void* start;
+    char* start;
     bool missing;
     explicit Temporaries(int64_t bytes)
-        : start(bytes > 0 ? dv_arena.take(bytes) : nullptr), missing(bytes > 0 && !start) {
+        : start(bytes > 0 ? (char*)dv_arena.take(bytes) : nullptr), missing(bytes > 0 && !start) {
         const int64_t one = 1;
         Tensor never;  // whose failure says how much was asked for
         if (missing) aoti_torch_empty_strided(1, &bytes, &one, 0, 0, 0, &never.handle);
@@ -100,6 +101,8 @@ static int32_t settle(Tensor& t, int64_t n, const int64_t* sizes, const int64_t*
     Handle h = t.handle; t.handle = copy.handle; copy.handle = h;
     return 0;
 }
+#define WINDOW(t, p, n, z, s, ...) aoti_torch_create_tensor_from_blob(p, n, z, s, 0, __VA_ARGS__, &t.handle)
+#define VIEW(t, whole, ...) aoti_torch__reinterpret_tensor(whole, __VA_ARGS__, &t.handle)
 #define TRY(what, call) if (call) { python->fail(python, what); return 1; }
 // An op that fails says why, in a libtorch that hands on what it says.
 #define TRY_OP(op, call) TRY(torch_exception_get_what_without_backtrace \\

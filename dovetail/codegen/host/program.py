@@ -87,7 +87,7 @@ class HostWriter(Noun, frozen=False):
             place = self.places[name]
             text = f"p_{identifier(name)}"
             if place.kind == "arena":
-                source = f"((char*)arena.start + {c_expr(place.offset or ZERO)})"
+                source = f"(arena.start + {c_expr(place.offset or ZERO)})"
             else:
                 source = f"data_of({self.handle(name)})"
             self(f"{kind}* {text} = ({kind}*){source};")
@@ -135,11 +135,11 @@ class HostWriter(Noun, frozen=False):
             if place.kind == "arena":
                 code = self.kind(ref.type)
                 start = f"{self.pointer(ref.buffer)} + {c_expr(ref.offset)}"
-                call = f"aoti_torch_create_tensor_from_blob({start}, {shape}, 0, {code}, &{text}.handle)"
+                call = f"WINDOW({text}, {start}, {shape}, {code})"
             else:
                 source = self.handle(ref.buffer)
                 start = c_expr(ref.offset)
-                call = f"aoti_torch__reinterpret_tensor({source}, {shape}, {start}, &{text}.handle)"
+                call = f"VIEW({text}, {source}, {shape}, {start})"
             self(f'Tensor {text}; TRY("a view", {call})')
             self.views[ref] = text
         return self.views[ref]
@@ -255,16 +255,14 @@ def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int, fo
     if launch.kernel.language == "triton":
         launch_cuda(writer, group, launch, index, follows)
         return
-    given = [(f"{c_type(writer.buffers[p].type.dtype)}*", writer.pointer(p)) for p in launch.params]
-    given += [("int64_t", c_expr(size)) for size in launch.sizes]
-    given += [("double", name) for name in launch.numbers]
+    given = [*map(writer.pointer, launch.params), *(f"(int64_t){c_expr(size)}" for size in launch.sizes)]
+    given += launch.numbers
     if launch.may_fail:
         bad = writer.fresh("bad")
         writer(f"int32_t {bad} = 0;")
-        given.append(("int32_t*", f"&{bad}"))
+        given.append(f"&{bad}")
     where = f"    // {group.nests[-1].loc}" if group.nests[-1].loc else ""
-    kinds, args = [", ".join(each) for each in zip(*given)] or ("", "")
-    writer(f"((void (*)({kinds}))dv_kernels[{index}])({args});    // {launch.kernel.name}{where}")
+    writer(f"run_kernel({', '.join([str(index), *given])});    // {launch.kernel.name}{where}")
     if launch.may_fail:
         writer(f'TRY("index out of range in {group.name}", {bad})')
 
@@ -338,13 +336,13 @@ struct OnDevice {
 // Temporaries of one call, from torch's allocator, which knows about streams.
 struct DeviceTemporaries {
     Tensor block;
-    void* start = nullptr;
+    char* start = nullptr;
     bool missing = false;
     DeviceTemporaries(int64_t bytes, int32_t kind, int32_t index) {
         const int64_t size[] = {bytes}, stride[] = {1};
         if (bytes <= 0) return;
         missing = aoti_torch_empty_strided(1, size, stride, 0, kind, index, &block.handle);
-        if (!missing) start = block.data();
+        if (!missing) start = (char*)block.data();
     }
 };
 // A tensor of the same layout on the device; used for inputs that kernels cannot read where they are.
