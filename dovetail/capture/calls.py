@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import logging
 import random
 import re
 import sys
@@ -332,7 +333,8 @@ def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs)
     that draws random numbers when something is not there yet does so in Python, at its place among others."""
     if fn in DRAWING:
         raise UnknownCall(trace.loc(), function=fn.__qualname__)
-    if all(type(arg) in PLAIN or isinstance(arg, type) for arg in (*args, *kwargs.values())):
+    given = (*args, *kwargs.values())
+    if all(type(arg) in PLAIN or isinstance(arg, (type, logging.Logger)) for arg in given):
         with torch._C._DisableTorchDispatch():
             state = torch.get_rng_state()
             result, key = native(fn, *args, **kwargs), (id(fn), repr((args, kwargs)))

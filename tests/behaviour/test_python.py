@@ -5,6 +5,7 @@ import collections
 import copy
 import functools
 import itertools
+import logging
 import math
 import operator
 import re
@@ -362,6 +363,28 @@ def lru_cached_call() -> Any:
         return n * 3
 
     return lambda x: x * size(4) + size(x.shape[0]), (x4(),)
+
+
+@case("C4")
+def lru_cached_warning() -> Any:
+    seen: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    logger = logging.Logger("said once")
+    logger.addHandler(Kept())
+
+    @functools.lru_cache(None)
+    def warn_once(logger: logging.Logger, text: str) -> None:
+        logger.warning(text)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        warn_once(logger, "the default is taken")
+        return x * 2
+
+    return f, [(x4(),), (x4(),)], lambda: seen
 
 
 @case("C4")
