@@ -55,7 +55,9 @@ _INDEXING = ("aten.index.", "aten.index_", "aten.gather", "aten.scatter", *_EMBE
 _OVERWRITING = ("aten.index_copy", "aten.index_put", "aten.slice_scatter", "aten.select_scatter")
 _LOOKING = (*_INDEXING, "aten.multinomial", "aten._assert_async")
 _DIVIDING = ("aten.div.", "aten.floor_divide", "aten.remainder", "aten.fmod")
-_REFUSING = (*_LOOKING, "aten.nll_loss", "aten.bernoulli", "aten.bincount", "aten.hist", "aten._ctc_loss")
+_REFUSING = (*_LOOKING, *map("aten.{}".format, (
+    "nll_loss", "multi", "_ctc_loss", "bernoulli", "poisson", "normal", "bincount", "hist", "masked_scatter",
+    "repeat_interleave", "segment_reduce", "max_unpool")))  # fmt: skip
 SMALL_UPDATES = 4096
 """These refuse some, too, and stand in every step of decoding: to copy more bytes of its caches is worse."""
 
