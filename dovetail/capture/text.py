@@ -11,6 +11,7 @@ native(function, *args)     -> C code run now, with such texts made where it ins
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -212,7 +213,7 @@ ITEMS: Final = frozenset({"__next__", "__getitem__", "__missing__"})
 def watch(payload: Any, code: CodeType, function: Any, where: dict[str, Any], *_: Any) -> Any:
     """What becomes of a Python function that C code calls while capturing: such a method is interpreted."""
     file, names = code.co_filename, {code.co_name, function.__name__}  # it may be decorated, as by dataclass
-    if is_library_file(file) and not file.startswith((TORCH_FOLDER, dataclasses.__file__)):
+    if is_library_file(file) and not file.startswith((TORCH_FOLDER, dataclasses.__file__, reprlib.__file__)):
         return False
     is_users = names & (OPERATORS | ITEMS) and not file.startswith((TORCH_FOLDER, OWN_FOLDER))
     return (NO_GUARDS, partial(interpret, code, where), where) if is_users else SKIP_CALLEES
