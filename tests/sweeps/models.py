@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import numpy
 import torch
 import torch.utils._pytree as pytree
 
@@ -59,8 +60,13 @@ def call_model(run: Callable[..., Any], inputs: dict[str, Any]) -> Any:
     return run(**inputs) if "x" not in inputs else run(inputs["x"])
 
 
-def infer_once(run: Callable[..., Any], model: torch.nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor]:
+def seed_all() -> None:
     torch.manual_seed(0)
+    numpy.random.seed(0)  # by which some models leave out layers
+
+
+def infer_once(run: Callable[..., Any], model: torch.nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor]:
+    seed_all()
     with torch.no_grad():
         return tensors_of(call_model(run, inputs))
 
@@ -68,7 +74,7 @@ def infer_once(run: Callable[..., Any], model: torch.nn.Module, inputs: dict[str
 def train_once(run: Callable[..., Any], model: torch.nn.Module, inputs: dict[str, Any]) -> list[Any]:
     """Outputs and gradients of one step. The loss is the harness's own sum, a single number, whose error says
     little about the model; its gradients and the outputs it is made of say all."""
-    torch.manual_seed(0)
+    seed_all()
     model.zero_grad()
     outs = [out for out in tensors_of(call_model(run, inputs)) if out.requires_grad and out.is_floating_point()]
     loss = sum(out.pow(2).mean() for out in outs)
