@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -119,12 +120,16 @@ def build(text: str, flags: tuple[str, ...], options: Options) -> Path:
 
 
 def compile_text(text: str, flags: tuple[str, ...], key: str) -> Path:
-    stem = f"{key}-{threading.get_ident()}"  # two threads may compile the same text at once
-    source, target = scratch() / f"{stem}.cpp", scratch() / f"{stem}.so"
-    source.write_text(text)
-    libraries = [str(torch_stub())] + [str(torch_stub(name)) for name in flags if name == TORCH_CUDA]
+    libraries = [torch_stub(), *(torch_stub(name) for name in flags if name == TORCH_CUDA)]
     flags = tuple(flag for flag in flags if flag != TORCH_CUDA)
-    command = [*find_compiler(), *FLAGS, *flags, *LINK_FLAGS, str(source), "-o", str(target), *libraries]
+    return run_compiler(text, key, (*FLAGS, *flags, *LINK_FLAGS), libraries)
+
+
+def run_compiler(text: str, stem: str, flags: Iterable[str], libraries: Iterable[Path] = ()) -> Path:
+    """The shared object that it makes. Two threads may compile the same text at once."""
+    source, target = (scratch() / f"{stem}-{threading.get_ident()}.{kind}" for kind in ("cpp", "so"))
+    source.write_text(text)
+    command = [*find_compiler(), *flags, str(source), "-o", str(target), *map(str, libraries)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildFailed(output=f"{' '.join(command)}\n{done.stderr[:4000]}")
@@ -148,14 +153,8 @@ def torch_stub(name: str = TORCH) -> Path:
     if made.exists():
         return made
     if (content := store.get(key)) is None:
-        source, target = (scratch() / f"empty-{threading.get_ident()}.{kind}" for kind in ("cpp", "so"))
-        source.write_text("")
         flags = ("-shared", "-nostdlib", f"-Wl,-soname,{name}")
-        command = [*find_compiler(), *flags, str(source), "-o", str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildFailed(output=done.stderr)
-        content = target.read_bytes()
+        content = run_compiler("", "empty", flags).read_bytes()
         store.put(key, content, {"kind": "cpp", "compiler": compiler_identity()})
     write_whole(made, content)
     return made

@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
@@ -188,11 +189,9 @@ class Worker(Noun, frozen=False, eq=False):
     def close(self) -> None:
         """It ends when its input does; nobody waits for that."""
         for pipe in (self.process.stdin, self.process.stdout):
-            try:
+            with suppress(BrokenPipeError):  # what was left to write has no reader any more
                 if pipe is not None:
                     pipe.close()
-            except BrokenPipeError:  # what was left to write has no reader any more
-                continue
 
 
 class Workers(Noun, frozen=False, eq=False):
@@ -273,8 +272,6 @@ def _spawn() -> Worker | None:
 
 def compile_here(request: dict[str, Any]) -> dict[str, Any]:
     """In this process, which takes the time to import Triton."""
-    if find_spec("triton") is None:
-        raise BuildFailed(output="the triton package is not installed: pip install triton")
     worker = importlib.import_module("dovetail.runtime.triton_worker")
     return worker.compile_text(request)  # type: ignore[no-any-return]
 
@@ -288,10 +285,6 @@ WORKERS: Final = Workers()
 @cache
 def driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
-
-
-def address_of(function: str) -> int:
-    return ctypes.cast(getattr(driver(), function), ctypes.c_void_p).value or 0
 
 
 @cache

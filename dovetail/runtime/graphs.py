@@ -15,7 +15,7 @@ that synchronises) is run as it is, counted, and reported with its reason.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -106,7 +106,7 @@ class Recorded(Noun, frozen=False):
             if self.recordings >= MOST_RECORDINGS:
                 return self._give_up("inputs keep moving in memory", inputs)
             return self._call(inputs)
-        elif any(_is_used(x) for x in self._saved(recording)):
+        elif any(map(_is_used, recording.results[len(recording.results) - self.kept :])):
             reason = "results of the last call are still in use"
             EVENTS.emit("cudagraph", unit=self.unit, used=False, reason=reason)
             return self.executable(*inputs)
@@ -128,9 +128,6 @@ class Recorded(Noun, frozen=False):
                     buffer.copy_(inputs[k])
                 recording.graph.replay()
                 return self._out(recording, inputs)
-
-    def _saved(self, recording: Recording) -> Sequence[Any]:
-        return recording.results[len(recording.results) - self.kept :]
 
     def _out(self, recording: Recording, inputs: tuple[Any, ...]) -> list[Any]:
         """User results are copied, unless they are an input written in place; saved ones are new tensors

@@ -29,7 +29,7 @@ from dovetail.ir.types import Device, DType
 from dovetail.options import Options
 from dovetail.runtime import gpu
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
-from dovetail.runtime.torch_abi import attach
+from dovetail.runtime.torch_abi import address_in, attach
 from dovetail.util.library import MEANT, find_op
 from dovetail.util.noun import Noun
 
@@ -71,13 +71,11 @@ class Executable(Noun, frozen=False):
 
     def _results(self, tensors: list[Any], inputs: tuple[Any, ...]) -> list[Any]:
         numbers = {n: v for n, v, k in zip(self.program.input_names, inputs, self.program.kinds) if k == "i"}
-        results: list[Any] = []
-        for result in self.program.results:
-            if result.kind == "tensor":
-                results.append(tensors[result.value])  # type: ignore[call-overload]
-            else:
-                results.append(evaluate(result.value, numbers) if result.kind == "expr" else result.value)  # type: ignore[arg-type]
-        return results
+        found: Any = [(result.kind, result.value) for result in self.program.results]
+        return [
+            tensors[x] if kind == "tensor" else evaluate(x, numbers) if kind == "expr" else x
+            for kind, x in found
+        ]
 
 
 def load(program: Program, options: Options | None = None) -> Executable:
@@ -98,7 +96,7 @@ def load(program: Program, options: Options | None = None) -> Executable:
     if pending is not None:
         _connect_gpu(host, program, pending)
     calls = tuple(make_call(call) for call in program.python_calls if isinstance(call, PythonCall))
-    launch = _native.Launch(_address(host, "run"), program.kinds, program.outputs, calls, host)
+    launch = _native.Launch(address_in(host, "run"), program.kinds, program.outputs, calls, host)
     plain = all(result.kind == "tensor" for result in program.results)
     return Executable(program, launch, plain)
 
@@ -134,7 +132,7 @@ def _build_kernels(kernels: list[Kernel], options: Options) -> None:
         library = open_library(path)
         _keep.append(library)
         for kernel in unit:
-            _loaded[kernel.key] = _address(library, kernel.name)
+            _loaded[kernel.key] = address_in(library, kernel.name)
 
 
 def _deal(kernels: list[Kernel], options: Options) -> list[list[Kernel]]:
@@ -154,10 +152,6 @@ def _deal(kernels: list[Kernel], options: Options) -> list[list[Kernel]]:
 def _unit_text(kernels: list[Kernel]) -> str:
     pieces = dict.fromkeys(piece for kernel in kernels for piece in kernel.prelude)
     return "".join(pieces) + "\n".join(kernel.text for kernel in kernels)
-
-
-def _address(library: ctypes.CDLL, symbol: str) -> int:
-    return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
 
 
 def _connect(host: ctypes.CDLL, program: Program) -> None:
@@ -184,8 +178,8 @@ def _connect_gpu(host: ctypes.CDLL, program: Program, pending: gpu.Pending) -> N
             blocks = function.blocks
             first, second = (blocks.y, blocks.x) if "YBLOCK" in kernel.constants else (blocks.x, 1)
             launches[4 * k : 4 * k + 4] = [first, second, blocks.warps, function.shared]
-    ctypes.c_void_p.in_dll(host, "dv_launch_kernel").value = gpu.address_of("cuLaunchKernelEx")
-    ctypes.c_void_p.in_dll(host, "dv_use_context").value = gpu.address_of("cuCtxSetCurrent")
+    for hole, name in (("dv_launch_kernel", "cuLaunchKernelEx"), ("dv_use_context", "cuCtxSetCurrent")):
+        ctypes.c_void_p.in_dll(host, hole).value = address_in(gpu.driver(), name)
     ctypes.c_void_p.in_dll(host, "dv_context").value = gpu.context_of(pending.device)
     ctypes.c_int32.in_dll(host, "dv_overlaps").value = gpu.overlaps(gpu.capability_of(pending.device))
 

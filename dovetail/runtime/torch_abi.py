@@ -138,22 +138,16 @@ def libraries() -> tuple[ctypes.CDLL, ...]:
                  ("libtorch_cpu.so", "libc10.so", "libtorch_python.so"))  # fmt: skip
 
 
-def find_address(*names: str) -> int:
-    """The address of the first of these functions that torch's libraries have; 0 if none."""
-    for name in names:
-        for library in libraries():
-            if hasattr(library, name):
-                return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
-    return 0
+def address_in(library: ctypes.CDLL, symbol: str) -> int:
+    return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
+
+
+def find_address(name: str) -> int:
+    """The address of a function of torch's libraries; 0 if none has it."""
+    return next((address_in(library, name) for library in libraries() if hasattr(library, name)), 0)
 
 
 def find_layout() -> dict[str, int]:
-    """Whatever modes the caller is in: the probes need plain CPU tensors with autograd."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
-        return probe_layout()
-
-
-def probe_layout() -> dict[str, int]:
     shim, meta = libraries()[0], find_meta()
     leaf = torch.empty(2, requires_grad=True)
     return {
@@ -201,9 +195,7 @@ def examples() -> list[torch.Tensor]:
 def check_layout() -> None:
     """The native readers say of every example what Python says."""
     kinds = {kind: device_number(kind) for kind in ("cpu", "meta")}
-    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
-        tensors = examples()
-    for tensor in tensors:
+    for tensor in examples():
         _, kind, _, grad, keys = _native.tensor_numbers(tensor)
         expected = (kinds[tensor.device.type], int(tensor.requires_grad), raw_keys(tensor))
         extents = (_native.tensor_extents(tensor), (tuple(tensor.shape), tensor.stride()))
@@ -214,9 +206,11 @@ def check_layout() -> None:
 
 @functools.cache
 def attach() -> None:
-    """Tell the native module about this torch. Cheap after the first time."""
-    _native.attach_torch(torch.Tensor, *find_layout().values(), *find_functions().values())
-    check_layout()
+    """Tell the native module about this torch. Cheap after the first time. Whatever modes the caller is in,
+    the probes need plain CPU tensors with autograd."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+        _native.attach_torch(torch.Tensor, *find_layout().values(), *find_functions().values())
+        check_layout()
 
 
 # -- numbers that guards compare ---------------------------------------------------------------------
