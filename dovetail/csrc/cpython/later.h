@@ -1,4 +1,6 @@
-/* What 3.12 and 3.13 have in common: included by py312.c and py313.c. */
+/* What 3.12 and 3.13 have in common: included by py312.c and py313.c, which say where a frame has its CODE and
+ * its NEXT instruction; that may be the one before. */
+PyCodeObject *frame_code(Frame *frame) { return (PyCodeObject *)frame->CODE; }
 PyObject *frame_function(Frame *frame) { return frame->f_funcobj; }
 PyObject *frame_globals(Frame *frame) { return frame->f_globals; }
 PyObject **frame_slots(Frame *frame) { return frame->localsplus; }
@@ -15,6 +17,16 @@ PyObject *make_returner(PyCodeObject *code) {
     Py_XDECREF(replace);
     Py_XDECREF(empty);
     return made;
+}
+
+PyObject *finish_frame(PyThreadState *thread, Frame *frame, PyObject *returner, PyObject *result) {
+    PyObject *code = (PyObject *)frame->CODE;
+    frame->CODE = (void *)Py_NewRef(returner);
+    frame->NEXT = _PyCode_CODE((PyCodeObject *)returner) - IS_BEFORE;
+    Py_DECREF(code);
+    if (!result) return _PyEval_EvalFrameDefault(thread, frame, 1);
+    frame->localsplus[frame->stacktop++] = result;
+    return _PyEval_EvalFrameDefault(thread, frame, 0);
 }
 
 PyObject *class_dict(PyTypeObject *type) {

@@ -7,19 +7,10 @@
 #include <internal/pycore_frame.h>
 #include <opcode.h>
 
-PyCodeObject *frame_code(Frame *frame) { return frame->f_code; }
-
+#define CODE f_code
+#define NEXT prev_instr
+#define IS_BEFORE 1
 #include "later.h"
-
-PyObject *finish_frame(PyThreadState *thread, Frame *frame, PyObject *returner, PyObject *result) {
-    PyCodeObject *code = frame->f_code;
-    frame->f_code = (PyCodeObject *)Py_NewRef(returner);
-    frame->prev_instr = _PyCode_CODE(frame->f_code) - 1;
-    Py_DECREF(code);
-    if (!result) return _PyEval_EvalFrameDefault(thread, frame, 1);
-    frame->localsplus[frame->stacktop++] = result;
-    return _PyEval_EvalFrameDefault(thread, frame, 0);
-}
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 int visit_dict_words(PyObject *dict, int (*visit)(const void *address, void *arg), void *arg) {

@@ -1,4 +1,4 @@
-/* CPython 3.13: as 3.12, with the code in f_executable and instr_ptr at the next instruction. */
+/* CPython 3.13: as 3.12, but for where a frame has its code and its next instruction. */
 #define Py_BUILD_CORE_MODULE 1
 #include "cpython.h"
 
@@ -6,19 +6,10 @@
 #include <internal/pycore_frame.h>
 #include <opcode.h>
 
-PyCodeObject *frame_code(Frame *frame) { return (PyCodeObject *)frame->f_executable; }
-
+#define CODE f_executable
+#define NEXT instr_ptr
+#define IS_BEFORE 0
 #include "later.h"
-
-PyObject *finish_frame(PyThreadState *thread, Frame *frame, PyObject *returner, PyObject *result) {
-    PyObject *code = frame->f_executable;
-    frame->f_executable = Py_NewRef(returner);
-    frame->instr_ptr = _PyCode_CODE((PyCodeObject *)returner);
-    Py_DECREF(code);
-    if (!result) return _PyEval_EvalFrameDefault(thread, frame, 1);
-    frame->localsplus[frame->stacktop++] = result;
-    return _PyEval_EvalFrameDefault(thread, frame, 0);
-}
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 #include <internal/pycore_dict.h>
