@@ -419,6 +419,11 @@ def total(values: Iterable[IntLike]) -> Expr:
     return reduce(add, values, ZERO)
 
 
+def row_major(index: Iterable[Expr], shape: Iterable[Expr]) -> Expr:
+    """The position of an element counted through."""
+    return reduce(lambda flat, at: add(mul(flat, at[1]), at[0]), zip(index, shape), ZERO)
+
+
 # -- comparisons and booleans ----------------------------------------------------------------------
 
 

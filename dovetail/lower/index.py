@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Final, TypeAlias
 
-from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, mod, mul, product
+from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, mod, mul, product, row_major
 from dovetail.ir.loop import BufferRef
 from dovetail.ir.types import TensorType
 
@@ -52,14 +52,6 @@ def _is_smaller(a: Expr, b: Expr) -> bool:
     return len(a.operands) <= len(b.operands) and a.hi <= b.hi
 
 
-def flatten_index(index: Sequence[Expr], shape: Shape) -> Expr:
-    """Row-major position."""
-    flat = ZERO
-    for position, size in zip(index, shape):
-        flat = add(mul(flat, size), position)
-    return flat
-
-
 def unflatten_index(flat: Expr, shape: Shape) -> list[Expr]:
     index: list[Expr] = []
     for size in reversed(shape[1:]):
@@ -74,7 +66,7 @@ def reshape_index(source: Shape, target: Shape, index: Index) -> Index:
         return (ZERO,) * len(source)
     result = [ZERO] * len(source)
     for a, b in matching_groups(source, target):
-        flat = flatten_index([index[d] for d in b], [target[d] for d in b])
+        flat = row_major([index[d] for d in b], [target[d] for d in b])
         for dim, position in zip(a, unflatten_index(flat, [source[d] for d in a])):
             result[dim] = position
     return tuple(result)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from dovetail.errors import Reason
-from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul, product, substitute
+from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul, product, row_major, substitute
 from dovetail.ir.loop import SCANS, Loops, Nest, Range, Scalar, Write, index_value, moved_write
 from dovetail.util.noun import Noun, replace
 
@@ -249,10 +249,8 @@ def _positioned(write: Write, nest: Nest) -> Write:
     """An argmax counts positions in its own order of loops, whatever order they will run in."""
     if write.reduce not in ("argmax", "argmin"):
         return write
-    flat = ZERO
-    for item in nest.reduce:
-        flat = add(mul(flat, item.size), item.var)
-    return replace(write, index_scalar=index_value(flat))
+    place = row_major([r.var for r in nest.reduce], [r.size for r in nest.reduce])
+    return replace(write, index_scalar=index_value(place))
 
 
 def buffer_sizes(loops: Loops) -> dict[str, int]:

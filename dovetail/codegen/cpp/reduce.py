@@ -13,7 +13,7 @@ from dovetail.codegen.cpp.exprs import c_expr, fits_int32
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, cast, combine, functions_of, identity
 from dovetail.codegen.cpp.prelude import shuffle
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value, innermost
-from dovetail.ir.expr import ONE, Expr, linear_in, mul, product
+from dovetail.ir.expr import Expr, product, row_major
 from dovetail.ir.loop import SCANS, Nest, Write, index_value
 from dovetail.ir.types import BOOL, F32, I32, I64, DType
 from dovetail.util.noun import Noun
@@ -56,15 +56,8 @@ class Accumulator(Noun, frozen=False):
     @property
     def finds_in_order(self) -> bool:
         """Positions grow along the walk, so that of equal values the first one met is the first one."""
-        place = place_expr(self.write)
         order = innermost(self.nest.reduce, self.writer.vector_var)
-        step: Expr = ONE
-        for item in reversed(order):
-            parts = linear_in(place, item.var)
-            if parts is None or parts[0] is not step:
-                return False
-            step = mul(step, item.size)
-        return True
+        return place_expr(self.write) is row_major([r.var for r in order], [r.size for r in order])
 
     @property
     def needs_second(self) -> bool:

@@ -18,7 +18,7 @@ from dovetail.codegen.cpp import ops
 from dovetail.codegen.cpp.exprs import c_expr, fits_int32, vector_expr
 from dovetail.codegen.cpp.ops import cast
 from dovetail.codegen.target import token
-from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, mul, symbols
+from dovetail.ir.expr import ONE, ZERO, Expr, linear_in, row_major, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BF16, BOOL, F16, DType
@@ -188,11 +188,9 @@ class KernelWriter(Noun, frozen=False):
 
     def _kept_place(self, buffer: str) -> str:
         """Where in the row that a pass leaves in a local array for later ones."""
-        flat: Expr = ZERO
-        step = ONE
-        for item in reversed(innermost(self.group.inner, self.vector_var)):
-            flat, step = add(flat, mul(item.var, step)), mul(step, item.size)
-        return f"{self.name(buffer)} + {f'{self.lanes}*' if self.column else ''}{c_expr(flat)}"
+        order = innermost(self.group.inner, self.vector_var)
+        at = c_expr(row_major([item.var for item in order], [item.size for item in order]))
+        return f"{self.name(buffer)} + {f'{self.lanes}*' if self.column else ''}{at}"
 
     def _load_memory(self, buffer: str, index: Expr, dtype: DType, scope: Scope) -> Value:
         pointer = self.name(buffer)

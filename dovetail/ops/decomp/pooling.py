@@ -11,18 +11,19 @@ gradients but those of averages over equal parts, stay library calls.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import product as combinations
 from typing import Any, Final
 
-from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product
+from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product, row_major
 from dovetail.ir.types import F32, F64, I64, DType
-from dovetail.ops.build import Build, Number, Value
+from dovetail.ops.build import Build, Value, number
 from dovetail.ops.decomp.index import check_room, move_first
 from dovetail.ops.decomp.reductions import accumulate
 from dovetail.ops.promote import compute_dtype
-from dovetail.ops.registry import Declined, decline_if, decomposes
+from dovetail.ops.registry import decline_if, decomposes
 from dovetail.util.noun import Noun
 
 MOST_PLACES: Final = 32
@@ -95,43 +96,21 @@ def _check(x: Value, rank: int) -> None:
 # -- maximum ---------------------------------------------------------------------------------------
 
 
-def _max_pool(b: Build, x: Value, windows: Windows) -> tuple[Value, Value]:
-    _check(x, windows.rank)
-    channel = x.ndim - windows.rank - 1
-    if 1 in b.used and x.type.stride[channel] is ONE and x.type.device.kind == "cpu":
-        raise Declined  # with channels innermost, the library finds positions in fewer instructions
-    count = b.out.shape[-windows.rank :]
-    found = taps(b, accumulate(x, x.dtype), windows, count, -math.inf)
-    best = found[0]
-    for tap in found[1:]:
-        best = b.call("maximum", best, tap)
-    return best.to(x.dtype), _positions(b, x, windows, found, best)
-
-
 def _positions(b: Build, x: Value, windows: Windows, found: list[Value], best: Value) -> Value:
     """Where in its plane each maximum is: the first of equal ones. A window of -inf alone, or with a NaN,
     points to its first element within the plane."""
     lead, device = x.ndim - windows.rank, x.type.device
     sizes = x.shape[lead:]
-    shift: Value | None = None
-    for tap, place in reversed(list(zip(found, windows.places))):
-        offset: Expr = as_expr(0)
-        for d, at in enumerate(place):
-            offset = offset * sizes[d] + at * windows.spread[d]
-        chosen: Number = offset.value if offset.is_const else offset
-        if shift is None:
-            shift = b.full(best.shape, chosen, I64, device)
-        else:
-            shift = b.where(tap.eq(best), chosen, shift)
-    assert shift is not None
+    steps = [[as_expr(at * gap) for at, gap in zip(place, windows.spread)] for place in windows.places]
+    *others, last = (number(row_major(each, sizes), I64) for each in steps)
+    shift = b.full(best.shape, last, I64, device)
+    for tap, chosen in reversed([*zip(found, others)]):
+        shift = b.where(tap.eq(best), chosen, shift)
     corner, inside = (b.full((), 0, I64, device) for _ in range(2))
     for d in range(windows.rank):
         line = b.iota(best.shape[lead + d], I64, device, start=-windows.margin[d], step=windows.step[d])
-        along = b.broadcast(line, best.shape, (lead + d,))
-        size: Number = sizes[d].value if sizes[d].is_const else sizes[d]
-        first = along
-        if windows.margin[d]:
-            first = b.call("maximum", along, 0)
+        along, size = b.broadcast(line, best.shape, (lead + d,)), number(sizes[d], I64)
+        first = b.call("maximum", along, 0) if windows.margin[d] else along
         corner, inside = corner * size + along, inside * size + first
     plain = (best > -math.inf) & ~b.call("isnan", best)
     return b.where(plain, corner + shift, inside)
@@ -143,7 +122,12 @@ def max_pool(
 ) -> tuple[Value, Value]:  # fmt: skip
     windows = make_windows(rank, kernel_size, stride, padding, dilation)
     decline_if(any(step > 1 and margin for step, margin in zip(windows.spread, windows.margin)))
-    return _max_pool(b, x, windows)
+    _check(x, rank)
+    # with channels innermost, the library finds positions in fewer instructions
+    decline_if(1 in b.used and x.type.stride[-rank - 1] is ONE and x.type.device.kind == "cpu")
+    found = taps(b, accumulate(x, x.dtype), windows, b.out.shape[-rank:], -math.inf)
+    best = reduce(partial(b.call, "maximum"), found)
+    return best.to(x.dtype), _positions(b, x, windows, found, best)
 
 
 def _even(x: Value, count: Sequence[Expr]) -> Windows:
@@ -178,10 +162,7 @@ def _divisor(
 
 
 def _average(b: Build, x: Value, windows: Windows, count: Sequence[Expr], divisor: Value | float) -> Value:
-    total: Value | None = None
-    for tap in taps(b, accumulate(x, x.dtype), windows, count, 0.0):
-        total = tap if total is None else total + tap
-    assert total is not None
+    total = reduce(operator.add, taps(b, accumulate(x, x.dtype), windows, count, 0.0))
     return (total / divisor).to(x.dtype)
 
 
