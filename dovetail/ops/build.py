@@ -25,6 +25,9 @@ from dovetail.util.loc import Loc
 Number: TypeAlias = "int | float | bool | Expr | Node"
 """A constant, a size, or a Python number that is an input of the graph."""
 Operand: TypeAlias = "Value | Number"
+Maybe: TypeAlias = "Value | None"
+Results: TypeAlias = "tuple[Maybe, ...]"
+"""Of an op with several; None for one that eager does not give."""
 Dims: TypeAlias = "Sequence[int]"
 
 
@@ -114,8 +117,8 @@ class Build:
         assert isinstance(self.out_type, tuple)
         return cast("tuple[TensorType | None, ...]", self.out_type)
 
-    def results(self, *values: Value) -> tuple[Value | None, ...]:
-        """Several results in eager's types; None for one that eager does not give."""
+    def results(self, *values: Value) -> Results:
+        """Several results in eager's types."""
         return tuple(None if kind is None else value.to(kind.dtype) for value, kind in zip(values, self.outs))
 
     # -- prims -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from dovetail.ir.types import I64
-from dovetail.ops.build import Build, Number, Value, common_shape, plain
+from dovetail.ops.build import Build, Maybe, Number, Results, Value, common_shape, plain
 from dovetail.ops.decomp.index import as_position
 from dovetail.ops.decomp.pointwise import clamp_values, finish
 from dovetail.ops.decomp.reductions import as_float
@@ -86,9 +86,8 @@ for _name, (_value, _slope) in LOSSES.items():
 
 @decomposes("aten.binary_cross_entropy_with_logits")
 def bce_with_logits(
-    b: Build, x: Value, target: Value, weight: Value | None = None, pos_weight: Value | None = None,
-    reduction: int = MEAN,
-) -> Value:  # fmt: skip
+    b: Build, x: Value, target: Value, weight: Maybe = None, pos_weight: Maybe = None, reduction: int = MEAN
+) -> Value:
     decline_if(b.out.dtype.is_low_precision)
     v, t = b.value(x), b.value(target)
     soft = b.call("log1p", b.call("exp", -b.call("abs", v))) - b.call("minimum", v, 0.0)  # -log(sigmoid(v))
@@ -103,7 +102,7 @@ def bce_with_logits(
 # -- negative log likelihood -----------------------------------------------------------------------
 
 
-def _weights(b: Build, x: Value, target: Value, weight: Value | None, ignore: Number) -> tuple[Value, Value]:
+def _weights(b: Build, x: Value, target: Value, weight: Maybe, ignore: Number) -> tuple[Value, Value]:
     """(safe target, weight per target: 0 where ignored). On the CPU, eager adds up half types in an order and
     a precision of its own."""
     is_odd = x.dtype.is_low_precision and x.type.device.kind == "cpu"
@@ -120,8 +119,8 @@ def _weights(b: Build, x: Value, target: Value, weight: Value | None, ignore: Nu
 
 @decomposes("aten.nll_loss_forward", "aten.nll_loss2d_forward")
 def nll_loss_forward(
-    b: Build, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Number
-) -> tuple[Value | None, ...]:
+    b: Build, x: Value, target: Value, weight: Maybe, reduction: int, ignore_index: Number
+) -> Results:
     safe, per = _weights(b, x, target, weight, ignore_index)
     picked = b.reshape(b.prim("gather", x, 1, b.unsqueeze(safe, (1,))), target.shape)
     loss = -b.value(picked) * per
@@ -134,12 +133,11 @@ def nll_loss_forward(
 
 @decomposes("aten.nll_loss_backward", "aten.nll_loss2d_backward")
 def nll_loss_backward(
-    b: Build, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int,
-    ignore_index: Number, total_weight: Value,
-) -> Value:  # fmt: skip
+    b: Build, grad: Value, x: Value, target: Value, weight: Maybe, reduction: int, ignore: Number, all: Value
+) -> Value:
     """A one-hot comparison, so that it fuses with the gradient of log_softmax."""
-    safe, per = _weights(b, x, target, weight, ignore_index)
-    g = grad if reduction != MEAN else (b.value(grad) / b.value(total_weight)).to(grad.dtype)
+    safe, per = _weights(b, x, target, weight, ignore)
+    g = grad if reduction != MEAN else (b.value(grad) / b.value(all)).to(grad.dtype)
     value = -(b.expand(b.value(g), target.shape) * per).to(x.dtype)
     dims = [d for d in range(x.ndim) if d != 1]
     classes = b.broadcast(b.iota(x.shape[1], I64, x.type.device), x.shape, (1,))

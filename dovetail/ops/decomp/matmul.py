@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from dovetail.ir.expr import ONE, Expr, as_expr, const, floordiv
 from dovetail.ir.types import F32, tensor_type
-from dovetail.ops.build import Build, Number, Value
+from dovetail.ops.build import Build, Maybe, Number, Results, Value
 from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import decline_if, decomposes
 
@@ -82,25 +82,10 @@ def dot(b: Build, x: Value, y: Value) -> Value:
 
 
 @decomposes("aten._scaled_dot_product_cudnn_attention", "aten._scaled_dot_product_efficient_attention")
-def biased_attention(
-    b: Build, q: Value, k: Value, v: Value, bias: Value | None, statistics: bool, dropout: Number = 0.0,
+def one_query(
+    b: Build, q: Value, k: Value, v: Value, bias: Maybe, statistics: bool, dropout: Number = 0.0,
     is_causal: bool = False, debug: bool = False, *, scale: Number | None = None,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    return _one_query(b, q, k, v, bias, dropout, is_causal or debug, scale)
-
-
-@decomposes("aten._scaled_dot_product_flash_attention")
-def flash_attention(
-    b: Build, q: Value, k: Value, v: Value, dropout: Number = 0.0, is_causal: bool = False,
-    debug: bool = False, *, scale: Number | None = None,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    return _one_query(b, q, k, v, None, dropout, is_causal or debug, scale)
-
-
-def _one_query(
-    b: Build, q: Value, k: Value, v: Value, bias: Value | None, dropout: Number, is_special: bool,
-    scale: Number | None,
-) -> tuple[Value | None, ...]:  # fmt: skip
+) -> Results:  # fmt: skip
     """s = sum(q * k) * scale + bias, one row of scores;  e = exp(s - max(s));  o = sum(e * v) / sum(e)
 
     The libraries' kernels share their work out by blocks of queries, and of one query there are no blocks;
@@ -108,7 +93,7 @@ def _one_query(
     Everything else about attention stays a library call."""
     depth = q.shape[-1]
     known = depth.is_const and isinstance(scale, (int, float, type(None)))
-    is_gpu, is_plain = b.out.device.kind == "cuda", dropout == 0.0 and not is_special
+    is_gpu, is_plain = b.out.device.kind == "cuda", dropout == 0.0 and not is_causal and not debug
     decline_if(not is_gpu or not is_plain or q.shape[2] is not ONE or not known or b.used - {0})
     wide = compute_dtype(b.out.dtype)
     batch, heads, _, _ = q.shape
@@ -125,6 +110,11 @@ def _one_query(
     mean = b.where(b.expand(total, mixed.shape).eq(0.0), 0.0, mixed / b.expand(total, mixed.shape))
     found = b.reshape(mean.to(b.out.dtype), b.out.shape)
     return (found, *(None for _ in b.outs[1:]))
+
+
+decomposes("aten._scaled_dot_product_flash_attention")(
+    lambda b, q, k, v, *rest, **named: one_query(b, q, k, v, None, False, *rest, **named)
+)
 
 
 def _heads(b: Build, x: Value, heads: Expr) -> Value:

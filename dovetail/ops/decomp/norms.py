@@ -7,10 +7,11 @@ Statistics are in fp32 for half types, and are returned in the type eager return
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dovetail.ir.expr import Expr, product
 from dovetail.ir.types import F64
-from dovetail.ops.build import Build, Value, plain
+from dovetail.ops.build import Build, Maybe, Results, Value, plain
 from dovetail.ops.decomp.reductions import accumulate, as_float, check_not_empty, count, moments
 from dovetail.ops.registry import Declined, decline_if, decomposes
 
@@ -24,9 +25,7 @@ def _along(b: Build, x: Value, like: Value, dims: Sequence[int] = (1,)) -> Value
     return b.broadcast(x.to(like.dtype), like.shape, dims)
 
 
-def _affine(
-    b: Build, y: Value, weight: Value | None, bias: Value | None = None, dims: Sequence[int] = (1,)
-) -> Value:
+def _affine(b: Build, y: Value, weight: Maybe, bias: Maybe = None, dims: Sequence[int] = (1,)) -> Value:
     if weight is not None:
         y = y * _along(b, weight, y, dims)
     return y if bias is None else y + _along(b, bias, y, dims)
@@ -34,8 +33,8 @@ def _affine(
 
 @decomposes("aten.native_layer_norm")
 def layer_norm(
-    b: Build, x: Value, normalized_shape: Sequence[Expr], weight: Value | None, bias: Value | None, eps: float
-) -> tuple[Value | None, ...]:
+    b: Build, x: Value, normalized_shape: Sequence[Expr], weight: Maybe, bias: Maybe, eps: float
+) -> Results:
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     check_not_empty(x, range(x.ndim))
     v = accumulate(x, x.dtype)
@@ -46,9 +45,9 @@ def layer_norm(
 
 @decomposes("aten.native_layer_norm_backward")
 def layer_norm_backward(
-    b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], mean: Value | None, rstd: Value,
-    weight: Value | None, bias: Value | None, output_mask: Sequence[bool],
-) -> tuple[Value | None, ...]:  # fmt: skip
+    b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], mean: Maybe, rstd: Value,
+    weight: Maybe, bias: Maybe, output_mask: Sequence[bool],
+) -> Results:  # fmt: skip
     rank = len(normalized_shape)
     inner = tuple(range(x.ndim - rank, x.ndim))
     outer = tuple(range(x.ndim - rank))
@@ -64,12 +63,9 @@ def layer_norm_backward(
     return b.results(to_x, b.reduce("sum", g * normal, outer), b.reduce("sum", g, outer))
 
 
-@decomposes("aten._fused_rms_norm_backward")
-def fused_rms_norm_backward(
-    b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], rstd: Value, weight: Value | None,
-    output_mask: Sequence[bool],
-) -> tuple[Value | None, ...]:  # fmt: skip
-    return layer_norm_backward(b, grad, x, normalized_shape, None, rstd, weight, None, output_mask)
+decomposes("aten._fused_rms_norm_backward")(lambda b, grad, x, shape, rstd, weight, mask: (
+    layer_norm_backward(b, grad, x, shape, None, rstd, weight, None, mask)
+))  # fmt: skip
 
 
 # -- batch norm: channels are dimension 1 ----------------------------------------------------------
@@ -84,9 +80,7 @@ def _others(x: Value) -> tuple[int, ...]:
     return (0, *range(2, x.ndim))
 
 
-def _normalise(
-    b: Build, v: Value, mean: Value, rstd: Value, weight: Value | None, bias: Value | None
-) -> Value:
+def _normalise(b: Build, v: Value, mean: Value, rstd: Value, weight: Maybe, bias: Maybe) -> Value:
     """Eager folds the statistics into one multiply and one add per element."""
     alpha = rstd if weight is None else rstd * weight.to(v.dtype)
     beta = -mean * alpha if bias is None else bias.to(v.dtype) - mean * alpha
@@ -96,9 +90,8 @@ def _normalise(
 @decomposes("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update",
             "aten.native_batch_norm")  # fmt: skip
 def batch_norm_inference(
-    b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
-    running_var: Value | None, *rest: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
+    b: Build, x: Value, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, *rest: float
+) -> Results:
     """The rest is momentum and eps, for the last of these ops after whether it is training: that updates
     the statistics it is given in place, and is pure without."""
     is_training = len(rest) == 3 and rest[0]
@@ -110,8 +103,8 @@ def batch_norm_inference(
 
 
 def _batch_norm_eval(
-    b: Build, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float
-) -> tuple[Value | None, ...]:
+    b: Build, x: Value, weight: Maybe, bias: Maybe, mean: Value, var: Value, eps: float
+) -> Results:
     v = accumulate(x, x.dtype)
     rstd = b.call("rsqrt", var.to(v.dtype) + plain(eps))
     y = _normalise(b, v, mean.to(v.dtype), rstd, weight, bias).to(x.dtype)
@@ -122,9 +115,9 @@ def _batch_norm_eval(
 
 @decomposes("aten._native_batch_norm_legit_functional")
 def batch_norm_training(
-    b: Build, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
-    running_var: Value | None, training: bool, momentum: float, eps: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
+    b: Build, x: Value, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
+    momentum: float, eps: float,
+) -> Results:  # fmt: skip
     """With the new statistics, where there were old ones."""
     if not training:
         assert running_mean is not None and running_var is not None
@@ -145,19 +138,15 @@ def batch_norm_training(
 
 @decomposes("aten.native_batch_norm_backward")
 def batch_norm_backward(
-    b: Build, grad: Value, x: Value, weight: Value | None, running_mean: Value | None,
-    running_var: Value | None, save_mean: Value | None, save_invstd: Value | None, train: bool, eps: float,
-    output_mask: Sequence[bool],
-) -> tuple[Value | None, ...]:  # fmt: skip
+    b: Build, grad: Value, x: Value, weight: Maybe, running_mean: Any, running_var: Any, save_mean: Any,
+    save_invstd: Any, train: bool, eps: float, output_mask: Sequence[bool],
+) -> Results:  # fmt: skip
+    """With the statistics of the batch if it is training, else with the running ones."""
     g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
     dims = _others(x)
     size = as_float(count(x, dims))
-    if train:
-        assert save_mean is not None and save_invstd is not None
-        mean, rstd = save_mean.to(v.dtype), save_invstd.to(v.dtype)
-    else:
-        assert running_mean is not None and running_var is not None
-        mean, rstd = running_mean.to(v.dtype), b.call("rsqrt", running_var.to(v.dtype) + plain(eps))
+    mean = (save_mean if train else running_mean).to(v.dtype)
+    rstd = save_invstd.to(v.dtype) if train else b.call("rsqrt", running_var.to(v.dtype) + plain(eps))
     centred = v - _along(b, mean, v)
     total = b.reduce("sum", g, dims)
     wide = _exact(v, x)
@@ -178,9 +167,8 @@ def _grouped(b: Build, x: Value, n: Expr, c: Expr, hw: Expr, group: int) -> Valu
 
 @decomposes("aten.native_group_norm")
 def group_norm(
-    b: Build, x: Value, weight: Value | None, bias: Value | None, N: Expr, C: Expr, HxW: Expr,
-    group: int, eps: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
+    b: Build, x: Value, weight: Maybe, bias: Maybe, N: Expr, C: Expr, HxW: Expr, group: int, eps: float
+) -> Results:
     check_not_empty(x, range(x.ndim))
     v = accumulate(x, x.dtype)
     parts = _grouped(b, v, x.shape[0], x.shape[1], product(x.shape[2:]), group)
@@ -193,9 +181,9 @@ def group_norm(
 
 @decomposes("aten.native_group_norm_backward")
 def group_norm_backward(
-    b: Build, grad: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, N: Expr, C: Expr,
+    b: Build, grad: Value, x: Value, mean: Value, rstd: Value, weight: Maybe, N: Expr, C: Expr,
     HxW: Expr, group: int, output_mask: Sequence[bool],
-) -> tuple[Value | None, ...]:  # fmt: skip
+) -> Results:  # fmt: skip
     g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
     n, c, hw = x.shape[0], x.shape[1], product(x.shape[2:])
     parts = _grouped(b, v, n, c, hw, group)

@@ -83,7 +83,8 @@ def _rounding(prim: str, b: Build, x: Value) -> Value:
     return finish(b, b.call(prim, b.value(x)))
 
 
-for _name in ("floor", "ceil", "trunc", "round"):
+ROUNDINGS: Final = ("floor", "ceil", "trunc", "round")
+for _name in ROUNDINGS:
     decomposes(f"aten.{_name}", prim=True)(partial(_rounding, _name))
 
 
@@ -311,11 +312,6 @@ BINARY: Final = {
     "maximum": "aten.maximum.default", "minimum": "aten.minimum.default", "pow": "aten.pow.Tensor_Tensor",
     "clamp_min": "aten.maximum.default", "clamp_max": "aten.minimum.default",
 }  # fmt: skip
-UNARY: Final = (
-    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac",
-    "lgamma", "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign",
-    "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
-)  # fmt: skip
 OTHERS: Final = {
     "pow.ScalarAndTensor": "aten.pow.Scalar", "pow.Scalar": "aten.pow.Tensor_Scalar",
     "lerp.List": "aten.lerp.Tensor", "lerp.Scalar": "aten.lerp.Scalar", "lerp.ScalarList": "aten.lerp.Scalar",
@@ -342,7 +338,7 @@ def _each(op: str) -> Callable[..., list[Value]]:
     return lambda b, *args, **kwargs: each(b, DECOMPOSITIONS[op], *args, **kwargs)
 
 
-for _name in UNARY:
+for _name in {*FLOAT_UNARY, *ROUNDINGS, "abs", "neg", "sign"} - {"exp2", "asinh", "acosh", "atanh"}:
     decomposes(f"aten._foreach_{_name}")(_each(f"aten.{_name}.default"))
 for _name, _op in BINARY.items():
     decomposes(f"aten._foreach_{_name}.List", f"aten._foreach_{_name}.ScalarList")(_each(_op))
