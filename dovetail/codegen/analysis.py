@@ -219,22 +219,23 @@ def exprs_below(node: Scalar) -> list[Expr]:
     return [expr for each in iter_scalars(node) for expr in scalar_exprs(each)]
 
 
-def step_score(index: Expr, var: Expr) -> float:
+def slope(index: Expr, var: Expr) -> int | None:
+    """How much an index grows when `var` grows by one; None if that is not always the same."""
     parts = linear_in(index, var)
-    if parts is None or not parts[0].is_const:
-        return FAR
-    return STEP_SCORES.get(parts[0].value, FAR)
+    return parts[0].value if parts is not None and parts[0].is_const else None
+
+
+def step_score(index: Expr, var: Expr) -> float:
+    return STEP_SCORES.get(slope(index, var), FAR)
 
 
 def step_of(node: Scalar, var: Expr) -> int | None:
-    """How much an integer scalar grows when `var` grows by one; None if that is not always the same."""
+    """The same of an integer scalar."""
     if node.op in ("const", "input"):
         return 0
     if node.op in ("index", "load"):
-        parts = linear_in(node.args[-1], var)  # type: ignore[arg-type]
-        if parts is None or not parts[0].is_const:
-            return None
-        return parts[0].value if node.op == "index" or parts[0].value == 0 else None
+        step = slope(node.args[-1], var)  # type: ignore[arg-type]
+        return step if node.op == "index" or step == 0 else None
     steps = [step_of(operand, var) for operand in node.operands]
     if all(step == 0 for step in steps):
         return 0

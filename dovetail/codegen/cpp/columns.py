@@ -91,8 +91,7 @@ class Columns(Noun, frozen=False):
 
     @property
     def vector(self) -> Range:
-        assert self.body.vector is not None
-        return self.body.vector
+        return self.body.lane
 
     def emit(self, root: Scope) -> None:
         tiles = mul(product(r.size for r in self.body.loops), ceildiv(self.vector.size, TILE))
@@ -321,7 +320,7 @@ class Columns(Noun, frozen=False):
                 inside(f"const {kind} {item.name}_near = load({self._in(f'{item.name}_mean')});")
         deep = Scope(inside.depth + 1, inside)
         self.writer.depths[last.var] = deep.depth
-        self._visit(step, items, deep)
+        self.body.visit(step, items, deep, self._add)
         name, is_whole = last.var.name, last.size.is_const and last.size.value % BLOCK == 0
         limit = f"{row} + {BLOCK}" if is_whole else f"min_i({row} + {BLOCK}, {stop})"
         if items:
@@ -334,20 +333,14 @@ class Columns(Noun, frozen=False):
                 at = self._in(array)
                 inside(f"store({at}, {self._combined(item, f'load({at})', f'{array}_block')});")
 
-    def _visit(self, step: Pass, items: list[Accumulator], inside: Scope) -> None:
-        """One row: what is stored on the way, and every reduction's next value."""
-        for nest in step.points:
-            if not nest.reduce:
-                self.writer.point(nest, inside)
-            for item in items:
-                if item.nest is not nest:
-                    continue
-                text = self.writer.as_vector(self.writer.value(item.write.value, inside))
-                if item.needs_second:
-                    text = item.named(f"{text} - {item.name}_near", inside)
-                    inside(f"{item.name}_squares_block += {text} * {text};")
-                text = item.named(text, inside)
-                inside(f"{item.name}_block = {self._combined(item, f'{item.name}_block', text)};")
+    def _add(self, item: Accumulator, inside: Scope) -> None:
+        """A row's value of one reduction."""
+        text = self.writer.as_vector(self.writer.value(item.write.value, inside))
+        if item.needs_second:
+            text = item.named(f"{text} - {item.name}_near", inside)
+            inside(f"{item.name}_squares_block += {text} * {text};")
+        text = item.named(text, inside)
+        inside(f"{item.name}_block = {self._combined(item, f'{item.name}_block', text)};")
 
 
 def _arrays(item: Accumulator) -> list[str]:

@@ -63,6 +63,12 @@ class Body(Noun, frozen=False):
         return self.shape.contiguous if self.writer.lanes > 1 else None
 
     @property
+    def lane(self) -> Range:
+        """The vectors' loop, where there is one."""
+        assert self.vector is not None
+        return self.vector
+
+    @property
     def has_threads(self) -> bool:
         amount = work(self.group)
         return not self.is_serial and not (amount.is_const and amount.value < PARALLEL_WORK)
@@ -153,9 +159,7 @@ class Body(Noun, frozen=False):
     # -- lanes are outer points
 
     def _points(self, root: Scope) -> None:
-        vector = self.vector
-        assert vector is not None
-        count = product(r.size for r in self.loops)
+        vector, count = self.lane, product(r.size for r in self.loops)
         chunk = FEW_VECTORS * self.writer.lanes if self.group.inner else CHUNK
         is_long = self.has_threads and not _at_most(vector.size, chunk)
         if not (is_long and (not count.is_const or count.value < FEW)):
@@ -166,8 +170,7 @@ class Body(Noun, frozen=False):
 
     def chunks(self, root: Scope, chunk: int, body: Visit) -> None:
         """One loop over outer points and parts of the vectors' loop, from `from` to `to`."""
-        assert self.vector is not None
-        size, number = self.vector.size, "p"
+        size, number = self.lane.size, "p"
         count = ceildiv(size, chunk)
         scope = Scope(1, root)
         if self.loops:
@@ -198,8 +201,7 @@ class Body(Noun, frozen=False):
 
     def _tiles(self, root: Scope, other: Range, loads: list[tuple[str, Expr]]) -> None:
         """Squares of L by L elements; those loads come in along `other` and are turned in registers."""
-        vector, lanes = self.vector, self.writer.lanes
-        assert vector is not None
+        vector, lanes = self.lane, self.writer.lanes
         rest = tuple(r for r in self.loops if r is not other)
         blocks = ceildiv(other.size, lanes)
         scope = Scope(1, root)
@@ -228,8 +230,7 @@ class Body(Noun, frozen=False):
         self.over(root, scope, mul(product(r.size for r in rest), blocks), True)
 
     def _tile(self, scope: Scope, other: Range, loads: list[tuple[str, Expr]], rows: str | None) -> None:
-        vector, lanes, start = self.vector, self.writer.lanes, f"{other.var.name}_"
-        assert vector is not None
+        vector, lanes, start = self.lane, self.writer.lanes, f"{other.var.name}_"
         self.writer.tiles = {}
         for buffer, index in loads:
             tile = self.writer.fresh("tile")
@@ -327,7 +328,7 @@ class Body(Noun, frozen=False):
         ahead = self._next_row(step)
 
         def visit(inside: Scope) -> None:
-            self._visit(step, items, inside)
+            self.visit(step, items, inside)
             for text in ahead:
                 inside(f"__builtin_prefetch({text});")
 
@@ -357,14 +358,17 @@ class Body(Noun, frozen=False):
             and (along := linear_in(index, vector.var)) is not None and along[0] is ONE
         ]  # fmt: skip
 
-    def _visit(self, step: Pass, items: list[Accumulator], inside: Scope) -> None:
-        """One inner point, or one vector of them."""
+    def visit(
+        self, step: Pass, items: list[Accumulator], inside: Scope,
+        update: Callable[[Accumulator, Scope], None] = Accumulator.update,
+    ) -> None:  # fmt: skip
+        """One inner point, or one vector of them: what is stored on the way, and reductions' next values."""
         for nest in step.points:
             if not nest.reduce:
                 self.writer.point(nest, inside)
             for item in items:
                 if item.nest is nest:
-                    item.update(inside)
+                    update(item, inside)
 
     def _second_walk(
         self, step: Pass, items: list[Accumulator], scope: Scope, bounds: tuple[str, str] | None = None
@@ -472,7 +476,7 @@ class Body(Noun, frozen=False):
         inside(f"const int64_t to = q + 1 == pieces ? {size} : {size} * (q + 1) {whole};")
         for item in items:
             item.declare(inside)
-        self.inner_loops(inside, Walk(items, lambda s: self._visit(first, items, s)), ("from", "to"))
+        self.inner_loops(inside, Walk(items, lambda s: self.visit(first, items, s)), ("from", "to"))
         second = [item for item in items if item.needs_second]
         rest = product(r.size for r in order[1:])
         count = f"(int64_t)((to - from) * {c_expr(rest)})"

@@ -62,8 +62,6 @@ struct Tensor {
     Handle handle = nullptr;
     ~Tensor() { drop(); }
     void drop() { if (handle) aoti_torch_delete_tensor_object(handle); handle = nullptr; }
-    Handle give() { Handle h = handle; handle = nullptr; return h; }
-    void* data() const { void* p = nullptr; aoti_torch_get_data_ptr(handle, &p); return p; }
     operator Handle() const { return handle; }
 };
 // Temporaries of one call.

@@ -3,11 +3,11 @@
     Plan, kernels -> text
 
     extern "C" int32_t run(void** inputs, int64_t* ints, double* floats, void** outputs, Python* python) {
-        float* x = (float*)data_of(inputs[0]);
-        Tensor o_;  TRY("o", aoti_torch_empty_strided(2, z0, z1, 6, 0, 0, &o_.handle))
-        float* o = (float*)o_.data();
-        softmax_0(x, o);
-        outputs[0] = o_.give();
+        float* p_x = (float*)data_of(inputs[0]);
+        Tensor h_o;  TRY_OP("out of memory", aoti_torch_empty_strided(2, z0, z1, 6, 0, 0, &h_o.handle))
+        float* p_o = (float*)data_of(h_o);
+        run_kernel(0, p_x, p_o);
+        TRY("o", aoti_torch_new_tensor_handle(h_o, &outputs[0]))
         return 0;
     }
 """
@@ -342,7 +342,7 @@ struct DeviceTemporaries {
         const int64_t size[] = {bytes}, stride[] = {1};
         if (bytes <= 0) return;
         missing = aoti_torch_empty_strided(1, size, stride, 0, kind, index, &block.handle);
-        if (!missing) start = (char*)block.data();
+        if (!missing) start = (char*)data_of(block);
     }
 };
 // A tensor of the same layout on the device; used for inputs that kernels cannot read where they are.

@@ -720,6 +720,3 @@ _WORDS: Final = {
 def _text(expr: Expr) -> str:
     """An index as Triton text. Operands are non-negative, so // and % mean the same as in Python."""
     return spell(expr, _WORDS)
-
-
-# -- block sizes -----------------------------------------------------------------------------------
