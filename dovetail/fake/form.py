@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -52,9 +52,17 @@ class Form(Noun):
         return all(x.op == "const" for x in (*self.shape, *self.stride, self.offset))
 
 
+def hint_geometry(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
+    """Size, stride, offset, in numbers: where they are symbolic, the hints."""
+    form, shapes = getattr(tensor, "form", None), getattr(tensor, "shapes", None)
+    if form is None or shapes is None:
+        return tuple(tensor.size()), tensor.stride(), tensor.storage_offset()
+    return tuple(map(shapes.hint, form.shape)), tuple(map(shapes.hint, form.stride)), shapes.hint(form.offset)
+
+
 def static_form(tensor: torch.Tensor) -> Form:
-    shape, stride = (tuple(const(int(n)) for n in part) for part in (tensor.size(), tensor.stride()))
-    return Form(shape, stride, const(int(tensor.storage_offset())), tensor.dtype)
+    size, stride, offset = hint_geometry(tensor)
+    return Form(tuple(map(const, size)), tuple(map(const, stride)), const(offset), tensor.dtype)
 
 
 def broadcast(shapes: Shapes, *operands: Shape) -> Shape:

@@ -152,11 +152,6 @@ def _reordered(x: Form, order: Sequence[int]) -> Form:
     return Form(tuple(x.shape[d] for d in order), tuple(x.stride[d] for d in order), x.offset)
 
 
-def permute(c: Call) -> Result:
-    x = c["self"]
-    return _reordered(x, [_axis(d, x.ndim) for d in c["dims"]])
-
-
 def transpose(c: Call) -> Result:
     x = c["self"]
     order = list(range(x.ndim))
@@ -576,10 +571,11 @@ RULES: Final[dict[str, Rule]] = _table(
         binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss binary_cross_entropy
         soft_margin_loss"""),
     *((rule, rule.__name__) for rule in (
-        view_as_real, view_as_complex, expand, permute, select, squeeze, unsqueeze, unbind, as_strided,
-        diagonal, unfold, repeat, convolution_backward, pixel_shuffle, pixel_unshuffle, im2col, col2im,
-        rot90, diag_embed, arange,
+        view_as_real, view_as_complex, expand, select, squeeze, unsqueeze, unbind, as_strided, diagonal,
+        unfold, repeat, convolution_backward, pixel_shuffle, pixel_unshuffle, im2col, col2im, rot90,
+        diag_embed, arange,
     )),
+    (lambda c: _reordered(c["self"], [_axis(d, c["self"].ndim) for d in c["dims"]]), "permute"),
     (view, "view _unsafe_view _reshape_alias reshape _reshape_copy"),
     (transpose, "transpose swapaxes swapdims"),
     (lambda c: _reordered(c["self"], range(c["self"].ndim)[::-1]), "t numpy_T"),

@@ -16,7 +16,7 @@ from dovetail.events import EVENTS
 from dovetail.fake.form import Form, derive_strides, static_form
 from dovetail.fake.record import Record
 from dovetail.fake.rules import Call, Unruled
-from dovetail.ir.expr import const, eq, symbols
+from dovetail.ir.expr import eq, symbols
 from dovetail.sym import Shapes, hint_of
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -50,18 +50,9 @@ def form_of(tensor: torch.Tensor, shapes: Shapes) -> Form:
     return static_form(tensor) if form is None else form.map(shapes)
 
 
-def _hint_form(tensor: torch.Tensor) -> Form:
-    """The geometry of a tensor with the numbers of the hints."""
-    form, shapes = getattr(tensor, "form", None), getattr(tensor, "shapes", None)
-    if form is None or shapes is None:
-        return static_form(tensor)
-    shape, stride = (tuple(const(shapes.hint(x)) for x in part) for part in (form.shape, form.stride))
-    return Form(shape, stride, const(shapes.hint(form.offset)), tensor.dtype)
-
-
 def _as_argument(value: Any, shapes: Shapes, on_hints: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
-        return _hint_form(value) if on_hints else form_of(value, shapes)
+        return static_form(value) if on_hints else form_of(value, shapes)
     if isinstance(value, torch.SymInt):
         expr = shapes.simplify(value.node.expr)
         return expr.value if expr.op == "const" else expr

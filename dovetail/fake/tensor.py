@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.errors import DataDependentSize, DataDependentValue, FailedFake
-from dovetail.fake.form import Extent, Form, derive_strides, static_form
+from dovetail.fake.form import Extent, Form, derive_strides, hint_geometry, static_form
 from dovetail.fake.known import Suspected, derive_known
 from dovetail.fake.layout import is_ambiguous, iterator_strides
 from dovetail.fake.record import Record, record
@@ -71,7 +71,7 @@ class Fake(torch.Tensor):
     @property
     def meta(self) -> torch.Tensor:
         if self._meta is None:
-            size, stride, offset = _hint_geometry(self)
+            size, stride, offset = hint_geometry(self)
             self._meta = _empty_meta(size, stride, self.dtype, offset)
         return self._meta
 
@@ -91,7 +91,7 @@ class Fake(torch.Tensor):
         if found is None:
             given = self.dtype, self.device
             with _mode_of(self):
-                found = _without_meta(*_hint_geometry(self), *given, requires_grad=self.requires_grad)
+                found = _without_meta(*hint_geometry(self), *given, requires_grad=self.requires_grad)
             if self.form is not None and self.shapes is not None:
                 found = _symbolic(found, self.form, self.shapes, self.requires_grad)
             found.__dict__.update({k: v for k, v in self.__dict__.items() if k not in found.__dict__})
@@ -147,17 +147,9 @@ def _empty_meta(size: Any, stride: Any, dtype: torch.dtype, offset: int = 0) -> 
         return whole.as_strided(size, stride, offset)
 
 
-def _hint_geometry(fake: Fake) -> tuple[Any, Any, Any]:
-    """Size, stride, offset."""
-    if fake.form is None or fake.shapes is None:
-        return tuple(fake.size()), fake.stride(), fake.storage_offset()
-    hint, form = fake.shapes.hint, fake.form
-    return tuple(map(hint, form.shape)), tuple(map(hint, form.stride)), hint(form.offset)
-
-
 def _hint_bytes(fake: Fake) -> int:
     """Of its storage, up to its last element. PyTorch would add them up symbolically."""
-    size, stride, offset = _hint_geometry(fake)
+    size, stride, offset = hint_geometry(fake)
     return (offset + _span(size, stride)) * fake.itemsize
 
 
@@ -278,7 +270,7 @@ def _run(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     result = _by_meta(func, facts, plain_args, plain_kwargs)
     results = list(result) if isinstance(result, (list, tuple)) else [result]
     for out in results if facts.is_out else ():
-        if type(out) is Fake and out.form and _hint_geometry(out)[0] != tuple(out.meta.size()):
+        if type(out) is Fake and out.form and hint_geometry(out)[0] != tuple(out.meta.size()):
             fix_symbols(facts, call, "a result was resized by")
             _reshape_in_place(out, static_form(out.meta), shapes)
     given = set(map(id, tree_leaves((args, kwargs))))
@@ -318,7 +310,7 @@ _SCALARS: Final = frozenset({float, bool, complex})
 
 def _key_of(fake: Fake) -> object:
     if fake.key is None:
-        geometry = _hint_geometry(fake) if fake.form is None else (fake.form,)
+        geometry = hint_geometry(fake) if fake.form is None else (fake.form,)
         what = (*geometry, fake.dtype, fake.device)
         fake.key = _keys.get(what) or _keys.setdefault(what, object())
     return fake.key
