@@ -24,11 +24,10 @@ from dovetail.ops.build import Build, Value, replace_nodes
 from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
 from dovetail.passes.clean import drop_dead
-from dovetail.passes.layout import PACK, SMALLEST_PACKED, channels_last
+from dovetail.passes.layout import CONV, PACK, SMALLEST_PACKED, channels_last
 from dovetail.util.library import has_mkldnn
 from dovetail.util.noun import Noun, replace
 
-CONV: Final = "aten.convolution.default"
 RECURRENT: Final = "aten.mkldnn_rnn_layer.default"
 PACK_RECURRENT: Final = "mkldnn._reorder_mkldnn_rnn_layer_weight.default"
 PACK_LINEAR: Final = "mkldnn._reorder_linear_weight.default"

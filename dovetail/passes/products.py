@@ -258,18 +258,14 @@ def _cut(b: Build, value: Node, dim: int, size: Expr) -> Node:
 
 
 def _grown(b: Build, node: Node, extras: Sequence[int]) -> Node:
-    """With zeros after the last dimensions, in the same order in memory."""
+    """With zeros after the last dimensions, in the same order in memory. A matrix and its transpose are views
+    of one copy."""
     if not any(extras):
         return node
-    return _with_zeros(b, node, [*([0] * (node.tensor.ndim - len(extras))), *extras])
-
-
-def _with_zeros(b: Build, node: Node, extras: Sequence[int]) -> Node:
-    """`extras` after each dimension. A matrix and its transpose are views of one copy."""
-    type = node.tensor
+    type, extras = node.tensor, [*([0] * (node.tensor.ndim - len(extras))), *extras]
     if node.op == "prims.permute":
         dims = cast("tuple[int, ...]", node.args[1])
-        grown = _with_zeros(b, cast(Node, node.args[0]), [extras[dims.index(d)] for d in range(type.ndim)])
+        grown = _grown(b, cast(Node, node.args[0]), [extras[dims.index(d)] for d in range(type.ndim)])
         return b.permute(Value(grown, b), dims).node
     shape = tuple(const(n.value + more) for n, more in zip(type.shape, extras))
     order = sorted(range(type.ndim), key=lambda d: -type.stride[d].lo)
