@@ -225,8 +225,7 @@ class Activation:
         stack = self.stack
         stack[-1], stack[-arg] = stack[-arg], stack[-1]
 
-    def LOAD_CONST(self, arg: Any) -> None:
-        self.stack.append(arg)
+    LOAD_CONST = lambda self, arg: self.stack.append(arg)
 
     # -- locals, cells, globals
 
@@ -352,8 +351,7 @@ class Activation:
     LOAD_NAME = pushed(lambda self, arg: self.names[arg] if arg in self.names else self.load_global(arg))
     LOAD_LOCALS = pushed(lambda self, arg: self.names)
 
-    def STORE_NAME(self, arg: str) -> None:
-        native(self.names.__setitem__, arg, self.stack.pop())
+    STORE_NAME = lambda self, arg: native(self.names.__setitem__, arg, self.stack.pop())
 
     def SETUP_ANNOTATIONS(self, arg: Any) -> None:
         self.names.setdefault("__annotations__", {})
@@ -361,12 +359,12 @@ class Activation:
     LOAD_CLASSDEREF = pushed(lambda self, arg: self.names[name] if (
         name := self.code.slot_names[arg]) in self.names else self.read_cell(self.slots[arg], arg))
 
-    def LOAD_GLOBAL_CALL(self, arg: str) -> None:
-        self.push_callable(self.load_global(arg))
-
     def push_callable(self, value: Any) -> None:
         """(-- NULL, callable), in the version's order."""
         self.stack.extend((NULL, value) if NULL_FIRST else (value, NULL))
+
+    LOAD_GLOBAL_CALL = lambda self, arg: self.push_callable(self.load_global(arg))
+    LOAD_METHOD = lambda self, arg: self.push_callable(load_attr(self.trace, self.stack.pop(), arg))
 
     def STORE_GLOBAL(self, arg: str) -> None:
         store_global(self.trace, self.globals, arg, self.stack.pop(), self.global_source(arg))
@@ -393,25 +391,14 @@ class Activation:
     def LOAD_ATTR(self, arg: str) -> None:
         self.stack[-1] = load_attr(self.trace, self.stack[-1], arg)
 
-    def LOAD_METHOD(self, arg: str) -> None:
-        self.push_callable(load_attr(self.trace, self.stack.pop(), arg))
-
     def load_super(self, name: str) -> Any:
         klass, owner = self.pop(3)[1:]
         return load_attr(self.trace, super(klass, owner), name)
 
     LOAD_SUPER_ATTR = pushed(load_super)
-
-    def LOAD_SUPER_METHOD(self, arg: str) -> None:
-        self.push_callable(self.load_super(arg))
-
-    def STORE_ATTR(self, arg: str) -> None:
-        owner, value = self.stack.pop(), self.stack.pop()
-        store_attr(self.trace, owner, arg, value)
-
-    def DELETE_ATTR(self, arg: str) -> None:
-        delete_attr(self.trace, self.stack.pop(), arg)
-
+    LOAD_SUPER_METHOD = lambda self, arg: self.push_callable(self.load_super(arg))
+    STORE_ATTR = lambda self, arg: store_attr(self.trace, self.stack.pop(), arg, self.stack.pop())
+    DELETE_ATTR = lambda self, arg: delete_attr(self.trace, self.stack.pop(), arg)
     BINARY_SUBSCR, DELETE_SUBSCR = result_of(2, operations.get_item), effect_of(2, operations.delete_item)
     BINARY_SLICE = result_of(3, lambda trace, owner, *ends: operations.get_item(trace, owner, slice(*ends)))
     STORE_SUBSCR = effect_of(3, lambda trace, value, x, key: operations.set_item(trace, x, key, value))
@@ -492,9 +479,7 @@ class Activation:
         parts = self.pop(arg)
         self.stack.append(late(self.trace, str.join, ["", parts]) if is_late(parts) else "".join(parts))
 
-    def LIST_APPEND(self, arg: int) -> None:
-        value = self.stack.pop()
-        self.stack[-arg].append(value)
+    LIST_APPEND = lambda self, arg: self.stack[-arg - 1].append(self.stack.pop())
 
     def MAP_ADD(self, arg: int) -> None:
         key, value = self.pop(2)
@@ -588,8 +573,7 @@ class Activation:
         names, self.kw_names = self.kw_names, ()
         self.call(arg, names)
 
-    def CALL_KW(self, arg: int) -> None:
-        self.call(arg, self.stack.pop())
+    CALL_KW = lambda self, arg: self.call(arg, self.stack.pop())
 
     def CALL_FUNCTION_EX(self, arg: int) -> None:
         kwargs = unpacked_mapping(self.trace, self.stack.pop()) if arg & 1 else {}
