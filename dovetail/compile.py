@@ -43,7 +43,6 @@ from dovetail.runtime.guards import make_guards
 from dovetail.stages import Stage, is_watched, run_stage, run_stages, write_reproducer
 from dovetail.util.collection import no_collections
 from dovetail.util.loc import Loc
-from dovetail.util.signals import is_from_signal
 
 Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]"
 Verdict: TypeAlias = "_native.Entry | bool | None | Literal['skip_callees'] | Callable[[], None]"
@@ -163,7 +162,7 @@ def compile_again(
     try:
         return _native.without(compile_graph, module, examples, options, known)  # type: ignore[no-any-return]
     except Exception as error:
-        if is_from_signal(error) or not options.fallback_to_eager and not isinstance(error, errors.Break):
+        if errors.is_from_signal(error) or not (options.fallback_to_eager or isinstance(error, errors.Break)):
             raise
         shown = f"{type(error).__name__}: {error}"
         EVENTS.emit("fallback_to_eager", function="the gradient of a gradient", error=shown)
@@ -230,7 +229,7 @@ def build_later(graph: Graph, options: Options) -> Callable[..., Any] | None:
     try:
         return _native.without(record, graph, options)  # type: ignore[no-any-return]
     except Exception as error:
-        if not options.fallback_to_eager or is_from_signal(error):
+        if not options.fallback_to_eager or errors.is_from_signal(error):
             raise
         name, shown = graph.name, f"{type(error).__name__}: {error}"
         EVENTS.emit("fallback_to_eager", function=name, error=shown)
@@ -493,7 +492,7 @@ class Compiler:
         except (errors.Break, errors.GraphBreakError, KeyboardInterrupt):
             raise
         except Exception as error:
-            if not self.options.fallback_to_eager or is_from_signal(error):
+            if not self.options.fallback_to_eager or errors.is_from_signal(error):
                 raise
             _report_failure(name, frame, captured, error, is_first=not self.has_failed)
             self.has_failed = True

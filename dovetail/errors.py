@@ -10,6 +10,8 @@ decision not to do something (fuse, cache, use a CUDA graph) and only shows in r
 from __future__ import annotations
 
 import linecache
+import signal
+from traceback import walk_tb
 from typing import ClassVar
 
 from dovetail.util.loc import Loc
@@ -255,3 +257,17 @@ class Reason(Noun):
 
     def __str__(self) -> str:
         return f"{self.code} {self.text}"
+
+
+# -- exceptions of the user's ----------------------------------------------------------------------
+
+
+def is_from_signal(error: BaseException) -> bool:
+    """Whether one of the functions it came through is a signal handler (that of signal.alarm, say), which
+    raised while the compiler happened to run: then it is no failure, and the call is left with it."""
+    if (trail := error.__traceback__) is None or trail.tb_next is None:
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    calls = [vars(type(handler)).get("__call__") for handler in handlers]
+    codes = {getattr(function, "__code__", None) for function in (*handlers, *calls)}
+    return any(frame.f_code in codes for frame, _ in walk_tb(trail))

@@ -24,13 +24,12 @@ from torch.utils._pytree import tree_leaves
 from dovetail._native import SKIP_CALLEES, Context, Guards
 from dovetail.capture.frame import CO_VARARGS, slot_count
 from dovetail.capture.trace import NOT_THROWN, TORCH_FOLDER, Raised, Trace, is_library_file, leaves
-from dovetail.errors import DataDependentValue, FailedFake, UnsupportedValue
+from dovetail.errors import DataDependentValue, FailedFake, UnsupportedValue, is_from_signal
 from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import PROBE_LIMIT, Fake, probe
 from dovetail.ir.guard import Equals, Is, SameAs
 from dovetail.ir.source import Source
 from dovetail.util.noun import Noun
-from dovetail.util.signals import is_from_signal
 
 NUMBERS: Final[dict[type, type[Any]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 """What a number of the user's program is, where the trace has a symbol for it."""
@@ -38,11 +37,6 @@ UNKNOWN: Final = "a text that contains a tensor or an exception"
 LITERAL: Final = frozenset(
     {str, int, float, bool, type(None), bytes, complex, torch.dtype, torch.device, torch.Size}
 )  # fmt: skip
-
-
-def as_text(method: str) -> Callable[..., Any]:
-    """A method of str, on the text itself."""
-    return lambda self, *args: getattr(self.now(), method)(*args)
 
 
 def version_of(fake: Fake) -> object:
@@ -82,8 +76,9 @@ class LateText:
         return getattr(self.now(), name)
 
 
-for _name in "str repr format hash len iter contains getitem".split():
-    setattr(LateText, f"__{_name}__", as_text(f"__{_name}__"))
+for _name in "str repr format hash len iter contains getitem".split():  # of the text itself
+    _method: Any = lambda self, *args, name=f"__{_name}__": getattr(self.now(), name)(*args)
+    setattr(LateText, f"__{_name}__", _method)
 
 
 class GivenText(Noun, eq=False):

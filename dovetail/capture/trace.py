@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves
 
+from dovetail import errors
 from dovetail.capture.decode import Code
 from dovetail.capture.frame import Frame
 from dovetail.errors import Break, GradientsSwitchedOn, LongLoop, SkippedFrame, UnsupportedValue
@@ -26,14 +27,13 @@ from dovetail.ir.guard import Check, Guard
 from dovetail.ir.source import Const, Source
 from dovetail.options import Options
 from dovetail.util.noun import Noun, field
-from dovetail.util.signals import is_from_signal
 
 
 class Raised(BaseException):
     """An exception of the user's program, on its way through the interpreter."""
 
     def __init__(self, value: BaseException) -> None:
-        if is_from_signal(value):
+        if errors.is_from_signal(value):
             raise value
         super().__init__(value)
         self.value = value
