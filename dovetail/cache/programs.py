@@ -16,7 +16,7 @@ import io
 import os
 import pickle
 from collections.abc import Iterable
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,19 +36,6 @@ PLAIN: Final = {"complex", "frozenset", "set", "slice", "range"}
 # -- keys ------------------------------------------------------------------------------------------
 
 
-def _other_fields(kind: type[Node] | type[Graph], *known: str) -> list[str]:
-    return [item.name for item in fields(kind) if item.name not in known]
-
-
-REST_OF_NODE: Final = _other_fields(Node, "op", "args", "type", "name", "kwargs", "loc", "operands")
-REST_OF_GRAPH: Final = _other_fields(Graph, "name", "inputs", "nodes", "outputs")
-"""Fields beyond those written by hand below: whatever a noun gains is part of its content."""
-
-
-def rest_of(noun: Node | Graph, names: list[str]) -> str:
-    return repr([getattr(noun, name) for name in names]) if names else ""
-
-
 class _Place(str):
     """A node by its number; written without quotes, unlike a text."""
 
@@ -63,9 +50,9 @@ def content_of(graph: Graph) -> str:
     for node in (*graph.inputs, *graph.nodes):
         text = types.get(node.type) or types.setdefault(node.type, repr(node.type))
         args, kwargs = swapped(node.args, places), swapped(node.kwargs, places)
-        lines.append(f"{node.op}{args}{kwargs}{text}{rest_of(node, REST_OF_NODE)}")
+        lines.append(f"{node.op}{args}{kwargs}{text}")
         places[node] = _Place(f"%{len(places)}")
-    lines += [repr(swapped(graph.outputs, places)), rest_of(graph, REST_OF_GRAPH)]
+    lines += [repr(swapped(graph.outputs, places)), repr(graph.updates)]
     found = {symbol: None for type in types for expr in exprs_in(type) for symbol in symbols(expr)}
     ranges = sorted(f"{symbol.name}:{symbol.lo}..{symbol.hi}" for symbol in found)
     return "\n".join([*lines, *ranges])

@@ -12,7 +12,7 @@ import pytest
 from dovetail.cache.programs import Programs, content_of, program_key
 from dovetail.cache.store import Store
 from dovetail.ir.expr import Expr, sym
-from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.program import Kernel, Program, PythonCall, Result
 from dovetail.ir.types import F32, tensor_type
 from dovetail.options import Options
@@ -51,7 +51,10 @@ def test_names_and_lines_do_not_matter_but_contents_do() -> None:
     assert len(texts) == 6
 
 
-def test_fields_added_to_a_graph_matter() -> None:
+def test_all_fields_of_a_graph_are_thought_of() -> None:
+    """A key has all of a graph's content: whoever adds a field adds it there too."""
+    assert Node.__match_args__ == ("op", "args", "type", "name", "kwargs", "loc")
+    assert Graph.__match_args__ == ("name", "inputs", "nodes", "outputs", "updates")
     graph = make_graph()
     assert content_of(replace(graph, updates=((0, 0),))) != content_of(graph)
     assert content_of(replace(graph, name="other")) == content_of(graph)
