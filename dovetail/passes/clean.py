@@ -22,10 +22,10 @@ def drop_dead(graph: Graph) -> Graph:
     return graph.pruned(lambda node: is_impure(node.op))
 
 
-def rewrite(graph: Graph, change: Callable[[Node], Node]) -> Graph:
+def rewrite(graph: Graph, change: Callable[[Node], Node], env: dict[Node, Node] | None = None) -> Graph:
     """One pass in order. `change` gets each node over its new operands, and returns it, a node that came
-    earlier, or a new one."""
-    env: dict[Node, Node] = {}
+    earlier, or a new one. `env` has what some operands are to be from the beginning."""
+    env = {} if env is None else env
     nodes: dict[Node, None] = {}
     inputs = set(graph.inputs)
     for node in graph.nodes:

@@ -18,12 +18,12 @@ from typing import Final, cast
 import torch
 
 from dovetail.ir.expr import ONE
-from dovetail.ir.graph import GET, INPUT, Graph, Node, exprs_in, moved_over, nodes_in, swapped
+from dovetail.ir.graph import GET, INPUT, Graph, Node, exprs_in, nodes_in
 from dovetail.ir.types import F32, F64, DType, TensorType, Type, bytes_of, tensor_type
 from dovetail.ops.build import Build, Value, replace_nodes
 from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
-from dovetail.passes.clean import drop_dead
+from dovetail.passes.clean import drop_dead, rewrite
 from dovetail.passes.layout import CONV, PACK, SMALLEST_PACKED, channels_last
 from dovetail.util.library import has_mkldnn
 from dovetail.util.noun import Noun, replace
@@ -237,17 +237,11 @@ def hoist(graph: Graph, weights: Collection[Node], gained: bool) -> Frozen | Non
     used = {operand for node in before.nodes for operand in node.operands}
     watched = tuple(i for i, node in enumerate(graph.inputs) if node in used)
     prologue = Graph(before.name, tuple(graph.inputs[i] for i in watched), before.nodes, before.outputs)
-    env = {node: Node(INPUT, (), node.type, node.name, loc=node.loc) for node in frontier}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node in staying:
-            moved = moved_over(node, env)
-            nodes.append(moved)
-            if moved is not node:
-                env[node] = moved
-    outputs = swapped(graph.outputs, env)
-    inputs = (*graph.inputs, *(env[node] for node in frontier))
-    return Frozen(prologue, Graph(graph.name, inputs, tuple(nodes), outputs, graph.updates), watched)
+    given = {node: Node(INPUT, (), node.type, node.name, loc=node.loc) for node in frontier}
+    late = replace(graph, nodes=tuple(node for node in graph.nodes if node in staying))
+    main = rewrite(late, lambda node: node, dict(given))
+    inputs = (*graph.inputs, *given.values())
+    return Frozen(prologue, replace(main, inputs=inputs, updates=graph.updates), watched)
 
 
 def _staying(graph: Graph, fixed: set[Node], grown: set[Node]) -> set[Node]:
