@@ -80,7 +80,7 @@ def partition(graph: Graph, signature: Signature, budget: float = 1.0) -> Partit
     problem = _Problem(graph, signature, set(primals), dependents(graph, tangents), set(nodes_in(grads)))
     cut = problem.solve(budget)
     forward, saved = _make_forward(graph, primals, values, cut, problem)
-    wanted = _ancestors(graph, nodes_in(grads))
+    wanted = graph.needed(nodes_in(grads))
     used = [(node, position) for node, position in zip(tangents, signature.tangents) if node in wanted]
     late = [node for node in graph.nodes if node in wanted and node in problem.tied]
     backward = _make_backward(late, saved, tuple(node for node, _ in used), grads)
@@ -124,7 +124,7 @@ class _Problem:
         self.written |= set(nodes_in(tuple(graph.outputs[~i] for i in signature.unread if i < 0))) - primals
         """Inputs and outputs whose value may be gone when backward runs: a copy is saved."""
         self.outputs = set(nodes_in(graph.outputs[: signature.values]))
-        needed = _ancestors(graph, grads)
+        needed = graph.needed(grads)
         self.needed = needed - tied
         """Nodes that backward needs directly or not, and that do not depend on tangents."""
         self.order = [node for node in (*graph.inputs, *graph.nodes) if node in self.needed]
@@ -291,14 +291,6 @@ class _Problem:
         found = [n for n in self.order if n not in self.primals and kind_of(n) in weight]
         work = {n: weight[kind_of(n)] * (sum(bytes_of(x.type) for x in n.operands) + 1) for n in found}
         return sorted(found, key=lambda n: work[n] / max(1, bytes_of(n.type)))
-
-
-def _ancestors(graph: Graph, roots: Iterable[Node]) -> set[Node]:
-    found = set(roots)
-    for node in reversed(graph.nodes):
-        if node in found:
-            found.update(node.operands)
-    return found
 
 
 # -- the two graphs ----------------------------------------------------------------------------------

@@ -133,15 +133,18 @@ class Graph(Noun, eq=False):
                 found[operand].append(node)
         return found
 
+    def needed(self, roots: Iterable[Node], stays: Callable[[Node], bool] = lambda node: False) -> set[Node]:
+        """These nodes, those that stay anyway, and all that they are computed from."""
+        found = set(roots)
+        for node in reversed(self.nodes):
+            if node in found or stays(node):
+                found.update((node, *node.operands))
+        return found
+
     def pruned(self, stays: Callable[[Node], bool]) -> Graph:
         """Without the nodes that no output needs, except those that stay anyway, and what they need."""
-        needed: set[Node] = set(nodes_in(self.outputs))
-        kept: list[Node] = []
-        for node in reversed(self.nodes):
-            if node in needed or stays(node):
-                needed.update(node.operands)
-                kept.append(node)
-        return Graph(self.name, self.inputs, tuple(reversed(kept)), self.outputs)
+        kept = self.needed(nodes_in(self.outputs), stays)
+        return Graph(self.name, self.inputs, tuple([n for n in self.nodes if n in kept]), self.outputs)
 
     def __str__(self) -> str:
         return show_graph(self)
