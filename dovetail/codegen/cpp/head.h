@@ -2,12 +2,8 @@
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t; typedef unsigned long uint64_t;
 extern "C" {
-int omp_get_max_threads(); int omp_get_thread_num(); int omp_get_num_threads();
-void* aligned_alloc(unsigned long, unsigned long); void free(void*);
-void* memcpy(void*, const void*, unsigned long); void* memset(void*, int, unsigned long);
-double fmod(double, double); float fmodf(float, float); double lgamma(double); double nextafter(double, double);
-float nextafterf(float, float); double erf(double); double log(double); double exp(double); double sqrt(double);
-double tan(double); double floor(double); double fabs(double); double cos(double);
+int omp_get_max_threads(); void* aligned_alloc(unsigned long, unsigned long); void free(void*);
+void* memcpy(void*, const void*, unsigned long); double fmod(double, double); float fmodf(float, float);
 }
 #define INLINE static inline __attribute__((always_inline))
 struct bf16 { uint16_t bits; };
