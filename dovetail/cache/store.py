@@ -149,11 +149,9 @@ class Store:
                 self.remove(key)
                 removed += 1
         for loose in self.folder.glob("??/.*.part"):
-            try:
+            with suppress(FileNotFoundError):  # its writer has just finished
                 if time.time() - loose.stat().st_mtime > 3600:
                     loose.unlink(missing_ok=True)
-            except FileNotFoundError:  # its writer has just finished
-                continue
         return removed
 
     def export(self, target: Path) -> int:
@@ -186,11 +184,9 @@ class Store:
 def sizes(folder: Path) -> Iterator[tuple[float, int, str]]:
     """When each entry of a folder was used last, its bytes, and its key; no file is read for it."""
     for file in folder.glob("*.bin"):
-        try:
+        with suppress(FileNotFoundError):  # another process has just removed it
             seen = file.stat()
-        except FileNotFoundError:  # another process has just removed it
-            continue
-        yield seen.st_mtime, seen.st_size, file.stem
+            yield seen.st_mtime, seen.st_size, file.stem
 
 
 def write_whole(file: Path, content: bytes) -> None:

@@ -221,7 +221,6 @@ _COMPARISONS: Final[dict[str, tuple[str, bool, bool]]] = {
     "gt": ("lt", True, False), "le": ("le", False, False), "ge": ("le", True, False),
 }  # fmt: skip
 """Name -> the comparison it is, whether its sides are swapped, whether it is negated."""
-_ON_EXPR: Final = {"eq": ir.eq, "lt": ir.lt, "le": ir.le}
 
 _LOGIC: Final = {"and_": ir.and_, "sym_and": ir.and_, "or_": ir.or_, "sym_or": ir.or_}
 _BITS: Final = {
@@ -263,7 +262,7 @@ def _comparison(name: str) -> Method:
             if condition is None:
                 return self.wrap_bool(_compare_reals(base, a, b) is not is_negated)
         else:
-            condition = _ON_EXPR[base](a.expr, b.expr)
+            condition = reals.COMPARED[base](a.expr, b.expr)
         return _boolean(self.shapes, ir.not_(condition) if is_negated else condition)
 
     return method

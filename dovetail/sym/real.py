@@ -44,7 +44,7 @@ BINARY: Final[dict[str, Callable[[float, float], float]]] = {
 }  # fmt: skip
 _SMALL: Final = 1 << 20
 _ROUNDED: Final = {"floor": ir.floordiv, "ceil": ir.ceildiv}
-_COMPARED: Final = {"eq": ir.eq, "lt": ir.lt, "le": ir.le}
+COMPARED: Final = {"eq": ir.eq, "lt": ir.lt, "le": ir.le}
 
 
 def ratio(numerator: Expr, denominator: int = 1) -> Real:
@@ -71,23 +71,17 @@ def binary(op: str, left: Number, right: Number) -> Number:
     if isinstance(left, float) and isinstance(right, float):
         return BINARY[op](left, right)
     a, b = _as_fraction(left), _as_fraction(right)
-    if a is not None and b is not None:
+    if a is not None and b is not None and all(n & (n - 1) == 0 for _, n in (a, b)):  # powers of two
         (na, da), (nb, db) = a, b
-        is_exact = _is_power_of_two(da) and _is_power_of_two(db)
-        if op == "truediv" and nb.op == "const" and nb.value > 0 and is_exact:
+        if op == "truediv" and nb.op == "const" and nb.value > 0:
             return ratio(ir.mul(na, db), da * nb.value)
-        if op == "mul" and is_exact:
+        if op == "mul":
             return ratio(ir.mul(na, nb), da * db)
-        if op in ("add", "sub") and is_exact:
-            sign = 1 if op == "add" else -1
-            return ratio(ir.mul(na, db) + ir.mul(ir.mul(nb, da), sign), da * db)
+        if op in ("add", "sub"):
+            return ratio(ir.mul(na, db) + ir.mul(nb, da if op == "add" else -da), da * db)
     if op == "pow" and right == 0.5:
         return Real("sqrt", (left,))
     return Real(op, (left, right))
-
-
-def _is_power_of_two(value: int) -> bool:
-    return value & (value - 1) == 0
 
 
 def unary(op: str, value: Number) -> Number:
@@ -117,7 +111,7 @@ def compare(op: str, left: Number, right: Number) -> Expr | None:
     a, b = _as_fraction(left), _as_fraction(right)
     if a is None or b is None:
         return None
-    return _COMPARED[op](ir.mul(a[0], b[1]), ir.mul(b[0], a[1]))
+    return COMPARED[op](ir.mul(a[0], b[1]), ir.mul(b[0], a[1]))
 
 
 # -- walks -----------------------------------------------------------------------------------------
