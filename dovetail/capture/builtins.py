@@ -129,11 +129,6 @@ def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return guard_kinship(trace, value, type(value), kinds, native(isinstance, value, kinds))
 
 
-@on(issubclass)
-def _issubclass(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return guard_kinship(trace, args[0], args[0], args[1], native(issubclass, *args))
-
-
 def guard_kinship(trace: Trace, value: Any, kind: type, kinds: Any, answer: bool) -> bool:
     """What a class is, its bases and attributes say; it becomes another by being registered there."""
     if not kind.__flags__ & attributes.HEAP_TYPE or kind.__module__.split(".")[0] in ("torch", "dovetail"):
@@ -151,6 +146,9 @@ def guard_kinship(trace: Trace, value: Any, kind: type, kinds: Any, answer: bool
     return answer
 
 
+on(issubclass)(lambda trace, args, kwargs: (
+    guard_kinship(trace, args[0], args[0], args[1], native(issubclass, *args))
+))  # fmt: skip
 LIBRARIES: Final = frozenset({"abc", "typing", "enum", "torch", "collections"})
 
 
@@ -294,9 +292,9 @@ def _round(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return _unary_number(round, "round", "__round__", trace, args, kwargs)
 
 
-@on(pow)
-def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    return operations.binary(trace, operator.pow, *args) if len(args) == 2 else native(pow, *args)
+on(pow)(lambda trace, args, kwargs: (
+    operations.binary(trace, operator.pow, *args) if len(args) == 2 else native(pow, *args)
+))  # fmt: skip
 
 
 # -- text --------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Policy:
 
     def __init__(self, everything: bool, seen: Seen) -> None:
         self.everything, self.seen = everything, seen
-        self.shapes: Shapes | None = None
+        self.shapes: Any = None
         self.extents: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.numbers: dict[str, tuple[int, float]] = {}
         self.sources: dict[str, Source] = {}
@@ -85,7 +85,7 @@ class Policy:
     def shapes_of(self, trace: Trace) -> Shapes:
         if self.shapes is None:
             self.shapes = trace.shapes = Shapes(where=trace.loc)
-        return self.shapes
+        return self.shapes  # type: ignore[no-any-return]
 
     # -- what becomes a symbol
 
@@ -186,12 +186,10 @@ class Policy:
 
     def simplified(self, value: Any) -> Any:
         expr = value.node.expr
-        assert self.shapes is not None
         return self.shapes.simplify(expr) if isinstance(expr, Expr) else expr
 
     def inputs(self, names: set[str]) -> list[tuple[GraphInput, str]]:
         made, shapes = [], self.shapes
-        assert shapes is not None
         for name in sorted(names, key=lambda n: (n[0], int(n[1:].strip("_")))):
             known = shapes.symbols.get(name)
             number = make_symint(shapes, known.expr, known.hint) if known else make_symfloat(shapes, name)
@@ -211,7 +209,6 @@ class Policy:
 
     def compute(self, form: str, value: Any) -> GraphInput:
         shapes = self.shapes
-        assert shapes is not None
         symbols: dict[str, Any] = {**shapes.symbols, **shapes.floats}
         names = sorted(leaves(self.simplified(value)))
         source = Computed(form, value, tuple((self.sources[name], symbols[name].hint) for name in names))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import dataclasses
 import functools
 import keyword
 import math
@@ -82,11 +81,7 @@ class Emitter:
             return source.text
         if id(source) in self.loaded:
             return self.loaded[id(source)]
-        base = source.base
-        if base is None:
-            text = source.text
-        else:
-            text = dataclasses.replace(source, of=Const(self.load(base), None)).text  # type: ignore[call-arg]
+        text = source.over(source.base and self.load(source.base))
         name = f"_s{len(self.loaded)}"
         self.loaded[id(source)] = name
         self.keep.append(source)

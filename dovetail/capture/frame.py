@@ -45,11 +45,15 @@ def slot_count(code: CodeType) -> int:
     return code.co_argcount + code.co_kwonlyargcount + extra
 
 
+def as_parameters(names: Sequence[str]) -> list[str]:
+    """Names that may be parameters: a comprehension's argument is called `.0`."""
+    return [name if name.isidentifier() else f"slot_{i}" for i, name in enumerate(names)]
+
+
 @cache
 def binder(code: CodeType) -> CodeType:
     """Code with the parameters of another, which gives its arguments as they fill the slots."""
-    given = enumerate(code.co_varnames[: slot_count(code)])
-    names = [name if name.isidentifier() else f"slot_{i}" for i, name in given]  # a comprehension's is `.0`
+    names = as_parameters(code.co_varnames[: slot_count(code)])
     count, keywords = code.co_argcount, names[code.co_argcount :][: code.co_kwonlyargcount]
     parameters, rest = names[:count], iter(names[count + len(keywords) :])
     if code.co_posonlyargcount:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import dis
 import opcode
-from collections.abc import Iterator
 from functools import cache
 from types import CodeType
 from typing import Final
 
 from dovetail.capture.decode import CACHES, Code, decode, growing_entries
+from dovetail.capture.frame import as_parameters
 from dovetail.capture.places import line_table
 from dovetail.errors import SkippedFrame
 from dovetail.util.noun import Noun
@@ -107,7 +107,7 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
         co_posonlyargcount=0,
         co_kwonlyargcount=0,
         co_nlocals=len(names),
-        co_varnames=tuple(_unique(names)),
+        co_varnames=tuple(as_parameters(names)),
         co_cellvars=tuple(name for name in slots if name in code.co_cellvars),  # super() wants to know
         co_flags=code.co_flags & ~ARGS_FLAGS,
         co_stacksize=max(code.co_stacksize, len(layout.stack) + 2),
@@ -120,12 +120,6 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
     values = [i for i, kind in enumerate(layout.stack) if kind != NONE_THERE]
     growing = frozenset(len(slots) + at for at, i in enumerate(values) if i in positions)
     return Resume(made, code, len(units), growing)
-
-
-def _unique(names: tuple[str, ...]) -> Iterator[str]:
-    """Names that may be parameters: comprehension arguments are called `.0`."""
-    for i, name in enumerate(names):
-        yield name if name.isidentifier() else f"slot_{i}"
 
 
 def _shift_slots(raw: bytes, first: int, by: int) -> bytes:
