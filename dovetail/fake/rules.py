@@ -66,7 +66,7 @@ def _axis(dim: Any, rank: int) -> int:
     return int(dim) % max(rank, 1)
 
 
-def _axes(dim: Any, rank: int) -> set[int]:
+def axes_of(dim: Any, rank: int) -> set[int]:
     if dim is None or (isinstance(dim, tuple) and not dim):
         return set(range(rank))
     return {_axis(d, rank) for d in (dim if isinstance(dim, tuple) else (dim,))}
@@ -98,7 +98,7 @@ def likes(*names: str) -> Callable[[Call], Result]:
 
 def reduction(c: Call) -> Result:
     x, dim = c.first, c.get("dim", c.get("axis"))
-    axes = _axes(dim, x.ndim)
+    axes = axes_of(dim, x.ndim)
     if c.get("keepdim", False):
         return tuple(ONE if d in axes else s for d, s in enumerate(x.shape))
     return tuple(s for d, s in enumerate(x.shape) if d not in axes)
@@ -191,7 +191,7 @@ def select(c: Call) -> Result:
 
 def squeeze(c: Call) -> Result:
     x, dim = c["self"], c.get("dim")
-    axes = _axes(dim, x.ndim) if dim != () else set()
+    axes = axes_of(dim, x.ndim) if dim != () else set()
     kept = [d for d in range(x.ndim) if d not in axes or not c.holds(eq(x.shape[d], 1))]
     return _reordered(x, kept)
 
@@ -297,8 +297,8 @@ def repeat(c: Call) -> Result:
 # -- convolution, pooling, resizing ----------------------------------------------------------------
 
 
-def _per_axis(value: Any, count: int) -> tuple[Any, ...]:
-    items = value if isinstance(value, tuple) else (value,)
+def per_axis(value: Any, count: int) -> tuple[Any, ...]:
+    items = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     return items * count if len(items) == 1 else items
 
 
@@ -306,7 +306,7 @@ def convolution(c: Call) -> Result:
     x, w = c["input"], c["weight"]
     n = x.ndim - 2
     names = ("stride", "padding", "dilation", "output_padding")
-    strides, pads, gaps, extra = (_per_axis(c[name], n) for name in names)
+    strides, pads, gaps, extra = (per_axis(c[name], n) for name in names)
     if c["transposed"]:
         reach = [mul(add(x.shape[i + 2], -1), strides[i]) for i in range(n)]
         spans = [mul(add(w.shape[i + 2], -1), gaps[i]) for i in range(n)]
@@ -332,9 +332,9 @@ def _window(size: Expr, kernel: Any, stride: Any, padding: Any, dilation: Any) -
 
 def pool(n: int, c: Call) -> Result:
     x = c["self"]
-    kernel = _per_axis(c["kernel_size"], n)
-    strides = _per_axis(c.get("stride") or kernel, n)
-    pads, gaps = _per_axis(c.get("padding", 0), n), _per_axis(c.get("dilation", 1), n)
+    kernel = per_axis(c["kernel_size"], n)
+    strides = per_axis(c.get("stride") or kernel, n)
+    pads, gaps = per_axis(c.get("padding", 0), n), per_axis(c.get("dilation", 1), n)
     sizes = []
     for i in range(n):
         size = x.shape[i - n]

@@ -17,6 +17,7 @@ from functools import partial, reduce
 from itertools import product as combinations
 from typing import Any, Final
 
+from dovetail.fake.rules import per_axis
 from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product, row_major
 from dovetail.ir.types import F32, F64, I64, DType
 from dovetail.ops.build import Build, Value, number
@@ -47,22 +48,13 @@ class Windows(Noun):
         return list(combinations(*map(range, self.size)))
 
 
-def _per_dimension(given: Sequence[int] | int, rank: int) -> tuple[int, ...]:
-    listed = (given,) if isinstance(given, int) else tuple(given)
-    return listed * rank if len(listed) == 1 else listed
-
-
 def make_windows(
     rank: int, size: Sequence[int], step: Sequence[int] = (), margin: Sequence[int] | int = 0,
     spread: Sequence[int] | int = 1,
 ) -> Windows:  # fmt: skip
-    sizes = _per_dimension(size, rank)
-    windows = Windows(
-        sizes, _per_dimension(step, rank) if step else sizes,
-        _per_dimension(margin, rank), _per_dimension(spread, rank),
-    )  # fmt: skip
+    sizes = per_axis(size, rank)
     decline_if(not 0 < math.prod(sizes) <= MOST_PLACES)
-    return windows
+    return Windows(sizes, per_axis(step or sizes, rank), per_axis(margin, rank), per_axis(spread, rank))
 
 
 def taps(b: Build, x: Value, windows: Windows, count: Sequence[Expr], fill: float) -> list[Value]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, cast
 
+from dovetail.fake.rules import axes_of
 from dovetail.ir.expr import ONE, ZERO, Expr, product
 from dovetail.ir.graph import Node
 from dovetail.ir.types import BOOL, F64, I64, U8, DType
@@ -26,10 +27,7 @@ FEW_ROWS: Final = 128
 
 def dims_of(x: Value, dim: int | Sequence[int] | None) -> tuple[int, ...]:
     """Normalised, sorted; None or empty means all."""
-    if dim is None or (not isinstance(dim, int) and not len(dim)):
-        return tuple(range(x.ndim))
-    listed = (dim,) if isinstance(dim, int) else tuple(dim)
-    return tuple(sorted({d % max(x.ndim, 1) for d in listed})) if x.ndim else ()
+    return tuple(sorted(axes_of(dim, x.ndim))) if x.ndim else ()
 
 
 def count(x: Value, dims: Sequence[int]) -> Expr:
