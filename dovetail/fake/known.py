@@ -67,13 +67,6 @@ def floating(c: Call) -> torch.dtype:
     return found
 
 
-HALVES: Final = (torch.float16, torch.bfloat16)
-
-
-def always(*dtypes: torch.dtype) -> DTypes:
-    return lambda c: list(dtypes)
-
-
 def plain_float(c: Call) -> torch.dtype:
     found = first(c)
     if found not in (torch.float32, torch.float64):
@@ -85,7 +78,7 @@ def statistics(c: Call, on_gpu: torch.dtype | None = None) -> list[torch.dtype |
     """A norm's results. The CPU keeps mean and variance in the input's type, or in that of its parameters if
     it is wider; a GPU those of half types in `on_gpu`, if that is known."""
     kinds = {t.dtype for t in c.tensors}
-    if first(c) not in HALVES or (c.device != "cpu" and on_gpu is None):
+    if first(c) not in (torch.float16, torch.bfloat16) or (c.device != "cpu" and on_gpu is None):
         return [plain_float(c)] * 3
     kept = on_gpu if c.device != "cpu" else torch.float32 if torch.float32 in kinds else first(c)
     return [first(c), kept, kept]
@@ -140,6 +133,17 @@ def from_contiguous(c: Call, shape: tuple[int, ...]) -> list[int] | None:
     """Row-major where all operands are, and not channels-last too; other cases are left to the kernel."""
     is_plain = all(_is_contiguous(t) and not _suggests_channels_last(t) for t in c.tensors)
     return contiguous(c, shape) if is_plain else None
+
+
+def indexed(c: Call, shape: tuple[int, ...]) -> list[int] | None:
+    """As the iterator goes over the memory and the index: strides of single elements take part."""
+    at, *others = [d for d, given in enumerate(c["indices"]) if given is not None]
+    if others or not _is_contiguous(index := c["indices"][at]):
+        return from_contiguous(c, shape)
+    placed = (1,) * at + tuple(_numbers(index)[0]) + (1,) * (c.first.ndim - at - 1)
+    stride = _numbers(c.first)[1]
+    stride[at : at + 1] = [0] * index.ndim
+    return iterator_strides(shape, [(shape, stride), (placed, contiguous(c, placed))])
 
 
 def as_image(c: Call, shape: tuple[int, ...]) -> list[int] | None:
@@ -231,9 +235,12 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (lambda c: [plain_float(c), torch.float32], attended, "_scaled_dot_product_flash_attention_for_cpu"),
     (lambda c: [first(c)] * 3, heads_inside, "_scaled_dot_product_flash_attention_for_cpu_backward"),
     (first, from_contiguous, """
-        gather index_select index scatter scatter_add index_put index_add index_copy flip
-        glu slice_scatter select_scatter mv dot nll_loss_backward bernoulli constant_pad_nd _safe_softmax
+        gather index_select scatter scatter_add index_add index_copy glu mv slice_scatter select_scatter
+        dot nll_loss_backward bernoulli constant_pad_nd _safe_softmax
         glu_backward log_sigmoid_backward soft_margin_loss_backward"""),
+    (first, indexed, "index _unsafe_index"),
+    (first, preserved, "flip index_put"),
+    (lambda c: [first(c), torch.int64], preserved, "sort"),
     (lambda c: [first(c)] * 2, from_contiguous, "_prelu_kernel_backward"),
     (lambda c: torch.uint8 if first(c) == torch.uint8 else torch.bool, contiguous, "any all"),
     (first, contiguous, """
@@ -243,13 +250,13 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (summed, contiguous, "sum prod"),
     (floating, contiguous, "mean var std logsumexp linalg_vector_norm norm"),
     (lambda c: [floating(c)] * 2, contiguous, "var_mean std_mean"),
-    (always(torch.int64), contiguous, "argmax argmin"),
+    (lambda c: torch.int64, contiguous, "argmax argmin"),
     (summed, from_contiguous, "cumsum cumprod"),
     (lambda c: torch.float32 if c["half_to_float"] else first(c), from_contiguous, "_softmax _log_softmax"),
     (lambda c: c.get("input_dtype", first(c)), contiguous,
      "_softmax_backward_data _log_softmax_backward_data"),
     (lambda c: [first(c), torch.int64], from_contiguous,
-     "topk sort cummax cummin max_pool2d_with_indices max min median"),
+     "topk cummax cummin max_pool2d_with_indices max min median"),
     (asked, preserved, "fill clone _to_copy zeros_like ones_like full_like empty_like rand_like randn_like"),
     (lambda c: c.get("dtype") or torch.get_default_dtype(), contiguous, "zeros ones rand randn"),
     (lambda c: of_numbers(c, c.get("fill_value", c.get("s"))), contiguous, "full scalar_tensor"),
@@ -380,9 +387,6 @@ def _single(value: Any) -> Any:
 # -- calls that eager may refuse: eager's own kernel answers them ----------------------------------
 
 
-Check: TypeAlias = Callable[[Call], bool]
-
-
 class Suspected(Exception):
     """Eager may refuse the call."""
 
@@ -442,7 +446,7 @@ def _margins_fit(c: Call) -> bool:
 SOURCES: Final = ("src", "source", "values")
 _MASKED: Final = frozenset({"aten.index_put", "aten.index_put_", "aten._index_put_impl_"})
 
-_ROWS: Final[tuple[tuple[Check, str], ...]] = (
+_ROWS: Final[tuple[tuple[Callable[[Call], bool], str], ...]] = (
     (lambda c: len({t.dtype for t in c.tensors}) == 1,
      "mm bmm addmm baddbmm mv dot convolution huber_loss soft_margin_loss"),
     (lambda c: c.get("index", c.get("indices")).dtype in (torch.int32, torch.int64),
@@ -469,7 +473,7 @@ _ROWS: Final[tuple[tuple[Check, str], ...]] = (
     (lambda c: c["p"] >= 0, "_cdist_forward"),
     (lambda c: c["beta"] >= 0, "smooth_l1_loss"),
 )
-CHECKS: Final[dict[str, list[Check]]] = {}
+CHECKS: Final[dict[str, list[Callable[[Call], bool]]]] = {}
 """Op -> what must hold."""
 for _check, _names in _ROWS:
     for _name in _names.split():

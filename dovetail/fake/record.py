@@ -44,7 +44,7 @@ PROBED: Final = frozenset({"aten.isin.Tensor_Tensor", "aten.histogram.bin_ct"}) 
     _embedding_bag _embedding_bag_forward_only _fft_c2r _fft_r2c _linalg_svd linalg_eig max_unpool2d
     max_unpool3d geqrf _histogramdd_bin_edges _histogramdd_from_bin_cts fractional_max_pool3d_backward
     multi_margin_loss_backward multilabel_margin_loss_backward _ctc_loss_backward _sample_dirichlet
-    _dirichlet_grad multi_margin_loss multilabel_margin_loss_forward""".split()
+    _dirichlet_grad multi_margin_loss multilabel_margin_loss_forward max_pool3d_with_indices""".split()
 }  # fmt: skip
 """Ops whose meta kernel is missing, or says other sizes or strides than the CPU gives: tried out on zeros."""
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import dovetail
 from dovetail.errors import DataDependentValue, FailedFake
 from dovetail.fake import Fake, FakeMode, fake_like, type_of
-from dovetail.fake.layout import iterator_strides
+from dovetail.fake.layout import dense_strides, iterator_strides
 from tests.fake.crossref import Crossref, describe
 from tests.sweeps.torch_testing import OPS
 
@@ -219,6 +219,22 @@ def test_strides_of_single_elements_are_kept_where_eager_keeps_them() -> None:
     for f in (F.hardtanh, F.relu6, F.relu, lambda x: F.prelu(x, torch.ones(1)), torch.nan_to_num, torch.deg2rad):
         for dynamic in (False, True):
             assert dovetail.compile(f, dynamic=dynamic)(x).stride() == f(x).stride()
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 1), (1, 4, 4), (2, 4, 1, 3), (4, 1)])
+@pytest.mark.parametrize("call", [lambda x, i: x[:, i], lambda x, i: x[i], lambda x, i: x.flip(0), lambda x, i: x.sort(0).indices])
+def test_strides_of_single_elements_take_part_in_indexing(shape: tuple[int, ...], call: Any) -> None:
+    index = torch.tensor([0, 0])
+    for order in itertools.permutations(range(len(shape))):
+        for gap in (0, 1, 2):
+            x = torch.empty_strided(shape, dense_strides([n + gap for n in shape], order)).zero_()
+            assert call(fake_like(x), fake_like(index)).stride() == call(x, index).stride(), (shape, order, gap)
+
+
+def test_an_unbatched_volume_keeps_its_channels_innermost() -> None:
+    volumes = torch.randn(1, 4, 6, 6, 6).to(memory_format=torch.channels_last_3d)
+    for x in (volumes[0], volumes, volumes[0].contiguous(), volumes[0, :2], volumes[0, :1]):
+        assert F.max_pool3d(fake_like(x), 2).stride() == F.max_pool3d(x, 2).stride()
 
 
 def test_a_number_to_the_power_of_a_tensor_is_row_major() -> None:
