@@ -52,6 +52,7 @@ _RAISING = ("aten._linalg_check_errors", "aten._linalg_eigh", "aten._linalg_svd"
 _FLAT = ("aten.take.", "aten.put.")
 _EMBEDDING = ("aten.embedding.", "aten._embedding_bag")
 _INDEXING = ("aten.index.", "aten.index_", "aten.gather", "aten.scatter", *_EMBEDDING, *_FLAT)
+_LOSS = "aten.nll_loss"
 _OVERWRITING = ("aten.index_copy", "aten.index_put", "aten.slice_scatter", "aten.select_scatter")
 _LOOKING = (*_INDEXING, "aten.multinomial", "aten._assert_async")
 _DIVIDING = ("aten.div.", "aten.floor_divide", "aten.remainder", "aten.fmod")
@@ -181,7 +182,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
     tensors = [(i, x) for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
     loose = tuple(i for i, x in tensors if not isinstance(x, torch.nn.Parameter))
-    if indexing := [node for node in builder.nodes[:boundary] if node.op.startswith(_INDEXING)]:
+    if indexing := [node for node in builder.nodes[:boundary] if node.op.startswith((*_INDEXING, _LOSS))]:
         _check_unread(builder, indexing, prune(builder.finish((*trace.values, *grads))))
     graph = builder.finish((*trace.values, *grads))
     open_to_writes = [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))]
@@ -647,7 +648,8 @@ def _check_unread(builder: GraphBuilder, indexing: list[Node], kept: Graph) -> N
         source, (given, *rest) = node.args[0].tensor, node.args[1:]  # type: ignore[union-attr]
         is_flat, is_tuple = node.op.startswith(_FLAT), isinstance(given, tuple)
         shape = (source.numel,) if is_flat else source.shape
-        one: Any = (0, given) if is_tuple or isinstance(given, Node) else (given, rest[0])
+        axis = 1 if node.op.startswith(_LOSS) and len(shape) > 1 else 0
+        one: Any = (axis, given) if is_tuple or isinstance(given, Node) else (given, rest[0])
         pairs: Any = enumerate(given) if is_tuple else [one]  # type: ignore[arg-type]
         is_empty = is_tuple and (ZERO, None) in zip_longest(shape, given)  # type: ignore[arg-type]
         for dim, index in pairs if shape and not is_empty else ():
@@ -655,6 +657,9 @@ def _check_unread(builder: GraphBuilder, indexing: list[Node], kept: Graph) -> N
                 most, least = shape[dim] - 1, -shape[dim] if is_flat or is_tuple else ZERO
                 bounded = builder.call("aten.clamp.default", (index, least, most), index.type)
                 same = builder.call("aten.eq.Tensor", (bounded, index), replace(index.tensor, dtype=BOOL))
+                if node.op.startswith(_LOSS):
+                    away = builder.call("aten.eq.Scalar", (index, node.args[4]), same.type)
+                    same = builder.call("aten.logical_or.default", (same, away), same.type)
                 whole = builder.call("aten.all.default", (same,), replace(same.tensor, shape=(), stride=()))
                 builder.call("aten._assert_async.msg", (whole, "index out of range"), ())
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import dovetail
 from dovetail.capture.places import raised_at
@@ -593,3 +594,20 @@ def test_what_a_graph_raises_that_writes_to_its_inputs(program: Any, backend: st
     compiled = dovetail.compile(program, backend=backend)
     for at in (1, 7, 7, 2)[: 1 if backend == "eager" else None]:
         assert repr(outcome(compiled, at)) == repr(outcome(program, at))
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 4, 3), (4,)])
+def test_a_target_that_does_not_exist_is_refused_where_nobody_reads_the_loss(shape: tuple[int, ...]) -> None:
+    def f(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        F.cross_entropy(x, target, ignore_index=7)
+        return x + 1
+
+    def outcome(call: Any, at: int) -> Any:
+        try:
+            return call(torch.ones(shape), torch.full([2, *shape[2:]] if shape[1:] else [], at))
+        except IndexError as error:
+            return str(error)
+
+    compiled = dovetail.compile(f)
+    for at in (3, 4, 7, -1):
+        assert repr(outcome(compiled, at)) == repr(outcome(f, at))
