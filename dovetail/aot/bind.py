@@ -33,7 +33,7 @@ import torch
 from torch.autograd import Function
 
 from dovetail.aot import double
-from dovetail.aot.chain import NEVER_ASKED, Chained, Watch, keeps_graph, tell_hooks
+from dovetail.aot.chain import Chained, Watch, keeps_graph, tell_hooks
 from dovetail.aot.cost import class_of
 from dovetail.aot.interpret import as_strided
 from dovetail.aot.joint import Joint
@@ -185,7 +185,7 @@ class _Emitter:
             "set_grad_enabled": torch._C._set_grad_enabled,
             "keeps_graph": keeps_graph,
             "run_eager": joint.eager,
-            "never_asked": NEVER_ASKED,
+            "never_asked": double.NEVER_ASKED,
             "version_of": attrgetter("_version"),
             **{each.__name__: each for each in (torch.is_grad_enabled, restride, shares_memory, write_back)},
             **{each.__name__: each for each in (double.eager_results, double.eager_after, Watch)},
@@ -480,8 +480,7 @@ class _Emitter:
                 self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
             used = [tangents[position] for position in partition.tangents]
             self.w(f"missing = {_tuple(f'{name} is None' for name in used)}")
-            unwanted = f"eager{suffix}.unwanted(ctx)" if self.scope[f"eager{suffix}"].may_skip else "()"
-            self.w(f"consume = backward_for{suffix}(missing, {unwanted})")
+            self.w(f"consume = backward_for{suffix}(missing, eager{suffix}.unwanted(ctx))")
             with self.w.block("if consume is None:"):
                 self.w(by_eager)
             for node, name in zip(part.tangents, used):

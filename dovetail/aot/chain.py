@@ -20,15 +20,10 @@ import torch
 from torch.autograd import Function
 from torch.autograd.graph import _engine_run_backward
 
-from dovetail.aot.double import Eager, executes
+from dovetail.aot.double import STRANGER, Eager, executes
 
 keeps_graph: Final[Callable[[], bool]] = torch._C._autograd._get_current_graph_task_keep_graph
 """Whether backward was called with retain_graph."""
-
-with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):  # wherever the first call is made
-    NEVER_ASKED: Final = torch.zeros(0, requires_grad=True)
-    """A leaf that every Chained has: autograd.grad, asked about others, leaves it out."""
-    _NODE: Final[Any] = NEVER_ASKED.view_as(NEVER_ASKED).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 class Watch:
@@ -45,7 +40,7 @@ class Watch:
         """In the backward pass that is running."""
         left = [tensor for weak in self.tensors if (tensor := weak()) is not None]
         self.is_cut = self.is_hooked or any(t.retains_grad or t._backward_hooks for t in left)
-        if not self.is_cut and not executes(_NODE):
+        if not self.is_cut and not executes(STRANGER):
             asked = asked_about()
             self.is_cut = asked is None or any(x is tensor for x in asked for tensor in left)
         return self.is_cut

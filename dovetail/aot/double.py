@@ -37,6 +37,14 @@ from dovetail.util.noun import Noun
 MOST_COMPILED: Final = 4
 """Geometries for which the gradient's program is compiled."""
 
+MOST_WANTED: Final = 8
+"""Inputs for whose gradients alone backward is cut."""
+
+with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):  # wherever the first call is made
+    NEVER_ASKED: Final = torch.zeros(0, requires_grad=True)
+    """A leaf that every Chained has: autograd.grad, asked about others, leaves it out."""
+    STRANGER: Final[Any] = NEVER_ASKED.view_as(NEVER_ASKED).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
 _BATCH_NORMS: Final = (
     "aten._native_batch_norm_legit_functional.default", "aten._batch_norm_with_update_functional.default",
 )  # fmt: skip
@@ -67,10 +75,6 @@ class Eager:
         """What those for symbolic sizes assume of them."""
         self.met: set[object] = set()
         """The same, asked for: what was never asked for before, as by a single retain_grad(), is eager's."""
-        self.asked = sorted(enumerate(signature.grad_inputs), key=lambda entry: entry[1] in joint.loose)
-        """Gradients and their inputs, parameters first."""
-        self.may_skip = any(i in joint.loose for i in signature.grad_inputs)
-        """Somebody may ask for the gradients of arguments only."""
         self.given = partition.forward.inputs[: signature.inputs]
         saved = [s.index if s.source == "output" else None for _, s in partition.kept(TensorType)]
         self.saved = [i if i is None else partition.forward.outputs[i] for i in saved]
@@ -89,7 +93,7 @@ class Eager:
         """Of the inputs that get one, in order, or of the outputs `goals`; differentiable where grad mode
         is on."""
         inputs, is_kept = ctx.inputs, torch.is_grad_enabled()
-        asked = _Asked(self.unwanted(ctx) if self.may_skip and not goals else (), goals, is_cut)
+        asked = _Asked(() if goals else self.unwanted(ctx), goals, is_cut)
         is_plain = is_kept and ctx.random is None and not self.joint.autocast
         with nullcontext() if is_plain else self.as_it_was(ctx.random):
             if (is_kept or is_cut or goals) and not lack_memory(*tangents):
@@ -119,17 +123,19 @@ class Eager:
         return stack
 
     def unwanted(self, ctx: Any) -> tuple[int, ...]:
-        """Which gradients nobody asked for: grad(u, x) does not want those of the parameters. Where one of
-        these is wanted, all are taken to be. To ask about a leaf that is wanted takes long; the last one
-        left is, without asking."""
+        """Which gradients nobody asked for: grad(u, x) does not want those of the parameters, and backward()
+        wants all. To ask about a leaf that is wanted takes long: after some of them, all are taken to be, and
+        the last one left is, without asking."""
+        if executes(STRANGER):
+            return ()
         edges = iter(ctx.next_functions)
         tensors = [i for i in self.places if i is not None and isinstance(self.given[i].type, TensorType)]
         at = {i: next(edges)[0] for i in tensors}
         found: list[int] = []
-        for n, i in self.asked:
-            if len(found) < len(self.asked) - 1 and not executes(at[i]):
+        for n, i in enumerate(self.signature.grad_inputs):
+            if len(found) < len(self.signature.grad_inputs) - 1 and not executes(at[i]):
                 found.append(n)
-            elif i not in self.joint.loose:
+            elif n - len(found) >= MOST_WANTED:
                 return ()
         return tuple(found)
 

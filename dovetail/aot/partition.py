@@ -200,12 +200,10 @@ class _Problem:
         for node in self.order:
             if node in saved or node in self.primals:
                 continue
-            if any(operand in behind and operand not in found for operand in node.operands):
-                if self._is_anchor(node):
-                    found.add(node)
-                    continue
-                behind.add(node)
-            elif self._is_anchor(node):
+            is_behind = any(operand in behind and operand not in found for operand in node.operands)
+            if is_behind and self._is_anchor(node):
+                found.add(node)
+            elif is_behind or self._is_anchor(node):
                 behind.add(node)
         return found
 
@@ -324,26 +322,17 @@ def _make_backward(
     replaced = {node: Node(INPUT, (), node.type, node.name, loc=node.loc) for node, _ in saved}
     replaced |= {node: node for node in tangents}
     nodes: list[Node] = []
-
-    def add(goal: Node) -> None:
-        stack = [goal]
-        while stack:
-            node = stack[-1]
-            if node in replaced:
-                stack.pop()
-                continue
-            missing = [o for o in node.operands if o not in replaced]
-            if missing:
-                stack.extend(reversed(missing))
-                continue
-            if node.op == INPUT:
-                raise VerifyError(stage="partition", detail=f"backward needs {node.name}, which is not saved")
-            stack.pop()
-            replaced[node] = moved_over(node, replaced)
-            nodes.append(replaced[node])
-
-    for node in (*late, *nodes_in(grads)):
-        add(node)
+    left = [*late, *nodes_in(grads)][::-1]
+    while left:
+        if left[-1] in replaced:
+            left.pop()
+        elif missing := [operand for operand in left[-1].operands if operand not in replaced]:
+            left += reversed(missing)
+        elif left[-1].op == INPUT:
+            raise VerifyError(stage="partition", detail=f"backward needs {left[-1].name}, which is not saved")
+        else:
+            nodes.append(moved_over(left[-1], replaced))
+            replaced[left[-1]] = nodes[-1]
     inputs = (*(replaced[node] for node, _ in saved), *tangents)
     return Graph("backward", inputs, tuple(nodes), swapped(grads, replaced))
 

@@ -207,6 +207,25 @@ def test_gradients_that_nobody_asked_for_are_not_computed(monkeypatch: pytest.Mo
     torch.testing.assert_close(ours, [p.grad for p in (x, *net.parameters())])
 
 
+def test_the_gradient_of_one_layer_leads_no_further_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that of many takes the backward of all."""
+    net, x = _net()
+    *_, last = (p for p in net.parameters() if p.ndim == 2)
+    call, wanted, got = dovetail.compile(net), [last], list[Any]()
+
+    def ask() -> None:
+        value = call(x).sum()
+        got.extend(torch.autograd.grad(value, wanted, retain_graph=True))
+        value.backward()
+
+    assert _products(ask, monkeypatch)[:2] == [3, 1]
+    torch.testing.assert_close(got, list(torch.autograd.grad(net(x).sum(), wanted)))
+    assert all(p.grad is not None for p in (x, *net.parameters()))
+    monkeypatch.setattr(double, "MOST_WANTED", 2)
+    ours = torch.autograd.grad(call(x).sum(), list(net.parameters()))
+    torch.testing.assert_close(ours, torch.autograd.grad(net(x).sum(), list(net.parameters())))
+
+
 @pytest.mark.parametrize("zeros", [(), (2,), (2, 4)])
 def test_products_so_far_with_zeros(zeros: tuple[int, ...]) -> None:
     """The first gradient is a few scans whatever the length; both are eager's behind zeros, too."""
