@@ -159,6 +159,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     autocast = tuple((k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k))
     grad_mode = torch.is_grad_enabled()
     shapes = find_shapes(example_inputs)
+    learned = 0 if shapes is None else len(shapes.equalities)
     try:
         with recorder:
             _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
@@ -187,9 +188,10 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     graph = builder.finish((*trace.values, *grads))
     open_to_writes = [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))]
     unread = _unread(graph, boundary, open_to_writes, len(trace.values))
+    graph = prune(graph)
     if shapes is not None:
         assume_narrow(graph, shapes)
-    if shapes is not None and shapes.equalities:  # learned late, they hold from the beginning
+    if shapes is not None and len(shapes.equalities) > learned:  # late, they hold from the beginning
         graph, outputs = simplify_graph(graph, shapes), list(_simplified((*outputs,), shapes, {}))
     signature = Signature(
         inputs=n, mutations=tuple(mutations), outputs=tuple(outputs), constants=len(constants),
@@ -202,7 +204,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     is_inference = bool(made) and all(made) and not torch.is_inference_mode_enabled()
     is_atomic = gm.meta.get("is_atomic", False) and any(map(_may_refuse, graph.nodes))
     return Joint(
-        prune(graph), signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose,
+        graph, signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose,
         is_inference, tuple(each is not None for each in trace.versions), is_atomic,
     )  # fmt: skip
 

@@ -43,8 +43,8 @@ def to_torch_device(device: Device) -> torch.device:
 
 
 def expr_of(value: int | torch.SymInt) -> Expr:
-    """The expression of a size: a constant, or what a SymInt of ours stands for."""
-    return const(value) if type(value) is int else value.node.expr  # type: ignore[union-attr]
+    """The expression of a size: a constant, or what our SymInt stands for, by what is known so far."""
+    return const(value) if type(value) is int else value.node.shapes.simplify(value.node.expr)  # type: ignore[union-attr]
 
 
 def type_of(tensor: torch.Tensor) -> TensorType:
