@@ -160,11 +160,7 @@ def watch(definition: Any, record: Callable[[Opaque], list[Any]]) -> Callable[[]
             return tuple(made.get(i) for i in range(call.count))
 
     definition._backward_fn, definition._setup_context_fn = watched_backward, watched_set_up
-
-    def end() -> None:
-        definition._backward_fn, definition._setup_context_fn = backward, set_up
-
-    return end
+    return lambda: vars(definition).update(_backward_fn=backward, _setup_context_fn=set_up)
 
 
 def _describe(backward: Callable[..., Any], ctx: Any, grads: Sequence[Any]) -> Opaque:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate, combinations
 from typing import Any, Final, TypeAlias
 
@@ -232,13 +233,10 @@ def result_type(result: Any) -> Type:
     return None
 
 
-def record_random(route: Route) -> Route:
-    def recorded(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        if recorder.is_backward and torch.is_grad_enabled():
-            raise UnsupportedMutation(recorder.loc, detail="forward run again in backward draws numbers")
-        return route(recorder, func, args, kwargs)
-
-    return recorded
+def record_random(route: Route, recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if recorder.is_backward and torch.is_grad_enabled():
+        raise UnsupportedMutation(recorder.loc, detail="forward run again in backward draws numbers")
+    return route(recorder, func, args, kwargs)
 
 
 # -- how each kind of op is recorded -------------------------------------------------------------------
@@ -320,21 +318,15 @@ def record_as_strided(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs)
         return record_view(recorder, func, args, kwargs)
     result = infer(func, args, kwargs)
     recorder.stride(result, root, recorder.ref(args[0]))
-    if func is _aten.as_strided.default and root.storage.input is not None:
-        _check_within(recorder, recorder.ref(result).steps[-1], root.type)
-    return result
-
-
-def _check_within(recorder: Recorder, step: ViewStep, whole: TensorType) -> None:
-    """An input's graph value is its own elements, not those around or between them in memory."""
-    shape, stride, offset = step.args  # type: Any, Any, Any
-    last = offset
-    for size, step in zip(shape, stride):
-        last = last + (size - 1) * step
-    is_outside = offset.hi < 0 or (last.lo >= whole.numel.hi and all(size.lo > 0 for size in shape))
-    if is_outside or not is_dense(whole):
+    if func is not _aten.as_strided.default or root.storage.input is None:
+        return result
+    shape, stride, offset = recorder.ref(result).steps[-1].args  # type: Any, Any, Any
+    last = sum(((size - 1) * step for size, step in zip(shape, stride)), offset)
+    is_outside = offset.hi < 0 or (last.lo >= root.type.numel.hi and all(size.lo > 0 for size in shape))
+    if is_outside or not is_dense(root.type):  # its value is its own elements, not those around or between
         detail = "as_strided of an input beyond the input's own elements"
         raise UnsupportedMutation(recorder.loc, detail=detail)
+    return result
 
 
 def record_split(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -604,7 +596,7 @@ ROUTES: Final[dict[str, Route]] = {
 def _route(func: Any) -> Route:
     facts = facts_of(func)
     route = _route_by_kind(func, facts)
-    return record_random(route) if facts.is_random else route
+    return partial(record_random, route) if facts.is_random else route
 
 
 def _route_by_kind(func: Any, facts: Record) -> Route:
