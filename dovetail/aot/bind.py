@@ -33,7 +33,7 @@ import torch
 from torch.autograd import Function
 
 from dovetail.aot import double
-from dovetail.aot.chain import Chained, Watch, keeps_graph, tell_hooks
+from dovetail.aot.chain import Chained, Watch, keeps_graph, spare_hooks, tell_hooks
 from dovetail.aot.cost import class_of
 from dovetail.aot.interpret import as_strided
 from dovetail.aot.joint import Joint
@@ -103,8 +103,8 @@ def _make_function(scope: dict[str, Any], suffix: str) -> Callable[..., Any]:
 def shares_memory(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Some written tensor lies in the memory of another input. (Tensors made of arrays may overlap without
     having a storage in common.)"""
-    spans = [(*span_of(tensor), True) for tensor in written]
-    spans += [(*span_of(tensor), False) for tensor in others]
+    places = [(x.untyped_storage(), i < len(written)) for i, x in enumerate((*written, *others))]
+    spans = [(s.data_ptr(), s.data_ptr() + s.nbytes(), is_written) for s, is_written in places]
     end = end_written = 0
     for start, stop, is_written in sorted(spans):
         if start < (end if is_written else end_written):
@@ -112,12 +112,6 @@ def shares_memory(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor
         end = max(end, stop)
         end_written = max(end_written, stop) if is_written else end_written
     return False
-
-
-def span_of(tensor: torch.Tensor) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
-    start = storage.data_ptr()
-    return start, start + storage.nbytes()
 
 
 def write_back(
@@ -480,20 +474,16 @@ class _Emitter:
                 self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
             used = [tangents[position] for position in partition.tangents]
             self.w(f"missing = {_tuple(f'{name} is None' for name in used)}")
-            self.w(f"consume = backward_for{suffix}(missing, eager{suffix}.unwanted(ctx))")
+            self.w(f"consume = backward_for{suffix}(missing, eager{suffix}.unwanted(ctx), ctx.inputs)")
             with self.w.block("if consume is None:"):
                 self.w(by_eager)
-            for node, name in zip(part.tangents, used):
-                self.emit_tangent(name, node.tensor)
+            for node, name in zip(part.tangents, used):  # one with other strides is laid out anew
+                stride, is_plain = self.literal(node.tensor.stride), node.tensor.is_contiguous
+                made = f"{name}.contiguous()" if is_plain else f"restride({name}, {stride})"
+                with self.w.block(f"if {name} is not None and {name}.stride() != {stride}:"):
+                    self.w(f"{name} = {made}")
             given = [f"saved_{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
             self.emit_grads(part, backward, [*given, *used])
-
-    def emit_tangent(self, name: str, kind: TensorType) -> None:
-        """One with other strides is laid out anew."""
-        stride = self.literal(kind.stride)
-        made = f"{name}.contiguous()" if kind.is_contiguous else f"restride({name}, {stride})"
-        with self.w.block(f"if {name} is not None and {name}.stride() != {stride}:"):
-            self.w(f"{name} = {made}")
 
     def emit_grads(self, part: _Part, backward: Graph, given: list[str]) -> None:
         """Gradients that are inputs of backward pass through; each other is computed once. Whoever runs
@@ -536,15 +526,15 @@ class _Backwards:
 
     def __init__(self, graph: Graph, part: _Part, build: Build) -> None:
         self.graph, self.tangents, self.build, self.part = graph, part.tangents, build, part.partition
-        self.made: dict[object, Callable[[list[Any]], Sequence[Any]] | None] = {}
+        self.made: dict[object, tuple[Callable[[list[Any]], Sequence[Any]] | None, list[int]]] = {}
 
     def __call__(
-        self, missing: tuple[bool, ...], unwanted: tuple[int, ...]
+        self, missing: tuple[bool, ...], unwanted: tuple[int, ...], inputs: Sequence[Any]
     ) -> Callable[[list[Any]], Sequence[Any]] | None:
         key = missing, unwanted
         if key not in self.made:
             if unwanted and len(self.made) >= double.MOST_COMPILED:
-                return self(missing, ())
+                return self(missing, (), inputs)
             signature = self.part.signature
             away = {p for p, is_missing in zip(self.part.tangents, missing) if is_missing}
             ways = [way for p, way in zip(signature.tangents, signature.reached) if p not in away]
@@ -553,8 +543,12 @@ class _Backwards:
             wanted = {output for n, (output, i) in outputs if n not in unwanted and i in reached}
             gone = [node for node, is_missing in zip(self.tangents, missing) if is_missing]
             made = self.build(narrowed(self.graph, self.tangents, gone, wanted))
-            self.made[key] = None if made is None else _consumer(made, any(missing))
-        return self.made[key]
+            apart = [i for i in signature.grad_inputs if i not in reached]
+            self.made[key] = None if made is None else _consumer(made, any(missing)), apart
+        consume, apart = self.made[key]
+        for i in apart:
+            spare_hooks(inputs[i])
+        return consume
 
 
 def _targets(names: Sequence[str]) -> str:

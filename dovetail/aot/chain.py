@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 from weakref import ref
 
@@ -78,6 +79,20 @@ class Chained(Function):
         given = [tangent if p == position else None for p in eager.signature.tangents]
         found = eager.gradients(ctx.next_functions[0][0], given, goals) if is_seen else [None] * len(goals)
         return tangent, None, None, None, None, *found
+
+
+def spare_hooks(tensor: torch.Tensor) -> None:
+    """The backward pass that is running brings it no gradient, and in eager would not come to it at all: its
+    hooks are not called for None."""
+    for is_after, name in enumerate(("_backward_hooks", "_post_accumulate_grad_hooks")):
+        hooks: Any = getattr(tensor, name) or {}
+        for key, hook in hooks.items():
+            if getattr(hook, "func", None) is not _if_given:
+                hooks[key] = partial(_if_given, hook, is_after)
+
+
+def _if_given(hook: Callable[..., Any], is_after: int, given: Any) -> Any:
+    return None if (given.grad if is_after else given) is None else hook(given)
 
 
 def tell_hooks(function: Any) -> Any:

@@ -836,3 +836,31 @@ def test_what_torch_computes_of_numbers_may_be_a_size() -> None:
 
     x = torch.ones(1, 16)
     torch.testing.assert_close(dovetail.compile(program, fullgraph=True)(x), program(x))
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.first, self.second = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.trunk(x).relu()
+        return self.first(y), self.second(y)
+
+
+def test_hooks_of_a_head_whose_output_nobody_used_are_not_called() -> None:
+    torch.manual_seed(0)
+    net, x, seen = TwoHeads(), torch.randn(5, 3), list[Any]()
+    for name, parameter in net.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: seen.append((name, gradient.clamp(-1, 1))))
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: seen.append((name, p.grad + 1)))
+    found = []
+    for call in (net, dovetail.compile(net)):
+        for heads in ((0,), (1,), (0, 1), (0,)):
+            net.zero_grad()
+            outputs = call(x)
+            sum(outputs[i].square().sum() for i in heads).backward()  # type: ignore[union-attr]
+        found.append(sorted(seen, key=lambda entry: (entry[0], float(entry[1].sum()))))
+        seen.clear()
+    torch.testing.assert_close([value for _, value in found[1]], [value for _, value in found[0]])
+    assert [name for name, _ in found[0]] == [name for name, _ in found[1]]
