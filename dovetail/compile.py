@@ -518,7 +518,7 @@ class Compiler:
         if not self.is_own:
             module.real_recompile()  # who knows what a backend does with its forward
         graph = self.backend(module, examples)
-        if shapes and not (self.is_own or self.is_dynamic or runs_graph(graph, module)):
+        if shapes and not (self.is_own or runs_graph(graph, module)):
             shapes.fix("the backend")  # what others made of the graph is for what they were shown
         if shapes:
             shapes.remembered.clear()  # tensors, whose sizes refer to it where no collector looks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 import pickle
 from typing import Any
 
@@ -189,9 +190,10 @@ def test_what_a_backend_makes_of_a_graph_is_for_the_sizes_it_was_shown() -> None
         return x.sum() * k, [part.shape[0] for part in x.chunk(4)]
 
     calls = [(torch.ones(n), k) for n, k in ((16, 1), (12, 1), (11, 1), (11, 0.5), (11, 2.5), (12, 1))]
-    for backend, most in ((tracing, 8), (counting, 4), (Counting, 4), (timing, 4)):  # type: Any, int
+    backends = ((tracing, 8), (counting, 4), (Counting, 4), (timing, 4))
+    for (backend, most), dynamic in itertools.product(backends, (None, True)):  # type: Any, Any
         made.clear()
-        compiled = dovetail.compile(program, backend=backend)
+        compiled = dovetail.compile(program, backend=backend, dynamic=dynamic)
         for args in calls:
             torch.testing.assert_close(compiled(*args), program(*args))
         assert len(made) <= most
