@@ -15,7 +15,8 @@ import itertools
 import threading
 import time
 import warnings
-from collections import Counter
+import weakref
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -562,7 +563,8 @@ def _report(captured: Capture) -> None:
     for point in captured.breaks:
         told = {"code": point.code, "text": point.text, "hint": point.hint, "loc": point.loc}
         EVENTS.emit("graph_break", function=captured.name, **told)
-    EVENTS.emit("guards", function=captured.name, value=captured.guards)
+    held = captured.namespace["_guards"] = deque(captured.guards)  # by the entry: they hold users' classes
+    EVENTS.emit("guards", function=captured.name, value=weakref.ref(held))
     EVENTS.emit("entry", function=captured.name, loc=captured.loc, value=captured.text)
     if module is None:
         return

@@ -66,7 +66,7 @@ def _show_break(event: Event) -> str:
 
 
 def _show_guards(event: Event) -> str:
-    guards = event.get("value") or ()
+    guards = event.get("value", tuple)() or ()
     return "\n    ".join([f"{_where(event)}: {len(guards)}", *map(str, guards)])
 
 

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,6 +36,10 @@ STORY = {
 }
 
 
+KEPT: list[Any] = []
+"""Guards are shown while their entry lives."""
+
+
 def collect() -> list[Event]:
     """Compile and train one step; backward is compiled when it is first needed."""
     torch.manual_seed(0)
@@ -43,15 +48,14 @@ def collect() -> list[Event]:
     seen: list[Event] = []
     EVENTS.listeners.append(seen.append)
     settings = {"options": {"fallback_to_eager": False}}
-    dovetail.compile(scores, **settings)(x, w, b).square().sum().backward()
+    KEPT.append(dovetail.compile(scores, **settings))
+    KEPT[-1](x, w, b).square().sum().backward()
     return seen
 
 
 def text_of(event: Event) -> str:
     if event.kind == "guards":
-        guards = event["value"]
-        assert isinstance(guards, tuple)
-        return "\n".join(map(str, guards))
+        return "\n".join(map(str, event["value"]()))
     value = event.get("value")
     return str(getattr(value, "code", value)).strip()
 

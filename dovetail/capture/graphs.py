@@ -50,8 +50,6 @@ class GraphBuilder:
         for graph_input, form in policy.computed(numbers) if numbers else ():
             self.symbol_nodes[form] = self.graph.placeholder(graph_input.name)
             inputs.append(graph_input)
-        for node, graph_input in zip(self.graph.nodes, inputs):
-            node.meta["source"] = graph_input.source
         for call in self.trace.calls:
             self.add(call)
         self.graph.output(map_aggregate(tuple(outputs), self.arg))

@@ -274,7 +274,9 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         fallbacks=dict(Counter(_text(event, "op") for event in of("fallback"))),
         kernels=tuple(read(KernelSeen, e) for e in of("kernel")),
         declined=tuple(read(Declined, e) for e in of("fusion")),
-        guards=tuple((_text(e, "function"), tuple(map(str, e.get("value") or ()))) for e in of("guards")),
+        guards=tuple(
+            (_text(e, "function"), tuple(map(str, e.get("value", tuple)() or ()))) for e in of("guards")
+        ),
         stages=tuple(map(_stage, of("stage"))),
         compiles=tuple((_text(e, "function"), e["seconds"], e.at) for e in of("compile")),
         partitions=_numbered(of("partition", "stage"), saved, "forward", "partition"),

@@ -87,7 +87,7 @@ def make_events() -> list[Event]:
     )
     emit("fallback", unit="graph_0", op="aten.sort.default", loc=Loc(HERE, 13, "f"))
     emit("fusion", unit="graph_0", subject="n0 with n2", code="F01", text="different devices")
-    emit("guards", function="f", value=("x tensor float32",))
+    emit("guards", function="f", value=lambda: ("x tensor float32",))
     emit("partition", unit="graph_0", saved_bytes=2048, saved=("y: f32[8, 64]",), recomputed=("a", "b"))
     emit("cache", what="hit", key="k")
     emit("compile", function="f", seconds=0.25)

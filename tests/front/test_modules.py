@@ -248,6 +248,22 @@ def test_nothing_is_kept_alive(net: Net) -> None:
     assert alive() is None
 
 
+def test_no_class_is_kept_alive(net: Net) -> None:
+    def run() -> Any:
+        class Step:
+            def __call__(self, x: torch.Tensor) -> torch.Tensor:
+                return net(x) * 2
+
+        step = Step()
+        dovetail.compile(lambda x: step(x))(X)
+        return weakref.ref(Step)
+
+    alive = run()
+    for _ in range(2):
+        gc.collect()
+    assert alive() is None
+
+
 @pytest.mark.parametrize("is_inside", [True, False])
 def test_data_parallel_training(is_inside: bool, net: Net, tmp_path: Path) -> None:
     x, twin = X.double(), copy.deepcopy(net.double())  # a bias before a norm has a gradient of 0, but for rounding
