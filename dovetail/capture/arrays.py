@@ -23,10 +23,10 @@ from dovetail.capture.attributes import RULES
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import IN_KEYS, as_hashable, set_item
-from dovetail.capture.origins import BY_NAME, PLAIN, register, wrap_instance, wrap_tensor, wrap_value
+from dovetail.capture.origins import BY_NAME, register, wrap_instance, wrap_tensor, wrap_value
 from dovetail.capture.text import NUMBERS, as_numbers, known, native
 from dovetail.capture.torch_calls import METHOD_RULES, call_torch
-from dovetail.capture.trace import Raised, Trace, leaves
+from dovetail.capture.trace import PLAIN, Raised, Trace, leaves
 from dovetail.errors import DataDependentValue, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import TypeIs

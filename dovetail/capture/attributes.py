@@ -21,9 +21,9 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture import trace as traces
-from dovetail.capture.origins import IDENTITY, PLAIN, read_list, wrap
+from dovetail.capture.origins import IDENTITY, read_list, wrap
 from dovetail.capture.text import NUMBERS, LateText, native
-from dovetail.capture.trace import Origin, Outside, Raised, Trace, Unread
+from dovetail.capture.trace import PLAIN, Origin, Outside, Raised, Trace, Unread
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import ClassIs, Is, Lacks, Length, Predicate
@@ -82,6 +82,8 @@ def raise_attribute_error(obj: Any, name: str) -> Any:
 
 def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     kind, pending = type(obj), trace.writes.get((id(obj), name))
+    if type(kind.__getattribute__) is FunctionType and not isinstance(obj, (type, ModuleType)):
+        return instance_attr(trace, obj, name)
     if pending is not None and pending.value is not traces.DELETED and not has_setter(kind, name, "__get__"):
         return pending.value
     if pending is not None and isinstance(obj, (type, FunctionType, Fake)):
@@ -93,7 +95,7 @@ def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     if isinstance(obj, type):
         return class_attr(trace, obj, name)
     if isinstance(obj, Fake):
-        return trace.tensor_attr(trace, obj, name)  # type: ignore[attr-defined]
+        return trace.tensor_attr(obj, name)
     return instance_attr(trace, obj, name)
 
 
@@ -101,22 +103,30 @@ FOREIGN: Final = (weakref.ProxyType, weakref.CallableProxyType)
 
 
 def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
+    override: Any = type(obj).__getattribute__
+    if type(override) is not FunctionType:
+        return own_attr(trace, obj, name)
+    guard_class(trace, type(obj))
+    try:
+        return trace.call(override, [obj, name], {})
+    except Raised as raised:
+        if not isinstance(raised.value, AttributeError) or not hasattr(type(obj), "__getattr__"):
+            raise
+        return _getattr_hook(trace, obj, name)
+
+
+def own_attr(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
+    """object.__getattribute__, then, if `hooked`, __getattr__."""
     pending = trace.writes.get((id(obj), name))
     if pending is not None and pending.value is traces.DELETED:
         found, owner = find_in_class(trace, type(obj), name)  # which a deleted attribute no longer hides
         if found is MISSING:
-            return _getattr_hook(trace, obj, name)
+            return _getattr_hook(trace, obj, name, hooked)
         return bind_class_value(trace, found, owner, obj, type(obj), name)
+    if pending is not None and not has_setter(type(obj), name, "__get__"):
+        return pending.value
     if (id(obj), name) in trace.reads:
         return trace.reads[(id(obj), name)]
-    override, _ = find_in_mro(type(obj), "__getattribute__")
-    if isinstance(override, FunctionType):
-        try:
-            return trace.call(override, [obj, name], {})
-        except Raised as raised:
-            if not isinstance(raised.value, AttributeError) or not hasattr(type(obj), "__getattr__"):
-                raise
-            return _getattr_hook(trace, obj, name)
     if issubclass(type(obj), FOREIGN):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail="its attributes are elsewhere")
     if issubclass(type(obj), threading.local):
@@ -127,18 +137,18 @@ def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
         if name in obj.__dict__:
             return trace.remember((id(obj), name), wrap(trace, obj.__dict__[name], Item(fields, name)))
         trace.guard(fields, Lacks(name))
-    return plain_attr(trace, obj, name)
+    return plain_attr(trace, obj, name, hooked)
 
 
-def plain_attr(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
-    """object.__getattribute__, then, if `hooked`, __getattr__."""
+def plain_attr(trace: Trace, obj: Any, name: str, hooked: bool) -> Any:
+    """Where nothing of it was read or written before."""
     kind = type(obj)
     origin = trace.origins.get(id(obj))
     guard_class(trace, kind)
     found, owner = find_in_class(trace, kind, name)
     found_kind = type(found)
     if found is not MISSING and hasattr(found_kind, "__get__"):
-        if found_kind is property:
+        if is_property(found):
             return call_property(trace, found, "getter", name, obj)
         if found_kind in FIELDS:
             return _native_field(trace, obj, name, origin)
@@ -152,6 +162,11 @@ def plain_attr(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
             trace.guard(origin.source, Lacks(name, attribute=True))
         return bind_class_value(trace, found, owner, obj, kind, name)
     return _getattr_hook(trace, obj, name, hooked)
+
+
+def is_property(found: Any, method: str = "__get__") -> bool:
+    """A property, or one of a class that adds to it, but leaves this method alone."""
+    return isinstance(found, property) and getattr(type(found), method) is getattr(property, method)
 
 
 def call_property(trace: Trace, found: property, part: str, name: str, obj: Any, *args: Any) -> Any:
@@ -242,16 +257,10 @@ def bind_class_value(trace: Trace, found: Any, owner: type | None, obj: Any, kin
     """What reading a class's value through an instance (or, with obj None, through the class) gives."""
     found_kind = type(found)
     if found_kind is FunctionType:
-        _note_function(trace, found, owner, name)
         return MethodType(found, obj) if obj is not None else found
     if found_kind is classmethod:
-        function = found.__func__
-        if isinstance(function, FunctionType):
-            _note_function(trace, function, owner, name, "__func__")
-        return MethodType(function, kind)
+        return MethodType(found.__func__, kind)
     if found_kind is staticmethod:
-        if isinstance(found.__func__, FunctionType):
-            _note_function(trace, found.__func__, owner, name)
         return found.__func__
     if found_kind is functools.cached_property and obj is not None:
         value = trace.call(found.func, [obj], {})
@@ -260,7 +269,9 @@ def bind_class_value(trace: Trace, found: Any, owner: type | None, obj: Any, kin
     if obj is not None and found_kind in C_METHODS:
         return native(getattr, obj, name)
     if hasattr(found_kind, "__get__") and not isinstance(found, (type, BuiltinFunctionType)):
-        return found if obj is None and found_kind is property else _descriptor_get(trace, found, obj, kind)
+        if is_property(found):
+            return found if obj is None else call_property(trace, found, "getter", name, obj)
+        return _descriptor_get(trace, found, obj, kind)
     assert owner is not None
     return class_value(trace, owner, name, found)
 
@@ -274,17 +285,6 @@ def class_value(trace: Trace, owner: type, name: str, found: Any) -> Any:
         return trace.reads[key]
     source = Attr(trace.const(owner, owner.__name__), name)
     return trace.remember(key, wrap(trace, found, source, stable=not is_number))
-
-
-def _note_function(trace: Trace, function: Any, owner: type | None, name: str, field: str = "") -> None:
-    """Remember where a method is found, for its defaults and closure."""
-    if id(function) not in trace.known and owner is not None and id(owner) not in trace.made:
-        if not function.__defaults__ and not function.__kwdefaults__ and not function.__closure__:
-            return
-        source: Source = Attr(trace.const(owner, owner.__name__), name)
-        if field:
-            source = Attr(source, field)
-        wrap(trace, function, source, stable=True)
 
 
 FIELDS: Final = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType})
@@ -340,8 +340,6 @@ def super_attr(trace: Trace, obj: super, name: str) -> Any:
     for owner in mro[mro.index(start) + 1 :]:
         found = owner.__dict__.get(name, MISSING)
         if found is not MISSING:
-            if isinstance(found, property) and owner_obj is not kind:
-                return trace.call(found.fget, [owner_obj], {})
             if type(found) in C_METHODS or isinstance(found, BuiltinFunctionType):
                 return native(getattr, obj, name)
             bound_to = None if owner_obj is kind else owner_obj
@@ -349,20 +347,13 @@ def super_attr(trace: Trace, obj: super, name: str) -> Any:
     return raise_attribute_error(obj, name)
 
 
-_stdlib_modules: dict[int, bool] = {}
-
-
+@functools.cache
 def is_stable_module(module: ModuleType) -> bool:
     """torch's and Python's own modules: their functions and constants are taken as fixed."""
-    found = _stdlib_modules.get(id(module))
-    if found is None:
-        root = (module.__name__ or "").split(".")[0]
-        file = getattr(module, "__file__", None) or ""
-        in_stdlib = (file.startswith(traces.STDLIB_FOLDER) and "site-packages" not in file) or not file
-        is_found = module.__name__ != "__main__" and module.__spec__ is not None
-        found = root in ("torch", "numpy", "builtins") or in_stdlib and is_found
-        _stdlib_modules[id(module)] = found
-    return found
+    file = getattr(module, "__file__", None) or ""
+    in_stdlib = (file.startswith(traces.STDLIB_FOLDER) and "site-packages" not in file) or not file
+    is_found = module.__name__ != "__main__" and module.__spec__ is not None
+    return in_stdlib and is_found or module.__name__.split(".")[0] in ("torch", "numpy", "builtins")
 
 
 def is_users_read(trace: Trace) -> bool:
@@ -376,19 +367,14 @@ def module_attr(trace: Trace, obj: ModuleType, name: str) -> Any:
         return pending.value
     if (id(obj), name) in trace.reads:
         return trace.reads[(id(obj), name)]
-    value = native(getattr, obj, name)
+    value, source = native(getattr, obj, name), Attr(trace.const(obj, obj.__name__), name)
     if is_stable_module(obj) and (name in obj.__dict__ or not is_users_read(trace)):  # else a property
-        if type(value) in PLAIN or isinstance(value, (FunctionType, *IDENTITY)):
-            if is_users_read(trace) and not isinstance(value, ModuleType):
-                trace.guard(DictAttr(trace.const(obj, obj.__name__), name), Is(value))
-            if isinstance(value, FunctionType) and value.__closure__ and id(value) not in trace.known:
-                wrap(trace, value, Attr(trace.const(obj, obj.__name__), name), stable=True)
-            trace.reads[(id(obj), name)] = value
-            return value
-        value = wrap(trace, value, Attr(trace.const(obj, obj.__name__), name), stable=True)
+        is_fixed = type(value) in PLAIN or isinstance(value, (FunctionType, *IDENTITY))
+        if is_fixed and is_users_read(trace) and not isinstance(value, ModuleType):
+            trace.guard(DictAttr(source.of, name), Is(value))
+        value = wrap(trace, value, source, stable=True)
     else:
-        step = DictAttr if name in obj.__dict__ else Attr
-        value = wrap(trace, value, step(trace.const(obj, obj.__name__), name))
+        value = wrap(trace, value, DictAttr(source.of, name) if name in obj.__dict__ else source)
     return trace.remember((id(obj), name), value)
 
 
@@ -514,7 +500,7 @@ class InstanceDict(MutableMapping[str, Any]):
 
 def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if isinstance(obj, Fake):
-        trace.store_tensor_attr(trace, obj, name, value)  # type: ignore[attr-defined]
+        trace.store_tensor_attr(obj, name, value)
         return
     if isinstance(obj, ModuleType) and not has_setter(type(obj), name):
         store_global(trace, obj.__dict__, name, value, DictAttr(trace.const(obj, obj.__name__), name))
@@ -549,7 +535,7 @@ def store_plain(trace: Trace, obj: Any, name: str, value: Any) -> None:
     found, _ = find_in_mro(type(obj), name)
     found_kind = type(found)
     if found is not MISSING and hasattr(found_kind, "__set__"):
-        if found_kind is property:
+        if is_property(found, "__set__"):
             return call_property(trace, found, "setter", name, obj, value)  # type: ignore[no-any-return]
         if _call_descriptor(trace, found, "__set__", obj, value) is not MISSING:
             return

@@ -22,10 +22,10 @@ from dovetail.capture.attributes import load_attr, store_attr
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.guards import is_changed
 from dovetail.capture.operations import get_item, has_fake, iterate, truth
-from dovetail.capture.origins import PLAIN, wrap
+from dovetail.capture.origins import wrap
 from dovetail.capture.text import native
 from dovetail.capture.torch_calls import call_tensor_method, call_torch, perform
-from dovetail.capture.trace import Raised, Trace
+from dovetail.capture.trace import PLAIN, Raised, Trace
 from dovetail.errors import BackwardCall, DisabledCall, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Equals, Length, Predicate
@@ -242,8 +242,8 @@ def copy_of(trace: Trace, value: Any) -> Any:
     return made
 
 
-def changes(trace: Trace) -> tuple[int, int, int, int]:
-    """How much the program has done so far that can be seen from outside."""
+def changes(trace: Trace) -> tuple[Any, ...]:
+    """What the program has done so far that can be seen from outside."""
     lists = sum(len(unread.added) for unread in trace.unread)
     shadows = sum(is_changed(origin) for origin in trace.shadows)
-    return len(trace.writes), len(trace.deferred), lists, shadows
+    return (*trace.writes.values(), len(trace.deferred), lists, shadows, len(trace.touched))

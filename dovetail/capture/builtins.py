@@ -36,7 +36,7 @@ from dovetail.capture import attributes, operations
 from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
-from dovetail.capture.origins import PLAIN, is_value_type, read_list, wrap
+from dovetail.capture.origins import is_value_type, read_list, wrap
 from dovetail.capture.text import (
     NUMBERS,
     Callback,
@@ -50,7 +50,7 @@ from dovetail.capture.text import (
     native,
 )
 from dovetail.capture.torch_calls import type_of_value
-from dovetail.capture.trace import NULL, Appender, Outside, Raised, Trace, Unread, is_library_file
+from dovetail.capture.trace import NULL, PLAIN, Appender, Outside, Raised, Trace, Unread, is_library_file
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Predicate
@@ -80,6 +80,9 @@ def as_callback(trace: Trace, value: Any) -> Any:
     """A value that native code may call."""
     is_native = isinstance(value, Callback) or (isinstance(value, type) and is_native_class(value))
     return value if is_native or not callable(value) else Callback(trace, value)
+
+
+Trace.callback = as_callback
 
 
 def as_iterable(trace: Trace, value: Any) -> Any:
@@ -194,11 +197,9 @@ WITHOUT_KEYWORDS: Final = frozenset(
 on(len)(lambda trace, args, kwargs: operations.length(trace, args[0]))
 
 
-@on(iter)
-def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) == 2:
-        return iter(Callback(trace, args[0]), args[1])
-    return iterate(trace, args[0])
+on(iter)(lambda trace, args, kwargs: (
+    iter(Callback(trace, args[0]), args[1]) if len(args) == 2 else iterate(trace, args[0])
+))  # fmt: skip
 
 
 @on(next)
@@ -482,9 +483,7 @@ def construct_init(trace: Trace, made: Any, init: Any, args: Args, kwargs: Kwarg
 
 SLOTS: Final[dict[str, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     "__setattr__": lambda trace, owner, args, kwargs: attributes.store_plain(trace, owner, *args),
-    "__getattribute__": lambda trace, owner, args, kwargs: attributes.plain_attr(
-        trace, owner, args[0], hooked=False
-    ),
+    "__getattribute__": lambda trace, owner, args, kwargs: attributes.own_attr(trace, owner, args[0], False),
     "__delattr__": lambda trace, owner, args, kwargs: attributes.delete_instance(trace, owner, *args),
 }
 
@@ -508,6 +507,10 @@ ELSEWHERE: Final = frozenset({"__enter__", "__exit__", "register_hook", "registe
 """Methods of torch.device and of autograd's nodes that change more than their object."""
 
 
+READING: Final = frozenset("get keys values items copy index count __len__ __contains__ __getitem__".split())
+"""Methods of containers that surely do not change them."""
+
+
 def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """A C function: a method of a builtin value, or a function of a module known to be pure."""
     name = fn.__name__
@@ -518,6 +521,8 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         if module in PURE or (module == "builtins" and name in PURE_BUILTINS):
             if operations.has_fake(args) and module in ("math", "cmath"):
                 raise DataDependentValue(trace.loc(), function=f"{module}.{name}")
+            if module in ("_heapq", "_bisect"):
+                trace.touch(args[0])
             return call_math(trace, fn, args, kwargs) if module == "math" else native(fn, *args, **kwargs)
         raise UnknownCall(trace.loc(), function=f"{module}.{name}")
     if isinstance(owner, type):
@@ -531,6 +536,8 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         operations.check_native_use(trace, owner, f".{name}()")
         if not is_plain_owner(owner) or name in ELSEWHERE:
             raise UnknownCall(trace.loc(), function=f"{type(owner).__qualname__}.{name}")
+        if name not in READING:
+            trace.touch(owner)
     if args:
         args = [operations.as_key(trace, owner, args[0]), *args[1:]]
     if name in ("format", "format_map"):

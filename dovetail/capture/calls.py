@@ -20,16 +20,18 @@ import re
 import sys
 import types
 from collections.abc import Generator as PythonGenerator
+from contextlib import suppress
 from functools import partial
 from types import FunctionType, GeneratorType, MethodType, WrapperDescriptorType
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules import module as nn_module
 
 from dovetail import errors
 from dovetail.capture import builtins as known
+from dovetail.capture import contexts
 from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
 from dovetail.capture.attributes import C_METHODS, find_in_mro, guard_class, load_attr
 from dovetail.capture.autograd import changes
@@ -37,11 +39,11 @@ from dovetail.capture.builtins import Args, Kwargs
 from dovetail.capture.frame import bind
 from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.operations import is_ours
-from dovetail.capture.origins import PLAIN, wrap
+from dovetail.capture.origins import wrap
 from dovetail.capture.regions import BY_NAME
-from dovetail.capture.text import NUMBERS, native
+from dovetail.capture.text import AT_WORK, NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
-from dovetail.capture.trace import Outside, Raised, Trace, is_library_file, is_random
+from dovetail.capture.trace import PLAIN, Outside, Raised, Trace, is_library_file, is_random
 from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
@@ -72,6 +74,9 @@ def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
     return call_instance(trace, fn, args, kwargs)
+
+
+Trace.call = call
 
 
 # -- Python functions --------------------------------------------------------------------------------
@@ -180,14 +185,21 @@ def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any
 
 # -- C functions -------------------------------------------------------------------------------------
 
-def call_builtin(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    owner = fn.__self__
+def call_bound(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """torch.relu, [].append; [].__len__, super().__setattr__ ..."""
+    owner, name = fn.__self__, fn.__name__
     if isinstance(owner, Fake):
-        return call_tensor_method(trace, fn.__name__, [owner, *args], kwargs)
+        return call_tensor_method(trace, name, [owner, *args], kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
-    if fn.__module__ in MODULES or type(owner).__module__ == "numpy":
+    if getattr(fn, "__module__", None) in MODULES or type(owner).__module__ == "numpy":
         return call_numpy(trace, fn, args, kwargs)
+    if name == "__init__":
+        return known.construct_init(trace, owner, fn.__objclass__.__init__, args, kwargs)
+    if name == "__call__" and fn.__objclass__ is type and not known.is_native_class(owner):
+        return make_instance(trace, owner, args, kwargs)  # super().__call__ in a metaclass
+    if name in known.SLOTS:
+        return known.SLOTS[name](trace, owner, args, kwargs)
     return known.call_native(trace, fn, owner, args, kwargs)
 
 
@@ -200,20 +212,6 @@ def call_descriptor(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if not args or type(fn) is types.ClassMethodDescriptorType:
         return known.call_native(trace, fn, args[0] if args else None, args, kwargs)
     return call(trace, native(fn.__get__, args[0]), args[1:], kwargs)
-
-
-def call_wrapper(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """[].__len__, super().__setattr__ ..."""
-    owner = fn.__self__
-    if isinstance(owner, Fake):
-        return call_tensor_method(trace, fn.__name__, [owner, *args], kwargs)
-    if fn.__name__ == "__init__":
-        return known.construct_init(trace, owner, fn.__objclass__.__init__, args, kwargs)
-    if fn.__name__ == "__call__" and fn.__objclass__ is type and not known.is_native_class(owner):
-        return make_instance(trace, owner, args, kwargs)  # super().__call__ in a metaclass
-    if fn.__name__ in known.SLOTS:
-        return known.SLOTS[fn.__name__](trace, owner, args, kwargs)
-    return known.call_native(trace, fn, owner, args, kwargs)
 
 
 # -- classes -----------------------------------------------------------------------------------------
@@ -330,46 +328,60 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function under lru_cache: of constants it is really called, and what it gives stays in its cache. One
-    that draws random numbers when something is not there yet does so in Python, at its place among others."""
-    if fn in DRAWING:
+    that does more when something is not there yet does so in Python, at its place among others."""
+    key, given = (id(fn), repr((args, kwargs))), (*args, *kwargs.values())
+    if not all(type(arg) in PLAIN or isinstance(arg, (type, logging.Logger)) for arg in given):
+        before = deeds(trace)
+        made = call(trace, wrapped, args, kwargs)
+        if deeds(trace) != before or isinstance(made, (list, dict, set)):  # what is done to it is done there
+            raise UnknownCall(trace.loc(), function=fn.__qualname__)
+        return made
+    if has_deeds(trace, fn, wrapped, args, kwargs):
         raise UnknownCall(trace.loc(), function=fn.__qualname__)
-    given = (*args, *kwargs.values())
-    if all(type(arg) in PLAIN or isinstance(arg, (type, logging.Logger)) for arg in given):
-        with torch._C._DisableTorchDispatch():
-            state = torch.get_rng_state()
-            result, key = native(fn, *args, **kwargs), (id(fn), repr((args, kwargs)))
-            if not torch.equal(state, torch.get_rng_state()):
-                DRAWING.add(fn)
-                if fn.cache_info().currsize == 1:  # nothing else is lost
-                    fn.cache_clear()
-                raise UnknownCall(trace.loc(), function=fn.__qualname__)
-        if type(result) in PLAIN or isinstance(result, (type, FunctionType)):
-            if key not in trace.reads and (fn.__module__ or "").split(".")[0] != "torch":  # it may be cleared
-                test = Predicate(lambda fn: fn(*args, **kwargs) == result, f"returns {result!r:.60}")
-                trace.guard(trace.const(fn, fn.__name__), test)
-            return trace.remember(key, result)
-        find: Any = lambda fn: fn(*args, **kwargs)
-        where = Applied(trace.const(fn, fn.__name__), trace.const(find, "find").name, find)
-        return wrap(trace, result, where)
-    count, before = len(trace.calls), changes(trace)
-    made = call(trace, wrapped, args, kwargs)
-    acts = any(map(is_random, trace.calls[count:])) or changes(trace) != before
-    if acts or isinstance(made, (list, dict, set)):  # what is done to it is done to the one in the cache
-        raise UnknownCall(trace.loc(), function=fn.__qualname__)
-    return made
+    with torch._C._DisableTorchDispatch():
+        result = native(fn, *args, **kwargs)
+    if type(result) in PLAIN or isinstance(result, (type, FunctionType)):
+        if key not in trace.reads and (fn.__module__ or "").split(".")[0] != "torch":  # it may be cleared
+            test = Predicate(lambda fn: fn(*args, **kwargs) == result, f"returns {result!r:.60}")
+            trace.guard(trace.const(fn, fn.__name__), test)
+        return trace.remember(key, result)
+    find: Any = lambda fn: fn(*args, **kwargs)
+    where = Applied(trace.const(fn, fn.__name__), trace.const(find, "find").name, find)
+    return wrap(trace, result, where)
+
+
+def deeds(trace: Trace) -> tuple[Any, ...]:
+    return sum(map(is_random, trace.calls)), *changes(trace)
+
+
+def has_deeds(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a function of the user's does more than give a result, as far as a trace of its own tells."""
+    found, key = KNOWN_DEEDS.setdefault(fn, {}), repr((args, kwargs))
+    code = getattr(wrapped, "__code__", None)
+    if key not in found and code is not None and not is_installed_file(code.co_filename):
+        apart = Trace(trace.frame, trace.options, None, is_whole=True)
+        apart.places = trace.places[:]
+        before, AT_WORK.trace = deeds(apart), apart
+        try:
+            with suppress(Break, Raised):
+                call(apart, wrapped, args, kwargs)
+        finally:
+            AT_WORK.trace, apart.is_over = trace, True
+            contexts.leave_all(apart)
+        apart.deferred.clear()  # what is only printed
+        found[key] = deeds(apart) != before
+    return found.get(key, False)
 
 
 LRU_CACHE: Final = type(functools.lru_cache(lambda: None))
-DRAWING: Final[WeakSet[Any]] = WeakSet()
-"""Those that were seen to draw random numbers."""
+KNOWN_DEEDS: Final[WeakKeyDictionary[Any, dict[str, bool]]] = WeakKeyDictionary()
 
 BY_TYPE: Final[dict[type, Any]] = {
     FunctionType: call_function,
     MethodType: call_method,
-    types.BuiltinFunctionType: call_builtin,
-    type(re.compile("").match): call_builtin,  # a method in C that is told its class
+    **dict.fromkeys((types.BuiltinFunctionType, types.MethodWrapperType), call_bound),
+    type(re.compile("").match): call_bound,  # a method in C that is told its class
     **dict.fromkeys(C_METHODS, call_descriptor),
-    types.MethodWrapperType: call_wrapper,
     functools.partial: lambda trace, fn, args, named: call(
         trace, fn.func, [*fn.args, *args], fn.keywords | named),
 }

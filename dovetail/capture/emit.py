@@ -37,11 +37,11 @@ from dovetail.capture.guards import is_changed
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import SYMBOLIC
-from dovetail.capture.origins import IDENTITY, PLAIN, is_value_type, raw_items
+from dovetail.capture.origins import IDENTITY, is_value_type, raw_items
 from dovetail.capture.places import raised_at
 from dovetail.capture.text import Callback, GivenText, Identity, LateText
 from dovetail.capture.torch_calls import check_leaves
-from dovetail.capture.trace import DELETED, NULL, Appender, Raised, Trace, Write
+from dovetail.capture.trace import DELETED, NULL, PLAIN, Appender, Raised, Trace, Write
 from dovetail.capture.transforms import Pullback
 from dovetail.errors import Break, UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake

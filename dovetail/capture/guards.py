@@ -1,14 +1,13 @@
 """Guards that are decided at the beginning or at the end of a capture, not while reading.
 
-state_guard()           torch's global state: grad mode, autocast, default dtype ...
-level_guard()           no forward-mode differentiation
+state_guards()          torch's global state: grad mode, autocast, default dtype ...
 alias_guards(trace)     what was changed is not, in another call, also something else
 """
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, product
 from typing import Final
 
 import torch
@@ -23,14 +22,11 @@ from dovetail.ir.source import Arg, Const, DictAttr, Item, KeyItem, Source
 from dovetail.util.torch_state import read_state
 
 
-def state_guard() -> Guard:
-    """Call before entering modes of our own: they are part of the state."""
-    return Guard(Const("torch", None), State(read_state()))
-
-
-def level_guard() -> Guard:
-    """Under forward-mode differentiation tensors carry tangents, which a compiled graph would lose."""
-    return Guard(DictAttr(Const("forward_ad", forward_ad), "_current_level"), Equals(-1))
+def state_guards() -> list[Guard]:
+    """Call before entering modes of our own: they are part of the state. Under forward-mode differentiation
+    tensors carry tangents, which a compiled graph would lose."""
+    level = DictAttr(Const("forward_ad", forward_ad), "_current_level")
+    return [Guard(Const("torch", None), State(read_state())), Guard(level, Equals(-1))]
 
 
 def why_not_now() -> tuple[str, bool] | None:
@@ -54,8 +50,8 @@ def why_not_now() -> tuple[str, bool] | None:
 
 
 def alias_guards(trace: Trace) -> Iterator[Guard]:
-    """Two arguments, or two collections, were different objects and one was changed in place: they must stay
-    different. And what autograd let the program write must stay so."""
+    """Two arguments, two collections, or two objects with an attribute that was read, were different, and one
+    was changed: they must stay different. And what autograd let the program write must stay so."""
     with torch._C.DisableTorchFunction():
         fakes = [origin for origin in trace.known.values() if isinstance(origin.stand_in, Fake)]
         computed = [origin for origin in fakes if may_be_written(origin.original)]
@@ -63,10 +59,18 @@ def alias_guards(trace: Trace) -> Iterator[Guard]:
         yield Guard(origin.source, Predicate(may_be_written, "is no leaf and no view"))
     known = trace.known.values()
     mutable = [one for one in known if is_passed(one.source) or isinstance(one.original, COLLECTIONS)]
-    for origin in filter(is_changed, mutable):
-        for other in mutable:
-            if type(origin.original) is type(other.original) and origin.original is not other.original:
-                yield Guard(origin.source, SameAs(other.source, same=False))
+    touched = set(trace.touched)
+    changed = (one for one in mutable if is_changed(one) or id(one.stand_in) in touched)
+    names, origins = {name for _, name in trace.writes}, trace.origins
+    readers = [(origins[owner], name) for owner, name in trace.reads if name in names and owner in origins]
+    written = ((origins[owner], other) for owner, name in trace.writes if owner in origins
+               for other, read in readers if read == name)  # fmt: skip
+    told: set[frozenset[int]] = set()
+    for one, other in chain(product(changed, mutable), written):
+        if type(one.original) is type(other.original) and one.original is not other.original:
+            if (pair := frozenset((id(one), id(other)))) not in told:
+                told.add(pair)
+                yield Guard(one.source, SameAs(other.source, same=False))
 
 
 COLLECTIONS: Final = (list, dict, set, deque)

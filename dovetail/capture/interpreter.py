@@ -21,10 +21,10 @@ from dovetail.capture import trace as traces
 from dovetail.capture.attributes import MISSING, delete_attr, find_in_mro, load_attr, store_attr, store_global
 from dovetail.capture.checks import assume, expected
 from dovetail.capture.decode import Code, decode
-from dovetail.capture.origins import PLAIN, read_list, wrap
+from dovetail.capture.origins import read_list, wrap
 from dovetail.capture.resume import growing_slots, is_resumed
 from dovetail.capture.text import format_value, is_late, late, native
-from dovetail.capture.trace import NULL, Outside, Raised, Trace, Unread
+from dovetail.capture.trace import NULL, PLAIN, Outside, Raised, Trace, Unread
 from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
 from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
 from dovetail.fake.calls import GLOBALS_OF
@@ -559,12 +559,9 @@ class Activation:
     def call(self, count: int, names: tuple[str, ...]) -> None:
         args = [read_list(self.trace, arg) if type(arg) is Unread else arg for arg in self.pop(count)]
         second, first = self.stack.pop(), self.stack.pop()
-        if first is NULL:
-            fn = second
-        elif second is NULL:
-            fn = first
-        else:
-            fn, args = first, [second, *args]
+        fn = second if first is NULL else first
+        if fn is first and second is not NULL:
+            args = [second, *args]
         first_named = len(args) - len(names)
         kwargs = dict(zip(names, args[first_named:]))
         self.stack.append(self.trace.call(fn, args[:first_named], kwargs))

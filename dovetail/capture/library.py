@@ -31,10 +31,10 @@ from dovetail.capture.builtins import LIBRARIES, Args, Kwargs, breaking, on
 from dovetail.capture.calls import inline
 from dovetail.capture.emit import REBUILD
 from dovetail.capture.interpreter import Activation
-from dovetail.capture.origins import IDENTITY, PLAIN
+from dovetail.capture.origins import IDENTITY
 from dovetail.capture.places import called_from
 from dovetail.capture.text import Identity, is_late, native
-from dovetail.capture.trace import Trace, is_library_file, place_loc, topmost_handled
+from dovetail.capture.trace import PLAIN, Trace, is_library_file, place_loc, topmost_handled
 from dovetail.errors import OutputCall, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Predicate

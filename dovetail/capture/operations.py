@@ -17,7 +17,6 @@ import torch
 
 from dovetail.capture.attributes import MISSING, find_in_mro, guard_class, load_attr, python_method
 from dovetail.capture.masks import Masked, put_masked, take_masked
-from dovetail.capture.origins import PLAIN
 from dovetail.capture.text import (
     NUMBERS,
     Identity,
@@ -29,7 +28,7 @@ from dovetail.capture.text import (
     native,
     version_of,
 )
-from dovetail.capture.trace import Raised, Trace, leaves
+from dovetail.capture.trace import PLAIN, Raised, Trace, leaves
 from dovetail.errors import DataDependentBranch, DataDependentNumber, DataDependentValue, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import SameAs
@@ -104,6 +103,8 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
     if kind is Fake or other is Fake:
         return on_fakes(trace, op if plain is None or kind is Fake else plain, left, right)
     check_operands(trace, op.__name__, left, right)
+    if plain is not None:
+        trace.touch(left)
     return native(op, left, right)
 
 
@@ -396,12 +397,14 @@ def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
         return
     if ask(trace, container, "__setitem__", key, value) is MISSING:
         check_native_use(trace, container, "item assignment")
+        trace.touch(container)
         native(operator.setitem, container, as_key(trace, container, key), value)
 
 
 def delete_item(trace: Trace, container: Any, key: Any) -> None:
     if ask(trace, container, "__delitem__", key) is MISSING:
         check_native_use(trace, container, "item deletion")
+        trace.touch(container)
         native(operator.delitem, container, as_key(trace, container, key))
 
 

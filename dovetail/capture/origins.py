@@ -30,7 +30,7 @@ import torch
 
 from dovetail.capture.resume import is_resumed
 from dovetail.capture.text import GivenText, LateText
-from dovetail.capture.trace import OPERATORS, Appender, Origin, Outside, Trace, Unread
+from dovetail.capture.trace import OPERATORS, PLAIN, Appender, Origin, Outside, Trace, Unread
 from dovetail.errors import ShapelessParameter, UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
@@ -38,13 +38,6 @@ from dovetail.ir.guard import DictKeys, Equals, Is, Length, Predicate, SameAs, T
 from dovetail.ir.source import Arg, Attr, Cell, DictKey, Item, KeyItem, Source, root_of
 
 Wrapper = Callable[[Trace, Any, Source], Any]
-
-PLAIN: Final = frozenset(
-    {int, float, str, bool, types.NoneType, bytes, complex, types.EllipsisType, types.NotImplementedType,
-     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.qscheme, range,
-     types.CodeType}
-)  # fmt: skip
-"""Types whose values are constants of the trace."""
 
 IDENTITY: Final = (
     type, types.ModuleType, BuiltinFunctionType, types.BuiltinMethodType, types.MethodDescriptorType,
@@ -245,8 +238,9 @@ def read_list(trace: Trace, unread: Unread) -> list[Any]:
     if unread.shadow is None:
         del trace.known[id(unread.original)]
         unread.shadow = wrap_list(trace, unread.original, unread.source)
-        if type(unread.shadow) is not Outside or unread.added:
+        if unread.added:
             unread.shadow.extend(unread.added)
+            trace.touch(unread.shadow)
     return unread.shadow
 
 

@@ -23,10 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from dovetail.capture.builtins import Args, Kwargs, Special, on
 from dovetail.capture.operations import truth
-from dovetail.capture.origins import PLAIN
 from dovetail.capture.text import version_of
 from dovetail.capture.torch_calls import call_torch
-from dovetail.capture.trace import Trace
+from dovetail.capture.trace import PLAIN, Trace
 from dovetail.capture.transforms import Inner, stand_in, trace_function
 from dovetail.errors import ChosenArm, UnknownCall
 from dovetail.fake.kernels import describe_launch, run_kernel, unwrapped

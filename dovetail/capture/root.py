@@ -9,7 +9,6 @@ twice is what makes undoing unnecessary: the trace's objects are its own.
 """
 from __future__ import annotations
 
-import functools
 import linecache
 import sys
 import threading
@@ -22,18 +21,16 @@ import torch
 
 from dovetail.capture import autograd, contexts, library
 from dovetail.capture.breaks import emit_break
-from dovetail.capture.builtins import as_callback
-from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, STEPS, call, is_installed_file
+from dovetail.capture.calls import CO_ASYNC, CO_GENERATOR, STEPS, is_installed_file
 from dovetail.capture.checks import check_copies, emit_checks, states_before
 from dovetail.capture.dynamic import History, Policy
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
 from dovetail.capture.frame import Frame, slot_count
 from dovetail.capture.graphs import GraphBuilder
-from dovetail.capture.guards import alias_guards, level_guard, state_guard
+from dovetail.capture.guards import alias_guards, state_guards
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import leave_unread, wrap
 from dovetail.capture.text import AT_WORK, OWN_FOLDER
-from dovetail.capture.torch_calls import store_tensor_attr, tensor_attr
 from dovetail.capture.trace import NULL, Raised, Trace, is_library_file, is_random
 from dovetail.errors import Break, FrameRaises, ImportUnderWay, NoTensors, Reason, ResumedLoop, SkippedFrame
 from dovetail.fake import Fake, FakeMode, SymbolicCalls
@@ -174,14 +171,11 @@ class Attempt:
     ) -> None:  # fmt: skip
         self.frame, self.stop, self.why, self.steps = frame, stop, why, 0
         policy = dynamic.fresh() if dynamic is not None else None
-        trace = self.trace = Trace(frame, options, policy, is_whole)
-        trace.call = functools.partial(call, trace)
-        trace.callback = functools.partial(as_callback, trace)
-        trace.tensor_attr, trace.store_tensor_attr = tensor_attr, store_tensor_attr  # type: ignore[attr-defined]
+        self.trace = Trace(frame, options, policy, is_whole)
 
     def run(self) -> Capture | Break:
         trace = self.trace
-        trace.guards += [state_guard(), level_guard()]
+        trace.guards += state_guards()
         root: Root | None = None
         before, AT_WORK.trace = getattr(AT_WORK, "trace", None), trace
         try:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from dovetail._native import SKIP_CALLEES, Context, Guards
 from dovetail.capture.frame import CO_VARARGS, slot_count
-from dovetail.capture.trace import NOT_THROWN, TORCH_FOLDER, Raised, Trace, is_library_file, leaves
+from dovetail.capture.trace import NOT_THROWN, PLAIN, TORCH_FOLDER, Raised, Trace, is_library_file, leaves
 from dovetail.errors import DataDependentValue, FailedFake, UnsupportedValue, is_from_signal
 from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import PROBE_LIMIT, Fake, probe
@@ -34,9 +34,6 @@ from dovetail.util.noun import Noun
 NUMBERS: Final[dict[type, type[Any]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 """What a number of the user's program is, where the trace has a symbol for it."""
 UNKNOWN: Final = "a text that contains a tensor or an exception"
-LITERAL: Final = frozenset(
-    {str, int, float, bool, type(None), bytes, complex, torch.dtype, torch.device, torch.Size}
-)  # fmt: skip
 
 
 def version_of(fake: Fake) -> object:
@@ -154,7 +151,7 @@ def late(trace: Trace, function: Callable[..., str], args: Any) -> Any:
 def snapshot(trace: Trace, value: Any) -> Any:
     """A copy that later changes of containers do not reach."""
     kind = type(value)
-    if kind in LITERAL or kind in NUMBERS or kind in LATE or isinstance(value, (Fake, BaseException)):
+    if kind in PLAIN or kind in NUMBERS or kind in LATE or isinstance(value, (Fake, BaseException)):
         return value
     if kind in (list, tuple):
         return kind([snapshot(trace, item) for item in value])

@@ -90,17 +90,11 @@ METHOD_RULES: Final[dict[str, Callable[[Trace, Fake], Any]]] = {
 }
 """Methods of tensors that give something else than tensors, or that a Fake cannot tell."""
 
-_marked: dict[Any, bool] = {}
-
 
 def is_torch_call(fn: Any) -> bool:
     kind = type(fn)
     if kind is FunctionType:
-        code = fn.__code__
-        found = _marked.get(code)
-        if found is None:
-            found = _marked[code] = fn.__module__ in OP_MODULES and not MARKS.isdisjoint(code.co_names)
-        return found
+        return fn.__module__ in OP_MODULES and not MARKS.isdisjoint(fn.__code__.co_names)
     if kind is BuiltinFunctionType:
         return (fn.__module__ or "").startswith("torch")
     if kind is MethodDescriptorType:
@@ -260,7 +254,8 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
         return kind
     if kind not in TENSOR_TYPES and (found := find_in_mro(kind, name))[1] not in torch.Tensor.__mro__:
         if found[1] is not None and not found[1].__module__.startswith("torch"):
-            return bind_own(trace, found, fake, kind, name)
+            guard_class(trace, kind)  # what a subclass defines itself
+            return bind_class_value(trace, *found, fake, kind, name)
     if origin is not None:
         if name == "grad":
             return wrap(trace, origin.original.grad, Attr(origin.source, "grad"))
@@ -279,14 +274,6 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
     if isinstance(value, Fake) and value is not fake:
         trace.record("call_function", getattr, (fake, name), {}, value)
     return value
-
-
-def bind_own(trace: Trace, found: tuple[Any, Any], fake: Fake, kind: type, name: str) -> Any:
-    """What a subclass defines itself."""
-    guard_class(trace, kind)
-    if isinstance(found[0], property):
-        return trace.call(found[0].fget, [fake], {})
-    return bind_class_value(trace, found[0], found[1], fake, kind, name)
 
 
 INPUT_FIELDS: Final = ("is_leaf", "grad_fn", "_backward_hooks", "_base", "output_nr", "retains_grad")
@@ -309,6 +296,9 @@ def store_tensor_attr(trace: Trace, fake: Fake, name: str, value: Any) -> None:
         elif not (is_input and name == "grad" and value is None):
             raise UnsupportedValue(trace.loc(), type="Tensor", detail=f"assigning to .{name}")
     trace.writes[(id(fake), name)] = Write(fake, name, value, "attr" if id(fake) in trace.origins else "tag")
+
+
+Trace.tensor_attr, Trace.store_tensor_attr = tensor_attr, store_tensor_attr
 
 
 def type_of_value(trace: Trace, value: Any) -> type:

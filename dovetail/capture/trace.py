@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
-from types import CodeType
+from types import CodeType, EllipsisType, NoneType, NotImplementedType
 from typing import Any, Final
 
 import torch
@@ -63,6 +63,12 @@ class Null:
     def __repr__(self) -> str:
         return "NULL"
 
+
+PLAIN: Final = frozenset(
+    {int, float, str, bool, NoneType, bytes, complex, EllipsisType, NotImplementedType, CodeType, range,
+     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.qscheme}
+)  # fmt: skip
+"""Types whose values are constants of the trace."""
 
 MOST_ROUNDS: Final = 50_000
 MOST_CALLS: Final = 20_000
@@ -164,12 +170,13 @@ class Write(Noun, frozen=False, eq=False):
 
 
 class Trace:
-    """See the file's docstring. `call` and `inline` are set by the interpreter, which this file does
-    not know."""
+    """See the file's docstring. Functions of files that this one does not know are set there."""
 
     call: Callable[..., Any]
-    callback: Callable[[Any], Any]
+    callback: Callable[..., Any]
     """A callable of the user's as one that native code may call."""
+    tensor_attr: Callable[..., Any]
+    store_tensor_attr: Callable[..., None]
     is_over = True
     """As those find it who go with the trace's own fields."""
 
@@ -213,6 +220,8 @@ class Trace:
         self.is_appending = False
         """The list that is read next is only appended to."""
         self.changed_classes: set[int] = set()
+        self.touched: list[int] = []
+        """Containers that were changed, if only for a while."""
         self.assumptions: list[tuple[Any, bool, object, int]] = []
         """Tensors whose truth was assumed: which, their versions then, and the frame's instructions."""
         self.leaves: list[tuple[Fake, Loc | None, int]] = []
@@ -312,6 +321,10 @@ class Trace:
         if type(value) is not Unread:
             self.reads[key] = value
         return value
+
+    def touch(self, container: Any) -> None:
+        if id(container) in self.origins:
+            self.touched.append(id(container))
 
     def source_of(self, value: Any) -> Source | None:
         origin = self.origins.get(id(value))

@@ -7,6 +7,8 @@ from __future__ import annotations
 import abc
 import enum
 import functools
+import heapq
+import operator
 import sys
 import types
 from collections import OrderedDict, defaultdict
@@ -237,6 +239,48 @@ def keywords_of_a_partial_method() -> Row:
 def type_hints_of_a_class() -> Row:
     kind = type("Thing", (), {"__annotations__": {"a": int}})
     return lambda x: x * len(get_type_hints(kind)), lambda: kind.__annotations__.update(b=float)
+
+
+class Documented(property):
+    pass
+
+
+@row
+def attribute_behind_a_property_of_a_class_of_ones_own() -> Row:
+    thing = a_class(k=2.0, twice=Documented(lambda self: self.k * 2))()
+    return lambda x: x * thing.twice, lambda: setattr(thing, "k", 8.0)
+
+
+def changed_for_a_while(make: Callable[[], Any], change: Any, read: Any, undo: Any) -> Callable[[], Row]:
+    """Two containers or objects, one of which is changed and changed back; then there is only one."""
+
+    def make_row() -> Row:
+        box = {"one": make(), "other": make()}
+
+        def f(x: torch.Tensor) -> torch.Tensor:
+            change(box["one"])
+            result = x * read(box["other"])
+            undo(box["one"])
+            return result
+
+        return f, lambda: box.update(other=box["one"])
+
+    return make_row
+
+
+ROWS |= {
+    f"{name}_for_a_while": changed_for_a_while(*parts)
+    for name, parts in {
+        "appended": (lambda: [1.0], lambda it: it.append(2.0), len, lambda it: it.pop()),
+        "extended": (lambda: [1.0], lambda it: operator.iadd(it, [2.0]), len, lambda it: it.__delitem__(-1)),
+        "heaped": (lambda: [1.0], lambda it: heapq.heappush(it, 0.0), len, heapq.heappop),
+        "added": (lambda: {1}, lambda it: it.add(2), len, lambda it: it.discard(2)),
+        "item": (lambda: {"k": 1.0}, lambda it: it.update(k=5.0), lambda it: it["k"],
+                 lambda it: it.update(k=1.0)),
+        "attribute": (lambda: types.SimpleNamespace(k=1.0), lambda it: setattr(it, "k", 5.0),
+                      lambda it: it.k, lambda it: setattr(it, "k", 1.0)),
+    }.items()
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ROWS)

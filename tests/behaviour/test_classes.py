@@ -768,6 +768,28 @@ def getattribute_then_getattr() -> Any:
     return f, (x4(),)
 
 
+class Counting:
+    def __init__(self) -> None:
+        self.scale, self.reads = 2.0, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "scale":
+            object.__setattr__(self, "reads", object.__getattribute__(self, "reads") + 1)
+        return object.__getattribute__(self, name)
+
+
+@case("C4")
+def getattribute_that_counts() -> Any:
+    counting = Counting()
+
+    def f(x: torch.Tensor) -> Any:
+        y = x * counting.scale + counting.scale
+        counting.scale = 3.0
+        return y * counting.scale, counting.reads
+
+    return f, [(x4(),)] * 3, lambda: counting.reads
+
+
 BIAS = 1
 
 

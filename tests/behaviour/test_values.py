@@ -428,6 +428,27 @@ def test_random_numbers_in_a_cache_are_drawn_once_and_in_their_turn() -> None:
     check_same(run(functools.partial(dovetail.compile, backend="eager")), run(lambda f: f), "results")
 
 
+def test_a_cached_function_with_effects_has_them_once_and_in_their_turn() -> None:
+    def run(compile: Any) -> Any:
+        log: list[Any] = []
+
+        @functools.cache
+        def scale(n: int) -> float:
+            log.append(n)
+            return 2.0 * n
+
+        def f(x: torch.Tensor, n: int) -> Any:
+            log.insert(0, "before")
+            y = x * scale(n)
+            log.append("after")
+            return y, list(log)
+
+        step = compile(f)
+        return [step(torch.ones(3), n) for n in (3, 3, 4)]
+
+    check_same(run(functools.partial(dovetail.compile, backend="eager")), run(lambda f: f), "results")
+
+
 def test_a_counter_of_sizes() -> None:
     def f(x: torch.Tensor, seen: Any) -> Any:
         seen[x.shape[0]] += 1
