@@ -113,6 +113,13 @@ class Array:
         """An array like this one, with one element."""
         return self.dtype.type(1) if self.is_scalar else numpy().ones((1,) * self.fake.dim(), self.dtype)
 
+    def as_number(self, beside: Any) -> Any:
+        """One that torch takes, or this array. As an operand after a tensor, one element counts as a tensor
+        without dimensions does, unless the result depends on its dtype."""
+        if self.number is not None or not (self.is_scalar and type(beside) is Fake and beside.dim()):
+            return self if self.number is None else self.number
+        return self.fake if torch.result_type(beside, self.fake) is beside.dtype else self
+
     def __len__(self) -> int:
         if self.is_scalar:  # torch asks for it where it takes an int, too
             raise DataDependentValue(self.trace.loc(), function="len of an array")

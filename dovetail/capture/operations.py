@@ -83,7 +83,7 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
     if kind in PLAIN and other in PLAIN:
         return native(op, left, right)
     if kind is Fake or other is Fake:
-        left, right = as_numbers([left, right])
+        left, right = as_numbers([left, right], left)
         kind, other = type(left), type(right)
     if kind is str and op is operator.mod:
         if is_late(right):
@@ -158,7 +158,7 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
     if kind in PLAIN and other in PLAIN:
         return native(op, left, right)
     if kind is Fake or other is Fake:
-        left, right = as_numbers([left, right])
+        left, right = as_numbers([left, right], left)
     found, result = _by_dunder(trace, left, right, *COMPARISONS[op])
     if found:
         return result

@@ -181,15 +181,14 @@ def known(value: Any) -> Any:
     return {key: known(item) for key, item in value.items()} if kind is dict else value
 
 
-def as_numbers(value: Any) -> Any:
-    """What torch computes with: for a scalar of NumPy's that changes from call to call, its number."""
+def as_numbers(value: Any, beside: Any = None) -> Any:
+    """What torch computes with, perhaps beside a tensor: for a scalar of NumPy's its number."""
     kind = type(value)
     if kind in (list, tuple):
-        return kind([as_numbers(item) for item in value])
+        return kind([as_numbers(item, beside) for item in value])
     if kind is slice:
         return slice(*as_numbers([value.start, value.stop, value.step]))
-    number = value.number if kind.__module__ == "dovetail.capture.arrays" else None
-    return value if number is None else number
+    return value.as_number(beside) if kind.__module__ == "dovetail.capture.arrays" else value
 
 
 AT_WORK: Final = threading.local()

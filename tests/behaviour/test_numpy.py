@@ -319,6 +319,24 @@ def test_scalars_that_change_from_call_to_call(function: Any, kind: Any, backend
     assert dovetail.stats()["recompiles"] == 1
 
 
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("kind", ["float64", "float32", "int64"])
+def test_an_element_of_an_array_beside_a_tensor(kind: str, dtype: torch.dtype, backend: str) -> None:
+    schedule = np.linspace(1, 9, 5).astype(kind)
+
+    def step(x: Any, i: int) -> Any:
+        return x / schedule[i] + x * np.sqrt(schedule[i]), x > schedule[2], x[0] + schedule[1]
+
+    compiled = dovetail.compile(step, backend=backend)
+    for i in range(4):
+        x = torch.arange(6).to(dtype)
+        check(compiled(x, i), step(x, i))
+    dovetail.reset()
+    compiled = dovetail.compile(lambda x: x / schedule[1] - schedule[2], backend=backend, fullgraph=True)
+    check(compiled(torch.ones(3)), torch.ones(3) / schedule[1] - schedule[2])
+
+
 def looked_at(x: Any, s: Any) -> Any:
     return x * round(s, 1), f"{s}", x * np.cos(s), torch.tensor([s, s]), x[s.astype(np.int32) % 4]
 
