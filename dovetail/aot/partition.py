@@ -229,18 +229,25 @@ class _Problem:
         return node in self.anchors and kind_of(node) == "cheap" and node not in self.checkpointed
 
     def cut(self, freed: set[Node]) -> set[Node]:
-        """The nodes to save."""
-        network = Network()
-        for node in self.order:
-            network.edge((node, 0), (node, 1), self.price(node))
-            if node in self.primals or not self.may_recompute(node, freed):
-                network.edge(_SOURCE, (node, 0), INFINITE)
-            for operand in node.operands if node not in self.primals else ():
-                network.edge((operand, 1), (node, 0), INFINITE)
+        """The nodes to save. What a value that is not recomputed is made of does not matter; a view is where
+        its base is."""
+        firm = {n for n in self.order if n in self.primals or not self.may_recompute(n, freed)}
+        asked = set(self.used)
+        for node in reversed(self.order):
+            if node in asked and node not in firm:
+                asked.update(node.operands)
+        network, base = Network(), {}  # type: Network, dict[Node, Node]
+        for node in filter(asked.__contains__, self.order):
+            price, operands = self.price(node), () if node in firm else node.operands
+            base[node] = base[operands[0]] if price == INFINITE and len(operands) == 1 else node
+            if base[node] is node:
+                network.edge(_SOURCE if node in firm else (node, "made"), node, price)
+                for operand in operands:
+                    network.edge(base[operand], (node, "made"), INFINITE)
             if node in self.used:
-                network.edge((node, 1), _SINK, INFINITE)
+                network.edge(base[node], _SINK, INFINITE)
         side = network.cut(_SOURCE, _SINK)
-        return {n for n in self.needed if (n, 0) in side and (n, 1) not in side}
+        return {n for n, b in base.items() if b is n and n not in side and (n in firm or (n, "made") in side)}
 
     def cost(self, saved: set[Node]) -> int:
         return sum(bytes_of(n.type) for n in saved if n not in self.primals or n in self.written)
@@ -301,10 +308,11 @@ def _make_forward(
     outputs, saved = list(values), []  # type: list[Arg], list[tuple[Node, Saved]]
     copied = [node for node in (*primals, *graph.nodes) if node in cut and node in problem.written]
     copies = {n: Node("aten.clone.default", (n,), n.type, f"{n.name}_before") for n in copied}
+    places = {value: i for i, value in reversed([*enumerate(values)]) if isinstance(value, Node)}
     for i, node in enumerate((*primals, *graph.nodes)):
         value, source, position = copies.get(node, node), "input", i
         if node in cut and (value is not node or i >= len(primals)):
-            source, position = "output", next((i for i, x in enumerate(outputs) if x is value), len(outputs))
+            source, position = "output", places.setdefault(value, len(outputs))
             outputs += [value] * (position == len(outputs))
         if node in cut:
             saved.append((node, Saved(source, position, node.name, bytes_of(node.type))))

@@ -23,10 +23,7 @@ NARROW: Final = 4
 @lru_cache(4096)
 def memory_order(shape: tuple[Expr, ...], stride: tuple[Expr, ...]) -> Sequence[int]:
     """Dimensions from the outermost in memory to the innermost; ties keep their order. (Layers repeat.)"""
-    dims = [d for d, size in enumerate(shape) if size is not ONE]
-    if all(stride[d].is_const for d in dims):
-        return sorted(dims, key=lambda d: -stride[d].value)
-    return sorted(dims, key=lambda d: -_rank(stride[d]))
+    return sorted([d for d, size in enumerate(shape) if size is not ONE], key=lambda d: -_rank(stride[d]))
 
 
 def _rank(stride: Expr) -> float:
@@ -79,7 +76,8 @@ def merge_ranges(
     def close() -> None:
         if not run:
             return
-        fresh = Range.over(f"{name}{len(merged)}", product(each.size for each in run))
+        number = len(merged)
+        fresh = Range.over(f"{name}{number}" if name else number, product(each.size for each in run))
         merged.append(fresh)
         for each in run[:-1]:
             env[each.var] = ZERO

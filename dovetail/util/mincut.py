@@ -8,7 +8,6 @@ Capacities are integers; INFINITE is never cut.
 """
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable
 from typing import Final
 
@@ -23,22 +22,22 @@ class Network:
         self._to: list[int] = []
         self._room: list[int] = []
 
-    def vertex(self, name: Hashable) -> int:
-        number = self._number.setdefault(name, len(self._edges))
-        if number == len(self._edges):
-            self._edges.append([])
-        return number
-
     def edge(self, start: Hashable, end: Hashable, capacity: int) -> None:
-        a, b = self.vertex(start), self.vertex(end)
-        self._edges[a].append(len(self._to))
-        self._edges[b].append(len(self._to) + 1)
-        self._to += [b, a]
-        self._room += [capacity, 0]
+        number, edges, count = self._number, self._edges, len(self._to)
+        for name in (start, end):
+            if name not in number:
+                number[name] = len(edges)
+                edges.append([])
+        a, b = number[start], number[end]
+        edges[a].append(count)
+        edges[b].append(count + 1)
+        self._to += (b, a)
+        self._room += (capacity, 0)
 
     def cut(self, source: Hashable, sink: Hashable) -> set[Hashable]:
         """Vertices reachable from source once no more can flow."""
-        s, t = self.vertex(source), self.vertex(sink)
+        self.edge(source, sink, 0)  # both are vertices, whatever else is
+        s, t = self._number[source], self._number[sink]
         level = self._levels(s)
         while level[t] >= 0:
             self._saturate(s, t, level)
@@ -46,14 +45,14 @@ class Network:
         return {name for name, number in self._number.items() if level[number] >= 0}
 
     def _levels(self, source: int) -> list[int]:
-        level = [-1] * len(self._edges)
+        edges, ends, room = self._edges, self._to, self._room
+        level = [-1] * len(edges)
         level[source] = 0
-        queue = deque([source])
-        while queue:
-            at = queue.popleft()
-            for e in self._edges[at]:
-                to = self._to[e]
-                if self._room[e] > 0 and level[to] < 0:
+        queue = [source]
+        for at in queue:
+            for e in edges[at]:
+                to = ends[e]
+                if room[e] > 0 and level[to] < 0:
                     level[to] = level[at] + 1
                     queue.append(to)
         return level

@@ -51,6 +51,14 @@ def test_matmul_is_not_recomputed() -> None:
     assert _saved_bytes(parts) == 8 * 8 * 4
 
 
+def test_a_view_is_saved_as_its_base() -> None:
+    f = lambda x, w: (x @ w).view(4, 16).t().unsqueeze(0).sin() * 2  # noqa: E731
+    make = lambda: [torch.randn(8, 8, requires_grad=True) for _ in range(2)]  # noqa: E731
+    parts = _parts(f, *make())
+    assert _saved_bytes(parts) == 8 * 8 * 4 and sum("mm" in n.op for n in parts.backward.nodes) == 2
+    check(f, make)
+
+
 def test_dropout_mask_is_saved_not_drawn_again() -> None:
     parts = _parts(lambda x: F.dropout(x.sin(), 0.5).exp(), torch.randn(64, requires_grad=True))
     assert not any("bernoulli" in n.op for n in parts.backward.nodes)
