@@ -62,7 +62,7 @@ def scalar(op: str, args: tuple[object, ...], dtype: DType) -> Scalar:
     if found is None:
         found = object.__new__(Scalar)
         found.op, found.args, found.dtype, found.below = op, args, dtype, None
-        found.operands = tuple(arg for arg in args if isinstance(arg, Scalar))
+        found.operands = tuple([arg for arg in args if type(arg) is Scalar])
         found.serial = _serial = _serial + 1
         _interned[key] = found
     return found
@@ -170,8 +170,10 @@ class Range(Single, eq=False):
 
     @staticmethod
     @lru_cache(4096)
-    def over(name: str, size: Expr) -> Range:
-        """A new loop; its variable knows that it is below its size."""
+    def over(name: str | int, size: Expr) -> Range:
+        """A new loop; its variable knows that it is below its size. A number stands for i, j, k, m, n, i5"""
+        if isinstance(name, int):
+            name = "ijkmn"[name] if name < 5 else f"i{name}"
         return Range(sym(name, 0, max(size.hi - 1, 0), size), size)
 
     def __str__(self) -> str:

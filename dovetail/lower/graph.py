@@ -96,7 +96,7 @@ class _Lowering:
             self.env[node] = self.store(node, value) if is_stored else value
 
     def value(self, arg: Arg) -> Lazy:
-        return cast(Lazy, self.env[cast(Node, arg)])
+        return self.env[arg]  # type: ignore[index, return-value]
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class _Lowering:
             return self.write_region(node, ref, value)
         loads = 0
         if ref.type.device.kind != "cpu":
-            places = _index(ref.type, {d: ir.Range.over(f"i{d}", n) for d, n in enumerate(ref.type.shape)})
+            places = _index(ref.type, {d: ir.Range.over(d, n) for d, n in enumerate(ref.type.shape)})
             loads = sum(node.op in ("load", "load_at") for node in ir.iter_scalars(value.at(places)))
         for start, shape in regions(ref.type, value.cuts, loads):
             type = TensorType(shape, ref.type.stride, ref.type.dtype, ref.type.device)
@@ -144,7 +144,7 @@ class _Lowering:
 
     def write_region(self, node: Node, ref: ir.BufferRef, value: Lazy) -> None:
         order = memory_order(ref.type.shape, ref.type.stride)
-        loops = {d: ir.Range.over(f"i{n}", ref.type.shape[d]) for n, d in enumerate(order)}
+        loops = {d: ir.Range.over(n, ref.type.shape[d]) for n, d in enumerate(order)}
         index = _index(ref.type, loops)
         write = ir.Write((ref.buffer,), element_of(ref, index), value.at(index))
         origins = tuple(dict.fromkeys((*value.origins, node.name)))
@@ -160,7 +160,7 @@ class _Lowering:
             reduce = []
         roots = [root for write in writes for root in (write.value, write.index_scalar) if root is not None]
         exprs = index_exprs(roots)
-        outer, left = merge_ranges(tuple(ranges), (*exprs, *[write.index for write in writes]), "i")
+        outer, left = merge_ranges(tuple(ranges), (*exprs, *[write.index for write in writes]), "")
         inner, right = merge_ranges(tuple(reduce), exprs, "r")
         env = {**left, **right}
         memo: dict[ir.Scalar, ir.Scalar] = {}
@@ -178,7 +178,7 @@ class _Lowering:
         type = storable(types[0])
         kept = [d for d in range(source.ndim) if is_scan or d not in dims]
         order = [d for d in memory_order(type.shape, type.stride) if kept[d] not in dims]
-        outer = {kept[d]: ir.Range.over(f"i{n}", type.shape[d]) for n, d in enumerate(order)}
+        outer = {kept[d]: ir.Range.over(n, type.shape[d]) for n, d in enumerate(order)}
         inner_order = [d for d in memory_order(source.shape, source.stride) if d in dims]
         if "arg" in node.op:  # positions count in the tensor's own order
             inner_order.sort()
@@ -212,7 +212,7 @@ class _Lowering:
         indices = [self.value(arg) for arg in cast("tuple[Node, ...]", node.args[1])]
         dims = cast("tuple[int, ...]", node.args[2])
         type = values.type
-        loops = {d: ir.Range.over(f"i{d}", size) for d, size in enumerate(type.shape)}
+        loops = {d: ir.Range.over(d, size) for d, size in enumerate(type.shape)}
         index = tuple(loops[d].var for d in range(type.ndim))
         rank = indices[0].type.ndim
         found = {d: i.at(index[:rank]) for d, i in zip(dims, indices)}

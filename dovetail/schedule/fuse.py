@@ -32,7 +32,6 @@ FEW_ROWS: Final = 16
 SMALL: Final = 4096
 """Elements below which the cost of a kernel is its launch."""
 MOST_BUFFERS: Final = 100
-LOOP_NAMES: Final = "ijkmn"
 HORIZON: Final = 256
 """How far apart two siblings may be: joining them keeps their results alive in between."""
 NEAR: Final = 12
@@ -40,19 +39,15 @@ NEAR: Final = 12
 
 
 class Fuser(Noun, frozen=False):
-    loops: Loops
     options: Options
     sizes: dict[str, int]
+    devices: dict[str, Device]
     clusters: dict[int, Cluster] = field(default_factory=dict)
     """By position."""
     producers: dict[str, set[int]] = field(default_factory=dict)
     """Buffer -> positions of what writes it; the parts of a concatenation have one each."""
     readers: dict[str, set[int]] = field(default_factory=dict)
     declined: list[tuple[str, Reason]] = field(default_factory=list)
-    devices: dict[str, Device] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.devices = {buffer.name: buffer.type.device for buffer in self.loops.buffers}
 
     def add(self, nest: Nest, step: int) -> None:
         cluster = make_cluster(nest, step)
@@ -173,7 +168,7 @@ def _why_not_parallel(joined: Cluster) -> Reason | None:
 
 def schedule(loops: Loops, options: Options) -> Schedule:
     loops = choose_libraries(loops)
-    fuser = Fuser(loops, options, buffer_sizes(loops))
+    fuser = Fuser(options, buffer_sizes(loops), {b.name: b.type.device for b in loops.buffers})
     externs: dict[int, Extern] = {}
     for step, item in enumerate(loops.steps):
         if isinstance(item, Extern):
@@ -226,8 +221,7 @@ def make_group(cluster: Cluster, kept: set[str], fuser: Fuser) -> Group:
     env: dict[Expr, Expr] = {}
     ranges: list[Range] = []
     for k, item in enumerate(cluster.ranges):
-        name = f"r{k - count}" if k >= count else LOOP_NAMES[k] if count <= len(LOOP_NAMES) else f"i{k}"
-        ranges.append(Range.over(name, item.size))
+        ranges.append(Range.over(k if k < count else f"r{k - count}", item.size))
         env[item.var] = ranges[-1].var
     members = tuple(member.moved(env) for member in cluster.members)
     named = replace(cluster, ranges=tuple(ranges), members=members)
