@@ -470,6 +470,7 @@ _ROWS: Final[tuple[tuple[Callable[[Call], bool], str], ...]] = (
      "var std var_mean std_mean binary_cross_entropy_with_logits"),
     (lambda c: c.first.numel.value > 0, "amax amin argmax argmin max min median"),
     (lambda c: c["delta"] > 0, "huber_loss"),
+    (lambda c: _is_contiguous(c.first) or _suggests_channels_last(c.first), "native_group_norm"),
     (lambda c: c["p"] >= 0, "_cdist_forward"),
     (lambda c: c["beta"] >= 0, "smooth_l1_loss"),
 )

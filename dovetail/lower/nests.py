@@ -76,8 +76,7 @@ def merge_ranges(
     def close() -> None:
         if not run:
             return
-        number = len(merged)
-        fresh = Range.over(f"{name}{number}" if name else number, product(each.size for each in run))
+        fresh = Range.over(f"{name}{len(merged)}" if name else len(merged), product(each.size for each in run))
         merged.append(fresh)
         for each in run[:-1]:
             env[each.var] = ZERO

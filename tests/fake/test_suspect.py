@@ -18,6 +18,7 @@ REFUSED = """
     x.copy_(R(4))  x.select_scatter(R(2),0,0)  x.slice_scatter(R(2,2),0,0,1)  F.max_pool2d(R(1,1,2,2),5)  F.avg_pool2d(R(1,1,2,2),5)
     F.glu(R(3,3))  F.pixel_shuffle(R(1,3,2,2),2)  I(3).var()  R(0,3).amax(0)  R(0,3).max(0)  R(3).tril()  (x>0).abs()  I(3).mul_(R(3))
     F.conv2d(R(1,3,4,4),R(2,3,3,3).double())  F.layer_norm(x,(1,2,3))  F.huber_loss(x,x,delta=-1.)  F.relu(x>0)
+    torch.native_group_norm(R(4,2,3).mT,None,None,4,3,2,1,1e-5)
     (x>0)[0]@(x>0)[0]  (x>0)@(x>0)[0]  (x>0)@(x>0).mT  (x>0)[None]@(x>0).mT[None]  torch.vdot((x>0)[0],(x>0)[0])
 """.split()
 
