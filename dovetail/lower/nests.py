@@ -76,7 +76,7 @@ def merge_ranges(
     def close() -> None:
         if not run:
             return
-        fresh = Range.over(f"{name}{len(merged)}" if name else len(merged), product(each.size for each in run))
+        fresh = Range.over(f"{name}{len(merged)}" if name else len(merged), product(r.size for r in run))
         merged.append(fresh)
         for each in run[:-1]:
             env[each.var] = ZERO
