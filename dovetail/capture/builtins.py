@@ -413,7 +413,7 @@ def _reference(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     **dict.fromkeys((
-        list, tuple, set, frozenset, enumerate, collections.deque, collections.Counter, itertools.chain,
+        list, tuple, set, frozenset, enumerate, zip, collections.deque, collections.Counter, itertools.chain,
         itertools.product, itertools.islice, itertools.cycle, itertools.combinations, itertools.permutations,
         itertools.zip_longest, itertools.pairwise, itertools.compress,
         itertools.combinations_with_replacement,
@@ -422,7 +422,6 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
         map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
     ), lambda trace, cls, args, kwargs: native(
         cls, as_callback(trace, args[0]), *[iterate(trace, arg) for arg in args[1:]], **kwargs)),
-    zip: lambda trace, cls, args, kwargs: native(zip, *[iterate(trace, arg) for arg in args], **kwargs),
     **dict.fromkeys((dict, collections.OrderedDict), lambda trace, cls, args, kwargs: native(
         cls, *[as_iterable(trace, operations.as_mapping(trace, arg)) for arg in args], **kwargs)),
     collections.defaultdict: lambda trace, cls, args, kwargs: native(
@@ -432,13 +431,14 @@ CLASSES: Final[dict[Any, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     bool: lambda trace, cls, args, kwargs: truth(trace, args[0]) if args else False,
     range: lambda trace, cls, args, kwargs: native(
         range, *[int(arg) if isinstance(arg, torch.SymInt) else arg for arg in args]),
-    slice: lambda trace, cls, args, kwargs: native(slice, *args),
+    **dict.fromkeys((slice, functools.partial), lambda trace, cls, args, named: native(cls, *args, **named)),
     torch.Size: lambda trace, cls, args, kwargs: native(cls, drain(trace, args[0])) if args else cls(),
+    torch.autograd.Variable: lambda trace, cls, args, kwargs: trace.call(torch.Tensor.requires_grad_, [
+        trace.call(torch.Tensor.detach, args[:1], {}), [*args, kwargs.get("requires_grad", False)][1]], {}),
     itertools.accumulate: _accumulate,
     itertools.groupby: lambda trace, cls, args, kwargs: native(
         cls, iterate(trace, args[0]), as_callback(trace, [*args, kwargs.get("key")][1])),
     weakref.ref: _reference,
-    functools.partial: lambda trace, cls, args, kwargs: native(cls, *args, **kwargs),
 }  # fmt: skip
 
 NATIVE_CLASSES: Final = frozenset(

@@ -289,11 +289,10 @@ def store_tensor_attr(trace: Trace, fake: Fake, name: str, value: Any) -> None:
         reads = (call for call in reversed(trace.calls) if call.target is getattr and call.result is value)
         if name == "data" and any(call.args[0] is fake for call in reads):
             return  # x.data -= y: it is x's own memory that was written
-        is_input = id(fake) in trace.origins
-        is_same = name == "data" and type(value) is Fake and not (fake.requires_grad or value.requires_grad)
-        if is_input and is_same and fake.form is value.form is None and type_of(fake) == type_of(value):
+        is_like = type(value) is Fake and fake.form is value.form is None and type_of(fake) == type_of(value)
+        if id(fake) in trace.origins and name == "data" and is_like and not value.requires_grad:
             trace.record("call_method", "detach", (value,), {}, fake)  # from here on another name of value
-        elif not (is_input and name == "grad" and value is None):
+        elif id(fake) not in trace.origins or name != "grad" or not (value is None or is_like):
             raise UnsupportedValue(trace.loc(), type="Tensor", detail=f"assigning to .{name}")
     trace.writes[(id(fake), name)] = Write(fake, name, value, "attr" if id(fake) in trace.origins else "tag")
 

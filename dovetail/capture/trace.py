@@ -290,9 +290,12 @@ class Trace:
         """Keep a call that was just performed on Fakes; returns its result."""
         frozen = tuple([freeze(self, arg) for arg in args])
         named = {key: freeze(self, value) for key, value in kwargs.items()} if kwargs else {}
-        if not self.began_with_grad and torch.is_grad_enabled():
-            if any(type(leaf) is Fake and leaf.requires_grad for leaf in tree_leaves((frozen, named))):
+        if (self.writes or not self.began_with_grad) and torch.is_grad_enabled():
+            given = [x for x in tree_leaves((frozen, named)) if type(x) is Fake and x.requires_grad]
+            if given and not self.began_with_grad:
                 raise GradientsSwitchedOn(self.loc())
+            if any((id(x), "data") in self.writes for x in given) and getattr(result, "requires_grad", True):
+                raise UnsupportedValue(self.loc(), type="Tensor", detail="the gradient of an assigned .data")
         self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs(), self.step))
         self.rounds = 0
         self.is_exposed = self.is_exposed or self.catches and self.is_caught()

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import Variable
 
 import dovetail
 from tests.behaviour.running import ANY, Program, Suite, check_program
@@ -111,6 +112,18 @@ def leaf_made_inside() -> Any:
         return w.requires_grad, grad
 
     return f, (torch.randn(3, 4),)
+
+
+@case("A2", same_storage=True)
+def variables_of_older_programs() -> Any:
+    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
+        state = Variable(torch.zeros(3), requires_grad=False)
+        detached, leaf = Variable(x * w), Variable(x * 2, True)
+        (grad,) = torch.autograd.grad((leaf**2).sum(), leaf)
+        seen = isinstance(detached, Variable), detached.requires_grad, leaf.requires_grad
+        return x * w + state + detached, Variable(x), grad, seen
+
+    return f, (torch.randn(2, 3), torch.randn(3, requires_grad=True))
 
 
 @case("A2", same_storage=True)
