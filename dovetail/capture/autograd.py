@@ -24,7 +24,7 @@ from dovetail.capture.guards import is_changed
 from dovetail.capture.operations import get_item, has_fake, iterate, truth
 from dovetail.capture.origins import wrap
 from dovetail.capture.text import native
-from dovetail.capture.torch_calls import call_tensor_method, call_torch, perform
+from dovetail.capture.torch_calls import call_tensor_method, call_torch, perform, to_dtype
 from dovetail.capture.trace import PLAIN, Raised, Trace
 from dovetail.errors import BackwardCall, DisabledCall, UnknownCall
 from dovetail.fake.tensor import Fake
@@ -42,10 +42,8 @@ def _zero_grad(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         store_attr(trace, parameter, "grad", None)
 
 
-@on(_get_value)
-def _count(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    """A number of steps: eager goes on with it in double precision, where `1 - beta ** step` needs it."""
-    return call_tensor_method(trace, "double", args, {}) if isinstance(args[0], Fake) else args[0]
+# A number of steps: eager goes on with it in double precision, where `1 - beta ** step` needs it.
+on(_get_value)(lambda trace, args, kwargs: to_dtype(trace, args[0], torch.float64))
 
 
 def parameters_of(trace: Trace, optimizer: Any) -> Iterator[Any]:

@@ -134,6 +134,42 @@ def tensors_are_given_other_memory() -> Any:
     return f, [(torch.randn(2, 4), torch.randn(2, 4), torch.randn(3)) for _ in range(2)], effects
 
 
+@case("C5", same_storage=True)
+def parameters_are_given_other_memory_and_gradients() -> Any:
+    model = torch.nn.Linear(4, 4)
+    model(torch.randn(3, 4)).sum().backward()
+    before = model.weight.data
+
+    def f(x: torch.Tensor) -> Any:
+        halves = [p.grad * 0.5 for p in model.parameters()]
+        for p, half in zip(model.parameters(), halves):
+            p.data = p.data - 0.1 * half
+            p.grad = half
+            half.add_(1)
+        with torch.no_grad():
+            model.weight.mul_(2)
+        made = x * 2
+        model.bias.data = made
+        return made.mul_(2), model.weight.grad is halves[0], model.weight.requires_grad, model.weight.data + 1
+
+    effects = lambda: (before, model.weight, model.bias, model.weight.grad, model.bias.grad)  # noqa: E731
+    return f, [(torch.randn(4),) for _ in range(2)], effects
+
+
+@case("C5", breaks=ANY)
+def gradient_of_a_parameter_given_other_memory() -> Any:
+    model = torch.nn.Linear(4, 4)
+
+    def f(x: torch.Tensor) -> Any:
+        before = model(x).sum()
+        model.weight.data = model.weight.data * 2
+        (grad,) = torch.autograd.grad(before, model.weight)
+        model.weight.data = model.weight.data + 1
+        return model(x), grad
+
+    return f, [(torch.randn(3, 4),) for _ in range(2)], lambda: model.weight
+
+
 @case("C5", recompiles=1)
 def hooks_registered_and_removed_by_the_function() -> Any:
     """Each is given another number in each call, by torch, for all modules."""
