@@ -252,6 +252,19 @@ def changing_python_int() -> Any:
     return lambda x, step: x * (step + 1) / 10, [(torch.ones(4), n) for n in range(3, 12)]
 
 
+@case("C8", recompiles=2)
+def place_that_changes() -> Any:
+    """Of either sign, one graph for each; gradients go to the place, too."""
+
+    def f(x: torch.Tensor, y: torch.Tensor, i: int) -> Any:
+        written = y * 2
+        written[:, i] = x[i, 0]
+        return x[i] * x[:, i], written, x.select(1, i)
+
+    places = (1, 2, 0, 3, -1, -2, -4, 3)
+    return f, [(torch.randn(4, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True), i) for i in places]
+
+
 @case("C8")
 def python_int_beyond_64_bits() -> Any:
     def f(x: torch.Tensor, n: int) -> Any:

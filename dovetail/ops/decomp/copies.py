@@ -14,7 +14,7 @@ from typing import Any
 from dovetail.ir.expr import ZERO, Expr, as_expr, product
 from dovetail.ir.types import BOOL, I64
 from dovetail.ops.build import Build, Number, Value
-from dovetail.ops.decomp.views import Size, bounds
+from dovetail.ops.decomp.views import Size, bounds, wrapped
 from dovetail.ops.registry import Declined, decline_if, decomposes
 
 
@@ -170,9 +170,7 @@ def slice_scatter(
 @decomposes("aten.select_scatter")
 def select_scatter(b: Build, x: Value, src: Value, dim: int, index: Size) -> Value:
     dim %= x.ndim
-    at = as_expr(index)
-    decline_if(not at.is_const)
-    place = at.value if at.value >= 0 else at + x.shape[dim]
+    place = wrapped(as_expr(index), x.shape[dim], is_inside=True)
     spread = b.expand(b.unsqueeze(src.to(x.dtype), (dim,)), x.shape)
     return b.where(positions(b, x, dim).eq(place), spread, x)
 
@@ -192,8 +190,8 @@ def slice_backward(
 @decomposes("aten.select_backward")
 def select_backward(b: Build, grad: Value, input_sizes: Sequence[Size], dim: int, index: Size) -> Value:
     dim %= len(input_sizes)
-    at, size = as_expr(index), as_expr(input_sizes[dim])
-    first = at if at.lo >= 0 else at + size
+    size = as_expr(input_sizes[dim])
+    first = wrapped(as_expr(index), size, is_inside=True)
     return b.pad(b.unsqueeze(grad, (dim,)), dim, first, size - first - 1, _zero(grad))
 
 

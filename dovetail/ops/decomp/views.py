@@ -57,25 +57,26 @@ def slice_(
 
 def bounds(size: Expr, start: Size | None, end: Size | None) -> tuple[Expr, Expr]:
     """Python's slice bounds: wrapped, clamped, start <= end."""
-    first = _wrapped(as_expr(0 if start is None else start), size)
-    last = _wrapped(size if end is None else as_expr(end), size)
+    first = wrapped(as_expr(0 if start is None else start), size)
+    last = wrapped(size if end is None else as_expr(end), size)
     first = minimum(maximum(first, 0), size)
     return first, maximum(minimum(maximum(last, 0), size), first)
 
 
-def _wrapped(value: Expr, size: Expr) -> Expr:
-    """A negative bound counts from the end."""
+def wrapped(value: Expr, size: Expr, is_inside: bool = False) -> Expr:
+    """A negative bound counts from the end. What may be of either sign is known where an element is there."""
     if value.lo >= 0:
         return value
     if value.hi < 0:
         return add(value, size)
-    raise Declined
+    decline_if(not is_inside)
+    return value % size
 
 
 @decomposes("aten.select.int")
 def select(b: Build, x: Value, dim: int, index: Size) -> Value:
     dim %= x.ndim
-    first = _wrapped(as_expr(index), x.shape[dim])
+    first = wrapped(as_expr(index), x.shape[dim], is_inside=True)
     return b.reshape(b.slice(x, dim, first, first + 1), [s for d, s in enumerate(x.shape) if d != dim])
 
 
