@@ -116,10 +116,11 @@ class Policy:
 
     def guard_strides(self, trace: Trace, fake: Fake, source: Source) -> None:
         for dim, stride in enumerate(fake.stride()):
-            if isinstance(stride, torch.SymInt) and (expr := stride.node.expr).op != "sym":
+            known = symbols(stride.node.expr) if isinstance(stride, torch.SymInt) else ()
+            places = [(s.name, self.sources[s.name]) for s in known]
+            if places and Stride(source, dim) not in dict(places).values():  # else it is a symbol of its own
                 name = f"t{len(trace.guards)}"
-                known = ((s.name, self.sources[s.name]) for s in symbols(expr))
-                holds = Holds(eq(sym(name, 0, INF), expr), ((name, Stride(source, dim)), *known))
+                holds = Holds(eq(sym(name, 0, INF), stride.node.expr), ((name, Stride(source, dim)), *places))
                 trace.late_guards.append(Guard(source, holds, trace.loc()))
 
     def dims_of(self, trace: Trace, value: torch.Tensor, source: Source) -> Dims:

@@ -185,6 +185,12 @@ def rows_without_gaps_are_another_case() -> Any:
     return f, [(torch.randn(3, n, 8)[:, -1],) for n in (4, 5, 6, 1, 7)]
 
 
+@case("C8", recompiles=2)
+def rows_as_long_as_others_with_gaps() -> Any:
+    rows = [torch.randn(3, 6), torch.randn(3, 5), torch.randn(3, 6)[:, 1:], torch.randn(3, 9)[:, :7], torch.randn(3, 8)]
+    return lambda x: (x * 2, x[:, 1:].sum(), x.gather(1, x.argsort())), [(x,) for x in rows]
+
+
 @case("C8", recompiles=1)
 def class_that_counts() -> Any:
     class Model:
