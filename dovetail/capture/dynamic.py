@@ -23,6 +23,7 @@ import torch
 from dovetail.capture.frame import Frame
 from dovetail.capture.trace import Trace
 from dovetail.errors import UnsupportedValue
+from dovetail.fake import expr_of
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.expr import INF, Expr, eq, fold_expr, sym, symbols
@@ -115,12 +116,11 @@ class Policy:
         return fake, sizes, strides, fake_like(value, shapes=shapes, extent=extent)
 
     def guard_strides(self, trace: Trace, fake: Fake, source: Source) -> None:
-        for dim, stride in enumerate(fake.stride()):
-            known = symbols(stride.node.expr) if isinstance(stride, torch.SymInt) else ()
-            places = [(s.name, self.sources[s.name]) for s in known]
-            if places and Stride(source, dim) not in dict(places).values():  # else it is a symbol of its own
+        for dim, expr in enumerate(map(expr_of, fake.stride())):
+            own, places = Stride(source, dim), [(s.name, self.sources[s.name]) for s in symbols(expr)]
+            if places and own not in dict(places).values():  # else it is a symbol of its own
                 name = f"t{len(trace.guards)}"
-                holds = Holds(eq(sym(name, 0, INF), stride.node.expr), ((name, Stride(source, dim)), *places))
+                holds = Holds(eq(sym(name, 0, INF), expr), ((name, own), *places))
                 trace.late_guards.append(Guard(source, holds, trace.loc()))
 
     def dims_of(self, trace: Trace, value: torch.Tensor, source: Source) -> Dims:
