@@ -1,4 +1,4 @@
-"""Eager, torch.compile and Dovetail on 121 programs, on the GPU if there is one, else on the CPU.
+"""Eager, torch.compile and Dovetail on 163 programs, on the GPU if there is one, else on the CPU.
 
     python -m benchmarks.race                               all of them, a table, build/bench/race.json
     python -m benchmarks.race --only swin_train,stencil --peers eager,dovetail --jobs 2
@@ -36,8 +36,9 @@ from benchmarks.programs import DEVICE, LARGE
 from benchmarks.programs import PROGRAMS as MODELS
 from benchmarks.sketches import SKETCHES
 from benchmarks.snippets import SNIPPETS
+from benchmarks.studies import STUDIES
 
-PROGRAMS = MODELS | SNIPPETS | SKETCHES
+PROGRAMS = MODELS | SNIPPETS | SKETCHES | STUDIES
 RESULTS = Path("build/bench/race.json")
 PAGE = Path("docs/results/race.md")
 ROUNDS = 7
