@@ -87,9 +87,9 @@ LINE: Final = 64
 
 
 class Place(Noun):
-    """kind: 'input', 'output' (allocated for the caller), 'arena' (at byte `offset`), 'reuse' (of the
-    input `of`, whose new value it is), 'extern' (the library call makes it), 'internal' (no memory outside
-    its kernel)."""
+    """kind: 'input', 'output' (allocated for the caller), 'arena' (at byte `offset`), 'block' (of memory that
+    was allocated for the temporary `of`), 'reuse' (of the input `of`, whose new value it is), 'extern' (the
+    library call makes it), 'internal' (no memory outside its kernel)."""
 
     kind: str
     offset: Expr | None = None

@@ -65,11 +65,13 @@ def needs_memory(node: Node) -> tuple[Node, ...]:
     return () if is_picked else (source,)
 
 
-def _is_short(source: Node, size: Expr | None = None) -> bool:
+def _is_short(source: Node, size: Expr | None = None, stored: Set[Node] = frozenset()) -> bool:
     """Or what of it has that many elements."""
     left, stack = LARGEST_PICK, [source]
     while stack and left > 0:
         node = stack.pop()
+        if node in stored:
+            continue
         if node.op == "prims.cat" or kind_of(node.op) in ("gather", "join", "scatter"):
             if not _counts(node):
                 return False
@@ -166,12 +168,12 @@ def _is_widening(node: Node) -> bool:
     return cast(Node, node.args[0]).tensor.dtype.is_low_precision and node.tensor.dtype.is_float
 
 
-def _is_unpacked(node: Node) -> bool:
+def _is_unpacked(node: Node, stored: Set[Node] = frozenset()) -> bool:
     """On a GPU, a short computation from narrower or smaller values: to read those again is less."""
     is_wide = node.type is not None and node.tensor.device.kind != "cpu" and node.tensor.dtype.bytes >= 4
-    if not is_wide or not _is_short(node, node.tensor.numel):
+    if not is_wide or not _is_short(node, node.tensor.numel, stored):
         return False
-    sources = _large_sources(node, frozenset())
+    sources = _large_sources(node, stored)
     return len(sources) < 2 and sum(s.tensor.dtype.bytes for s in sources) < node.tensor.dtype.bytes
 
 
@@ -219,7 +221,7 @@ def _recompute_cheap(graph: Graph, stored: set[Node], shared: set[Node]) -> None
     for node in graph.nodes:
         if node in shared:
             stored.discard(node)
-            if not _is_cheap(node, CHEAP_OPS, stored):
+            if not _is_cheap(node, CHEAP_OPS, stored) and not _is_unpacked(node, stored):
                 stored.add(node)
 
 

@@ -6,9 +6,10 @@ Only where it pays. On a CPU, that is where a product is computed before a libra
 `choose(node)` says into how many parts the sum is to be split, whose sums a second kernel adds up; 0 leaves
 the library's call.
 """
+
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Final, cast
 
@@ -160,6 +161,78 @@ def _join(b: Build, first: Node, group: list[Node]) -> dict[str, Node]:
         found[node.name] = b.graph.call("prims.slice", args, node.type, name=name, loc=node.loc)
         start = stop
     return found
+
+
+# -- sums of products ------------------------------------------------------------------------------
+
+
+MM: Final = "aten.mm.default"
+LEAST_TERMS: Final = 4
+
+
+def join_sums(graph: Graph) -> Graph:
+    """dw = mm(g0.t(), x0) + mm(g1.t(), x1) + ...  ->  dw = mm(cat(g0, g1, ...).t(), cat(x0, x1, ...))
+
+    That is the gradient of a weight which is used in every step of a loop. Each product is as large as the
+    weight, and all of them would be kept for the sum; the rows they are made of are few."""
+    if sum(node.op == MM for node in graph.nodes) < LEAST_TERMS:
+        return graph
+    shown = {node.name for node in nodes_in(graph.outputs)}
+    once = {node.name for node, users in graph.users().items() if len(users) == 1} - shown
+    added = {term.name for node in graph.nodes for term in _addends(node, once)} & once
+    sums = {node.name for node in graph.nodes if node.name not in added and _addends(node, once)}
+
+    def change(b: Build, node: Node) -> Arg:
+        terms = _terms(node, once) if node.name in sums else []
+        products = [term for term in terms if term.op == MM and term.name in once]
+        if len(products) < LEAST_TERMS or not _are_few_rows(products):
+            return None
+        pairs = [matrices(product) for product in products]
+        total = b.extern(
+            MM, (_stacked(b, [a for a, _ in pairs], 1), _stacked(b, [y for _, y in pairs], 0)), node.type
+        )
+        wide = compute_dtype(node.tensor.dtype)
+        for term in terms:
+            if term not in products:
+                total = (total.to(wide) + Value(term, b).to(wide)).to(node.tensor.dtype)
+        return total.node
+
+    return replace_nodes(graph, change) if sums else graph
+
+
+def _addends(node: Node, once: Set[str]) -> tuple[Node, ...]:
+    """The two that it adds, be it in 16 bits; () if it is something else."""
+    total, is_rounded = node, False
+    if node.op == "prims.convert" and cast(Node, node.args[0]).name in once:
+        total, is_rounded = cast(Node, node.args[0]), True
+    found = [arg for arg in total.args if isinstance(arg, Node)] if total.op == "prims.add" else []
+    if is_rounded:
+        found = [cast(Node, arg.args[0]) for arg in found if arg.op == "prims.convert"]
+    return tuple(found) if len(found) == 2 and all(arg.type == node.type for arg in found) else ()
+
+
+def _terms(node: Node, once: Set[str]) -> list[Node]:
+    found, stack = [], [node]
+    while stack:
+        term = stack.pop()
+        addends = _addends(term, once) if term is node or term.name in once else ()
+        stack += reversed(addends)
+        found += [] if addends else [term]
+    return found
+
+
+def _are_few_rows(products: list[Node]) -> bool:
+    """Both operands of all together take less memory than half of the results."""
+    operands = [matrix.tensor.numel for product in products for matrix in matrices(product)]
+    results = [product.tensor.numel for product in products]
+    known = all(size.is_const for size in (*operands, *results))
+    return known and 2 * sum(size.value for size in operands) <= sum(size.value for size in results)
+
+
+def _stacked(b: Build, parts: list[Node], dim: int) -> Value:
+    if all(part.op == "prims.permute" for part in parts):
+        return b.permute(b.cat([Value(cast(Node, part.args[0]), b) for part in parts], 1 - dim), (1, 0))
+    return b.cat([Value(part, b) for part in parts], dim)
 
 
 # -- products of whole vectors, for the GPU's matrix units -----------------------------------------

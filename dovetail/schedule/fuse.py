@@ -182,7 +182,7 @@ def schedule(loops: Loops, options: Options) -> Schedule:
     kept = loops.returned
     groups = {position: make_group(cluster, kept, fuser) for position, cluster in fuser.clusters.items()}
     at: dict[int, Group | Extern] = {**externs, **groups}
-    order = _updates_last(loops, at, fuser)
+    order = _freeing_soon(_updates_last(loops, at, fuser), at, fuser)
     return Schedule(loops, tuple(at[p] for p in order), tuple(fuser.declined))
 
 
@@ -205,6 +205,32 @@ def _updates_last(loops: Loops, at: dict[int, Group | Extern], fuser: Fuser) -> 
         if old := _bases(cluster, bases, fuser):
             late[position] = max([position, *(p for name in old for p in fuser.readers.get(name, ()))])
     return sorted(at, key=lambda position: (late.get(position, position), position in late))
+
+
+def _freeing_soon(order: list[int], at: dict[int, Group | Extern], fuser: Fuser) -> list[int]:
+    """A kernel after which more memory is free than before runs as soon as it can."""
+    if any(isinstance(step, Extern) and step.aliases for step in at.values()):
+        return order  # who shares memory with whom is not known here
+    lasting = {buffer.name for buffer in fuser.loops.buffers if buffer.kind != "temp"}
+    last = {name: p for p in order for name in (*at[p].read_buffers, *at[p].written_buffers)}
+    written: dict[str, tuple[int, int]] = {}
+    touched: dict[str, tuple[int, int]] = {}
+    when: dict[int, tuple[int, int]] = {}
+    """The time of each step: after which one of the old order, and which it is itself."""
+    for k, position in enumerate(order):
+        step, start = at[position], (-1, 0)
+        reads, writes = step.read_buffers, step.written_buffers
+        before = [written.get(b, start) for b in reads] + [touched.get(b, start) for b in writes]
+        ready, time = max([start, *before]), (k, k)
+        if isinstance(step, Group) and ready[0] < k - 1:
+            dying = [b for b in reads if last[b] == position and b not in lasting and b not in writes]
+            made = sum(fuser.sizes[b] for b in writes if b not in written and b not in step.internal)
+            if sum(fuser.sizes[b] for b in dying) > made:
+                time = (max([ready, *(touched[b] for b in dying)])[0], k)
+        when[position] = time
+        written |= {b: max(time, written.get(b, start)) for b in writes}
+        touched |= {b: max(time, touched.get(b, start)) for b in (*reads, *writes)}
+    return sorted(order, key=when.__getitem__)
 
 
 def _bases(cluster: Cluster, bases: dict[str, str], fuser: Fuser) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import insort
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from dovetail.ir.expr import ZERO, Expr, add, ceildiv, const, mul
 from dovetail.ir.loop import Buffer, Extern
@@ -20,6 +20,11 @@ from dovetail.util.noun import Noun
 
 Time: TypeAlias = "tuple[int, int, int]"
 """In a kernel: the level; before, along or again along its rows; the place among the nests."""
+
+
+LARGE: Final = 1 << 22
+"""Bytes from which on a temporary on a GPU is a block of its own: an arena as large as all of them at their
+worst would be there when results and saved values need the most, too."""
 
 
 class Slot(Noun, frozen=False, eq=False):
@@ -92,8 +97,10 @@ def plan(schedule: Schedule) -> Plan:
     elsewhere = [b.name for b in loops.buffers if b.type.device != home and b.name not in places]
     places |= {name: Place("output") for name in elsewhere}  # the arena is on one device
     slots = find_slots(schedule, buffers, places, last)
-    end = pack(slots)
-    places |= {name: Place("arena", slot.offset) for slot in slots for name in slot.names}
+    apart = [s for s in slots if home.kind != "cpu" and s.size.is_const and s.size.value >= LARGE]
+    end = pack([slot for slot in slots if slot not in apart])
+    places |= {name: Place("block", of=slot.names[0]) for slot in apart for name in slot.names}
+    places |= {name: Place("arena", s.offset) for s in slots if s not in apart for name in s.names}
     return Plan(schedule, tuple(places.items()), end)
 
 

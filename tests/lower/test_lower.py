@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from dovetail.ir.loop import Extern, Loops, Nest
+from dovetail.ir.parse import parse_graph
+from dovetail.lower.decide import find_stored
 from tests.ops.tracing import check_call, loops_of
 
 
@@ -124,3 +126,25 @@ def test_cross_entropy_does_not_store_log_probabilities():
 def test_empty_tensors_read_nothing():
     check_call(lambda x: (x * 2 + 1).sum(-1), torch.randn(0, 4))
     check_call(lambda x: x.sum(-1) * 3, torch.randn(4, 0))
+
+
+SCALED = """
+def forward(a: bf16[4, 8, 512] cuda, b: bf16[4, 8, 512] cuda, mean: f32[4] cuda, scale: f32[4] cuda):
+    whole = prims.cat((a, b), 1)                           # bf16[4, 16, 512] cuda
+    wide = prims.convert(whole, f32)                       # f32[4, 16, 512] cuda
+    copied = prims.copy(mean)                              # f32[4] cuda
+    means = prims.broadcast(copied, (4, 16, 512), (0,))    # f32[4, 16, 512] cuda
+    scales = prims.broadcast(scale, (4, 16, 512), (0,))    # f32[4, 16, 512] cuda
+    off = prims.sub(wide, means)                           # f32[4, 16, 512] cuda
+    scaled = prims.mul(off, scales)                        # f32[4, 16, 512] cuda
+    grown = prims.exp(scaled)                              # f32[4, 16, 512] cuda
+    s = prims.sum(grown, (1, 2))                           # f32[4] cuda
+    t = prims.sum(scaled, (0, 2))                          # f32[16] cuda
+    return (whole, s, t)
+"""
+
+
+def test_a_short_computation_from_half_the_bytes_is_not_stored_on_a_gpu():
+    for text, is_stored in ((SCALED, False), (SCALED.replace(" cuda", ""), True)):
+        graph = parse_graph(text)
+        assert any(node.name == "scaled" for node in find_stored(graph, graph.users())) is is_stored

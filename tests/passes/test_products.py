@@ -3,8 +3,8 @@ import torch
 
 from dovetail.ir.parse import parse_graph
 from dovetail.lower import lower
-from dovetail.passes.clean import merge_equal
-from dovetail.passes.products import join_rows, pad_products
+from dovetail.passes.clean import drop_dead, merge_equal
+from dovetail.passes.products import join_rows, join_sums, pad_products
 from tests.lower.interpret import run_loops
 from tests.ops.eager import run_graph
 
@@ -71,3 +71,42 @@ def test_rows_times_several_weights_are_one_reduction():
     assert max(b.type.numel.value for b in loops.buffers if b.kind != "input") == 96  # no weight is copied
     for got, wanted in zip(run_loops(loops, given), run_graph(parse_graph(ROWS), given)):
         torch.testing.assert_close(got, wanted)
+
+
+def unrolled(dtype: str, rows: int = 8, steps: int = 5) -> str:
+    """The gradient of a weight that every step of a loop uses; the sum has one more term."""
+    inputs = [f"g{t}: {dtype}[{rows}, 64], x{t}: {dtype}[{rows}, 48]" for t in range(steps)]
+    lines = [f"def forward({', '.join(inputs)}, more: {dtype}[64, 48]):"]
+    for t in range(steps):
+        lines.append(f"    t{t} = prims.permute(g{t}, (1, 0))    # {dtype}[64, {rows}]{{1, 64}}")
+        lines.append(f"    p{t} = aten.mm.default(t{t}, x{t})    # {dtype}[64, 48]")
+    before = "more"
+    for t in range(steps):
+        if dtype == "f32":
+            lines.append(f"    s{t} = prims.add({before}, p{t})    # f32[64, 48]")
+        else:
+            lines += [f"    a{t} = prims.convert({before}, f32)    # f32[64, 48]"]
+            lines += [f"    b{t} = prims.convert(p{t}, f32)    # f32[64, 48]"]
+            lines += [f"    c{t} = prims.add(a{t}, b{t})    # f32[64, 48]"]
+            lines += [f"    s{t} = prims.convert(c{t}, {dtype})    # {dtype}[64, 48]"]
+        before = f"s{t}"
+    return "\n".join([*lines, f"    return ({before},)", ""])
+
+
+def test_a_sum_of_products_of_few_rows_is_one_product():
+    for dtype, torch_dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+        graph = parse_graph(unrolled(dtype))
+        joined = drop_dead(join_sums(graph))
+        assert products(joined) == [("aten.mm.default", [64, 48])]
+        given = [torch.randn([s.value for s in node.tensor.shape]).to(torch_dtype) for node in graph.inputs]
+        (exact,) = run_graph(parse_graph(unrolled("f32")), [x.float() for x in given])
+        (before,), (after,) = run_graph(graph, given), run_graph(joined, given)
+        assert after.dtype is torch_dtype
+        assert (after.float() - exact).abs().max() <= max(1e-5, (before.float() - exact).abs().max())
+
+
+def test_sums_of_products_stay_where_their_rows_are_many_or_a_product_is_shown():
+    many = parse_graph(unrolled("f32", rows=64))
+    assert products(join_sums(many)) == products(many)
+    shown = parse_graph(unrolled("f32", steps=4).replace("return (s3,)", "return (s3, p0)"))
+    assert products(join_sums(shown)) == products(shown)

@@ -6,7 +6,8 @@ import torch
 from torch.fx import symbolic_trace
 
 import dovetail
-from dovetail import aot, lower, ops, passes
+from dovetail import aot, codegen, lower, ops, passes
+from dovetail.ir.parse import parse_graph
 from dovetail.ir.schedule import Plan
 from dovetail.options import Options
 from dovetail.schedule import plan, schedule
@@ -106,3 +107,34 @@ def test_a_view_made_by_a_library_call_shares_nothing_outside() -> None:
         want[2].zero_()
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b)
+
+
+PAIRS = """
+def forward(x: f32[1024, 1024] cuda, w: f32[1024, 1024] cuda):
+    a = aten.mm.default(x, w)        # f32[1024, 1024] cuda
+    b = aten.mm.default(w, x)        # f32[1024, 1024] cuda
+    c = aten.mm.default(x, x)        # f32[1024, 1024] cuda
+    d = aten.mm.default(w, w)        # f32[1024, 1024] cuda
+    first = prims.add(a, b)          # f32[1024, 1024] cuda
+    second = prims.add(c, d)         # f32[1024, 1024] cuda
+    return (first, second)
+"""
+
+
+def test_what_frees_memory_runs_as_soon_as_it_can() -> None:
+    made = schedule(lower.lower(parse_graph(PAIRS)), Options())
+    assert [step.name for step in made.steps] == ["a", "b", "first", "c", "d", "second"]
+    kept = parse_graph(PAIRS.replace("aten.mm.default(w, w) ", "aten.mm.default(a, b) "))
+    assert [step.name for step in schedule(lower.lower(kept), Options()).steps] == [*"abcd", "first", "second"]
+
+
+def test_large_temporaries_on_a_gpu_are_blocks_of_their_own() -> None:
+    made = plan(schedule(lower.lower(parse_graph(PAIRS)), Options()))
+    places = dict(made.places)
+    assert [places[name].kind for name in "abcd"] == ["block"] * 4 and made.arena_bytes.value == 0
+    host = codegen.emit(made, Options()).host
+    first = host.index("a = aten.mm")
+    taken = [host.index("DeviceTemporaries block", first + 1), host.index("DeviceTemporaries block", host.index("c = aten.mm"))]
+    freed = host.index(".block.drop();")
+    assert taken[0] < freed < taken[1]
+    assert host.count(".block.drop();") == 4

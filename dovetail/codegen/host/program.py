@@ -22,10 +22,10 @@ from dovetail.codegen.host.externs import DISPATCH_HEAD, emit_extern, shim
 from dovetail.codegen.host.outline import outline
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
 from dovetail.codegen.target import Launchable, identifier
-from dovetail.ir.expr import ZERO, Expr
+from dovetail.ir.expr import ZERO, Expr, const
 from dovetail.ir.loop import Buffer, BufferRef
 from dovetail.ir.program import PythonCall, Result
-from dovetail.ir.schedule import Extern, Group, Place, Plan
+from dovetail.ir.schedule import LINE, Extern, Group, Place, Plan
 from dovetail.ir.types import Device, DType, TensorType
 from dovetail.util.noun import Noun, field
 
@@ -88,16 +88,35 @@ class HostWriter(Noun, frozen=False):
             text = f"p_{identifier(name)}"
             if place.kind == "arena":
                 source = f"(arena.start + {c_expr(place.offset or ZERO)})"
+            elif place.kind == "block":
+                source = f"{self.block(cast(str, place.of))}.start"
             else:
                 source = f"data_of({self.handle(name)})"
             self(f"{kind}* {text} = ({kind}*){source};")
             self.pointers[name] = text
         return self.pointers[name]
 
+    def block(self, first: str) -> str:
+        """Memory of a large temporary, and of those that take it over."""
+        if first not in self.handles:
+            self.handles[first] = self.fresh("block")
+            lines = -(-self.buffers[first].type.storage_bytes.value // LINE)
+            self.temporaries(self.handles[first], const(lines * LINE))
+        return self.handles[first]
+
+    def temporaries(self, name: str, size: Expr) -> None:
+        device = self.plan.schedule.loops.device
+        kind = "Temporaries" if device.kind == "cpu" else "DeviceTemporaries"
+        where = "" if device.kind == "cpu" else f", {device_code(device)}"
+        self(f"{kind} {name}({c_expr(size)}{where});")
+        self(f'TRY_OP("out of memory for temporaries", {name}.missing)')
+
     def handle(self, name: str) -> str:
         """A handle for the whole buffer."""
+        place = self.places[name]
+        if place.kind == "block":
+            return self.view(BufferRef(name, self.buffers[name].type, ZERO))
         if name not in self.handles:
-            place = self.places[name]
             assert place.kind in ("output", "arena", "reuse"), name
             if place.of is not None:
                 self.handles[name] = self.handles[place.of]
@@ -127,12 +146,12 @@ class HostWriter(Noun, frozen=False):
         place = self.places[ref.buffer]
         whole = self.buffers[ref.buffer].type
         is_whole = ref.offset is ZERO and (ref.type.shape, ref.type.stride) == (whole.shape, whole.stride)
-        if place.kind != "arena" and is_whole:
+        if place.kind not in ("arena", "block") and is_whole:
             return self.handle(ref.buffer)
         if ref not in self.views:
             text = self.fresh("view")
             shape = self.extents(ref.type)
-            if place.kind == "arena":
+            if place.kind in ("arena", "block"):
                 code = self.kind(ref.type)
                 start = f"{self.pointer(ref.buffer)} + {c_expr(ref.offset)}"
                 call = f"WINDOW({text}, {start}, {shape}, {code})"
@@ -187,10 +206,7 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
     _bind_inputs(writer)
     _bind_symbols(writer)
     if plan.arena_bytes is not ZERO:
-        kind = "Temporaries" if loops.device.kind == "cpu" else "DeviceTemporaries"
-        where = "" if loops.device.kind == "cpu" else f", {device_code(loops.device)}"
-        writer(f"{kind} arena({c_expr(plan.arena_bytes)}{where});")
-        writer('TRY_OP("out of memory for temporaries", arena.missing)')
+        writer.temporaries("arena", plan.arena_bytes)
     last, ends = _last_reads(plan), [len(writer.lines)]
     for k, step in enumerate(plan.schedule.steps):
         if isinstance(step, Extern):
@@ -268,8 +284,10 @@ def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int, fo
 
 
 def _last_reads(plan: Plan) -> dict[int, list[str]]:
-    """Step -> buffers made by library calls that are used there for the last time."""
-    kept = plan.schedule.loops.returned | {place.of for _, place in plan.places if place.of is not None}
+    """Step -> buffers that are used there for the last time, and whose memory nobody takes over."""
+    kept = plan.schedule.loops.returned | {place.of for _, place in plan.places if place.kind == "reuse"}
+    holders = {place.of: name for name, place in plan.places if place.kind == "block"}
+    kept |= {name for name, place in plan.places if place.kind == "block" and holders[place.of] != name}
     found: dict[int, list[str]] = {}
     for name, k in plan.schedule.last_uses().items():
         if name not in kept:
@@ -283,7 +301,9 @@ def _free(writer: HostWriter, k: int, last: dict[int, list[str]]) -> None:
         if place is None:
             continue
         writer.forget_views(name)
-        if place.kind in ("extern", "output") and name in writer.handles:
+        if place.kind == "block" and place.of in writer.handles:
+            writer(f"{writer.handles[place.of]}.block.drop();")
+        elif place.kind in ("extern", "output") and name in writer.handles:
             writer(f"{writer.handles[name]}.drop();")
         elif place.kind == "input" and writer.handles.get(name, "").startswith("inputs["):
             position = writer.handles[name].removeprefix("inputs[").removesuffix("]")
