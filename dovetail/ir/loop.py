@@ -353,9 +353,20 @@ FORMS: Final = {"const": "{0!r}", "index": "({0})", "input": "{0}", "load": "{0}
                 **dict.fromkeys(("cast", "bitcast"), "{dtype}({0})")}  # fmt: skip
 
 
-def show_scalar(node: Scalar) -> str:
-    args = ", ".join(map(repr, node.args))
-    return FORMS.get(node.op, "{op}({args})").format(*node.args, op=node.op, args=args, dtype=node.dtype)
+LONGEST_TEXT: Final = 1000
+
+
+def show_scalar(node: Scalar, room: list[int] | None = None) -> str:
+    """`room`: for so many more values. What is computed once may be read everywhere, and the text of all
+    that would have no end."""
+    room = [LONGEST_TEXT] if room is None else room
+    if (left := room.pop()) <= 0:
+        room.append(0)
+        return "..."
+    room.append(left - 1)
+    parts = [show_scalar(arg, room) if isinstance(arg, Scalar) else arg for arg in node.args]
+    args = ", ".join(str(part) if isinstance(arg, Scalar) else repr(arg) for part, arg in zip(parts, node.args))
+    return FORMS.get(node.op, "{op}({args})").format(*parts, op=node.op, args=args, dtype=node.dtype)
 
 
 def show_nest(nest: Nest) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from dovetail.ir.loop import Extern, Loops, Nest
+from dovetail.ir.expr import ZERO
+from dovetail.ir.loop import Extern, Loops, Nest, scalar
 from dovetail.ir.parse import parse_graph
+from dovetail.ir.types import BF16, F32
 from dovetail.lower.decide import find_stored
 from tests.ops.tracing import check_call, loops_of
 
@@ -148,3 +150,14 @@ def test_a_short_computation_from_half_the_bytes_is_not_stored_on_a_gpu():
     for text, is_stored in ((SCALED, False), (SCALED.replace(" cuda", ""), True)):
         graph = parse_graph(text)
         assert any(node.name == "scaled" for node in find_stored(graph, graph.users())) is is_stored
+
+
+def test_the_text_of_a_value_has_an_end():
+    value = scalar("load", ("x", ZERO), F32)
+    assert str(scalar("cast", (scalar("neg", (value,), F32),), BF16)) == "bf16(neg(x[0]))"
+    rounded = shared = value
+    for _ in range(64):
+        rounded = scalar("cast", (scalar("cast", (rounded,), BF16),), F32)
+        shared = scalar("mul", (shared, shared), F32)
+    assert str(rounded).count("bf16(") == 64
+    assert len(str(shared)) < 10_000 and "..." in str(shared)
