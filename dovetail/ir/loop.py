@@ -365,7 +365,8 @@ def show_scalar(node: Scalar, room: list[int] | None = None) -> str:
         return "..."
     room.append(left - 1)
     parts = [show_scalar(arg, room) if isinstance(arg, Scalar) else arg for arg in node.args]
-    args = ", ".join(str(part) if isinstance(arg, Scalar) else repr(arg) for part, arg in zip(parts, node.args))
+    texts = (str(parts[i]) if isinstance(arg, Scalar) else repr(arg) for i, arg in enumerate(node.args))
+    args = ", ".join(texts)
     return FORMS.get(node.op, "{op}({args})").format(*parts, op=node.op, args=args, dtype=node.dtype)
 
 
