@@ -182,7 +182,7 @@ def schedule(loops: Loops, options: Options) -> Schedule:
     kept = loops.returned
     groups = {position: make_group(cluster, kept, fuser) for position, cluster in fuser.clusters.items()}
     at: dict[int, Group | Extern] = {**externs, **groups}
-    order = _freeing_soon(_updates_last(loops, at, fuser), at, fuser)
+    order = _freeing_soon(loops, _updates_last(loops, at, fuser), at, fuser.sizes)
     return Schedule(loops, tuple(at[p] for p in order), tuple(fuser.declined))
 
 
@@ -207,11 +207,13 @@ def _updates_last(loops: Loops, at: dict[int, Group | Extern], fuser: Fuser) -> 
     return sorted(at, key=lambda position: (late.get(position, position), position in late))
 
 
-def _freeing_soon(order: list[int], at: dict[int, Group | Extern], fuser: Fuser) -> list[int]:
+def _freeing_soon(
+    loops: Loops, order: list[int], at: dict[int, Group | Extern], sizes: dict[str, int]
+) -> list[int]:
     """A kernel after which more memory is free than before runs as soon as it can."""
     if any(isinstance(step, Extern) and step.aliases for step in at.values()):
         return order  # who shares memory with whom is not known here
-    lasting = {buffer.name for buffer in fuser.loops.buffers if buffer.kind != "temp"}
+    lasting = {buffer.name for buffer in loops.buffers if buffer.kind != "temp"}
     last = {name: p for p in order for name in (*at[p].read_buffers, *at[p].written_buffers)}
     written: dict[str, tuple[int, int]] = {}
     touched: dict[str, tuple[int, int]] = {}
@@ -224,8 +226,8 @@ def _freeing_soon(order: list[int], at: dict[int, Group | Extern], fuser: Fuser)
         ready, time = max([start, *before]), (k, k)
         if isinstance(step, Group) and ready[0] < k - 1:
             dying = [b for b in reads if last[b] == position and b not in lasting and b not in writes]
-            made = sum(fuser.sizes[b] for b in writes if b not in written and b not in step.internal)
-            if sum(fuser.sizes[b] for b in dying) > made:
+            made = sum(sizes[b] for b in writes if b not in written and b not in step.internal)
+            if sum(sizes[b] for b in dying) > made:
                 time = (max([ready, *(touched[b] for b in dying)])[0], k)
         when[position] = time
         written |= {b: max(time, written.get(b, start)) for b in writes}
