@@ -67,11 +67,12 @@ def needs_memory(node: Node) -> tuple[Node, ...]:
 
 def _is_short(source: Node, size: Expr | None = None, stored: Set[Node] = frozenset()) -> bool:
     """Or what of it has that many elements."""
-    left, stack = LARGEST_PICK, [source]
+    left, stack, seen = LARGEST_PICK, [source], set()  # type: int, list[Node], set[Node]
     while stack and left > 0:
         node = stack.pop()
-        if node in stored:
+        if node in stored or node in seen:
             continue
+        seen.add(node)
         if node.op == "prims.cat" or kind_of(node.op) in ("gather", "join", "scatter"):
             if not _counts(node):
                 return False
@@ -173,8 +174,9 @@ def _is_unpacked(node: Node, stored: Set[Node] = frozenset()) -> bool:
     is_wide = node.type is not None and node.tensor.device.kind != "cpu" and node.tensor.dtype.bytes >= 4
     if not is_wide or not _is_short(node, node.tensor.numel, stored):
         return False
-    sources = _large_sources(node, stored)
-    return len(sources) < 2 and sum(s.tensor.dtype.bytes for s in sources) < node.tensor.dtype.bytes
+    wide = node.tensor.dtype.bytes
+    sources = [source.tensor.dtype.bytes for source in _large_sources(node, stored)]
+    return sum(sources) <= wide and all(narrow < wide for narrow in sources)
 
 
 def _is_aligned(node: Node, users: list[Node], stored: set[Node], aligned: dict[Node, bool]) -> bool:
@@ -226,11 +228,11 @@ def _recompute_cheap(graph: Graph, stored: set[Node], shared: set[Node]) -> None
 
 
 def _store_joins(graph: Graph, readers: dict[Node, frozenset[Node]], stored: set[Node]) -> None:
-    """A value that several nests compute from two or more values of its size: storing it moves as many
-    bytes as reading those again, and those need not live on."""
+    """A value that several nests compute from larger ones: storing it moves as many bytes as reading those
+    again, and those need not live on."""
     for node in graph.nodes:
         if node not in stored and len(readers.get(node, ())) > 1 and kind_of(node.op) == "pointwise":
-            if len(_large_sources(node, stored)) > 1:
+            if sum(s.tensor.dtype.bytes for s in _large_sources(node, stored)) > node.tensor.dtype.bytes:
                 stored.add(node)
 
 
@@ -239,7 +241,7 @@ def _large_sources(node: Node, stored: Set[Node]) -> set[Node]:
     found: set[Node] = set()
     seen: set[Node] = set()
     stack = list(node.operands)
-    while stack and len(found) < 2:
+    while stack and len(found) < MANY:
         source = stack.pop()
         is_large = isinstance(source.type, TensorType) and source.type.numel is node.tensor.numel
         if source in seen or not is_large:

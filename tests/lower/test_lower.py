@@ -161,3 +161,21 @@ def test_the_text_of_a_value_has_an_end():
         shared = scalar("mul", (shared, shared), F32)
     assert str(rounded).count("bf16(") == 64
     assert len(str(shared)) < 10_000 and "..." in str(shared)
+
+
+GATED = """
+def forward(a: bf16[64, 512] cuda, b: bf16[64, 512] cuda):
+    left = prims.convert(a, f32)           # f32[64, 512] cuda
+    right = prims.convert(b, f32)          # f32[64, 512] cuda
+    grown = prims.exp(right)               # f32[64, 512] cuda
+    gated = prims.mul(left, grown)         # f32[64, 512] cuda
+    s = prims.sum(gated, (0,))             # f32[512] cuda
+    t = prims.sum(gated, (1,))             # f32[64] cuda
+    return (s, t)
+"""
+
+
+def test_what_two_values_of_16_bits_give_is_read_from_them_again_on_a_gpu():
+    for text, is_stored in ((GATED, False), (GATED.replace("bf16", "f32"), True)):
+        graph = parse_graph(text)
+        assert any(node.name == "gated" for node in find_stored(graph, graph.users())) is is_stored
