@@ -210,7 +210,7 @@ def _updates_last(loops: Loops, at: dict[int, Group | Extern], fuser: Fuser) -> 
 def _freeing_soon(
     loops: Loops, order: list[int], at: dict[int, Group | Extern], sizes: dict[str, int]
 ) -> list[int]:
-    """A kernel after which more memory is free than before runs as soon as it can."""
+    """A kernel or a product after which more memory is free than before runs as soon as it can."""
     if any(isinstance(step, Extern) and step.aliases for step in at.values()):
         return order  # who shares memory with whom is not known here
     lasting = {buffer.name for buffer in loops.buffers if buffer.kind != "temp"}
@@ -224,9 +224,10 @@ def _freeing_soon(
         reads, writes = step.read_buffers, step.written_buffers
         before = [written.get(b, start) for b in reads] + [touched.get(b, start) for b in writes]
         ready, time = max([start, *before]), (k, k)
-        if isinstance(step, Group) and ready[0] < k - 1:
+        inner = step.internal if isinstance(step, Group) else ()
+        if (isinstance(step, Group) or step.into) and ready[0] < k - 1:
             dying = [b for b in reads if last[b] == position and b not in lasting and b not in writes]
-            made = sum(sizes[b] for b in writes if b not in written and b not in step.internal)
+            made = sum(sizes[b] for b in writes if b not in written and b not in inner)
             if sum(sizes[b] for b in dying) > made:
                 time = (max([ready, *(touched[b] for b in dying)])[0], k)
         when[position] = time
