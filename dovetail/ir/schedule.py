@@ -21,7 +21,7 @@ from typing import Final
 from dovetail.errors import Reason
 from dovetail.ir.expr import Expr
 from dovetail.ir.loop import Extern, Loops, Nest, Range
-from dovetail.util.noun import Noun
+from dovetail.util.noun import Noun, field
 
 
 class Group(Noun, eq=False):
@@ -36,18 +36,20 @@ class Group(Noun, eq=False):
     """The outer ranges, then the inner ones."""
     levels: tuple[int, ...] = ()
     """For each nest, how many reductions of this group come before it."""
+    read_buffers: dict[str, None] = field(init=False)
+    written_buffers: dict[str, None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        read, written = {}, {}  # type: dict[str, None], dict[str, None]
+        for nest in self.nests:
+            read |= nest.read_buffers
+            written |= nest.written_buffers
+        object.__setattr__(self, "read_buffers", read)
+        object.__setattr__(self, "written_buffers", written)
 
     @property
     def inner(self) -> tuple[Range, ...]:
         return self.ranges[self.outer :]
-
-    @property
-    def read_buffers(self) -> dict[str, None]:
-        return {buffer: None for nest in self.nests for buffer in nest.read_buffers}
-
-    @property
-    def written_buffers(self) -> dict[str, None]:
-        return {buffer: None for nest in self.nests for buffer in nest.written_buffers}
 
     def __str__(self) -> str:
         loops = ", ".join(map(str, self.ranges[: self.outer])) or "once"

@@ -32,6 +32,8 @@ FEW_ROWS: Final = 16
 SMALL: Final = 4096
 """Elements below which the cost of a kernel is its launch."""
 MOST_BUFFERS: Final = 100
+START: Final = (-1, 0)
+"""The time before the first step."""
 HORIZON: Final = 256
 """How far apart two siblings may be: joining them keeps their results alive in between."""
 NEAR: Final = 12
@@ -214,25 +216,24 @@ def _freeing_soon(
     if any(isinstance(step, Extern) and step.aliases for step in at.values()):
         return order  # who shares memory with whom is not known here
     lasting = {buffer.name for buffer in loops.buffers if buffer.kind != "temp"}
-    last = {name: p for p in order for name in (*at[p].read_buffers, *at[p].written_buffers)}
+    used = [(at[p].read_buffers, at[p].written_buffers) for p in order]
+    last = {name: k for k, (reads, writes) in enumerate(used) for name in (*reads, *writes)}
     written: dict[str, tuple[int, int]] = {}
     touched: dict[str, tuple[int, int]] = {}
     when: dict[int, tuple[int, int]] = {}
     """The time of each step: after which one of the old order, and which it is itself."""
-    for k, position in enumerate(order):
-        step, start = at[position], (-1, 0)
-        reads, writes = step.read_buffers, step.written_buffers
-        before = [written.get(b, start) for b in reads] + [touched.get(b, start) for b in writes]
-        ready, time = max([start, *before]), (k, k)
-        inner = step.internal if isinstance(step, Group) else ()
-        if (isinstance(step, Group) or step.into) and ready[0] < k - 1:
-            dying = [b for b in reads if last[b] == position and b not in lasting and b not in writes]
-            made = sum(sizes[b] for b in writes if b not in written and b not in inner)
-            if sum(sizes[b] for b in dying) > made:
-                time = (max([ready, *(touched[b] for b in dying)])[0], k)
+    for k, (position, (reads, writes)) in enumerate(zip(order, used)):
+        step, time = at[position], (k, k)
+        dying = [b for b in reads if last[b] == k and b not in lasting and b not in writes]
+        if dying and (isinstance(step, Group) or step.into):
+            inner = step.internal if isinstance(step, Group) else ()
+            made = sum([sizes[b] for b in writes if b not in written and b not in inner])
+            if sum([sizes[b] for b in dying]) > made:
+                before = [written.get(b, START) for b in reads] + [touched.get(b, START) for b in writes]
+                time = (max(before + [touched[b] for b in dying])[0], k)
         when[position] = time
-        written |= {b: max(time, written.get(b, start)) for b in writes}
-        touched |= {b: max(time, touched.get(b, start)) for b in (*reads, *writes)}
+        written |= dict.fromkeys(writes, time)
+        touched |= dict.fromkeys(writes, time) | {b: max(time, touched.get(b, START)) for b in reads}
     return sorted(order, key=when.__getitem__)
 
 
