@@ -177,7 +177,7 @@ def page(machine: dict[str, str], results: list[dict[str, Any]]) -> str:
         "one use (a training program: forward and backward), medians, default modes, peers in turns",
         "in one process with the machine to itself. GiB: what the use needs beyond weights and inputs.",
         "First calls are made while other processes compile. The programs are in `benchmarks/programs.py`,",
-        "`benchmarks/snippets.py` and `benchmarks/sketches.py`.",
+        "`benchmarks/studies.py`, `benchmarks/snippets.py` and `benchmarks/sketches.py`.",
         "",
         "| program | eager | torch.compile | Dovetail | over eager | over torch.compile | GiB: eager "
         "| torch.compile | Dovetail | first call s: torch.compile | Dovetail | breaks |",
