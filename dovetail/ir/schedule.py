@@ -90,8 +90,9 @@ LINE: Final = 64
 
 class Place(Noun):
     """kind: 'input', 'output' (allocated for the caller), 'arena' (at byte `offset`), 'block' (of memory that
-    was allocated for the temporary `of`), 'reuse' (of the input `of`, whose new value it is), 'extern' (the
-    library call makes it), 'internal' (no memory outside its kernel)."""
+    was allocated for the temporary `of`), 'within' (the output `of`, before that is made), 'reuse' (of the
+    input `of`, whose new value it is), 'extern' (the library call makes it), 'internal' (no memory outside
+    its kernel)."""
 
     kind: str
     offset: Expr | None = None

@@ -9,6 +9,7 @@ reuse a freed slot of the same size or get one of their own, after the fixed par
 """
 from __future__ import annotations
 
+import math
 from bisect import insort
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -36,6 +37,8 @@ class Slot(Noun, frozen=False, eq=False):
     """The steps in between which it is in use."""
     names: list[str]
     offset: Expr = ZERO
+    output: str | None = None
+    """The output that takes over from the last of them."""
 
     def meets(self, other: Slot) -> bool:
         return self.first <= other.last and other.first <= self.last
@@ -97,10 +100,14 @@ def plan(schedule: Schedule) -> Plan:
     elsewhere = [b.name for b in loops.buffers if b.type.device != home and b.name not in places]
     places |= {name: Place("output") for name in elsewhere}  # the arena is on one device
     slots = find_slots(schedule, buffers, places, last)
-    apart = [s for s in slots if home.kind != "cpu" and s.size.is_const and s.size.value >= LARGE]
-    end = pack([slot for slot in slots if slot not in apart])
-    places |= {name: Place("block", of=slot.names[0]) for slot in apart for name in slot.names}
-    places |= {name: Place("arena", s.offset) for s in slots if s not in apart for name in s.names}
+    least = LARGE if home.kind != "cpu" else math.inf
+    own = [slot for slot in slots if slot.output is None]
+    end = pack([slot for slot in own if not slot.size.is_const or slot.size.value < least])
+    for slot in slots:
+        place = Place("arena", slot.offset) if slot.output is None else Place("within", of=slot.output)
+        if slot.output is None and slot.size.is_const and slot.size.value >= least:
+            place = Place("block", of=slot.names[0])
+        places |= dict.fromkeys(slot.names, place)
     return Plan(schedule, tuple(places.items()), end)
 
 
@@ -119,13 +126,19 @@ def find_slots(
 ) -> list[Slot]:
     """Who needs memory of the arena, and from when to when."""
     slots: dict[str, Slot] = {}
+    begun: set[str] = set()
     for k, step in enumerate(schedule.steps):
         taken: set[str] = set()
         for name in step.written_buffers:
-            if name in places or name in slots:
+            if name in slots or name in begun or (name in places and places[name].kind != "output"):
                 continue
+            begun.add(name)
             donor = _find_donor(step, name, buffers, slots, last, k, taken)
-            if donor is not None:
+            if name in places:
+                if donor is not None and all(_fits(buffers[n], buffers[name]) for n in slots[donor].names):
+                    taken.add(donor)
+                    slots[donor].output = name
+            elif donor is not None:
                 taken.add(donor)
                 slots[name] = slots[donor]
                 slots[name].names.append(name)
@@ -133,6 +146,14 @@ def find_slots(
             else:
                 slots[name] = Slot(storage_bytes(buffers[name]), k, last[name], [name])
     return list(dict.fromkeys(slots.values()))
+
+
+def _fits(buffer: Buffer, output: Buffer) -> bool:
+    """In the memory of the output."""
+    size, room = buffer.type.storage_bytes, output.type.storage_bytes
+    if buffer.type.device != output.type.device:
+        return False
+    return size is room or (size.is_const and room.is_const and size.value <= room.value)
 
 
 def _in_place_updates(

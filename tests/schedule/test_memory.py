@@ -131,10 +131,22 @@ def test_what_frees_memory_runs_as_soon_as_it_can() -> None:
 def test_large_temporaries_on_a_gpu_are_blocks_of_their_own() -> None:
     made = plan(schedule(lower.lower(parse_graph(PAIRS)), Options()))
     places = dict(made.places)
-    assert [places[name].kind for name in "abcd"] == ["block"] * 4 and made.arena_bytes.value == 0
+    assert [places[name].kind for name in "abcd"] == ["within", "block"] * 2 and made.arena_bytes.value == 0
+    assert [places[name].of for name in "abcd"] == ["first", "b", "second", "d"]
     host = codegen.emit(made, Options()).host
-    first = host.index("a = aten.mm")
-    taken = [host.index("DeviceTemporaries block", first + 1), host.index("DeviceTemporaries block", host.index("c = aten.mm"))]
-    freed = host.index(".block.drop();")
-    assert taken[0] < freed < taken[1]
-    assert host.count(".block.drop();") == 4
+    taken = [host.index("DeviceTemporaries block", host.index(f"{name} = aten.mm")) for name in "bd"]
+    assert taken[0] < host.index(".block.drop();") < taken[1]
+    assert host.count(".block.drop();") == 2
+
+
+def test_an_output_takes_over_the_memory_of_a_temporary() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        y = torch.relu(x @ w)
+        return y * 2, (x @ y).exp(), torch.cat([(w @ x)[:16], (y @ w)[16:] + 1])
+
+    made = planned(fn, (32, 32), (32, 32))
+    within = {name: place.of for name, place in made.places if place.kind == "within"}
+    assert len(within) == 2 and len({*within.values()}) == 2
+    check_no_overlap(made)
+    x, w = torch.randn(2, 32, 32)
+    torch.testing.assert_close(dovetail.compile(fn)(x, w), fn(x, w))

@@ -29,6 +29,9 @@ from dovetail.ir.schedule import LINE, Extern, Group, Place, Plan
 from dovetail.ir.types import Device, DType, TensorType
 from dovetail.util.noun import Noun, field
 
+LAID: Final = ("arena", "block", "within")
+"""Places that are memory, not tensors."""
+
 
 class HostWriter(Noun, frozen=False):
     """Statements so far, and how each buffer is reached."""
@@ -91,7 +94,7 @@ class HostWriter(Noun, frozen=False):
             elif place.kind == "block":
                 source = f"{self.block(cast(str, place.of))}.start"
             else:
-                source = f"data_of({self.handle(name)})"
+                source = f"data_of({self.handle(cast(str, place.of) if place.kind == 'within' else name)})"
             self(f"{kind}* {text} = ({kind}*){source};")
             self.pointers[name] = text
         return self.pointers[name]
@@ -114,7 +117,7 @@ class HostWriter(Noun, frozen=False):
     def handle(self, name: str) -> str:
         """A handle for the whole buffer."""
         place = self.places[name]
-        if place.kind == "block":
+        if place.kind in ("block", "within"):
             return self.view(BufferRef(name, self.buffers[name].type, ZERO))
         if name not in self.handles:
             assert place.kind in ("output", "arena", "reuse"), name
@@ -146,12 +149,12 @@ class HostWriter(Noun, frozen=False):
         place = self.places[ref.buffer]
         whole = self.buffers[ref.buffer].type
         is_whole = ref.offset is ZERO and (ref.type.shape, ref.type.stride) == (whole.shape, whole.stride)
-        if place.kind not in ("arena", "block") and is_whole:
+        if place.kind not in LAID and is_whole:
             return self.handle(ref.buffer)
         if ref not in self.views:
             text = self.fresh("view")
             shape = self.extents(ref.type)
-            if place.kind in ("arena", "block"):
+            if place.kind in LAID:
                 code = self.kind(ref.type)
                 start = f"{self.pointer(ref.buffer)} + {c_expr(ref.offset)}"
                 call = f"WINDOW({text}, {start}, {shape}, {code})"
