@@ -317,51 +317,50 @@ Rule = Callable[..., Any]
 KEYWORDS: Final = {"axis": "dim", "keepdims": "keepdim", "ddof": "correction"}
 
 
-def _rule(function: Any, brings: str = "result", numbers: bool = False, most: int = 64) -> Rule:
-    """The torch function with the same arguments. Its operands are brought to the dtype of the `result`, or
-    to the one they have in `common`. `numbers`: it takes numbers for tensors. `most`: up to how many
-    dimensions NumPy means the same by it."""
-
-    def rule(trace: Trace, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        made = ask(fn, args, **kwargs)
-        is_safe = made.dtype.kind in "fc" or type(args[-1]) is int and args[-1] > 0
-        if not kwargs.keys() <= {*KEYWORDS, "dtype"} or function in FLOATS_ONLY and not is_safe:
-            raise TypeError(f"of {made.dtype} with {[*kwargs]}")
-        common = ask(numpy().result_type, args) if brings == "common" else made.dtype
-        operands = [operand(trace, arg, torch_dtype(trace, common), not numbers) for arg in args]
-        if any(isinstance(tensor, Fake) and tensor.dim() > most for tensor in operands):
-            raise TypeError(f"of more than {most} dimensions")
-        return give(trace, trace.call(function, operands, renamed(kwargs)), made)
-
-    return rule
+def _on(
+    function: Any, trace: Trace, fn: Any, *args: Any, in_common: bool = False, numbers: bool = False,
+    most: int = 64, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """The torch function with the same arguments. Its operands are brought to the dtype of the result, or to
+    the one they have `in_common`. `numbers`: it takes numbers for tensors. `most`: up to how many dimensions
+    NumPy means the same by it."""
+    made = ask(fn, args, **kwargs)
+    is_safe = made.dtype.kind in "fc" or type(args[-1]) is int and args[-1] > 0
+    if not kwargs.keys() <= {*KEYWORDS, "dtype"} or function in FLOATS_ONLY and not is_safe:
+        raise TypeError(f"of {made.dtype} with {[*kwargs]}")
+    common = ask(numpy().result_type, args) if in_common else made.dtype
+    operands = [operand(trace, arg, torch_dtype(trace, common), not numbers) for arg in args]
+    if any(isinstance(tensor, Fake) and tensor.dim() > most for tensor in operands):
+        raise TypeError(f"of more than {most} dimensions")
+    return give(trace, trace.call(function, operands, renamed(kwargs)), made)
 
 
 def renamed(kwargs: Kwargs) -> Kwargs:
     return {KEYWORDS[name]: value for name, value in kwargs.items() if name in KEYWORDS}
 
 
-def _along(function: Any, brings: str = "result", over_many: bool = True) -> Rule:
+def _along(function: Any, trace: Trace, fn: Any, a: Any, axis: Any = None, **kwargs: Any) -> Any:
     """A function along an axis, or along all elements: sums and the like."""
+    made = ask(fn, [a], axis=axis, **kwargs)
+    if not kwargs.keys() <= {*KEYWORDS, "dtype"} or isinstance(axis, tuple) and function in ALONG_ONE:
+        raise TypeError(f"with {[*kwargs]}")
+    is_search = function in (torch.argmax, torch.argmin)
+    fake = a.fake if is_search else cast(trace, a.fake, torch_dtype(trace, made.dtype))
+    if axis is None and kwargs.get("keepdims"):
+        axis = tuple(range(fake.dim()))
+    elif axis is None:
+        fake, axis = trace.call(torch.reshape, [fake, [-1]], {}), 0
+    default = {"correction": 0} if function in (torch.var, torch.std) else {}
+    return give(trace, trace.call(function, [fake], {"dim": axis, **default, **renamed(kwargs)}), made)
 
-    def rule(trace: Trace, fn: Any, a: Any, axis: Any = None, **kwargs: Any) -> Any:
-        made = ask(fn, [a], axis=axis, **kwargs)
-        if not kwargs.keys() <= {*KEYWORDS, "dtype"} or isinstance(axis, tuple) and not over_many:
-            raise TypeError(f"with {[*kwargs]}")
-        fake = a.fake if brings == "own" else cast(trace, a.fake, torch_dtype(trace, made.dtype))
-        if axis is None and kwargs.get("keepdims"):
-            axis = tuple(range(fake.dim()))
-        elif axis is None:
-            fake, axis = trace.call(torch.reshape, [fake, [-1]], {}), 0
-        default = {"correction": 0} if function in (torch.var, torch.std) else {}
-        return give(trace, trace.call(function, [fake], {"dim": axis, **default, **renamed(kwargs)}), made)
 
-    return rule
+ALONG_ONE: Final = (torch.prod, torch.cumsum, torch.cumprod, torch.argmax, torch.argmin)
 
 
 def _norm(trace: Trace, fn: Any, a: Any, ord: None = None, axis: Any = None, **kwargs: Any) -> Any:
     if ord is not None:
         raise TypeError(f"of order {ord}")
-    return _along(torch.linalg.vector_norm)(trace, fn, a, axis, **kwargs)
+    return _along(torch.linalg.vector_norm, trace, fn, a, axis, **kwargs)
 
 
 def _joined(function: Any, trace: Trace, fn: Any, arrays: Any, axis: int = 0) -> Any:
@@ -371,14 +370,10 @@ def _joined(function: Any, trace: Trace, fn: Any, arrays: Any, axis: int = 0) ->
     return Array(trace, trace.call(function, [parts, *([] if function in STACKED else [axis])], {}))
 
 
-def _same(function: Any, unpacks: bool = False) -> Rule:
-    """A function that keeps the dtype. `unpacks`: a.reshape(2, 3) is a.reshape((2, 3))."""
-
-    def rule(trace: Trace, fn: Any, a: Any, *args: Any) -> Any:
-        is_many = unpacks and (len(args) > 1 or isinstance(args[0], (int, torch.SymInt)))
-        return Array(trace, trace.call(function, [a.fake, *([args] if is_many else args)], {}))
-
-    return rule
+def _same(function: Any, trace: Trace, fn: Any, a: Any, *args: Any) -> Any:
+    """A function that keeps the dtype. a.reshape(2, 3) is a.reshape((2, 3))."""
+    is_many = function is torch.reshape and (len(args) > 1 or isinstance(args[0], (int, torch.SymInt)))
+    return Array(trace, trace.call(function, [a.fake, *([args] if is_many else args)], {}))
 
 
 def _transpose(trace: Trace, fn: Any, a: Any, *axes: Any) -> Any:
@@ -435,39 +430,37 @@ STACKED: Final = (torch.vstack, torch.hstack)
 FROM_TENSOR: Final = ("asarray", "array")
 
 CALLS: Final[dict[str, Rule]] = {
-    **{name: _rule(getattr(torch, name)) for name in (
+    **{name: partial(_on, getattr(torch, name)) for name in (
         "sin", "cos", "tan", "sinh", "cosh", "tanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
         "sqrt", "square", "negative", "positive", "floor", "ceil", "trunc", "reciprocal", "maximum",
         "minimum", "fmax", "fmin", "hypot", "logaddexp", "arcsin", "arccos", "arctan", "arcsinh", "arccosh",
         "arctanh", "arctan2", "absolute", "abs", "copysign", "matmul",
     )},
-    **{name: _rule(getattr(torch, name), numbers=True) for name in (
+    **{name: partial(_on, getattr(torch, name), numbers=True) for name in (
         "add", "subtract", "multiply", "divide", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide",
         "remainder", "einsum",
     )},
-    **{name: _rule(getattr(torch, name), "common", True) for name in (
+    **{name: partial(_on, getattr(torch, name), in_common=True, numbers=True) for name in (
         "isnan", "isinf", "isfinite", "signbit", "not_equal", "less", "less_equal", "greater",
         "greater_equal",
     )},
-    **{name: _rule(getattr(torch, name), "common") for name in (
+    **{name: partial(_on, getattr(torch, name), in_common=True) for name in (
         "logical_not", "logical_and", "logical_or", "logical_xor")},
-    "equal": _rule(torch.eq, "common", True), "power": _rule(torch.pow, numbers=True),
-    "rint": _rule(torch.round), "invert": _rule(torch.bitwise_not), "clip": _rule(torch.clamp),
-    "dot": _rule(torch.matmul, most=2), "outer": _rule(torch.outer, most=1),
-    **{name: _along(getattr(torch, name)) for name in (
-        "sum", "mean", "std", "var", "amax", "amin", "any", "all")},
-    "max": _along(torch.amax), "min": _along(torch.amin), "norm": _norm,
-    **{name: _along(getattr(torch, name), over_many=False) for name in ("prod", "cumsum", "cumprod")},
-    **{name: _along(getattr(torch, name), "own", False) for name in ("argmax", "argmin")},
+    "equal": partial(_on, torch.eq, in_common=True, numbers=True),
+    "power": partial(_on, torch.pow, numbers=True), "rint": partial(_on, torch.round),
+    "invert": partial(_on, torch.bitwise_not), "clip": partial(_on, torch.clamp),
+    "dot": partial(_on, torch.matmul, most=2), "outer": partial(_on, torch.outer, most=1),
+    **{name: partial(_along, getattr(torch, name)) for name in (
+        "sum", "mean", "std", "var", "amax", "amin", "any", "all", "prod", "cumsum", "cumprod", "argmax",
+        "argmin")},
+    "max": partial(_along, torch.amax), "min": partial(_along, torch.amin), "norm": _norm,
     **{name: partial(_joined, getattr(torch, name)) for name in (
         "concatenate", "stack", "vstack", "hstack")}, "where": _where, "astype": _astype,
     "item": lambda trace, fn, a: complex(a) if a.number is None else a.number,  # which says what it lacks
     **dict.fromkeys((*FROM_TENSOR, "asanyarray"), _asarray), "ascontiguousarray": _contiguous, "copy": _copy,
-    "zeros_like": _same(torch.zeros_like), "ones_like": _same(torch.ones_like),
-    "reshape": _same(torch.reshape, unpacks=True), "transpose": _transpose, "ravel": _same(torch.ravel),
-    "squeeze": _same(torch.squeeze), "expand_dims": _same(torch.unsqueeze), "tile": _same(torch.tile),
-    "swapaxes": _same(torch.swapaxes), "moveaxis": _same(torch.moveaxis),
-    "broadcast_to": _same(torch.broadcast_to),
+    **{name: partial(_same, getattr(torch, name)) for name in (
+        "zeros_like", "ones_like", "reshape", "ravel", "squeeze", "tile", "swapaxes", "moveaxis",
+        "broadcast_to")}, "transpose": _transpose, "expand_dims": partial(_same, torch.unsqueeze),
 }  # fmt: skip
 
 OPERATORS: Final = {
