@@ -12,6 +12,7 @@ import builtins
 import operator
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
 from itertools import islice
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
@@ -47,12 +48,8 @@ def result_of(count: int, function: Callable[..., Any]) -> Callable[[Activation,
 
 
 def effect_of(count: int, function: Callable[..., Any]) -> Callable[[Activation, Any], None]:
-    """(operands --)"""
-
-    def run(self: Activation, arg: Any) -> None:
-        function(self.trace, *self.pop(count))
-
-    return run
+    """(operands --), of what gives None"""
+    return lambda self, arg: function(self.trace, *self.pop(count))
 
 
 def pushed(read: Callable[[Activation, Any], Any]) -> Callable[[Activation, Any], None]:
@@ -120,10 +117,10 @@ class Activation:
         self.kw_names: tuple[str, ...] = ()
         trace.catches |= bool(code.regions)  # with, except, finally
         if not code.bound:
-            code.bound = [METHODS.get(op) or unsupported(op) for op in code.ops]
+            code.bound = [METHODS.get(op) or partial(unsupported, op) for op in code.ops]
             GLOBALS_OF[code.code.co_filename] = self.globals
             for i in loads_to_append(code):
-                code.bound[i] = appending(code.bound[i])
+                code.bound[i] = partial(appending, code.bound[i])
 
     # -- running
 
@@ -766,22 +763,16 @@ AUGMENTED: Final = ["SWAP", "SWAP", "STORE_SUBSCR"]
 LOADS: Final = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR"})
 
 
-def appending(method: Any) -> Callable[[Activation, Any], None]:
-    def run(self: Activation, arg: Any) -> None:
-        self.trace.is_appending = True
-        try:
-            method(self, arg)
-        finally:
-            self.trace.is_appending = False
-
-    return run
+def appending(method: Any, self: Activation, arg: Any) -> None:
+    self.trace.is_appending = True
+    try:
+        method(self, arg)
+    finally:
+        self.trace.is_appending = False
 
 
-def unsupported(op: str) -> Callable[[Activation, Any], None]:
-    def stop(self: Activation, arg: Any) -> None:
-        raise UnsupportedOpcode(self.trace.loc(), opcode=op)
-
-    return stop
+def unsupported(op: str, self: Activation, arg: Any) -> None:
+    raise UnsupportedOpcode(self.trace.loc(), opcode=op)
 
 
 METHODS: Final[dict[str, Callable[[Activation, Any], Any]]] = {

@@ -12,15 +12,15 @@ The same object met at a second path is the same stand-in, and a guard says so.
 from __future__ import annotations
 
 import enum
-import functools
 import gc
 import re
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
 from typing import Any, Final
 from uuid import UUID
@@ -345,15 +345,11 @@ def wrap_tuple(trace: Trace, value: Any, source: Source) -> Any:
     return register(trace, value, stand_in, source)
 
 
-def made_of(make: Callable[..., Any], *names: str) -> Wrapper:
-    """For objects of C that are made of these attributes: another one, of what stands in for them."""
-
-    def wrapper(trace: Trace, value: Any, source: Source) -> Any:
-        trace.guard(source, TypeIs(type(value)))
-        parts = [wrap(trace, getattr(value, name), Attr(source, name)) for name in names]
-        return register(trace, value, make(*parts), source)
-
-    return wrapper
+def wrap_parts(make: Any, names: Sequence[str], trace: Trace, value: Any, source: Source) -> Any:
+    """An object of C that is made of these attributes: another one, of what stands in for them."""
+    trace.guard(source, TypeIs(type(value)))
+    parts = [wrap(trace, getattr(value, name), Attr(source, name)) for name in names]
+    return register(trace, value, make(*parts), source)
 
 
 def wrap_value(trace: Trace, value: Any, source: Source) -> Any:
@@ -441,11 +437,11 @@ WRAPPERS: Final[dict[type, Wrapper]] = {
     **dict.fromkeys((set, frozenset), wrap_set),
     **dict.fromkeys((dict, OrderedDict, defaultdict, Counter), wrap_dict),
     tuple: wrap_tuple,
-    MethodType: made_of(MethodType, "__func__", "__self__"),
-    functools.partial: made_of(
-        lambda function, args, named: functools.partial(function, *args, **named), "func", "args", "keywords"
+    MethodType: partial(wrap_parts, MethodType, ("__func__", "__self__")),
+    partial: partial(
+        wrap_parts, lambda fn, args, named: partial(fn, *args, **named), ("func", "args", "keywords")
     ),
-    slice: made_of(slice, "start", "stop", "step"),
+    slice: partial(wrap_parts, slice, ("start", "stop", "step")),
     MappingProxyType: wrap_proxy,
     **dict.fromkeys(VIEWS, wrap_view),
 }

@@ -26,11 +26,7 @@ def finish(b: Build, x: Value) -> Value:
 
 def pointwise(fn: Callable[..., Value]) -> Callable[..., Value]:
     """A rule on operands already in the compute type; the result is rounded."""
-
-    def rule(b: Build, *args: Operand, **kwargs: Any) -> Value:
-        return finish(b, fn(b, *ready(b, args), **kwargs))
-
-    return rule
+    return lambda b, *args, **kwargs: finish(b, fn(b, *ready(b, args), **kwargs))
 
 
 def ready(b: Build, args: tuple[Operand, ...]) -> tuple[Operand, ...]:
