@@ -26,7 +26,7 @@ class Check(Noun):
 
 
 class Is(Check, eq=False):
-    """The very same object. Kept alive by the guard; weakly where `weak`."""
+    """The very same object, which the guard keeps alive."""
 
     value: object
     form = "is {0.value!r:.60}"
