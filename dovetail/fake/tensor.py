@@ -406,36 +406,26 @@ class _Inputs(Noun, frozen=False, eq=False):
 
     fakes: list[torch.Tensor] = field(default_factory=list)
     metas: list[torch.Tensor] = field(default_factory=list)
-    device: torch.device | None = None
-    is_mixed: bool = False
-
-    def meta(self, tensor: torch.Tensor) -> torch.Tensor:
-        meta = tensor.meta if type(tensor) is Fake else tensor if tensor.is_meta else _meta_like(tensor)
-        self.metas.append(meta)
-        self.note(tensor)
-        return meta
-
-    def note(self, tensor: torch.Tensor) -> None:
-        self.fakes.append(tensor)
-        if self.device is None:
-            self.device = tensor.device
-        elif tensor.device != self.device:
-            self.is_mixed = True
-
-    def collect(self, values: Any) -> None:
-        """Note the tensors among values and their devices."""
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                self.note(value)
-            elif isinstance(value, (list, tuple)):
-                self.collect(value)
 
     def swap(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self.meta(value)
+            meta = value.meta if type(value) is Fake else value if value.is_meta else _meta_like(value)
+            self.fakes.append(value)
+            self.metas.append(meta)
+            return meta
         if isinstance(value, (list, tuple)):
             return type(value)(self.swap(x) for x in value) if not isinstance(value, torch.Size) else value
         return value
+
+
+def _tensors_in(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors_in(value)
+    return found
 
 
 def _by_meta(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
@@ -451,7 +441,7 @@ def _by_meta(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     swap = inputs.swap
     new_args = [swap(a) for a in args]
     new_kwargs = {k: swap(v) for k, v in kwargs.items()} if kwargs else {}
-    device = _result_device(facts, inputs, args, new_args, new_kwargs)
+    device = _result_device(facts, inputs.fakes, new_args, new_kwargs)
     result = _run_kernel(func, facts, device, new_args, new_kwargs)
     corrected = CORRECTIONS.get(facts.name)
     if corrected is not None:
@@ -461,7 +451,7 @@ def _by_meta(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
         result = _empty_meta(result.size(), strides, result.dtype)
     if facts.mutates:
         return _written(func, facts, inputs, args, kwargs, result, device)
-    constant = _constant(func, facts, inputs, args, kwargs)
+    constant = _constant(func, facts, inputs.fakes, args, kwargs)
     wrapped = _wrap_result(result, device, inputs, constant)
     if facts.name in _ON_HOST and device.type != "cpu":
         on_host = _ON_HOST[facts.name]
@@ -474,9 +464,8 @@ _NO_SHAPES: Final = Shapes()
 
 def _by_table(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> tuple[Any] | None:
     """What fake/known.py says of the op, in a tuple; None where it says nothing."""
-    inputs = _Inputs()
-    inputs.collect((*args, *kwargs.values()))
-    if facts.mutates and (any(type(f) is not Fake or f.constant is not None for f in inputs.fakes)):
+    fakes = _tensors_in((*args, *kwargs.values()))
+    if facts.mutates and any(type(f) is not Fake or f.constant is not None for f in fakes):
         return None
     call = bind(facts, args, kwargs, _NO_SHAPES, on_hints=True)
     results = derive_known(func, facts, call)
@@ -484,8 +473,8 @@ def _by_table(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> tuple[Any
         return None
     if facts.mutates and facts.count == 1:
         return (args[0],)
-    device = _result_device(facts, inputs, args, list(args), dict(kwargs))
-    constant = _constant(func, facts, inputs, args, kwargs)
+    device = _result_device(facts, fakes, list(args), dict(kwargs))
+    constant = _constant(func, facts, fakes, args, kwargs)
     known = constant if isinstance(constant, (list, tuple)) else [constant] * len(results)
     made = [r if r is None else _from_template((*r, device, 0, None, None), []) for r in results]
     for fake, value in zip(made, known):
@@ -594,7 +583,7 @@ _ON_HOST: Final = {
 
 
 def _result_device(
-    facts: Record, inputs: _Inputs, args: Args, new_args: list[Any], new_kwargs: Kwargs
+    facts: Record, fakes: list[torch.Tensor], new_args: list[Any], new_kwargs: Kwargs
 ) -> torch.device:
     """Where the results live; points the op's own `device` argument at meta."""
     asked = None
@@ -605,13 +594,10 @@ def _result_device(
             asked, new_kwargs["device"] = new_kwargs.get("device"), _META
         if new_kwargs.get("pin_memory"):
             new_kwargs["pin_memory"] = False
-    if asked is not None:
-        return _with_index(torch.device(asked))
-    if inputs.device is None:
-        return _with_index(torch.get_default_device())
-    if inputs.is_mixed:
-        return _mixed_device(facts, inputs)
-    return inputs.device
+    if asked is not None or not fakes:
+        return _with_index(torch.get_default_device() if asked is None else torch.device(asked))
+    first = fakes[0].device
+    return _mixed_device(facts, fakes) if any(fake.device != first for fake in fakes) else first
 
 
 def _with_index(device: torch.device) -> torch.device:
@@ -628,12 +614,12 @@ _TAKES_MIXED: Final = frozenset({
 """Ops that take tensors of several devices; the result is on the first one's."""
 
 
-def _mixed_device(facts: Record, inputs: _Inputs) -> torch.device:
+def _mixed_device(facts: Record, fakes: list[torch.Tensor]) -> torch.device:
     """The device of tensors on several: a 0-dim CPU tensor counts as a number."""
-    first = inputs.fakes[0].device
+    first = fakes[0].device
     if facts.name.rsplit(".", 1)[0] in _TAKES_MIXED:
         return first
-    devices = {f.device for f in inputs.fakes if f.dim() or f.device.type != "cpu"}
+    devices = {f.device for f in fakes if f.dim() or f.device.type != "cpu"}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {names}")
@@ -646,7 +632,7 @@ def _written(
 ) -> Any:  # fmt: skip
     """After an op that writes to arguments: the same Fakes come back, with their new sizes."""
     if any(type(f) is Fake and f.constant is not None for f in inputs.fakes):
-        _update_constants(func, facts, inputs, args, kwargs)
+        _update_constants(func, facts, inputs.fakes, args, kwargs)
     if facts.changes_shape or facts.is_out:
         for fake, meta in zip(inputs.fakes, inputs.metas):
             if facts.is_pointwise and fake.size() != meta.size():  # torch's meta kernels know one layout only
@@ -682,11 +668,11 @@ def _real(value: Any) -> Any:
     return value
 
 
-def _constant(func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwargs) -> Any:
+def _constant(func: Any, facts: Record, fakes: list[torch.Tensor], args: Args, kwargs: Kwargs) -> Any:
     """The value of the result where all inputs are known and small, or numbers as in torch.div(7, 2)."""
-    if not inputs.fakes and not (facts.is_pointwise and all(type(arg) in (int, float) for arg in args)):
+    if not fakes and not (facts.is_pointwise and all(type(arg) in (int, float) for arg in args)):
         return None
-    if facts.is_random or not all(map(_is_known, inputs.fakes)):
+    if facts.is_random or not all(map(_is_known, fakes)):
         return None
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         kept = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
@@ -696,9 +682,11 @@ def _constant(func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwa
     return value if isinstance(value, (list, tuple, bool)) else None
 
 
-def _update_constants(func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwargs) -> None:
+def _update_constants(
+    func: Any, facts: Record, fakes: list[torch.Tensor], args: Args, kwargs: Kwargs
+) -> None:
     """Write to known values too, or forget those that are overwritten by unknown ones."""
-    if all(map(_is_known, inputs.fakes)) and not facts.is_random:
+    if all(map(_is_known, fakes)) and not facts.is_random:
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             func(*map(_real, args), **{k: _real(v) for k, v in kwargs.items()})
         return
@@ -744,9 +732,7 @@ def _item(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
 def _dependent(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     if kwargs.get("output_size") is not None:  # of repeat_interleave
         return _run(func, facts, args, kwargs)
-    inputs = _Inputs()
-    inputs.collect((*args, *kwargs.values()))
-    known = _constant(func, facts, inputs, args, kwargs)
+    known = _constant(func, facts, _tensors_in((*args, *kwargs.values())), args, kwargs)
     if known is not None:  # of numbers that the program wrote down, such as sizes in torch.tensor([...])
         return tree_map_only(torch.Tensor, lambda tensor: _lift(func, facts, (tensor,), {}), known)
     is_size = torch.Tag.dynamic_output_shape in func.tags
