@@ -356,17 +356,14 @@ FORMS: Final = {"const": "{0!r}", "index": "({0})", "input": "{0}", "load": "{0}
 LONGEST_TEXT: Final = 1000
 
 
-def show_scalar(node: Scalar, room: list[int] | None = None) -> str:
+def show_scalar(node: Scalar, room: Iterator[int] | None = None) -> str:
     """`room`: for so many more values. What is computed once may be read everywhere, and the text of all
     that would have no end."""
-    room = [LONGEST_TEXT] if room is None else room
-    if (left := room.pop()) <= 0:
-        room.append(0)
+    room = iter(range(LONGEST_TEXT)) if room is None else room
+    if next(room, None) is None:
         return "..."
-    room.append(left - 1)
     parts = [show_scalar(arg, room) if isinstance(arg, Scalar) else arg for arg in node.args]
-    texts = (str(parts[i]) if isinstance(arg, Scalar) else repr(arg) for i, arg in enumerate(node.args))
-    args = ", ".join(texts)
+    args = ", ".join(map(str, parts))
     return FORMS.get(node.op, "{op}({args})").format(*parts, op=node.op, args=args, dtype=node.dtype)
 
 

@@ -6,7 +6,6 @@ Only where it pays. On a CPU, that is where a product is computed before a libra
 `choose(node)` says into how many parts the sum is to be split, whose sums a second kernel adds up; 0 leaves
 the library's call.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
@@ -187,10 +186,8 @@ def join_sums(graph: Graph) -> Graph:
         products = [term for term in terms if term.op == MM and term.name in once]
         if len(products) < LEAST_TERMS or not _are_few_rows(products):
             return None
-        pairs = [matrices(product) for product in products]
-        total = b.extern(
-            MM, (_stacked(b, [a for a, _ in pairs], 1), _stacked(b, [y for _, y in pairs], 0)), node.type
-        )
+        lefts, rights = zip(*map(matrices, products))
+        total = b.extern(MM, (_stacked(b, lefts, 1), _stacked(b, rights, 0)), node.type)
         wide = compute_dtype(node.tensor.dtype)
         for term in terms:
             if term not in products:
@@ -229,7 +226,7 @@ def _are_few_rows(products: list[Node]) -> bool:
     return known and 2 * sum(size.value for size in operands) <= sum(size.value for size in results)
 
 
-def _stacked(b: Build, parts: list[Node], dim: int) -> Value:
+def _stacked(b: Build, parts: Sequence[Node], dim: int) -> Value:
     if all(part.op == "prims.permute" for part in parts):
         return b.permute(b.cat([Value(cast(Node, part.args[0]), b) for part in parts], 1 - dim), (1, 0))
     return b.cat([Value(part, b) for part in parts], dim)
