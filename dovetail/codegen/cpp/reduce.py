@@ -49,11 +49,6 @@ class Accumulator(Noun, frozen=False):
         return self.write.reduce in ("argmax", "argmin")
 
     @property
-    def place_dtype(self) -> DType:
-        """What positions are counted in. The largest number stands for no position yet."""
-        return place_dtype(self.write)
-
-    @property
     def finds_in_order(self) -> bool:
         """Positions grow along the walk, so that of equal values the first one met is the first one."""
         order = innermost(self.nest.reduce, self.writer.vector_var)
@@ -109,7 +104,7 @@ class Accumulator(Noun, frozen=False):
         array = f"[{self.copies}]" if self.copies > 1 else ""
         self._declare(scope, self.dtype, self.name + array, self.start)
         if self.is_position:
-            kind = self.place_dtype
+            kind = place_dtype(self.write)
             nowhere = self.splat(identity("min", kind), kind)
             self._declare(scope, kind, f"{self.name}_at{array}", nowhere)
         if self.tracks_nan:
@@ -174,10 +169,11 @@ class Accumulator(Noun, frozen=False):
         return name
 
     def _update_position(self, value: Value, scope: Scope) -> None:
-        at = self.writer.value(index_value(place_expr(self.write), self.place_dtype), scope)
+        kind = place_dtype(self.write)
+        at = self.writer.value(index_value(place_expr(self.write), kind), scope)
         acc, acc_at = self.name + self.at, f"{self.name}_at{self.at}"
         v = self.named(self.writer.as_vector(value) if self.is_vector else value.text, scope)
-        where = self.named(self.writer.as_vector(at) if self.is_vector else at.text, scope, self.place_dtype)
+        where = self.named(self.writer.as_vector(at) if self.is_vector else at.text, scope, kind)
         turn = "to_mask" if self.is_vector else ""
         sign, other = (">", "<") if self.write.reduce == "argmax" else ("<", ">")
         better, equal = f"{turn}({v} {sign} {acc})", f"{turn}({v} == {acc})"
@@ -281,7 +277,7 @@ class Accumulator(Noun, frozen=False):
         if not self.is_vector:
             return self.name, f"{self.name}_at"
         top, at = self.writer.fresh("top"), self.writer.fresh("at")
-        kind, place = self.kind.removeprefix("arg"), self.place_dtype
+        kind, place = self.kind.removeprefix("arg"), place_dtype(self.write)
         better, earlier = combine(kind, self.dtype, True), combine("min", place, True)
         nowhere = self.splat(identity("min", place), place)
         scope(f"{self.type(self.dtype)} {top} = {self.start}; {self.type(place)} {at} = {nowhere};")
@@ -298,7 +294,7 @@ class Accumulator(Noun, frozen=False):
 
     def found(self, at: str) -> str:
         """Where nothing was better than what a search starts from, all are equal: the first is meant."""
-        kind, nowhere = self.place_dtype, identity("min", self.place_dtype)
+        kind, nowhere = place_dtype(self.write), identity("min", place_dtype(self.write))
         if self.is_vector and self.writer.column:
             return f"({at} == {nowhere} ? {VECTOR_TYPE[kind]}{{}} : {at})"
         return f"({at} == {nowhere} ? 0 : {at})"
@@ -362,7 +358,8 @@ def place_expr(write: Write) -> Expr:
 
 
 def place_dtype(write: Write) -> DType:
-    """Narrow positions keep vectors of narrow values whole."""
+    """What positions are counted in; the largest number stands for no position yet. Narrow positions keep
+    vectors of narrow values whole."""
     return I32 if fits_int32(place_expr(write)) and write.value.dtype.bytes <= 4 else I64
 
 
@@ -384,7 +381,7 @@ class Partial(Noun, frozen=False):
         self.name = self.writer.fresh("part")
         scope(f"{C_TYPE[self.item.dtype]} {self.name}[{PIECES}];")
         if self.item.is_position:
-            scope(f"{C_TYPE[self.item.place_dtype]} {self.name}_at[{PIECES}];")
+            scope(f"{C_TYPE[place_dtype(self.item.write)]} {self.name}_at[{PIECES}];")
         if self.item.needs_second:
             scope(f"{C_TYPE[self.item.dtype]} {self.name}_mean[{PIECES}];")
             scope(f"int64_t {self.name}_count[{PIECES}];")
