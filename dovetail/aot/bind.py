@@ -179,7 +179,8 @@ class _Emitter:
             "set_grad_enabled": torch._C._set_grad_enabled,
             "keeps_graph": keeps_graph,
             "run_eager": joint.eager,
-            "never_asked": double.NEVER_ASKED,
+            "never_asked": double.NEVER_ASKED, "stranger": double.STRANGER,
+            "will_execute": torch._C._will_engine_execute_node,  # type: ignore[attr-defined]
             "version_of": attrgetter("_version"),
             **{each.__name__: each for each in (torch.is_grad_enabled, restride, shares_memory, write_back)},
             **{each.__name__: each for each in (double.eager_results, double.eager_after, Watch)},
@@ -474,7 +475,8 @@ class _Emitter:
                 self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
             used = [tangents[position] for position in partition.tangents]
             self.w(f"missing = {_tuple(f'{name} is None' for name in used)}")
-            self.w(f"consume = backward_for{suffix}(missing, eager{suffix}.unwanted(ctx), ctx.inputs)")
+            self.w(f"unwanted = () if will_execute(stranger) else eager{suffix}.unwanted(ctx)")
+            self.w(f"consume = backward_for{suffix}(missing, unwanted, ctx.inputs)")
             with self.w.block("if consume is None:"):
                 self.w(by_eager)
             for node, name in zip(part.tangents, used):  # one with other strides is laid out anew
