@@ -230,9 +230,8 @@ class _Emitter:
             if isinstance(kind, ScalarType):
                 found = [(kind.expr, name)] if kind.expr is not None else []
             else:
-                assert isinstance(kind, TensorType)
-                found = [(expr, f"{name}.size({dim})") for dim, expr in enumerate(kind.shape)]
-                found += [(expr, f"{name}.stride({dim})") for dim, expr in enumerate(kind.stride)]
+                found = [(expr, f"{name}.size({dim})") for dim, expr in enumerate(node.tensor.shape)]
+                found += [(expr, f"{name}.stride({dim})") for dim, expr in enumerate(node.tensor.stride)]
             for expr, text in found:
                 if expr.op == "sym" and expr.name in wanted:
                     wanted.discard(expr.name)
@@ -245,9 +244,7 @@ class _Emitter:
             targets, values = [self.inputs[m.input] for m in group], [self.results[m.output] for m in group]
             if group:
                 self.emit_write(group, f"write_back({_tuple(targets)}, {_tuple(values)}{rest})")
-        for mutation in mutations:
-            if mutation in whole:
-                continue
+        for mutation in (m for m in mutations if m not in whole):
             target = f"{self.inputs[mutation.input]}{'.data' if mutation.is_uncounted else ''}"
             target = self.viewed(target, mutation.steps)
             given = [self.literal(arg) for arg in mutation.args or (ValueRef("output", mutation.output),)]
@@ -531,7 +528,7 @@ class _Backwards:
         self.made: dict[object, tuple[Callable[[list[Any]], Sequence[Any]] | None, list[int]]] = {}
 
     def __call__(
-        self, missing: tuple[bool, ...], unwanted: tuple[int, ...], inputs: Sequence[Any]
+        self, missing: tuple[bool, ...], unwanted: tuple[int, ...], inputs: Sequence[Any] | None
     ) -> Callable[[list[Any]], Sequence[Any]] | None:
         key = missing, unwanted
         if key not in self.made:
@@ -548,8 +545,8 @@ class _Backwards:
             apart = [i for i in signature.grad_inputs if i not in reached]
             self.made[key] = None if made is None else _consumer(made, any(missing)), apart
         consume, apart = self.made[key]
-        for i in apart:
-            spare_hooks(inputs[i])
+        for i in apart if inputs else ():  # which are gone where backward comes again and needs none
+            spare_hooks(inputs[i])  # type: ignore[index]
         return consume
 
 

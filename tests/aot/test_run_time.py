@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dovetail
 from dovetail import aot
+from dovetail.aot.joint import MOST_GROUPS
 from dovetail.errors import UnsupportedMutation
 from tests.aot.running import as_module, check, compiled
 
@@ -77,6 +78,12 @@ def test_what_eager_keeps_nothing_of_is_differentiated_again() -> None:
     out = f(x)
     out.sum().backward()
     out.sum().backward()
+    leaves = [torch.randn(2, requires_grad=True) for _ in range(MOST_GROUPS + 1)]
+    first, *_ = dovetail.compile(lambda given: [each + 1 for each in given])(leaves)
+    for _ in range(2):  # of outputs in one group, though nothing ties them
+        first.sum().backward()
+    torch.testing.assert_close(leaves[0].grad, torch.full((2,), 2.0))
+    assert all(leaf.grad is None for leaf in leaves[1:])
 
 
 def test_write_to_saved_tensor_is_noticed() -> None:
