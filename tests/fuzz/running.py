@@ -28,7 +28,7 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from tests.fuzz.program import Program, load_program, show_program, shrink
-from tests.sweeps.closeness import EPS, DrawsInSingle, to_exact, why_not_accurate
+from tests.sweeps.closeness import EPS, UNITS, DrawsInSingle, to_exact, why_not_accurate
 from tests.sweeps.peers import Peer, find_peer
 from tests.sweeps.workers import short_error
 
@@ -157,7 +157,7 @@ def neighbour(seed: int) -> Callable[[Any], Any]:
 
 
 class RoundsOtherwise(TorchFunctionMode):
-    """What a function computes is moved by one unit in the last place, some numbers up and some down; not zeros."""
+    """What a function computes is moved by a few units in the last place, some numbers up and some down; not zeros."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -169,7 +169,10 @@ class RoundsOtherwise(TorchFunctionMode):
         if not isinstance(made, torch.Tensor) or made.untyped_storage().data_ptr() in given:
             return made
         if made.is_floating_point() and not made.is_inference() and not is_overlapping(made):
-            made.data.copy_(torch.where(made.data == 0, made.data, self.move(made.data.clone())))
+            moved = made.data.clone()
+            for _ in range(int(UNITS)):
+                moved = self.move(moved)
+            made.data.copy_(torch.where(made.data == 0, made.data, moved))
         return made
 
 
@@ -238,7 +241,7 @@ def tensor_difference(got: Any, want: torch.Tensor, path: str, judges: Judges = 
     if bool(close.all()):
         return None
     if exact is not None:
-        runs = [b, *(other for other in others if other is not None and other.dtype == b.dtype)]
+        runs = [b, *(other for other in others[:NEIGHBOURS] if other is not None and other.dtype == b.dtype)]
         worst = max(runs, key=lambda run: float((run.double() - exact).abs().nan_to_num(0.0).max()))
         if any(why_not_accurate(a, run, exact) is None for run in (b, worst)):
             return None
@@ -259,23 +262,24 @@ def why_different(source: str, peer: Peer, settings: dict[str, Any]) -> str | No
         compiled = observe(source, lambda f: peer.compile(f, **settings))
     finally:
         peer.reset()
-    why, exact = first_difference(compiled, plain), None
+    why, exact, near = first_difference(compiled, plain), None, list[Seen]()
     if why is not None and "values" in why and (exact := exact_of(source, plain)) is not None:
         why = first_difference(compiled, plain, exact)
     if why is not None and "values" in why and exact is not None:
         near = [observe(source, lambda f: f, change=neighbour(seed)) for seed in range(NEIGHBOURS)]
         why = first_difference(compiled, plain, exact, *near)
-    if why is not None and ": shape " in why:  # of what has as many elements as numbers differ
-        rounded = []
+    if why is not None and ("values" in why and exact is not None or ": shape " in why):
+        near = near or [plain] * NEIGHBOURS
         for seed in range(NEIGHBOURS):
             with RoundsOtherwise(seed):
-                rounded.append(observe(source, lambda f: f))
-        why = first_difference(compiled, plain, exact or plain, *rounded)
+                near.append(observe(source, lambda f: f))
+        why = first_difference(compiled, plain, exact or plain, *near)
     return why
 
 
 def first_difference(compiled: Seen, plain: Seen, *judges: Seen) -> str | None:
-    """`judges`: what the exact program gave, and plain ones on neighbouring inputs."""
+    """`judges`: what the exact program gave, plain ones on neighbouring inputs, and for whole numbers and sizes those
+    that round otherwise."""
     for call, error in enumerate(plain.errors):
         if compiled.errors[call] != error:
             return f"call {call}: raises {compiled.errors[call]} instead of {error}"
