@@ -11,7 +11,6 @@ Saved tensors are plain values here; the partitioner decides what crosses from f
 """
 from __future__ import annotations
 
-import copy
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -219,7 +218,7 @@ def _add_inputs(trace: _Trace, names: Sequence[str]) -> None:
         if not isinstance(example, torch.Tensor):
             _add_number(trace, name, example)
             continue
-        leaf: Any = copy.deepcopy(example) if type(example) is Fake else fake_like(example)
+        leaf: Any = example.__deepcopy__({}) if type(example) is Fake else fake_like(example)
         node = recorder.builder.input(name, type_of(leaf))
         if id(example) in seen:  # the same tensor passed twice: one value
             first = seen[id(example)]
