@@ -253,7 +253,7 @@ def _call_descriptor(trace: Trace, found: Any, name: str, *args: Any) -> Any:
     return MISSING if method is None else trace.call(method, [found, *args], {})
 
 
-def bind_class_value(trace: Trace, found: Any, owner: type | None, obj: Any, kind: type, name: str) -> Any:
+def bind_class_value(trace: Trace, found: Any, owner: Any, obj: Any, kind: type, name: str) -> Any:
     """What reading a class's value through an instance (or, with obj None, through the class) gives."""
     found_kind = type(found)
     if found_kind is FunctionType:
@@ -272,7 +272,6 @@ def bind_class_value(trace: Trace, found: Any, owner: type | None, obj: Any, kin
         if is_property(found):
             return found if obj is None else call_property(trace, found, "getter", name, obj)
         return _descriptor_get(trace, found, obj, kind)
-    assert owner is not None
     return class_value(trace, owner, name, found)
 
 
@@ -563,6 +562,10 @@ def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if is_own_dict(trace.origins.get(id(obj))):
         return dict.__setitem__(obj, name, value)
     if existed(trace, obj, name):
+        real = _original(obj, trace.origins.get(id(obj)))
+        is_plain = instance_dict(real) is None and type(real).__setattr__ is object.__setattr__
+        if is_plain and not hasattr(type(find_in_mro(type(real), name)[0]), "__set__"):
+            native(object.__setattr__, real, name, value)  # for which there is no place, as this says
         trace.writes[(id(obj), name)] = traces.Write(obj, name, value, "attr")
         return
     attributes = instance_dict(obj)

@@ -263,10 +263,9 @@ def leaves(value: Any) -> set[str]:
 
 
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "floordiv": operator.floordiv, "mod": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "not": torch.sym_not,
-    "and": operator.and_, "or": operator.or_, "mul": operator.mul, "add": operator.add, "neg": operator.neg,
-    "abs": operator.abs, "sub": operator.sub, "truediv": operator.truediv, "pow": operator.pow,
+    **{name: getattr(operator, f"__{name}__")
+       for name in "floordiv mod eq ne lt le and or mul add neg abs sub truediv pow".split()},
+    "min": torch.sym_min, "max": torch.sym_max, "not": torch.sym_not,
     **{name.removeprefix("_sym_"): value for name, value in vars(torch).items() if name.startswith("_sym_")},
 }  # fmt: skip
 """What the operations of an Expr or a Real are in Python."""

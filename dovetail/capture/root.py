@@ -109,8 +109,7 @@ def make_entry(captured: Capture) -> FunctionType:
     linecache.cache[file] = (len(captured.text), None, captured.text.splitlines(True), file)
     made: dict[str, Any] = captured.namespace
     exec(compile(captured.text, file, "exec"), made)
-    entry = made.pop("entry")
-    assert isinstance(entry, FunctionType)
+    entry: FunctionType = made.pop("entry")
     return entry
 
 

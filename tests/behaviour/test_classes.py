@@ -790,6 +790,25 @@ def getattribute_that_counts() -> Any:
     return f, [(x4(),)] * 3, lambda: counting.reads
 
 
+class Slotted:
+    __slots__ = ("scale",)
+
+
+@case("C4")
+def attribute_without_a_place() -> Any:
+    slotted: Any = Slotted()
+    slotted.scale = 2.0
+
+    def f(x: torch.Tensor) -> Any:
+        try:
+            slotted.other = 1
+        except AttributeError as error:
+            return x * slotted.scale, str(error)
+        return x
+
+    return f, (x4(),)
+
+
 BIAS = 1
 
 
