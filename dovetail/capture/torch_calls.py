@@ -265,7 +265,7 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
             return wrap(trace, getattr(origin.original, name), Attr(origin.source, name))
         own = getattr(origin.original, "__dict__", {})
         if name in own and name not in OWN_FIELDS:
-            return wrap(trace, own[name], DictAttr(origin.source, name))
+            return trace.remember((id(fake), name), wrap(trace, own[name], DictAttr(origin.source, name)))
         elif not hasattr(torch.Tensor, name):
             trace.guard(origin.source, Lacks(name, attribute=True))
     if name in OWN_FIELDS or not (hasattr(Fake, name) or name in fake.__dict__):

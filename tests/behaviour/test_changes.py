@@ -268,6 +268,12 @@ def changed_for_a_while(make: Callable[[], Any], change: Any, read: Any, undo: A
     return make_row
 
 
+def tagged() -> Any:
+    tensor: Any = torch.ones(1)
+    tensor.k = 1.0
+    return tensor
+
+
 ROWS |= {
     f"{name}_for_a_while": changed_for_a_while(*parts)
     for name, parts in {
@@ -279,6 +285,7 @@ ROWS |= {
                  lambda it: it.update(k=1.0)),
         "attribute": (lambda: types.SimpleNamespace(k=1.0), lambda it: setattr(it, "k", 5.0),
                       lambda it: it.k, lambda it: setattr(it, "k", 1.0)),
+        "tag": (tagged, lambda it: setattr(it, "k", 5.0), lambda it: it.k, lambda it: setattr(it, "k", 1.0)),
     }.items()
 }  # fmt: skip
 
