@@ -396,14 +396,14 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
         return wrap(trace, value, Attr(trace.const(obj, obj.__name__), name)) if is_own else value
     guard_class(trace, type(obj))
     found, owner = find_in_class(trace, obj, name)
+    meta_found, meta = find_in_mro(type(obj), name)
+    if isinstance(meta_found, property):  # which comes before what the class has itself
+        return trace.call(meta_found.fget, [obj], {})
     if found is MISSING:
-        meta_found, meta = find_in_mro(type(obj), name)
         if meta is not None and not hasattr(type(meta_found), "__get__"):
             return class_value(trace, meta, name, meta_found)
         if isinstance(meta_found, FunctionType):
             return MethodType(meta_found, obj)
-        if isinstance(meta_found, property):
-            return trace.call(meta_found.fget, [obj], {})
         return native(getattr, obj, name)
     if type(found) in C_METHODS:
         return native(getattr, obj, name)

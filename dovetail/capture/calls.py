@@ -259,15 +259,11 @@ def make_instance(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
 HOOKS: Final = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 GLOBAL_HOOKS: Final = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
                        "_global_forward_pre_hooks")  # fmt: skip
-_module_call: Final = torch.nn.Module.__call__
 _module_call_impl: Final[Any] = torch.nn.Module._call_impl
 
 
 def call_module(trace: Trace, module: torch.nn.Module, args: Args, kwargs: Kwargs) -> Any:
-    own_call, _ = find_in_mro(type(module), "__call__")
-    if own_call is not _module_call:
-        return call(trace, own_call, [module, *args], kwargs)
-    return call_module_impl(trace, [module, *args], kwargs)
+    return call(trace, find_in_mro(type(module), "__call__")[0], [module, *args], kwargs)
 
 
 def call_module_impl(trace: Trace, args: Args, kwargs: Kwargs) -> Any:

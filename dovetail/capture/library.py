@@ -51,14 +51,15 @@ def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return copy_instance(trace, value, lambda item: item)
 
 
-on(copy.deepcopy)(lambda trace, args, kwargs: deep_copy(trace, args[0], {}))
+on(copy.deepcopy)(lambda trace, args, kwargs: deep_copy(trace, *args, **kwargs))
 
 
 MAPPINGS: Final = (dict, collections.OrderedDict)
 COPYABLE: Final = (list, set, tuple, *MAPPINGS, collections.deque, collections.defaultdict)
 
 
-def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
+def deep_copy(trace: Trace, x: Any, memo: Any = None) -> Any:
+    value, memo = x, {} if memo is None else memo
     if id(value) in memo:
         return memo[id(value)]
     kind = type(value)
@@ -72,7 +73,7 @@ def deep_copy(trace: Trace, value: Any, memo: dict[int, Any]) -> Any:
             raise UnknownCall(trace.loc(), function="a copy of a tensor with attributes or a gradient")
         made = trace.call(load_attr(trace, value, "clone"), [], {})
     elif method is not None:
-        made = trace.call(method, [value, {}], {})
+        made = trace.call(method, [value, memo], {})
     elif kind in (list, tuple, set):
         made = kind(deep_copy(trace, item, memo) for item in value)
     elif kind is InstanceDict:

@@ -17,6 +17,7 @@ import torch
 
 from dovetail.capture.attributes import MISSING, find_in_mro, guard_class, load_attr, python_method
 from dovetail.capture.masks import Masked, put_masked, take_masked
+from dovetail.capture.origins import raw_items
 from dovetail.capture.text import (
     NUMBERS,
     Identity,
@@ -436,8 +437,9 @@ def is_ours(kind: type) -> bool:
 def as_mapping(trace: Trace, value: Any) -> Any:
     """A mapping of the user's, as a dict that native code can read; anything else as it is."""
     kind = type(value)
-    is_native = isinstance(value, dict) and dunder(trace, kind, "keys") is None
-    if is_native or find_in_mro(kind, "keys")[0] is MISSING:
+    if isinstance(value, dict) and dunder(trace, kind, "__iter__") is None:
+        return value if kind is dict else dict(raw_items(value))  # what [] or keys() say does not count
+    if find_in_mro(kind, "keys")[0] is MISSING:
         return value
     names = trace.call(load_attr(trace, value, "keys"), [], {})
     return {name: get_item(trace, value, name) for name in steps(trace, names)}

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
@@ -788,6 +789,58 @@ def getattribute_that_counts() -> Any:
         return y * counting.scale, counting.reads
 
     return f, [(x4(),)] * 3, lambda: counting.reads
+
+
+class Titled(type):
+    @property
+    def title(cls) -> str:
+        return f"the class {cls.__name__}"
+
+
+class Report(metaclass=Titled):
+    title = "a report"  # type: ignore[assignment]
+
+
+@case("C4")
+def property_of_a_metaclass_comes_first() -> Any:
+    return lambda x: (x * len(Report.title), Report.title, Report().title), (x4(),)
+
+
+class Linked:
+    def __init__(self) -> None:
+        self.items, self.other = [1], self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Linked:
+        made = memo[id(self)] = Linked.__new__(Linked)
+        made.items, made.other = copy.deepcopy(self.items, memo), copy.deepcopy(self.other, memo)
+        return made
+
+
+@case("C4")
+def deepcopy_with_a_memo() -> Any:
+    linked = Linked()
+
+    def f(x: torch.Tensor) -> Any:
+        one, two = copy.deepcopy([linked, linked])
+        one.items.append(2)
+        return x * len(two.items), one is two, one.other is one, one is linked, linked.items
+
+    return f, (x4(),)
+
+
+class Counted(dict[str, int]):
+    def __getitem__(self, name: str) -> int:
+        return super().__getitem__(name) + 1
+
+
+@case("C4")
+def dict_of_a_dict_with_items_of_its_own() -> Any:
+    counted = Counted(a=1)
+
+    def f(x: torch.Tensor) -> Any:
+        return x * counted["a"], dict(counted), {**counted}, {"b": 2} | counted
+
+    return f, (x4(),)
 
 
 class Slotted:
