@@ -15,7 +15,6 @@ import abc
 import builtins
 import collections
 import functools
-import inspect
 import itertools
 import math
 import operator
@@ -694,15 +693,4 @@ for _ask in (torch.cuda.is_available, torch.cuda.device_count, torch.cuda.get_de
 on(sys.getrecursionlimit)(_constant(1000))
 on(torch._C._log_api_usage_once)(_constant(None))
 on(re._compile)(lambda trace, args, _: native(re._compile, *args))  # type: ignore[attr-defined]  # it has a cache
-
-
-@on(inspect.signature)
-def _signature(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    made = native(inspect.signature, *args, **kwargs)
-    defaults = [given.default for given in made.parameters.values()]
-    if not all(type(value) in PLAIN or isinstance(value, type) for value in defaults):  # may be changed there
-        raise UnknownCall(trace.loc(), function="inspect.signature")
-    return made
-
-
 on(typing.cast, torch.jit.annotate)(lambda trace, args, kwargs: args[1])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import logging
 import random
 import re
@@ -154,6 +155,21 @@ def guard_parts(trace: Trace, fn: FunctionType) -> None:
     for name in ("__code__", "__defaults__", "__kwdefaults__"):
         if getattr(fn, name):
             trace.guard(Attr(source, name), Is(getattr(fn, name)))
+
+
+@known.on(inspect.signature)
+def _signature(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    made = native(inspect.signature, *args, **kwargs)
+    defaults = [given.default for given in made.parameters.values()]
+    if not all(type(value) in PLAIN or isinstance(value, type) for value in defaults):  # may be changed there
+        raise UnknownCall(trace.loc(), function="inspect.signature")
+    given: Any = getattr(args[0], "__func__", args[0])
+    fn = inspect.unwrap(given)
+    if isinstance(fn, FunctionType) and (source := function_source(trace, fn)) is not None:
+        show = lambda fn: repr((fn.__code__, fn.__defaults__, fn.__kwdefaults__))
+        shown = show(fn)
+        trace.guard(source, Predicate(lambda fn: show(fn) == shown, "has the same signature"))
+    return made
 
 
 def inline(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:

@@ -73,11 +73,8 @@ class GraphBuilder:
         if isinstance(value, (Fake, autocast)) or "InferenceMode" in type(value).__name__:
             if id(value) not in self.nodes:
                 self.parts.setdefault(id(value), (node, path))
-        elif isinstance(value, (tuple, list)):
-            for i, item in enumerate(value):
-                self.assign(item, node, (*path, i))
-        elif isinstance(value, dict):
-            for key, item in value.items():
+        elif isinstance(value, (tuple, list, dict)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 self.assign(item, node, (*path, key))
 
     def arg(self, value: Any) -> Any:

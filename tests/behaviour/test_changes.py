@@ -8,6 +8,7 @@ import abc
 import enum
 import functools
 import heapq
+import inspect
 import operator
 import sys
 import types
@@ -239,6 +240,15 @@ def keywords_of_a_partial_method() -> Row:
 def type_hints_of_a_class() -> Row:
     kind = type("Thing", (), {"__annotations__": {"a": int}})
     return lambda x: x * len(get_type_hints(kind)), lambda: kind.__annotations__.update(b=float)
+
+
+@row
+def default_in_a_signature() -> Row:
+    def scale(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+        return x * factor
+
+    change = lambda: setattr(scale, "__defaults__", (8.0,))  # noqa: B010
+    return lambda x: x * inspect.signature(scale).parameters["factor"].default, change
 
 
 class Documented(property):
