@@ -63,7 +63,7 @@ class Site:
     """The stopped frame as texts: `stack` has one text per entry, NULL_TEXT for NULL."""
 
     def __init__(self, emit: Emitter, root: Activation) -> None:
-        self.emit, self.root = emit, root
+        self.emit, self.root, self.const = emit, root, emit.const
         self.code = root.code
         self.at, self.op = root.at, root.code.ops[root.at]
         self.arg: Any = root.code.args[root.at]
@@ -89,9 +89,6 @@ class Site:
             live |= live_before(self.code)[region.target]
         return {i: self.emit.value(value) for i, value in enumerate(self.root.slots[: self.count])
                 if value is not NULL and (i in live or i in self.origin.cell_slots)}  # fmt: skip
-
-    def const(self, value: Any) -> str:
-        return self.emit.const(value, getattr(value, "__name__", "const"))
 
     def resume(self, target: int, stack: list[str]) -> str:
         """`return resume_12(...)`, going on at an instruction with this stack."""
@@ -133,9 +130,7 @@ class Site:
         trace = self.emit.trace
         line = code.co_name.rsplit("_", 1)[-1]
         if not code.co_freevars:
-            known = trace.resumes.get(code)
-            if known is None:
-                known = trace.resumes[code] = FunctionType(code, trace.frame.globals, code.co_name)
+            known = trace.resumes.setdefault(code, FunctionType(code, trace.frame.globals, code.co_name))
             return self.emit.const(known, f"resume_{line}")
         cells = "".join(f"cell_{name}, " for name in self.origin.code.co_freevars)
         maker, body = self.const(FunctionType), self.emit.const(code, f"resume_{line}")

@@ -70,8 +70,8 @@ class Emitter:
         self.body.append(f"{name} = {text}")
         return name
 
-    def const(self, value: Any, hint: str = "const") -> str:
-        return self.trace.const(value, hint).name
+    def const(self, value: Any, hint: str = "") -> str:
+        return self.trace.const(value, hint or getattr(value, "__name__", "const")).name
 
     # -- paths
 

@@ -510,9 +510,8 @@ class Activation:
         if len(items) < before + after:
             wanted = f"expected at least {before + after}, got {len(items)}"
             raise Raised(ValueError(f"not enough values to unpack ({wanted})"))
-        middle = items[before : len(items) - after]
-        tail = items[len(items) - after :] if after else []
-        self.stack.extend(reversed([*items[:before], middle, *tail]))
+        end = len(items) - after
+        self.stack.extend(reversed([*items[:before], items[before:end], *items[end:]]))
 
     GET_LEN = pushed(lambda self, arg: operations.length(self.trace, self.stack[-1]))
 

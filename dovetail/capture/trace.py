@@ -7,10 +7,11 @@ the entry replays them. Calls are kept as light records; the fx.Graph is built o
 """
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
-from types import CodeType, EllipsisType, NoneType, NotImplementedType
+from types import CodeType, EllipsisType, GeneratorType, NoneType, NotImplementedType
 from typing import Any, Final
 
 import torch
@@ -134,7 +135,12 @@ class Outside:
 
     @property
     def is_generator_at_work(self) -> bool:
-        return getattr(self.original, "gi_frame", None) is not None
+        """Or an iterator of C over one."""
+        parts = [self.original]
+        for part in parts:
+            if type(part) is tuple or hasattr(type(part), "__next__") and type(part) is not GeneratorType:
+                parts += gc.get_referents(part)
+        return any(type(part) is GeneratorType and part.gi_frame is not None for part in parts)
 
 
 _asked = "next len bool contains getitem setitem delitem reversed str repr eq ne lt le gt ge".split()

@@ -851,6 +851,24 @@ def abandoned_generators_that_break_at_their_end() -> Any:
 
 
 @case("C3", breaks=ANY)
+def abandoned_generators_in_other_iterators() -> Any:
+    def steps(x: torch.Tensor, log: list[Any]) -> Any:
+        try:
+            yield x.sum().item()
+            yield 2
+        finally:
+            log.append("closed")
+
+    def f(x: torch.Tensor, log: list[Any]) -> Any:
+        for i, (v, _) in enumerate(zip(steps(x, log), "ab")):
+            if i == 1:
+                break
+        return x * v, list(log)
+
+    return f, [(torch.ones(2), []), (torch.ones(2), [])]
+
+
+@case("C3", breaks=ANY)
 def generators_that_exceptions_leave_after_a_break() -> Any:
     def steps(x: torch.Tensor, log: list[Any]) -> Any:
         try:
