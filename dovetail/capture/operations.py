@@ -47,6 +47,8 @@ COMPARISONS: Final[dict[Any, tuple[str, str]]] = {
     getattr(operator, name): (f"__{name}__", f"__{turned}__")
     for name, turned in zip("lt le gt ge eq ne".split(), "gt ge lt le eq ne".split())
 }
+LINEAR: Final = (operator.add, operator.sub, operator.mul)
+"""Of a number and a tensor these are as of two tensors; eager divides by multiplying with the reciprocal."""
 UNARY: Final = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
 
 
@@ -84,7 +86,7 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
     if kind in PLAIN and other in PLAIN:
         return native(op, left, right)
     if kind is Fake or other is Fake:
-        left, right = as_numbers([left, right], left)
+        left, right = as_numbers([left, right], left if kind is Fake or op not in LINEAR else right)
         kind, other = type(left), type(right)
     if kind is str and op is operator.mod:
         if is_late(right):

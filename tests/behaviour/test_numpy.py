@@ -326,15 +326,16 @@ def test_an_element_of_an_array_beside_a_tensor(kind: str, dtype: torch.dtype, b
     schedule = np.linspace(1, 9, 5).astype(kind)
 
     def step(x: Any, i: int) -> Any:
-        return x / schedule[i] + x * np.sqrt(schedule[i]), x > schedule[2], x[0] + schedule[1]
+        y = schedule[i] * x + (1 - schedule[i]) * x
+        return x / schedule[i] + x * np.sqrt(schedule[i]), x > schedule[2], x[0] + schedule[1], y, schedule[1] / x
 
     compiled = dovetail.compile(step, backend=backend)
     for i in range(4):
         x = torch.arange(6).to(dtype)
         check(compiled(x, i), step(x, i))
     dovetail.reset()
-    compiled = dovetail.compile(lambda x: x / schedule[1] - schedule[2], backend=backend, fullgraph=True)
-    check(compiled(torch.ones(3)), torch.ones(3) / schedule[1] - schedule[2])
+    compiled = dovetail.compile(lambda x: schedule[2] - x / schedule[1], backend=backend, fullgraph=True)
+    check(compiled(torch.ones(3)), schedule[2] - torch.ones(3) / schedule[1])
 
 
 def looked_at(x: Any, s: Any) -> Any:
