@@ -159,7 +159,7 @@ def plain_attr(trace: Trace, obj: Any, name: str, hooked: bool) -> Any:
         return value
     if found is not MISSING:
         if origin is not None and instance_dict(obj) is not None:
-            trace.guard(origin.source, Lacks(name, attribute=True))
+            trace.bare(origin.source).missing.append(name)
         return bind_class_value(trace, found, owner, obj, kind, name)
     return _getattr_hook(trace, obj, name, hooked)
 
@@ -198,7 +198,7 @@ def _from_instance_dict(trace: Trace, obj: Any, name: str, origin: Origin | None
     attributes = instance_dict(_original(obj, origin))
     if attributes is None:
         return MISSING
-    if is_own_dict(origin):
+    if origin is not None and attributes is origin.original:  # see is_own_dict
         return dict.get(obj, name, MISSING)
     value = attributes.get(name, MISSING)
     if value is MISSING or origin is None and not isinstance(obj, enum.Enum):
@@ -300,7 +300,7 @@ def _getattr_hook(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any
     origin = trace.origins.get(id(obj))
     if origin is not None and (id(obj), name) not in trace.writes:
         if instance_dict(origin.original) is not None:
-            trace.guard(origin.source, Lacks(name, attribute=True))
+            trace.bare(origin.source).missing.append(name)
     if hook is _module_getattr:
         value = module_entry(trace, obj, name, origin)
         return value if value is not MISSING else raise_attribute_error(obj, name)
@@ -419,7 +419,7 @@ def function_attr(trace: Trace, obj: Any, name: str) -> Any:
     source = trace.source_of(obj) or trace.const(obj, obj.__name__)
     is_own = (not name.startswith("__") or name in TITLES) and existed(trace, obj, name)
     if is_own and name not in TITLES and name not in obj.__dict__:
-        trace.guard(source, Lacks(name, attribute=True))
+        trace.bare(source).missing.append(name)
     value = native(getattr, obj, name)
     is_known = isinstance(value, (*IDENTITY, types.MethodWrapperType)) or type(value) in PLAIN
     if not is_own and (is_known or id(obj) in trace.made):
@@ -462,7 +462,7 @@ class InstanceDict(MutableMapping[str, Any]):
         value = _from_instance_dict(self.trace, self.owner, name, self.origin)
         if value is MISSING:
             if self.origin is not None:
-                self.trace.guard(self.origin.source, Lacks(name, attribute=True))
+                self.trace.bare(self.origin.source).missing.append(name)
             raise KeyError(name)
         return value
 
@@ -641,7 +641,7 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
     if origin is None or attributes is None or name in attributes:
         trace.writes[(id(obj), name)] = traces.Write(obj, name, traces.DELETED, "attr")
     else:  # made by this very program
-        trace.guard(origin.source, Lacks(name, attribute=True))
+        trace.bare(origin.source).missing.append(name)
         del trace.writes[(id(obj), name)]
 
 

@@ -49,7 +49,7 @@ from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Length, Predicate
-from dovetail.ir.source import Applied, Attr, Cell, Const, DictAttr, Item, Source, root_of
+from dovetail.ir.source import Applied, Attr, Cell, DictAttr, Item, Source, root_of
 from dovetail.ir.source import Arg as RootArg
 
 MAX_DEPTH: Final = 400
@@ -293,27 +293,24 @@ known.SPECIAL[id(torch.nn.Module._wrapped_call_impl)] = call_module_impl
 
 
 def has_hooks(trace: Trace, module: torch.nn.Module) -> bool:
-    guard_global_hooks(trace)
+    guard_hooks(trace, nn_module, None, GLOBAL_HOOKS)
     origin = trace.origins.get(id(module))
-    original = module if origin is None else origin.original
-    fields = original.__dict__
-    if origin is not None and (id(module), "hooks") not in trace.reads:
-        trace.reads[(id(module), "hooks")] = True
-        for name in HOOKS:
-            trace.guard(DictAttr(origin.source, name), Length(len(fields[name])))
+    fields = module.__dict__ if origin is None else origin.original.__dict__
+    if origin is not None:
+        guard_hooks(trace, origin.original, origin.source, HOOKS)
     tables = [*map(fields.__getitem__, HOOKS), *map(vars(nn_module).__getitem__, GLOBAL_HOOKS)]
     seen = map(trace.known.get, map(id, tables))  # the frame may have added or removed hooks
     return any([table if origin is None else origin.stand_in for table, origin in zip(tables, seen)])
 
 
-def guard_global_hooks(trace: Trace) -> None:
-    key = (id(nn_module), "hooks")
-    if key in trace.reads:
-        return
-    trace.reads[key] = True
-    where: Const = trace.const(nn_module, "module")
-    for name in GLOBAL_HOOKS:
-        trace.guard(Attr(where, name), Length(len(getattr(nn_module, name))))
+def guard_hooks(trace: Trace, owner: Any, source: Source | None, tables: tuple[str, ...]) -> None:
+    """Once: as many as there are now."""
+    if (id(owner), "hooks") not in trace.reads:
+        trace.reads[(id(owner), "hooks")] = True
+        where = source or trace.const(owner, "module")
+        trace.bare(where).empty.extend([name for name in tables if not owner.__dict__[name]])
+        for name in filter(owner.__dict__.get, tables):
+            trace.guard(DictAttr(where, name), Length(len(owner.__dict__[name])))
 
 
 def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:

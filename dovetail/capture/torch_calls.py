@@ -25,7 +25,7 @@ from dovetail.capture.trace import Raised, Trace, Write
 from dovetail.errors import BackwardCall, DataDependentValue, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake import type_of
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Lacks, Predicate
+from dovetail.ir.guard import Predicate
 from dovetail.ir.source import Attr, DictAttr
 from dovetail.util.derivative import behind
 from dovetail.util.torch_state import READERS
@@ -267,7 +267,7 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
         if name in own and name not in OWN_FIELDS:
             return trace.remember((id(fake), name), wrap(trace, own[name], DictAttr(origin.source, name)))
         elif not hasattr(torch.Tensor, name):
-            trace.guard(origin.source, Lacks(name, attribute=True))
+            trace.bare(origin.source).missing.append(name)
     if name in OWN_FIELDS or not (hasattr(Fake, name) or name in fake.__dict__):
         raise Raised(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'"))
     value = native(getattr, fake, name)

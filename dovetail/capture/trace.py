@@ -24,7 +24,7 @@ from dovetail.errors import Break, GradientsSwitchedOn, LongLoop, SkippedFrame, 
 from dovetail.fake.tensor import Fake
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.graph import Loc
-from dovetail.ir.guard import Check, Guard
+from dovetail.ir.guard import Bare, Check, Guard
 from dovetail.ir.source import Const, Source
 from dovetail.options import Options
 from dovetail.util.noun import Noun, field
@@ -196,6 +196,7 @@ class Trace:
         self.input_fakes: list[Any] = []
         self.guards: list[Guard] = []
         self.late_guards: list[Guard] = []
+        self.lacking: dict[int, Bare] = {}
         self.origins: dict[int, Origin] = {}
         self.known: dict[int, Origin] = {}
         self.proxied: dict[int, Any] = {}
@@ -270,6 +271,13 @@ class Trace:
 
     def guard(self, source: Source, check: Check) -> None:
         self.guards.append(Guard(source, check, self.loc()))
+
+    def bare(self, source: Source) -> Bare:
+        """The one guard on what the object at a source has not."""
+        if id(source) not in self.lacking:
+            self.lacking[id(source)] = Bare([], [])
+            self.guard(source, self.lacking[id(source)])
+        return self.lacking[id(source)]
 
     def const(self, value: Any, hint: str = "const") -> Const:
         """A source for an object that the entry holds on to."""

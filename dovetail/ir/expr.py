@@ -20,7 +20,8 @@ from functools import lru_cache, partial, reduce
 from math import gcd
 from threading import Lock
 from typing import Final, TypeAlias, TypeVar
-from weakref import WeakValueDictionary
+
+from dovetail.util.noun import keep_weakly
 
 INF: Final = 1 << 62
 """A bound that stands for 'unbounded'; no tensor has that many elements."""
@@ -100,9 +101,7 @@ class Expr:
         return self.args  # type: ignore[return-value]
 
 
-_interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
-_references: Final[dict[tuple[object, ...], Callable[[], Expr | None]]] = _interned.data  # type: ignore[attr-defined]
-# a look-up there is one call less, and there are millions
+_references: Final[dict[tuple[object, ...], Callable[[], Expr | None]]] = {}
 _lock: Final = Lock()
 _serial = 0
 
@@ -121,11 +120,11 @@ def _make(op: str, args: tuple[object, ...], lo: int, hi: int) -> Expr:
     node.op, node.args, node.lo, node.hi = op, args, max(lo, -INF), min(hi, INF)
     node._parts = node._symbols = None
     with _lock:  # two threads may make the same node; only one may be kept
-        found = _interned.get((op, args))
+        found = _find(op, args)
         if found is not None:
             return found
         node.serial = _serial = _serial + 1
-        _interned[op, args] = node
+        keep_weakly(_references, (op, args), node)
     return node
 
 

@@ -61,11 +61,18 @@ class DictKeys(Check, eq=False):
 
 
 class Lacks(Check, eq=False):
-    """A dict (or an instance's __dict__, with attribute=True) without this key."""
+    """A dict without this key."""
 
     key: object
-    attribute: bool = False
     form = "lacks {0.key!r}"
+
+
+class Bare(Check, eq=False):
+    """An instance without some attributes, and with nothing in others, which are dicts. Traces add to it."""
+
+    missing: list[str]
+    empty: list[str]
+    form = "lacks {0.missing!r}, has nothing in {0.empty!r}"
 
 
 class SameAs(Check):

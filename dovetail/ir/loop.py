@@ -17,16 +17,15 @@ results and as targets of `cast`, so a cast down and up again is where eager wou
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final, TypeAlias
-from weakref import WeakValueDictionary
 
 from dovetail.ir.expr import Expr, substitute, sym
 from dovetail.ir.graph import Arg, show_arg
 from dovetail.ir.types import BOOL, CPU, I64, Device, DType, TensorType
 from dovetail.util.loc import Loc
-from dovetail.util.noun import Noun, Single, field
+from dovetail.util.noun import Noun, Single, field, keep_weakly
 
 
 class Scalar:
@@ -48,8 +47,7 @@ class Scalar:
         return (scalar, (self.op, self.args, self.dtype))
 
 
-_interned: WeakValueDictionary[tuple[object, ...], Scalar] = WeakValueDictionary()
-_references: Final = _interned.data  # type: ignore[attr-defined]
+_references: Final[dict[tuple[object, ...], Callable[[], Scalar | None]]] = {}
 _serial = 0
 
 
@@ -64,7 +62,7 @@ def scalar(op: str, args: tuple[object, ...], dtype: DType) -> Scalar:
         found.op, found.args, found.dtype, found.below = op, args, dtype, None
         found.operands = tuple([arg for arg in args if type(arg) is Scalar])
         found.serial = _serial = _serial + 1
-        _interned[key] = found
+        keep_weakly(_references, key, found)
     return found
 
 

@@ -394,21 +394,21 @@ def _index(type: TensorType, loops: dict[int, ir.Range]) -> Index:
 def _pointwise(low: _Lowering, node: Node) -> Lazy:
     """Any prim that is a scalar operation of the loop IR."""
     type, op = node.tensor, node.op.removeprefix("prims.")
-    is_tensor = lambda arg: isinstance(arg, Node) and isinstance(arg.type, TensorType)
-    values = [low.value(arg) if is_tensor(arg) else arg for arg in node.args]
-    computed = values[1:] if op == "where" else values
-    operand_type = next(v.type.dtype for v in computed if isinstance(v, Lazy))
+    is_tensor = [isinstance(arg, Node) and isinstance(arg.type, TensorType) for arg in node.args]
+    values = [low.value(arg) if known else arg for arg, known in zip(node.args, is_tensor)]
+    operands = [v for v in values if isinstance(v, Lazy)]
+    operand_type = operands[op == "where" and operands[0] is values[0]].type.dtype
 
     def at(index: Index) -> ir.Scalar:
-        scalar = lambda v: v.at(index) if isinstance(v, Lazy) else lazy.as_constant(v, operand_type)
-        return lazy.apply(op, tuple(map(scalar, values)), type.dtype)
+        scalars = [v.at(index) if isinstance(v, Lazy) else lazy.as_constant(v, operand_type) for v in values]
+        return lazy.apply(op, tuple(scalars), type.dtype)
 
-    cuts = dict.fromkeys(cut for v in values if isinstance(v, Lazy) for cut in v.cuts)
-    return Lazy(type, at, None, _origins(node, values), tuple(cuts))
+    cuts = dict.fromkeys([cut for v in operands for cut in v.cuts])
+    return Lazy(type, at, None, _origins(node, operands), tuple(cuts))
 
 
-def _origins(node: Node, values: list[Lazy | Arg]) -> tuple[str, ...]:
-    names = [name for v in values if isinstance(v, Lazy) for name in v.origins]
+def _origins(node: Node, values: list[Lazy]) -> tuple[str, ...]:
+    names = [name for v in values for name in v.origins]
     return tuple(dict.fromkeys((*names, node.name)))[-32:]
 
 

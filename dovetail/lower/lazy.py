@@ -69,10 +69,10 @@ def _cast_constant(value: ir.Scalar, dtype: DType) -> ir.Scalar:
 def apply(op: str, operands: tuple[ir.Scalar, ...], dtype: DType) -> ir.Scalar:
     """One scalar operation. Half types only select or compare here (decompositions compute in fp32),
     which is exact in fp32."""
-    if any(x.dtype.is_low_precision for x in operands):
+    if any([x.dtype.is_low_precision for x in operands]):
         wide = tuple(cast_to(x, F32) if x.dtype.is_low_precision else x for x in operands)
         return cast_to(ir.scalar(op, wide, F32 if dtype.is_low_precision else dtype), dtype)
-    if op == "add" and all(x.op == "index" and x.dtype is I64 for x in operands):
+    if op == "add" and all([x.op == "index" and x.dtype is I64 for x in operands]):
         return ir.index_value(add(*(cast(Expr, x.args[0]) for x in operands)))
     return ir.scalar(op, operands, dtype)
 

@@ -37,6 +37,7 @@ OPERATIONS: Final = (
 
 NUMBER_OF: Final = {kind: number for number, kind in enumerate(OPERATIONS)}
 NUMBER_OF[paths.KeyItem] = NUMBER_OF[paths.Item]
+NUMBER_OF[checks.Bare] = NUMBER_OF[checks.Lacks]
 ARITHMETIC: Final = (
     "const", "sym", "add", "mul", "floordiv", "mod", "min", "max", "eq", "lt", "le", "and", "not",
 )  # fmt: skip
@@ -66,7 +67,7 @@ CHECKS: Final[dict[type, Callable[[Any], tuple[int, object, object]]]] = {
     checks.TypeIs: lambda c: (0, c.type, None),
     checks.Length: lambda c: (c.length, None, None),
     checks.DictKeys: lambda c: (0, c.keys, None),
-    checks.Lacks: lambda c: (int(c.attribute), c.key, None),
+    checks.Lacks: lambda c: (0, c.key, None),
     checks.ClassIs: lambda c: (0, tuple((base, base.__dict__.copy()) for base in c.type.__mro__), None),
     checks.Predicate: lambda c: (0, (c.test, c.text), None),
     checks.TensorIs: lambda c: (0, c.type, encode_tensor(c)),
@@ -179,7 +180,12 @@ class _Program(Noun, frozen=False):
     def add(self, guard: Guard, index: int) -> None:
         check = guard.check
         code, encode = NUMBER_OF[type(check)], CHECKS.get(type(check))
-        if encode is not None:
+        if isinstance(check, checks.Bare):
+            slot = self.slot_of(guard.source, index)
+            tables = [self.step(paths.DictAttr(guard.source, name), slot, index) for name in check.empty]
+            self.instructions += [(NUMBER_OF[checks.Length], index, at, -1, 0, None, None) for at in tables]
+            self.instructions += [(code, index, slot, -1, 1, name, None) for name in check.missing]
+        elif encode is not None:
             self.instructions.append((code, index, self.slot_of(guard.source, index), -1, *encode(check)))
         elif isinstance(check, checks.State):
             self.instructions.append((code, index, -1, -1, 0, encode_state(check), None))

@@ -242,7 +242,9 @@ def rewritten(member: Member, cluster: Cluster) -> Nest:
     placed = [_positioned(write, nest) for write in nest.writes]
     writes = tuple([moved_write(write, member.env, memo) for write in placed])
     ranges = (*outer, *inner) if member.kind == "point" else outer
-    return Nest(nest.name, ranges, inner if member.kind == "reduce" else (), writes, nest.loc, nest.origins)
+    made = ranges, inner if member.kind == "reduce" else (), writes
+    is_same = made == (nest.ranges, nest.reduce, nest.writes)
+    return nest if is_same else Nest(nest.name, *made, nest.loc, nest.origins)
 
 
 def _positioned(write: Write, nest: Nest) -> Write:

@@ -18,7 +18,7 @@ from functools import lru_cache
 from operator import attrgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, _remove_dead_weakref, ref  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from dataclasses import replace as replace
@@ -73,6 +73,11 @@ class Single(Noun, metaclass=_Single):
 
 
 _lock, _singles = Lock(), WeakValueDictionary[Any, Any]()
+
+
+def keep_weakly(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """As in a WeakValueDictionary, whose references take three times as long to make."""
+    table[key] = ref(value, lambda _: _remove_dead_weakref(table, key))
 
 
 def declared(bases: tuple[type, ...], space: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

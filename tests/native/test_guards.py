@@ -20,6 +20,7 @@ import dovetail
 from dovetail._native import Guards
 from dovetail.ir import expr, guard, source
 from dovetail.ir.guard import (
+    Bare,
     Check,
     ClassIs,
     DictKeys,
@@ -278,10 +279,10 @@ def test_equals(value: Any, same: Any, others: list[Any]) -> None:
 def test_is_length_keys_lacks() -> None:
     token = object()
     assert Frame(Guard(X, Is(token)))(token) and not Frame(Guard(X, Is(token)))(object())
-    box = Box(items=[1], table={"a": 1, "b": 2}, group={1, 2}, text="ab")
+    box = Box(items=[1], table={"a": 1, "b": 2}, group={1, 2}, text="ab", none={})
     frame = Frame(
         Guard(DictAttr(X, "items"), Length(1)), Guard(DictAttr(X, "table"), DictKeys(("a", "b"))),
-        Guard(DictAttr(X, "table"), Lacks("c")), Guard(X, Lacks("extra", attribute=True)),
+        Guard(DictAttr(X, "table"), Lacks("c")), Guard(X, Bare(["extra"], ["none"])),
         Guard(DictAttr(X, "group"), Length(2)), Guard(DictAttr(X, "text"), Length(2)),
         Guard(DictAttr(X, "table"), Length(2)), Guard(X, TypeIs(Box)),
     )  # fmt: skip
@@ -291,6 +292,7 @@ def test_is_length_keys_lacks() -> None:
         (lambda: box.table.update(a=3), lambda: None, ""),
         (lambda: box.table.update(a=box.table.pop("a")), lambda: box.table.update(b=box.table.pop("b")), "keys"),
         (lambda: setattr(box, "extra", 1), lambda: delattr(box, "extra"), "now has 'extra'"),
+        (lambda: box.none.update(a=1), lambda: box.none.clear(), "x.none: expected 0 items, got 1"),
         (lambda: box.group.add(3), lambda: box.group.discard(3), "expected 2 items, got 3"),
         (lambda: setattr(box, "unrelated", 1), lambda: delattr(box, "unrelated"), ""),
     ]
@@ -560,7 +562,7 @@ def module_guards(module: torch.nn.Module) -> list[Guard]:
         guards.append(Guard(path, TypeIs(type(m))))
         guards.append(Guard(Const(type(m).__name__, type(m)), ClassIs(type(m))))
         guards.append(Guard(DictAttr(path, "training"), Is(m.training)))
-        guards.append(Guard(path, Lacks("forward", attribute=True)))
+        guards.append(Guard(path, Bare(["forward"], [])))
         for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             guards.append(Guard(DictAttr(path, hooks), Length(0)))
         for name, p in m._parameters.items():

@@ -23,7 +23,7 @@ CANDIDATES: Final = 4
 """Lengths of a layer to try: the most frequent distances between equal steps."""
 
 _ATOM: Final = re.compile(
-    r'([A-Za-z_]\w*|"(?:[^"\\]|\\.)*"|(?=\d)'
+    r'(?a)([A-Za-z_]\w*|"(?:[^"\\]|\\.)*"|(?=\d)'
     r"(?:(?<=arena\.start \+ )|(?<=inputs\[)|(?<=python, inputs, )|(?<=call_with\(python, ))\d+)"
 )
 NOTE: Final = "    // "
