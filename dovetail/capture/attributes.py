@@ -299,8 +299,7 @@ def _getattr_hook(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any
     hook = find_in_mro(type(obj), "__getattr__")[0] if hooked else MISSING
     origin = trace.origins.get(id(obj))
     if origin is not None and (id(obj), name) not in trace.writes:
-        if instance_dict(origin.original) is not None:
-            trace.bare(origin.source).missing.append(name)
+        trace.bare(origin.source).missing.append(name)
     if hook is _module_getattr:
         value = module_entry(trace, obj, name, origin)
         return value if value is not MISSING else raise_attribute_error(obj, name)

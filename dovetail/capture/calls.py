@@ -48,8 +48,8 @@ from dovetail.capture.trace import PLAIN, Outside, Raised, Trace, is_library_fil
 from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Is, Length, Predicate
-from dovetail.ir.source import Applied, Attr, Cell, DictAttr, Item, Source, root_of
+from dovetail.ir.guard import Is, Predicate
+from dovetail.ir.source import Applied, Attr, Cell, Item, Source, root_of
 from dovetail.ir.source import Arg as RootArg
 
 MAX_DEPTH: Final = 400
@@ -304,13 +304,11 @@ def has_hooks(trace: Trace, module: torch.nn.Module) -> bool:
 
 
 def guard_hooks(trace: Trace, owner: Any, source: Source | None, tables: tuple[str, ...]) -> None:
-    """Once: as many as there are now."""
+    """Once: those that are empty now. What reads the others guards them."""
     if (id(owner), "hooks") not in trace.reads:
         trace.reads[(id(owner), "hooks")] = True
-        where = source or trace.const(owner, "module")
-        trace.bare(where).empty.extend([name for name in tables if not owner.__dict__[name]])
-        for name in filter(owner.__dict__.get, tables):
-            trace.guard(DictAttr(where, name), Length(len(owner.__dict__[name])))
+        bare = trace.bare(source or trace.const(owner, "module"))
+        bare.empty.extend([name for name in tables if not owner.__dict__[name]])
 
 
 def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -42,10 +42,7 @@ class Node(Noun, eq=False):
     """Every Node among the arguments, in order, with repeats. (Asked for often: found once.)"""
 
     def __post_init__(self) -> None:
-        found = nodes_in(self.args)
-        if self.kwargs:
-            found += nodes_in(value for _, value in self.kwargs)
-        object.__setattr__(self, "operands", tuple(found))
+        object.__setattr__(self, "operands", tuple(nodes_in(self.args + self.kwargs)))
 
     @property
     def tensor(self) -> TensorType:
@@ -91,10 +88,7 @@ def swapped(args: Iterable[Arg], env: Mapping[Node, Arg]) -> tuple[Arg, ...]:
 
 def moved_over(node: Node, env: Mapping[Node, Arg]) -> Node:
     """The node over the operands that env has for its own; itself where none of them changes."""
-    for operand in node.operands:
-        if env.get(operand, operand) is not operand:
-            break
-    else:
+    if all([env.get(operand, operand) is operand for operand in node.operands]):
         return node
     kwargs = cast("tuple[tuple[str, Arg], ...]", swapped(node.kwargs, env))
     return Node(node.op, swapped(node.args, env), node.type, node.name, kwargs, node.loc)

@@ -393,9 +393,8 @@ def _index(type: TensorType, loops: dict[int, ir.Range]) -> Index:
 
 def _pointwise(low: _Lowering, node: Node) -> Lazy:
     """Any prim that is a scalar operation of the loop IR."""
-    type, op = node.tensor, node.op.removeprefix("prims.")
-    is_tensor = [isinstance(arg, Node) and isinstance(arg.type, TensorType) for arg in node.args]
-    values = [low.value(arg) if known else arg for arg, known in zip(node.args, is_tensor)]
+    type, op, args = node.tensor, node.op.removeprefix("prims."), node.args
+    values = [low.value(x) if isinstance(x, Node) and isinstance(x.type, TensorType) else x for x in args]
     operands = [v for v in values if isinstance(v, Lazy)]
     operand_type = operands[op == "where" and operands[0] is values[0]].type.dtype
 
@@ -408,8 +407,7 @@ def _pointwise(low: _Lowering, node: Node) -> Lazy:
 
 
 def _origins(node: Node, values: list[Lazy]) -> tuple[str, ...]:
-    names = [name for v in values for name in v.origins]
-    return tuple(dict.fromkeys((*names, node.name)))[-32:]
+    return tuple(dict.fromkeys([*[name for v in values for name in v.origins], node.name]))[-32:]
 
 
 def _mapped(change: Callable[[ir.Scalar, DType], ir.Scalar], low: _Lowering, node: Node) -> Lazy:

@@ -217,8 +217,7 @@ def _joined(a: Cluster, b: Cluster, alignment: Alignment) -> Cluster:
     parts: dict[str, Expr | None] = {buffer: UNKNOWN for buffer in a.writes if buffer in b.writes}
     members = (*left, *right)
     writes = a.writes | b.writes | parts
-    alone = a.alone or b.alone
-    return Cluster(members, alignment.ranges, alignment.outer, reads, writes, a.position, alone)
+    return Cluster(members, alignment.ranges, alignment.outer, reads, writes, a.position, a.alone or b.alone)
 
 
 # -- what the join means ---------------------------------------------------------------------------
@@ -239,8 +238,7 @@ def rewritten(member: Member, cluster: Cluster) -> Nest:
     """The member's nest over the cluster's variables."""
     nest, outer, inner = member.nest, cluster.ranges[: cluster.outer], cluster.ranges[cluster.outer :]
     memo: dict[Scalar, Scalar] = {}
-    placed = [_positioned(write, nest) for write in nest.writes]
-    writes = tuple([moved_write(write, member.env, memo) for write in placed])
+    writes = tuple([moved_write(_positioned(write, nest), member.env, memo) for write in nest.writes])
     ranges = (*outer, *inner) if member.kind == "point" else outer
     made = ranges, inner if member.kind == "reduce" else (), writes
     is_same = made == (nest.ranges, nest.reduce, nest.writes)

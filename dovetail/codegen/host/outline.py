@@ -13,9 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
-from typing import Final
-
-from dovetail.util.noun import Noun
+from typing import Final, TypeAlias
 
 FEWEST: Final = 3
 """Equal steps that are worth a function."""
@@ -33,11 +31,8 @@ _HOLE: Final = re.compile("\x01([^\x02]*)\x02")
 _RETURNED: Final = re.compile(r"^\w+\** (\x01\w+&[^\x02]*\x02)(?:; *|(\{)(.*)\};| = )", re.MULTILINE)
 
 
-class Step(Noun):
-    """The text of a step with holes, each marked by its number and how it is passed, and what was in them."""
-
-    text: str
-    holes: tuple[str, ...]
+Step: TypeAlias = "tuple[str, tuple[str, ...]]"
+"""The text of a step with holes, each marked by its number and how it is passed, and what was in them."""
 
 
 def outline(
@@ -50,7 +45,8 @@ def outline(
         for match in filter(None, map(_DECLARATION.match, lines)):
             homes[match["name"]] = k - 1
             types[match["name"]] = match["type"] + ("[]" if match["rest"] == "[" else "")
-    pieces = [_ATOM.split("\n".join(filter(None, map(_code, lines)))) for lines in (*steps, after)]
+    code = [[x.split(NOTE, 1)[0] for x in lines if not x.startswith("// ")] for lines in (*steps, after)]
+    pieces = [_ATOM.split("\n".join(lines)) for lines in code]
     called = [[x for x in split[1::2] if x not in types and x[0] not in _LITERAL] for split in pieces[:-1]]
     layers = _layers(list(map(tuple, called)))
     if len(layers) < len(steps):
@@ -62,26 +58,21 @@ def outline(
     uses = Counter(chain.from_iterable([{*split[1::2]} for split in pieces]))
     made = [_step(split, k, homes, types, uses) for k, split in enumerate(pieces[:-1])]
     places: dict[str, list[int]] = {}
-    for k, step in enumerate(made):
-        places.setdefault(step.text, []).append(k)
+    for k, (text, _) in enumerate(made):
+        places.setdefault(text, []).append(k)
     functions: list[str] = []
     body = list(steps)
     for text, found in places.items():
         if not text or len(found) < FEWEST:
             continue
-        columns = list(zip(*(made[k].holes for k in found)))
+        columns = list(zip(*(made[k][1] for k in found)))
         same = [column[0] if len(set(column)) == 1 and column[0] not in types else "" for column in columns]
         name, takes = f"step_{found[0]}", _parameters(text, same)
         functions += _function(name, text, same, takes)
         for k in found:
-            passed = [(made[k].holes[number], kind) for number, kind in takes]
+            passed = [(made[k][1][number], kind) for number, kind in takes]
             body[k] = _call(name, passed, [hole for hole, _ in passed if homes.get(hole) == k], steps[k])
     return functions, [line for lines in body for line in lines]
-
-
-def _code(line: str) -> str:
-    """A line without its comment."""
-    return "" if line.startswith("// ") else line.split(NOTE, 1)[0]
 
 
 def _layers(texts: Sequence[tuple[str, ...]], depth: int = 8) -> list[range]:
@@ -126,11 +117,11 @@ def _step(
         else:
             continue
         if passed.endswith("[]") or passed.startswith("& const"):
-            return Step("", ())
+            return "", ()
         marks[atom] = f"\x01{number}{passed}\x02"
     filled = list(pieces)
     filled[1::2] = [marks.get(atom, atom) for atom in pieces[1::2]]
-    return Step("".join(filled), tuple(marks))
+    return "".join(filled), tuple(marks)
 
 
 def _parameters(text: str, same: list[str]) -> list[tuple[int, str]]:
