@@ -304,7 +304,7 @@ def replace_nodes(graph: Graph, change: Change) -> Graph:
             b.graph.nodes.append(moved)
             value = moved
         env[node] = value
-    return b.graph.finish(swapped(graph.outputs, env))
+    return graph if tuple(b.graph.nodes) == graph.nodes else b.graph.finish(swapped(graph.outputs, env))
 
 
 def unwrap(value: object) -> object:

@@ -178,8 +178,9 @@ def join_sums(graph: Graph) -> Graph:
         return graph
     shown = {node.name for node in nodes_in(graph.outputs)}
     once = {node.name for node, users in graph.users().items() if len(users) == 1} - shown
-    added = {term.name for node in graph.nodes for term in _addends(node, once)} & once
-    sums = {node.name for node in graph.nodes if node.name not in added and _addends(node, once)}
+    adds = [n for n in graph.nodes if n.op in ("prims.add", "prims.convert") and _addends(n, once)]
+    added = {term.name for node in adds for term in _addends(node, once)} & once
+    sums = {n.name for n in adds if n.name not in added and len(_terms(n, once)) >= LEAST_TERMS}
 
     def change(b: Build, node: Node) -> Arg:
         terms = _terms(node, once) if node.name in sums else []

@@ -239,10 +239,9 @@ def rewritten(member: Member, cluster: Cluster) -> Nest:
     nest, outer, inner = member.nest, cluster.ranges[: cluster.outer], cluster.ranges[cluster.outer :]
     memo: dict[Scalar, Scalar] = {}
     writes = tuple([moved_write(_positioned(write, nest), member.env, memo) for write in nest.writes])
-    ranges = (*outer, *inner) if member.kind == "point" else outer
-    made = ranges, inner if member.kind == "reduce" else (), writes
-    is_same = made == (nest.ranges, nest.reduce, nest.writes)
-    return nest if is_same else Nest(nest.name, *made, nest.loc, nest.origins)
+    loops = {"point": ((*outer, *inner), ()), "reduce": (outer, inner)}.get(member.kind, (outer, ()))
+    is_same = (*loops, writes) == (nest.ranges, nest.reduce, nest.writes)
+    return nest if is_same else Nest(nest.name, *loops, writes, nest.loc, nest.origins)
 
 
 def _positioned(write: Write, nest: Nest) -> Write:
