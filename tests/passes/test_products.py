@@ -94,6 +94,7 @@ def unrolled(dtype: str, rows: int = 8, steps: int = 5) -> str:
 
 
 def test_a_sum_of_products_of_few_rows_is_one_product():
+    torch.manual_seed(0)
     for dtype, torch_dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
         graph = parse_graph(unrolled(dtype))
         joined = drop_dead(join_sums(graph))
