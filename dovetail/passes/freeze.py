@@ -246,18 +246,15 @@ def hoist(graph: Graph, weights: Collection[Node], gained: bool) -> Frozen | Non
 
 def _staying(graph: Graph, fixed: set[Node], grown: set[Node]) -> set[Node]:
     """Nodes of main: what depends on more than weights; and of weights, views and what is larger than
-    they are, where such nodes read it: cheaper to make anew than to keep."""
+    they are, where such nodes read it: cheaper to make anew than to keep. What a library lays out never."""
     staying: set[Node] = set()
     needed = set(nodes_in(graph.outputs))
     for node in reversed(graph.nodes):
-        if node not in fixed or (node in needed and (node in grown or _is_view(node.op))):
+        is_cheap = node in grown or node.op in VIEW_OPS or is_view_call(node.op)
+        if node not in fixed or (node in needed and is_cheap and node.op not in PACKS):
             staying.add(node)
             needed.update(node.operands)
     return staying
-
-
-def _is_view(op: str) -> bool:
-    return op in VIEW_OPS or (op not in PACKS and is_view_call(op))
 
 
 def _grown(graph: Graph, weights: Collection[Node], fixed: set[Node]) -> set[Node]:

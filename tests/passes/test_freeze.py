@@ -182,6 +182,22 @@ def test_what_would_grow_stays() -> None:
     assert all(node.tensor.bytes.value <= 1024 for node in held)
 
 
+class Blurred(nn.Module):
+    """One small filter for all channels, as blurring is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.filter = nn.Conv2d(3, 8, 1), nn.Buffer(torch.rand(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(self.mix(x).sigmoid(), self.filter.expand(8, 1, 3, 3), groups=8)
+
+
+def test_what_a_library_lays_out_is_kept_even_if_it_grew() -> None:
+    frozen = check(Blurred(), torch.randn(2, 3, 8, 8))
+    assert any("reorder" in op for op in ops(frozen.prologue)) and not any("reorder" in op for op in ops(frozen.main))
+
+
 class Shared(nn.Module):
     """A repeated vector that a weight is made of, and that the rest of the program reads too."""
 
@@ -245,6 +261,7 @@ def test_linear_layers_on_many_rows_get_packed_weights() -> None:
 
 
 def test_packed_weights_follow_the_weights() -> None:
+    torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)), torch.randn(40, 256)
     run = dovetail.compile(module)
     with torch.no_grad():
