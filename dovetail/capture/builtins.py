@@ -320,7 +320,6 @@ def _text(function: Any, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) 
 for _function in (repr, str, format):
     on(_function)(partial(_text, _function, f"__{_function.__name__}__"))
 on(ascii)(partial(_text, ascii, "__repr__"))
-on(str.maketrans)(lambda trace, args, kwargs: native(str.maketrans, *args))
 
 
 @on(format_value)
@@ -688,9 +687,9 @@ for _name in ("", "_unary", "_variadic"):
     on(getattr(torch._C, f"_has_torch_function{_name}"))(_constant(False))
 
 
-for _ask in (torch.cuda.is_available, torch.cuda.device_count, torch.cuda.get_device_capability):
-    on(_ask)(functools.partial(lambda ask, trace, args, kwargs: native(ask, *args, **kwargs), _ask))
+_cuda = (torch.cuda.is_available, torch.cuda.device_count, torch.cuda.get_device_capability)
+for _fn in (*_cuda, str.maketrans, re._compile):  # type: ignore[attr-defined]  # which has a cache
+    on(_fn)(functools.partial(lambda fn, trace, args, kwargs: native(fn, *args, **kwargs), _fn))
 on(sys.getrecursionlimit)(_constant(1000))
 on(torch._C._log_api_usage_once)(_constant(None))
-on(re._compile)(lambda trace, args, _: native(re._compile, *args))  # type: ignore[attr-defined]  # it has a cache
 on(typing.cast, torch.jit.annotate)(lambda trace, args, kwargs: args[1])

@@ -120,9 +120,7 @@ class Emitter:
         if id(value) in self.busy:
             self.refuse(value, "it contains itself")
         self.busy.add(id(value))
-        rule = REBUILD.get(type(value))
-        if rule is None:
-            rule = rebuild_by_base(value)
+        rule = REBUILD.get(type(value)) or rebuild_by_base(value)
         text = rule(self, value)
         self.busy.discard(id(value))
         return text

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
 from itertools import islice
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from dovetail.capture import attributes, operations
@@ -369,8 +369,12 @@ class Activation:
     def IMPORT_NAME(self, arg: str) -> None:
         names, level = self.stack.pop(), self.stack.pop()
         module: Any = native(__import__, arg, self.globals, None, names, level)
-        if not attributes.is_stable_module(module) and sys.modules.get(name := module.__name__) is module:
-            self.trace.guard(Item(DictAttr(self.trace.const(sys, "sys"), "modules"), name), Is(module))
+        name = getattr(module, "__name__", arg)
+        where = Item(DictAttr(self.trace.const(sys, "sys"), "modules"), name)
+        if not isinstance(module, ModuleType):  # what a program put there instead
+            module = wrap(self.trace, module, where)
+        elif not attributes.is_stable_module(module) and sys.modules.get(name) is module:
+            self.trace.guard(where, Is(module))
         self.stack.append(module)
 
     def IMPORT_FROM(self, arg: str) -> None:
@@ -684,11 +688,9 @@ class Activation:
         subject, klass, names = self.pop(3)
         if not self.trace.call(isinstance, [subject, klass], {}):
             return None
-        positional: tuple[str, ...] = ()
-        if count:
-            if klass in MATCHES_ITSELF and count == 1:
-                return (subject,)
-            positional = load_attr(self.trace, klass, "__match_args__")[:count]
+        if count == 1 and klass in MATCHES_ITSELF:
+            return (subject,)
+        positional = load_attr(self.trace, klass, "__match_args__")[:count] if count else ()
         try:
             return tuple(load_attr(self.trace, subject, name) for name in (*positional, *names))
         except Raised as raised:

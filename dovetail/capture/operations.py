@@ -47,8 +47,7 @@ COMPARISONS: Final[dict[Any, tuple[str, str]]] = {
     getattr(operator, name): (f"__{name}__", f"__{turned}__")
     for name, turned in zip("lt le gt ge eq ne".split(), "gt ge lt le eq ne".split())
 }
-LINEAR: Final = (operator.add, operator.sub, operator.mul)
-"""Of a number and a tensor these are as of two tensors; eager divides by multiplying with the reciprocal."""
+LINEAR: Final = (operator.add, operator.sub, operator.mul)  # eager divides by way of the reciprocal
 UNARY: Final = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
 
 

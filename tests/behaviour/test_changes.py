@@ -251,6 +251,19 @@ def default_in_a_signature() -> Row:
     return lambda x: x * inspect.signature(scale).parameters["factor"].default, change
 
 
+@row
+def object_in_place_of_a_module() -> Row:
+    stands = types.SimpleNamespace(factor=2.0)
+    sys.modules["stands_for_a_module"] = stands  # type: ignore[assignment]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        import stands_for_a_module  # type: ignore[import-not-found]
+
+        return x * stands_for_a_module.factor  # type: ignore[no-any-return]
+
+    return f, lambda: setattr(stands, "factor", 8.0)
+
+
 class Documented(property):
     pass
 
