@@ -493,9 +493,11 @@ class Activation:
     def DICT_MERGE(self, arg: int) -> None:
         value = unpacked_mapping(self.trace, self.stack.pop())
         into = self.stack[-arg]
-        for key in value:
-            if key in into:
-                raise Raised(TypeError(f"got multiple values for keyword argument '{key}'"))
+        if twice := [key for key in value if key in into]:
+            fn = self.stack[-arg - (2 if NULL_FIRST else 3)]
+            named = f"{fn.__module__}.{fn.__qualname__}()" if hasattr(fn, "__qualname__") else str(fn)
+            text = f"{named.removeprefix('builtins.')} got multiple values for keyword argument '{twice[0]}'"
+            raise Raised(TypeError(text))
         native(into.update, value)
 
     LIST_TO_TUPLE = result_of(1, lambda trace, items: tuple(items))

@@ -154,6 +154,25 @@ def star_arguments() -> Any:
     return f, (x4(), torch.ones(4), 2.5)
 
 
+@case("C3")
+def argument_given_twice() -> Any:
+    class Thing:
+        def method(self, **named: Any) -> None: ...
+
+    thing: Any = Thing()
+
+    def f(x: torch.Tensor) -> Any:
+        said = []
+        for call in (thing.method, dict, torch.add, Thing):
+            try:
+                call(key=1, **{"key": x})
+            except TypeError as error:
+                said.append(str(error))
+        return x * len(said), said
+
+    return f, (x4(),)
+
+
 @case("C4")
 def keyword_only_defaults() -> Any:
     def g(x: torch.Tensor, /, y: float = 2, *, z: float = 3) -> torch.Tensor:
