@@ -119,8 +119,7 @@ class Policy:
         for dim, expr in enumerate(map(expr_of, fake.stride())):
             own, places = Stride(source, dim), [(s.name, self.sources[s.name]) for s in symbols(expr)]
             if places and own not in dict(places).values():  # else it is a symbol of its own
-                name = f"t{len(trace.guards)}"
-                holds = Holds(eq(sym(name, 0, INF), expr), ((name, own), *places))
+                holds = Holds(eq(sym("stride", 0, INF), expr), (("stride", own), *places))
                 trace.late_guards.append(Guard(source, holds, trace.loc()))
 
     def dims_of(self, trace: Trace, value: torch.Tensor, source: Source) -> Dims:

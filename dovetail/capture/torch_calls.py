@@ -121,6 +121,8 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
     if name in layers and getattr(args[1], "dtype", None) == torch.int64:
         raise DataDependentValue(trace.loc(), function=f"{name} of a packed sequence")  # reads it, or crashes
     check_arguments(trace, fn, (args, kwargs))
+    if "as_strided" in name:
+        ask_input("storage_offset", trace, [*args, *kwargs.values()][0])  # a place is counted from there
     result = perform(trace, fn, args, kwargs)
     if has_fake(result) or (result is None and has_fake(args)):
         trace.record("call_function", fn, tuple(args), kwargs, result)
@@ -207,6 +209,8 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         trace.leaves.append((args[0], trace.loc(), trace.step))
     if name == "detach_" and args[0].requires_grad and id(args[0]) in trace.origins:
         raise UnknownCall(trace.loc(), function="Tensor.detach_ of an input (the caller sees it)")
+    if name.startswith("as_strided"):
+        ask_input("storage_offset", trace, args[0])
     if name == "new" and len(args) == 2 and type(args[1]) is torch.Size:  # a tuple would be its contents
         name = "new_empty"
     if name == "new_tensor" and len(args) == 2:

@@ -114,6 +114,14 @@ def leaf_made_inside() -> Any:
     return f, (torch.randn(3, 4),)
 
 
+@case("A2", breaks=ANY)
+def places_are_counted_from_where_memory_begins() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return x.as_strided((2, 2), (4, 1), 1) * 2, torch.as_strided(x[1:], (2,), (4,), 3) + 1, x.as_strided((2,), (1,))
+
+    return f, [(torch.randn(n + 4, 4)[n:],) for n in (0, 2, 3)]
+
+
 @case("A2", same_storage=True)
 def variables_of_older_programs() -> Any:
     def f(x: torch.Tensor, w: torch.Tensor) -> Any:
