@@ -208,6 +208,7 @@ def measure_speedup(eager: Callable[[], Any], compiled: Callable[[], Any], round
 
 
 def on_device(specimen: Specimen, device: str) -> Specimen:
+    torch.backends.cudnn.allow_tf32 = False  # allowed, it would depend on sizes and layouts who uses it
     inputs = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, specimen.inputs)
     return Specimen(specimen.model.to(device), inputs)
 
