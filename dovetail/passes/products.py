@@ -174,7 +174,7 @@ def join_sums(graph: Graph) -> Graph:
 
     That is the gradient of a weight which is used in every step of a loop. Each product is as large as the
     weight, and all of them would be kept for the sum; the rows they are made of are few."""
-    if sum(node.op == MM for node in graph.nodes) < LEAST_TERMS:
+    if not any([node.op == MM and _are_few_rows([node]) for node in graph.nodes]):
         return graph
     shown = {node.name for node in nodes_in(graph.outputs)}
     once = {node.name for node, users in graph.users().items() if len(users) == 1} - shown
