@@ -273,8 +273,8 @@ def matrices(node: Node) -> tuple[Node, Node]:
 def _extras(node: Node) -> tuple[int, ...]:
     """What to add to (rows, depth, columns) of the product; () for a product that is fine as it is."""
     a, b = (matrix.tensor for matrix in matrices(node))
-    known = all(size.is_const for size in (*a.shape, *b.shape))
-    if a.device.kind != "cuda" or not a.dtype.is_low_precision or not known:
+    sizes = (*a.shape, *b.shape)
+    if a.device.kind != "cuda" or not a.dtype.is_low_precision or not all(size.is_const for size in sizes):
         return ()
     if node.op == "aten.addmm.default" and (node.kwargs or cast(Node, node.args[0]).tensor.ndim != 1):
         return ()
