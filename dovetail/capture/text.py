@@ -286,6 +286,7 @@ def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Bas
         try:
             probe(fn, args, kwargs)
         except Exception as said:
+            said.__context__ = None if said.__context__ is error else said.__context__
             return said.with_traceback(None)
     raise FailedFake(function=fn.__name__, detail=f"eager does not raise {type(error).__name__}: {error}")
 

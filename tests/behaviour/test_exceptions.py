@@ -48,6 +48,17 @@ def an_exception_that_is_no_exception_leaves_a_generator() -> Any:
     return f, (torch.ones(3),)
 
 
+@case("C4")
+def what_an_op_refuses_has_the_context_of_the_program() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            x = x @ torch.ones(5, 5)
+        except RuntimeError as e:
+            return x + 1, repr(e.__context__)
+
+    return f, twice()
+
+
 @case("C3", breaks=1)
 def break_in_except_block() -> Any:
     def f(x: torch.Tensor) -> Any:
