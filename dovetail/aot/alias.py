@@ -58,6 +58,8 @@ class Ref(Noun, frozen=False, eq=False):
     loc: Loc | None = None
     via: Ref | None = None
     """For strides, which count from the root, what they were taken of."""
+    taken: ViewStep | None = None
+    """And how, where as_strided has another gradient: it divides one among the elements that share memory."""
 
     @property
     def above(self) -> list[Ref]:
@@ -77,7 +79,8 @@ class Ref(Noun, frozen=False, eq=False):
     def way(self) -> tuple[ViewStep, ...]:
         """The same, by what autograd sees on the way."""
         before = self.via or self.parent
-        return (before.way if before else ()) + (() if self.step is None else (self.step,))
+        step = self.taken or self.step
+        return (before.way if before else ()) + (() if step is None else (step,))
 
 
 class Memory(Noun, frozen=False):

@@ -180,12 +180,12 @@ class Recorder(FakeMode):
                 if isinstance(part, (torch.Tensor, list, tuple)):
                     self.results(self.builder.get(node, i), part)
 
-    def view(self, fake: Fake, parent: Ref, step: ViewStep | None, via: Ref | None = None) -> None:
+    def view(self, fake: Fake, parent: Ref, step: ViewStep | None, *seen: Any) -> None:
         label = self.name if step is None else f"{self.name}_{step.op.split('.')[1]}"
-        ref = Ref(parent.storage, fake_type(fake), None, -1, parent, step, label, self.loc, via)
+        ref = Ref(parent.storage, fake_type(fake), None, -1, parent, step, label, self.loc, *seen)
         fake.ref = ref  # type: ignore[attr-defined]
 
-    def stride(self, fake: Fake, root: Ref, via: Ref | None = None) -> None:
+    def stride(self, fake: Fake, root: Ref, *seen: Any) -> None:
         """A view as geometry within the storage, counted from its first element."""
         kind = type_of(fake)
         if kind.dtype != root.type.dtype:  # a root of complex numbers, say, counts its elements differently
@@ -195,13 +195,13 @@ class Recorder(FakeMode):
         are_plain = kind.is_contiguous and root.type.is_contiguous and root.storage.input is None
         if are_plain and offset == ZERO and kind.numel == root.type.numel:
             step = ViewStep("aten.view.default", (kind.shape,))
-        self.view(fake, root, step, via)
+        self.view(fake, root, step, *seen)
 
     def write(self, fake: Any, node: Node) -> None:
         """node is the new value of fake, cast to its element type if need be."""
         ref = self.ref(fake)
         if any(overlaps(part.type) for part in ref.above):  # where one place has several values: go around
-            self.stride(fake, ref.root)
+            self.stride(fake, ref.root, ref.via or ref.parent, ref.taken or ref.step)
             ref = self.ref(fake)
         if node.tensor.dtype != ref.type.dtype:
             node = self.call("aten._to_copy.default", (node,), ref.type, {"dtype": fake.dtype})
@@ -317,7 +317,8 @@ def record_as_strided(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs)
     if func is _aten.unfold.default and from_torch_dtype(args[0].dtype) != root.type.dtype:
         return record_view(recorder, func, args, kwargs)
     result = infer(func, args, kwargs)
-    recorder.stride(result, root, recorder.ref(args[0]))
+    taken = ViewStep(facts_of(func).name, tuple(map(recorder.arg, args[1:])))
+    recorder.stride(result, root, recorder.ref(args[0]), taken if func in _TAKEN else None)
     if func is not _aten.as_strided.default or root.storage.input is None:
         return result
     shape, stride, offset = recorder.ref(result).steps[-1].args  # type: Any, Any, Any
@@ -327,6 +328,9 @@ def record_as_strided(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs)
         detail = "as_strided of an input beyond the input's own elements"
         raise UnsupportedMutation(recorder.loc, detail=detail)
     return result
+
+
+_TAKEN: Final = (_aten.unfold.default, _aten._reshape_alias.default)
 
 
 def record_split(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:

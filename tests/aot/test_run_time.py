@@ -672,6 +672,33 @@ def test_views_among_outputs_are_views_of_what_they_are_in_eager(dynamic: bool) 
         torch.testing.assert_close(ours, eager) if eager is not None else None
 
 
+@pytest.mark.parametrize("name", ["unfold", "windows", "parts", "spread", "diagonal", "alias", "slices", "strides"])
+def test_views_of_an_input_that_shares_memory_with_itself_get_the_gradient_of_eager(name: str) -> None:
+    program: Any = {
+        "unfold": lambda x: x.unfold(1, 2, 1),
+        "windows": lambda x: x.unfold(1, 3, 1).unfold(0, 2, 1).movedim(0, 1),
+        "parts": lambda x: x.unfold(1, 3, 1)[:, 1:].permute(2, 0, 1).select(0, 1),
+        "spread": lambda x: x.unfold(1, 2, 1).unsqueeze(0).expand(2, -1, -1, -1),
+        "diagonal": lambda x: x.unfold(0, 2, 1).diagonal(),
+        "alias": lambda x: torch.ops.aten._reshape_alias(x, (1, *x.shape), (0, *x.stride())),
+        "slices": lambda x: x[1:, ::2].diagonal(),
+        "strides": lambda x: x.as_strided((3, 3), (1, 0)),
+    }[name]
+
+    def train(call: Any, memory: torch.Tensor) -> list[Any]:
+        x = memory.detach().requires_grad_()
+        y = call(x)
+        (y * torch.arange(y.numel()).view_as(y)).sum().backward()
+        before = y.detach().clone()
+        with torch.no_grad():
+            y.as_strided((1,), (1,)).mul_(3)
+        return [before, y, y.stride(), y._is_view(), x, x.grad]
+
+    ours = dovetail.compile(program)
+    for memory in (lambda: torch.arange(6.0).view(6, 1).expand(6, 7), lambda: torch.arange(40.0).unfold(0, 5, 2)):
+        torch.testing.assert_close(train(ours, memory()), train(program, memory()))
+
+
 def test_what_is_made_in_inference_mode_is_an_inference_tensor() -> None:
     weight = torch.nn.Parameter(torch.randn(4, 3))
 
