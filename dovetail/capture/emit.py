@@ -218,7 +218,8 @@ def _builtin_method(emit: Emitter, value: Any) -> str:
     known = owner is None or isinstance(owner, (types.ModuleType, type))
     if known or not (is_plain_owner(owner) or isinstance(owner, Fake) or id(owner) in emit.trace.origins):
         return emit.const(value, value.__name__)
-    if isinstance(find_in_mro(type(owner), value.__name__)[0], FunctionType):  # super().name
+    is_hidden = value.__name__ in getattr(owner, "__dict__", ())
+    if is_hidden or isinstance(find_in_mro(type(owner), value.__name__)[0], FunctionType):  # super().name
         named: list[Any] = [parent.__dict__.get(value.__name__) for parent in type(owner).__mro__]
         method = next(found for found in named if type(found) in C_METHODS and found.__get__(owner) == value)
         return f"{emit.const(method, value.__name__)}.__get__({emit.value(owner)})"

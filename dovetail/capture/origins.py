@@ -253,6 +253,8 @@ def wrap_bound(trace: Trace, value: Any, source: Source) -> Any:
     trace.is_appending = False
     if type(owner) is Outside:
         return wrap_instance(trace, value, source)
+    if value.__name__ in getattr(value.__self__, "__dict__", ()):  # an attribute of its own hides it
+        return value
     method = Appender(owner) if type(owner) is Unread else getattr(owner, value.__name__)
     trace.keep.append(method)
     return method

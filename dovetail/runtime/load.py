@@ -213,6 +213,7 @@ def _bound(op: OpOverload) -> Callable[..., Any]:
     """The op as torch binds it to Python, microseconds quicker to call, where its name means no other."""
     packet = op._overloadpacket
     is_only = op.namespace == "aten" and {"default", "out"}.issuperset(packet.overloads())
+    is_only &= "Tensor?[]" not in str(op._schema)  # where the binding of some refuses None
     return getattr(torch._C._VariableFunctions, packet.__name__, op) if is_only else op
 
 

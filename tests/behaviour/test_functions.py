@@ -1,6 +1,7 @@
 """SPEC C9: custom autograd functions, torch.cond and subclasses of Parameter: captured, or left to Python, never wrong."""
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -285,6 +286,31 @@ def test_numpy_on_constants_is_done_while_capturing() -> None:
     for ours, theirs in zip(got, f(torch.ones(2, 3)), strict=True):
         assert type(ours) is type(theirs) and ours.dtype == theirs.dtype
         torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("draw", ["random", "uniform"])
+def test_a_method_in_c_that_its_object_hides_behind_an_attribute_is_still_that_method(draw: str) -> None:
+    def make() -> Any:
+        source = random.Random(3)
+        given = source.random
+        source.random = lambda: given() / 2  # type: ignore[method-assign]
+        arguments = (1, 3) if draw == "uniform" else ()
+        return lambda x: x * getattr(source, draw)(*arguments) + source.random()
+
+    x = torch.ones(2)
+    ours, eager = dovetail.compile(make(), backend="eager"), make()
+    for _ in range(3):
+        assert torch.equal(ours(x), eager(x))
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_op_of_indices_takes_none_among_them() -> None:
+    def f(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._unsafe_masked_index(x * 2, at > 0, [None, at], 0.0)
+
+    x, at = torch.arange(12.0).view(3, 4), torch.tensor([0, 1, 3])
+    assert torch.equal(dovetail.compile(f)(x, at), f(x, at))
 
 
 def test_methods_of_extension_modules_are_left_to_python() -> None:
