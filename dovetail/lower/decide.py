@@ -138,11 +138,16 @@ def find_stored(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
 
 
 def find_loose(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
-    """Values of fp32 that reach the caller only after rounding to fp16 or bf16."""
+    """Values of fp32 that reach the caller only after rounding to fp16 or bf16, and what is computed without
+    any."""
     seen = set(nodes_in(graph.outputs))
     loose: set[Node] = set()
     if not any(isinstance(n.type, TensorType) and n.type.dtype.is_low_precision for n in graph.nodes):
         return loose
+    for node in (*graph.inputs, *graph.nodes):
+        is_whole = isinstance(node.type, TensorType) and node.type.dtype.kind in ("int", "uint", "bool")
+        if is_whole and loose.issuperset(node.operands):
+            loose.add(node)
     for node in reversed(graph.nodes):
         if node in seen or node.type is None or isinstance(node.type, ScalarType):
             continue
