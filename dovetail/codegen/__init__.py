@@ -52,17 +52,19 @@ def emit(
             buffers[name] = replace(buffers[name], kind=kind)
     launches: dict[Group, Launchable] = {}
     known: dict[Form, tuple[Launchable, list[str]]] = {}
-    for step in plan.schedule.steps:
-        if isinstance(step, Group):
-            target = targets[buffers[step.nests[0].writes[0].buffers[0]].type.device.kind]
-            form, names = form_of(step, buffers)
-            if form in known:
-                model, others = known[form]  # with other buffers
-                renamed = dict(zip(others, names, strict=True))
-                launches[step] = replace(model, params=tuple(renamed[name] for name in model.params))
-                continue
-            made = launches[step] = target(step, buffers)
-            known[form] = made, names
+    forms = {step: form_of(step, buffers) for step in plan.schedule.steps if isinstance(step, Group)}
+    for step, (form, names) in forms.items():
+        if form in known:
+            model, others = known[form]  # with other buffers
+            renamed = dict(zip(others, names, strict=True))
+            launches[step] = replace(model, params=tuple(renamed[name] for name in model.params))
+            continue
+        device = buffers[step.nests[0].writes[0].buffers[0]].type.device.kind
+        is_first = step is plan.schedule.steps[0] and device == "cuda"
+        is_first = is_first and [other for other, _ in forms.values()].count(form) == 1
+        target = partial(triton.emit_kernel, is_first=True) if is_first else targets[device]
+        made = launches[step] = target(step, buffers)
+        known[form] = made, names
     if loops.device.kind == "cuda":
         launches = batched(plan, launches)
     kernels: dict[str, Kernel] = {}

@@ -29,6 +29,8 @@ class Launchable(Noun):
     may_fail: bool = False
     grid: tuple[tuple[Expr, int], ...] = ()
     """On a GPU, for each grid axis: how many points it has, and which of the block sizes a program takes."""
+    is_first: bool = False
+    """The program's first kernel, which waits for what came before it before it reads anything."""
 
 
 Target: TypeAlias = "Callable[[Group, dict[str, Buffer]], Launchable]"

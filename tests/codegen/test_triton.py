@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.fx import symbolic_trace
 
-from dovetail import aot, codegen, lower, ops, schedule
+from dovetail import aot, codegen, lower, ops, passes, schedule
 from dovetail.codegen import Batch
 from dovetail.fake.tensor import Fake, _empty_meta
 from dovetail.options import Options
@@ -196,15 +196,19 @@ def test_programs_in_the_interpreter(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def fake(device, *shape):
+def fake(device, *shape, dtype=torch.float32):
     stride = torch.empty(shape, device="meta").stride()
-    return Fake(_empty_meta(shape, stride, torch.float32), torch.device(device))
+    return Fake(_empty_meta(shape, stride, dtype), torch.device(device))
+
+
+def emitted(program, *examples):
+    joint = aot.trace_joint(symbolic_trace(program), list(examples))
+    loops = lower.lower(aot.partition(passes.optimize(ops.decompose(joint.graph)), joint.signature).forward)
+    return codegen.emit(schedule.plan(schedule.schedule(loops, Options())), Options())
 
 
 def host_text(program, *examples):
-    joint = aot.trace_joint(symbolic_trace(program), list(examples))
-    loops = lower.lower(aot.partition(ops.decompose(joint.graph), joint.signature).forward)
-    return codegen.emit(schedule.plan(schedule.schedule(loops, Options())), Options()).host
+    return emitted(program, *examples).host
 
 
 def test_a_gpu_reads_a_copy_of_what_the_cpu_made():
@@ -223,6 +227,24 @@ def test_a_kernel_is_given_a_single_number_of_the_cpu_by_value():
 
     text = host_text(program, fake("cuda:0", 64), fake("cpu", 3), fake("cpu"))
     assert "data_of(inputs[2]), &" in text and "data_of(h_" in text and "= moved(h_" not in text
+
+
+def test_the_first_kernel_waits_before_it_loads_and_the_others_load_weights_before():
+    def program(x, w):
+        total = (x * 2).sum(1)
+        return total.softmax(0), (total * w).sum(1)
+
+    made = emitted(program, fake("cuda:0", 512, 512), fake("cuda:0", 256, 512))
+    waits = [kernel.text.index("dv.follow()") < kernel.text.index("tl.load") for kernel in made.kernels]
+    assert waits[0] and not all(waits)
+    assert made.host.count(", true, stream") == len(waits)
+
+
+def test_what_no_rounding_reaches_does_not_make_a_loss_of_half_floats_exact():
+    """The mask of targets that count is stored for the mean beside the rows' losses."""
+    given = fake("cuda:0", 16384, 1024, dtype=torch.bfloat16), fake("cuda:0", 16384, dtype=torch.int64)
+    first, *_ = emitted(lambda x, at: torch.nn.functional.cross_entropy(x, at), *given).kernels
+    assert "tl.int1)" in first.text and "tl.exp2(" in first.text and "libdevice.exp(" not in first.text
 
 
 def test_equal_kernels_on_different_buffers_are_one_launch():

@@ -216,7 +216,7 @@ def emit_host(plan: Plan, launches: dict[Group, Launchable], kernel_index: dict[
             emit_extern(writer, step)
         elif (made := launches.get(step)) is not None:  # else it runs with an equal one
             before = launches.get(cast(Group, steps[k - 1])) if k > 0 else None
-            follows = before is not None and before.kernel.language == "triton"
+            follows = made.is_first or (before is not None and before.kernel.language == "triton")
             _launch(writer, step, made, kernel_index[made.kernel.key], follows)
         _free(writer, k, last)
         ends.append(len(writer.lines))
@@ -376,8 +376,8 @@ static Handle moved(Handle h, Tensor& copy, int64_t n, const int64_t* sizes, con
     aoti_torch_copy_(copy, h, 0);
     return copy.handle;
 }
-// `follows`: one of our kernels comes right before, and this one may get ready while that one finishes
-// (programmatic stream serialization); it waits by itself.
+// `follows`: one of our kernels comes right before, or this is the first, which waits before it reads. It may
+// get ready while the one before finishes (programmatic stream serialization).
 static const Attribute OVERLAP = {6, 0, {1}};
 static const int32_t NO_CONTEXT = 201;  // in a thread that has not used the GPU before
 static inline int32_t launch(void* kernel, const Launch& how, int64_t x, int64_t y, bool follows,

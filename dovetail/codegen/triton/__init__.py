@@ -6,8 +6,9 @@ from dovetail.codegen.triton.kernel import Emitter
 from dovetail.codegen.triton.product import ProductEmitter, find_products
 from dovetail.ir.loop import Buffer
 from dovetail.ir.schedule import Group
+from dovetail.util.noun import replace
 
 
-def emit_kernel(group: Group, buffers: dict[str, Buffer]) -> Launchable:
+def emit_kernel(group: Group, buffers: dict[str, Buffer], is_first: bool = False) -> Launchable:
     make = ProductEmitter if find_products(group) else Emitter
-    return make(group, buffers).emit()
+    return replace(make(group, buffers, is_first=is_first).emit(), is_first=is_first)

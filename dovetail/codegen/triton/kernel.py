@@ -81,6 +81,8 @@ class Emitter(Noun, frozen=False):
     """Those that are the same for a whole block, in terms of its first position."""
     ahead: dict[Scalar, Tile] = field(default_factory=dict)
     """Weights of the block of a row that comes next."""
+    is_first: bool = False
+    """What comes before this kernel is not known: it may write what the program only reads."""
     count: int = 0
     shape: Shape = field(init=False)
     axes: tuple[Axis, ...] = field(init=False)
@@ -159,8 +161,11 @@ class Emitter(Noun, frozen=False):
 
     def emit(self) -> Launchable:
         self._indices()
+        if self.is_first:
+            self.w(FOLLOW)
         self._load_constants()
-        self.w(FOLLOW)
+        if not self.is_first:
+            self.w(FOLLOW)
         self._load_picked()
         passes = list(self.shape.passes)
         while passes:
