@@ -15,6 +15,7 @@ Division is Python's (floor), for a positive divisor. SymPy is the oracle in the
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial, reduce
 from math import gcd
@@ -192,11 +193,16 @@ def _join(constant: int, terms: Terms) -> Expr:
     found = _find("add", args)
     if found is not None:
         return found
+    return _make("add", args, *_sum_range(constant, [(term.lo, term.hi, n) for term, n in items]))
+
+
+def _sum_range(constant: int, parts: Iterable[tuple[int, int, int]]) -> tuple[int, int]:
+    """Of n times what is between two bounds, added up."""
     lo = hi = constant
-    for term, n in items:
-        low, high = (term.lo, term.hi) if n > 0 else (term.hi, term.lo)
+    for low, high, n in parts:
+        low, high = (low, high) if n > 0 else (high, low)
         lo, hi = _bound(lo + _bound(n * low)), _bound(hi + _bound(n * high))
-    return _make("add", args, lo, hi)
+    return lo, hi
 
 
 def _bound(value: int) -> int:
@@ -209,8 +215,7 @@ def _scaled(term: Expr, n: int) -> Expr:
     found = _find("mul", args)
     if found is not None:
         return found
-    low, high = (term.lo, term.hi) if n > 0 else (term.hi, term.lo)
-    return _make("mul", args, _bound(n * low), _bound(n * high))
+    return _make("mul", args, *_sum_range(0, [(term.lo, term.hi, n)]))
 
 
 def _make_product(factors: Iterable[Expr]) -> Expr:
@@ -531,31 +536,6 @@ def symbols(value: Expr) -> frozenset[Expr]:
     return found
 
 
-_VALUE: Final = {
-    "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "min": min, "max": max,
-    "eq": lambda a, b: int(a == b), "lt": lambda a, b: int(a < b), "le": lambda a, b: int(a <= b),
-    "not": lambda a: 1 - a, "and": lambda a, b: a and b, "true": lambda: 1, "false": lambda: 0,
-}  # fmt: skip
-
-
-def evaluate(value: Expr, env: Mapping[str, int]) -> int:
-    """The number, given one for every symbol name. Booleans come out as 0 or 1."""
-    op = value.op
-    if op == "const":
-        return value.args[0]  # type: ignore[return-value]
-    if op == "sym":
-        return env[value.args[0]]  # type: ignore[index]
-    if op == "add":
-        constant, terms = value.args
-        return constant + sum(n * evaluate(term, env) for term, n in terms)  # type: ignore[attr-defined, operator, no-any-return]
-    if op == "mul":
-        result = 1
-        for factor in value.args:
-            result *= evaluate(factor, env)  # type: ignore[arg-type]
-        return result
-    return _VALUE[op](*[evaluate(x, env) for x in value.operands])  # type: ignore[operator, no-any-return]
-
-
 def fold_expr(
     value: Expr, leaf: Callable[[Expr], T], call: Callable[..., T], memo: dict[Expr, T] | None = None
 ) -> T:
@@ -577,6 +557,19 @@ def fold_expr(
     return made
 
 
+_VALUE: Final[dict[str, Callable[..., int]]] = {
+    "add": operator.add, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
+    "min": min, "max": max, "eq": lambda a, b: int(a == b), "lt": lambda a, b: int(a < b),
+    "le": lambda a, b: int(a <= b), "not": lambda a: 1 - a, "and": lambda a, b: a and b,
+}  # fmt: skip
+
+
+def evaluate(value: Expr, env: Mapping[str, int]) -> int:
+    """The number, given one for every symbol name. Booleans come out as 0 or 1."""
+    leaf = lambda x: env[x.name] if x.op == "sym" else x.lo
+    return fold_expr(value, leaf, lambda op, *parts: _VALUE[op](*parts))
+
+
 def range_in(value: Expr, env: Mapping[Expr, tuple[int, int]]) -> tuple[int, int]:
     """The range of value when the symbols of env have these ranges, which may be narrower than their own."""
     if value in env:
@@ -586,11 +579,8 @@ def range_in(value: Expr, env: Mapping[Expr, tuple[int, int]]) -> tuple[int, int
         return value.lo, value.hi
     ranges = [range_in(x, env) for x in operands]
     if value.op == "add":
-        lo = hi = value.args[0]
-        for (low, high), (_, n) in zip(ranges, value.args[1]):  # type: ignore[call-overload]
-            low, high = (low, high) if n > 0 else (high, low)
-            lo, hi = _bound(lo + _bound(n * low)), _bound(hi + _bound(n * high))  # type: ignore[operator]
-        return lo, hi  # type: ignore[return-value]
+        constant, terms = _parts_of(value)
+        return _sum_range(constant, [(*each, n) for each, (_, n) in zip(ranges, terms)])
     if value.op in ("min", "max"):
         pick = min if value.op == "min" else max
         return pick(r[0] for r in ranges), pick(r[1] for r in ranges)

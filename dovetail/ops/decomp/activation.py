@@ -53,6 +53,7 @@ def _softplus_backward(b: Build, grad: Value, x: Value, beta: float, threshold: 
 
 
 FORMULAS: Final[dict[str, Callable[..., Value]]] = {
+    "relu": lambda b, x: b.call("maximum", 0.0 if x.dtype.is_float else 0, x),
     "silu": lambda b, x: x / (1.0 + b.call("exp", -x)),
     "silu_backward": _silu_backward,
     "sigmoid_backward": lambda b, grad, y: grad * (1.0 - y) * y,
@@ -65,7 +66,10 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "_prelu_kernel": lambda b, x, weight: b.where(x > 0.0, x, weight * x),
     "mish": lambda b, x: x * _mish_gate(b, x),
     "mish_backward": _mish_backward,
+    "hardtanh": lambda b, x, low=-1.0, high=1.0: clamp_values(b, x, low, high),
     "hardtanh_backward": lambda b, grad, x, low, high: b.where((x > low) & (x < high), grad, 0.0),
+    "threshold_backward": lambda b, grad, x, threshold: b.where(
+        x <= threshold, 0.0 if grad.dtype.is_float else 0, grad),
     "elu": _elu,
     "elu_backward": lambda b, grad, alpha, scale, by, is_result, x: grad * b.where(
         x <= 0.0, plain(by) * (x + plain(alpha) * plain(scale) if is_result else
@@ -83,19 +87,7 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
 
 
 for _name, _formula in FORMULAS.items():
-    decomposes(f"aten.{_name}")(pointwise(_formula))
-
-
-@decomposes("aten.relu", prim=True)
-def relu(b: Build, x: Value) -> Value:
-    v = b.value(x)
-    return finish(b, b.call("maximum", 0.0 if v.dtype.is_float else 0, v))
-
-
-@decomposes("aten.threshold_backward")
-def threshold_backward(b: Build, grad: Value, x: Value, threshold: float) -> Value:
-    g, v, t = b.operands(grad, x, threshold)
-    return finish(b, b.where(v <= t, 0.0 if g.dtype.is_float else 0, g))
+    decomposes(f"aten.{_name}", prim=_name == "relu")(pointwise(_formula))
 
 
 @decomposes("aten.log_sigmoid_forward")
@@ -127,12 +119,6 @@ def gelu_backward(b: Build, grad: Value, x: Value, *, approximate: str = "none")
     cdf = 0.5 * (1.0 + b.call("erf", v * SQRT_HALF))
     pdf = b.call("exp", v * v * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
     return finish(b, g * (cdf + v * pdf))
-
-
-@decomposes("aten.hardtanh")
-def hardtanh(b: Build, x: Value, min_val: float = -1, max_val: float = 1) -> Value:
-    v, low, high = b.operands(x, min_val, max_val)
-    return finish(b, clamp_values(b, v, low, high))
 
 
 @decomposes("aten.glu")

@@ -72,26 +72,17 @@ for _name in FLOAT_UNARY:
     decomposes(f"aten.{_name}", prim=True)(_unary(_name))
 
 
-def _rounding(prim: str, b: Build, x: Value) -> Value:
-    """floor, ceil... are the identity on integers."""
-    if not x.dtype.is_float:
-        return b.prim("copy", x)
-    return finish(b, b.call(prim, b.value(x)))
+def _changing(prim: str, is_changed: Callable[[DType], bool]) -> Callable[..., Value]:
+    """Functions that are the identity on other types."""
+    return lambda b, x: finish(b, b.call(prim, b.value(x))) if is_changed(x.dtype) else b.prim("copy", x)
 
 
 ROUNDINGS: Final = ("floor", "ceil", "trunc", "round")
 for _name in ROUNDINGS:
-    decomposes(f"aten.{_name}", prim=True)(partial(_rounding, _name))
-
-
-def _on_numbers(prim: str) -> Callable[..., Value]:
-    """abs and sign are the identity on bools."""
-    return lambda b, x: b.prim("copy", x) if x.dtype is BOOL else finish(b, b.call(prim, b.value(x)))
-
-
+    decomposes(f"aten.{_name}", prim=True)(_changing(_name, lambda dtype: dtype.is_float))
 decomposes("aten.neg", prim=True)(_unary("neg"))
-decomposes("aten.abs", prim=True)(_on_numbers("abs"))
-decomposes("aten.sign", "aten.sgn", prim=True)(_on_numbers("sign"))
+decomposes("aten.abs", prim=True)(_changing("abs", lambda dtype: dtype is not BOOL))
+decomposes("aten.sign", "aten.sgn", prim=True)(_changing("sign", lambda dtype: dtype is not BOOL))
 decomposes("aten.logical_not", prim=True)(lambda b, x: finish(b, ~truth(b, x)))
 decomposes("aten.bitwise_not", prim=True)(lambda b, x: ~x if x.dtype is BOOL else b.call("bit_not", x))
 
@@ -141,21 +132,17 @@ def truth(b: Build, x: Operand) -> Value:
     return x if x.dtype is BOOL else x.to(compute_dtype(x.dtype)).ne(0)
 
 
-@decomposes("aten.add.Tensor", "aten.add.Scalar", prim=True)
-def add(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+def _sum(prim: str, b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
+    """add, and sub, which eager has not for bools"""
     x, y = ready_rounded(b, (x, y))
     if b.out.dtype is BOOL:
         return finish(b, b.call("logical_or", x, y if alpha else False))
-    return finish(b, b.call("add", x, _times(b, y, alpha)))
+    return finish(b, b.call(prim, x, _times(b, y, alpha)))
 
 
-@decomposes("aten.sub.Tensor", "aten.sub.Scalar", prim=True)
-def sub(b: Build, x: Operand, y: Operand, alpha: Number = 1) -> Value:
-    x, y = ready_rounded(b, (x, y))
-    return finish(b, b.call("sub", x, _times(b, y, alpha)))
-
-
-decomposes("aten.rsub.Tensor", "aten.rsub.Scalar")(lambda b, x, y, alpha=1: sub(b, y, x, alpha))
+for _name in ("add", "sub"):
+    decomposes(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar", prim=True)(partial(_sum, _name))
+decomposes("aten.rsub.Tensor", "aten.rsub.Scalar")(lambda b, x, y, alpha=1: _sum("sub", b, y, x, alpha))
 
 
 def _times(b: Build, x: Operand, alpha: Number) -> Operand:
@@ -196,8 +183,6 @@ def _binary(prim: str, on_bool: str = "") -> Callable[..., Value]:
 
 decomposes("aten.atan2", prim=True)(_binary("atan2"))
 decomposes("aten.copysign.Tensor", "aten.copysign.Scalar", prim=True)(_binary("copysign"))
-
-
 for _name, _on_bool in (("fmax", "or"), ("fmin", "and"), ("maximum", "or"), ("minimum", "and")):
     decomposes(f"aten.{_name}", prim=True)(_binary(_name, f"logical_{_on_bool}"))
 decomposes("aten.mul.Tensor", "aten.mul.Scalar", prim=True)(_binary("mul", "logical_and"))
@@ -219,8 +204,6 @@ def _logical(prim: str) -> Callable[..., Value]:
 decomposes("aten.logical_and", prim=True)(_logical("logical_and"))
 decomposes("aten.logical_or", prim=True)(_logical("logical_or"))
 decomposes("aten.logical_xor", prim=True)(_logical("ne"))
-
-
 for _name, _on_bool in (("and", "logical_and"), ("or", "logical_or"), ("xor", "ne")):
     names = f"aten.bitwise_{_name}.Tensor", f"aten.bitwise_{_name}.Scalar"
     decomposes(*names, prim=True)(_binary(f"bit_{_name}", _on_bool))
