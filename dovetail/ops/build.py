@@ -265,9 +265,6 @@ class Build:
     def full(self, shape: Sequence[Expr | int], value: Number, dtype: DType, device: Device) -> Value:
         return self.prim("full", tuple(as_expr(s) for s in shape), number(value, dtype), dtype, device)
 
-    def empty(self, shape: Sequence[Expr | int], dtype: DType, device: Device) -> Value:
-        return self.prim("empty", tuple(as_expr(s) for s in shape), dtype, device)
-
     def iota(
         self, length: Expr | int, dtype: DType, device: Device, start: Number = 0, step: Number = 1
     ) -> Value:

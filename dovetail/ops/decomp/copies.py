@@ -18,19 +18,14 @@ from dovetail.ops.decomp.views import Size, bounds, wrapped
 from dovetail.ops.registry import Declined, decline_if, decomposes
 
 
-@decomposes("aten.clone", prim=True)
-def clone(b: Build, x: Value, *, memory_format: object = None) -> Value:
-    return b.prim("copy", x)
-
-
-@decomposes("aten._to_copy", prim=True)
-def to_copy(b: Build, x: Value, **wanted: object) -> Value:
+def to_copy(b: Build, x: Value, *wanted: object, **named: object) -> Value:
     """The result's type says all that is wanted."""
     decline_if(b.out.device != x.type.device)
     return b.prim("copy", x) if x.dtype is b.out.dtype else x.to(b.out.dtype)
 
 
-decomposes("prims.convert_element_type")(lambda b, x, dtype: to_copy(b, x))
+decomposes("aten.clone", "aten._to_copy", prim=True)(to_copy)
+decomposes("prims.convert_element_type")(to_copy)
 
 
 @decomposes("aten.copy")
@@ -207,10 +202,10 @@ decomposes("aten._efficientzerotensor", "aten.zero")(partial(_filled, 0))
 decomposes("aten.ones", "aten.ones_like", "aten.new_ones", prim=True)(partial(_filled, 1))
 
 
-@decomposes("aten.empty.memory_format", "aten.empty_like", "aten.new_empty", "aten.empty_strided",
-            "aten.new_empty_strided", "aten.empty_permuted")  # fmt: skip
-def empty(b: Build, *args: Any, **kwargs: Any) -> Value:
-    return b.empty(b.out.shape, b.out.dtype, b.out.device)
+decomposes(
+    "aten.empty.memory_format", "aten.empty_like", "aten.new_empty", "aten.empty_strided",
+    "aten.new_empty_strided", "aten.empty_permuted",
+)(lambda b, *args, **kwargs: b.prim("empty", b.out.shape, b.out.dtype, b.out.device))  # fmt: skip
 
 
 def full(b: Build, *args: Any, **kwargs: Any) -> Value:

@@ -129,11 +129,6 @@ def gather(b: Build, x: Value, dim: int, index: Value, *, sparse_grad: bool = Fa
     return b.prim("gather", x, dim, as_position(b, index, x.shape[dim]))
 
 
-@decomposes("aten.index_copy")
-def index_copy(b: Build, x: Value, dim: int, index: Value, source: Value) -> Value:
-    return b.prim("put", x, *_slices(b, x, dim, index, source))
-
-
 @decomposes("aten.index_add")
 def index_add(b: Build, x: Value, dim: int, index: Value, source: Value, *, alpha: Number = 1) -> Value:
     found, dims, values = _slices(b, x, dim, index, source)
@@ -151,6 +146,8 @@ def _slices(
     front = b.permute(source.to(x.dtype), [dim, *(d for d in range(x.ndim) if d != dim)])
     return (flat,), (dim,), front
 
+
+decomposes("aten.index_copy")(lambda b, x, *given: b.prim("put", x, *_slices(b, x, *given)))
 
 @decomposes("aten.scatter.src", "aten.scatter.value")
 def scatter(b: Build, x: Value, dim: int, index: Value, source: Value | Number) -> Value:

@@ -27,11 +27,7 @@ def regroup(b: Build, x: Value, *dims: object) -> Value:
 names = "aten.alias", "aten.detach", "aten.lift_fresh", "aten.lift", "aten._conj"
 decomposes(*names)(lambda b, x: x)
 decomposes("aten.expand", prim=True)(lambda b, x, size, implicit=False: b.expand(x, b.out.shape))
-
-
-@decomposes("aten.permute", prim=True)
-def permute(b: Build, x: Value, dims: Sequence[int]) -> Value:
-    return b.permute(x, [d % max(x.ndim, 1) for d in dims])
+decomposes("aten.permute", prim=True)(lambda b, x, dims: b.permute(x, [d % max(x.ndim, 1) for d in dims]))
 
 
 @decomposes("aten.t", "aten.transpose.int")
