@@ -189,11 +189,8 @@ def _join(constant: int, terms: Terms) -> Expr:
             return term if n == 1 else _scaled(term, n)
     else:
         items.sort(key=lambda item: item[0].serial)
-    args = (constant, tuple(items))
-    found = _find("add", args)
-    if found is not None:
-        return found
-    return _make("add", args, *_sum_range(constant, [(term.lo, term.hi, n) for term, n in items]))
+    args, parts = (constant, tuple(items)), ((term.lo, term.hi, n) for term, n in items)
+    return _find("add", args) or _make("add", args, *_sum_range(constant, parts))
 
 
 def _sum_range(constant: int, parts: Iterable[tuple[int, int, int]]) -> tuple[int, int]:
@@ -212,21 +209,15 @@ def _bound(value: int) -> int:
 def _scaled(term: Expr, n: int) -> Expr:
     factors = term.args if term.op == "mul" else (term,)
     args = (const(n), *factors)
-    found = _find("mul", args)
-    if found is not None:
-        return found
-    return _make("mul", args, *_sum_range(0, [(term.lo, term.hi, n)]))
+    return _find("mul", args) or _make("mul", args, *_sum_range(0, [(term.lo, term.hi, n)]))
 
 
 def _make_product(factors: Iterable[Expr]) -> Expr:
     ordered = tuple(sorted(factors, key=lambda f: f.serial))
     if len(ordered) == 1:
         return ordered[0]
-    found = _find("mul", ordered)
-    if found is not None:
-        return found
-    lo, hi = _product_range([(factor.lo, factor.hi) for factor in ordered])
-    return _make("mul", ordered, lo, hi)
+    ranges = ((factor.lo, factor.hi) for factor in ordered)
+    return _find("mul", ordered) or _make("mul", ordered, *_product_range([*ranges]))
 
 
 @_remembered

@@ -64,42 +64,14 @@ def impl_words(tensor: torch.Tensor) -> list[int]:
     return words_at(impl_of(tensor), IMPL_BYTES // 8)
 
 
-def find_impl_offset() -> int:
-    tensor = torch.empty(2)
-    words = words_at(id(tensor), 8)
-    return find_word("the TensorImpl pointer", lambda i: words[i] == impl_of(tensor), last=8)
+def find_bytes(name: str, wanted: Iterable[tuple[torch.Tensor, bytes]], step: int) -> int:
+    """The offset of two bytes that are these in each of the tensors."""
+    raw = [(bytes_at(impl_of(tensor), IMPL_BYTES), two) for tensor, two in wanted]
+    return only(name, (i for i in range(16, IMPL_BYTES, step) if all(r[i : i + 2] == two for r, two in raw)))
 
 
 def raw_keys(tensor: torch.Tensor) -> int:
     return int(torch._C._dispatch_keys(tensor).raw_repr())
-
-
-def find_keys() -> int:
-    examples = [torch.empty(2), torch.empty(2, device="meta"), torch.empty(2, dtype=torch.complex64).conj()]
-    return find_word("the dispatch keys", lambda i: all(impl_words(t)[i] == raw_keys(t) for t in examples))
-
-
-def find_extents() -> int:
-    """Of the count of dimensions, which is followed by sizes and strides."""
-    tensor = torch.empty(23, 29, 31)
-    words, known = impl_words(tensor), [3, *tensor.shape, *tensor.stride()]
-    return find_word("sizes and strides", lambda i: [*words[i : i + 4], *words[i + 6 : i + 9]] == known)
-
-
-def find_dtype(shim: ctypes.CDLL) -> int:
-    names = ("float32", "float64", "int8", "int64", "bool", "bfloat16", "complex64", "uint8")
-    tensors = [torch.empty(2, dtype=getattr(torch, name)) for name in names]
-    numbers = [getattr(shim, f"aoti_torch_dtype_{name}")() for name in names]
-    raw = [(bytes_at(impl_of(t), IMPL_BYTES), n.to_bytes(2, "little")) for t, n in zip(tensors, numbers)]
-    return only("the dtype", (i for i in range(16, IMPL_BYTES, 2) if all(r[i : i + 2] == n for r, n in raw)))
-
-
-def find_device(shim: ctypes.CDLL) -> int:
-    """Of two bytes, the kind of device and its index, which is -1 on the CPU."""
-    examples = [(torch.empty(2), shim.aoti_torch_device_type_cpu()),
-                (torch.empty(2, device="meta"), shim.aoti_torch_device_type_meta())]  # fmt: skip
-    raw = [(bytes_at(impl_of(t), IMPL_BYTES), bytes((kind, 0xFF))) for t, kind in examples]
-    return only("the device", (i for i in range(16, IMPL_BYTES) if all(r[i : i + 2] == w for r, w in raw)))
 
 
 def find_meta() -> int:
@@ -148,14 +120,22 @@ def find_address(name: str) -> int:
 
 
 def find_layout() -> dict[str, int]:
-    shim, meta = libraries()[0], find_meta()
-    leaf = torch.empty(2, requires_grad=True)
+    number, meta, leaf = libraries()[0], find_meta(), torch.empty(2, requires_grad=True)
+    tensor, on_meta = torch.empty(23, 29, 31), torch.empty(2, device="meta")
+    words, known = impl_words(tensor), [3, *tensor.shape, *tensor.stride()]
+    own, keyed = words_at(id(tensor), 8), (tensor, on_meta, torch.empty(2, dtype=torch.complex64).conj())
+    names = ("float32", "float64", "int8", "int64", "bool", "bfloat16", "complex64", "uint8")
+    numbers = [(name, getattr(number, f"aoti_torch_dtype_{name}")()) for name in names]
+    typed = [(torch.empty(2, dtype=getattr(torch, name)), n.to_bytes(2, "little")) for name, n in numbers]
+    # two bytes, the kind of device and its index, which is -1 on the CPU
+    kinds = (tensor, number.aoti_torch_device_type_cpu()), (on_meta, number.aoti_torch_device_type_meta())
     return {
-        "impl": find_impl_offset(),
-        "keys": find_keys(),
-        "dtype": find_dtype(shim),
-        "device": find_device(shim),
-        "extents": find_extents(),
+        "impl": find_word("the TensorImpl pointer", lambda i: own[i] == impl_of(tensor), last=8),
+        "keys": find_word("the dispatch keys", lambda i: all(impl_words(t)[i] == raw_keys(t) for t in keyed)),
+        "dtype": find_bytes("the dtype", typed, 2),
+        "device": find_bytes("the device", [(each, bytes((kind, 0xFF))) for each, kind in kinds], 1),
+        # the count of dimensions, which is followed by sizes and strides
+        "extents": find_word("sizes and strides", lambda i: words[i : i + 4] + words[i + 6 : i + 9] == known),
         "meta": meta,
         "flag": find_flag(meta),
         "grad_fn": find_grad_fn(meta),
