@@ -7,9 +7,8 @@ from glob import glob
 from pathlib import Path
 
 from dovetail.codegen import cpp, triton
-from dovetail.codegen.analysis import Form, form_of
+from dovetail.codegen.analysis import Form, Launchable, Target, form_of
 from dovetail.codegen.host.program import emit_host
-from dovetail.codegen.target import Launchable, Target
 from dovetail.ir.expr import as_expr
 from dovetail.ir.program import Kernel, Program
 from dovetail.ir.schedule import LINE, Group, Plan

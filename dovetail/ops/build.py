@@ -10,15 +10,18 @@ Python numbers; they never promote (a decomposition says where it converts).
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, Final, TypeAlias, cast
+
+import torch
 
 from dovetail.errors import VerifyError
+from dovetail.ir import types
 from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, mul
 from dovetail.ir.graph import GET, Arg, Graph, GraphBuilder, Node, moved_over, swapped
 from dovetail.ir.types import BOOL, CPU, Device, DType, ScalarType, TensorType, Type, contiguous_stride
 from dovetail.ops.prims import PRIMS, Result
-from dovetail.ops.promote import compute_dtype, promoted
 from dovetail.ops.registry import Declined
 from dovetail.util.loc import Loc
 
@@ -369,3 +372,58 @@ def is_dense(type: TensorType) -> bool:
             return False
         expected = mul(expected, left.pop(place)[1])
     return True
+
+
+# -- type promotion: tensors beat 0-d tensors beat Python numbers, each only within their own category --
+
+_CATEGORY: Final = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
+
+
+@cache
+def promote(a: DType, b: DType) -> DType:
+    """The common type of two tensor types."""
+    if a is b:
+        return a
+    common = torch.promote_types(getattr(torch, a.torch_name), getattr(torch, b.torch_name))
+    return types.BY_TORCH_NAME[str(common).removeprefix("torch.")]
+
+
+def number_dtype(value: object) -> DType:
+    """What a Python number counts as."""
+    if isinstance(value, bool):
+        return BOOL
+    if isinstance(value, (int, Expr)):
+        return types.I64
+    return types.C64 if isinstance(value, complex) else types.F32
+
+
+def promoted(operands: Iterable[object]) -> DType:
+    """The common type of tensors (given as TensorType) and Python numbers: f32[8], 2 and i64[] give F32."""
+    ranks: list[DType | None] = [None, None, None]  # tensors, 0-d tensors, numbers
+    for operand in operands:
+        if isinstance(operand, TensorType):
+            place, dtype = (0 if operand.shape else 1), operand.dtype
+        else:
+            place, dtype = 2, number_dtype(operand)
+        found = ranks[place]
+        ranks[place] = dtype if found is None else promote(found, dtype)
+    result: DType | None = None
+    for rank, found in enumerate(ranks):
+        if found is None:
+            continue
+        if result is None or _CATEGORY[found.kind] > _CATEGORY[result.kind]:
+            is_wide = rank == 2 and (found, result) == (types.C64, types.F64)  # whose default is wider
+            result = types.C128 if is_wide else found
+    assert result is not None
+    return result
+
+
+@cache
+def rounded(value: float, dtype: DType) -> float:
+    """The nearest number of that type."""
+    return float(torch.tensor(value, dtype=getattr(torch, dtype.torch_name)).item())
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """Where eager does the arithmetic: fp16 and bf16 compute in fp32."""
+    return types.F32 if dtype.is_low_precision else dtype

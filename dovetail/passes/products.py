@@ -15,9 +15,8 @@ from typing import Final, cast
 from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, const, mul
 from dovetail.ir.graph import INPUT, Arg, Graph, GraphBuilder, Node, nodes_in
 from dovetail.ir.types import F32, MATRIX_STEP, TensorType, contiguous_stride
-from dovetail.ops.build import Build, Value, replace_nodes
+from dovetail.ops.build import Build, Value, compute_dtype, replace_nodes
 from dovetail.ops.prims import kind_of
-from dovetail.ops.promote import compute_dtype
 
 SMALL: Final = 1 << 20
 """Terms that are added up in less time than a library's kernel takes to get going."""

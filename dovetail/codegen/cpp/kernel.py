@@ -16,21 +16,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from dovetail.codegen.analysis import Shape, analyse, scalars_of, step_of, varies, writes_in
+from dovetail.codegen import analysis
+from dovetail.codegen.analysis import Launchable, Shape, token, writes_in
 from dovetail.codegen.cpp.exprs import fits_int32
 from dovetail.codegen.cpp.loops import Body
 from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.reduce import place_dtype
 from dovetail.codegen.cpp.values import KernelWriter, indented
-from dovetail.codegen.target import Launchable, launchable, token
 from dovetail.ir.loop import Buffer, Scalar, roots_of
 from dovetail.ir.schedule import Group
 
 
 def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int, cache_bytes: int) -> Launchable:
     """Bytes of a vector register, 0 for plain loops; bytes of the largest cache."""
-    shape = analyse(group, buffers)
+    shape = analysis.analyse(group, buffers)
     is_serial = any(w.index_scalar is not None for w in writes_in(group.nests) if not w.reduce)
     widest = _widest(group, shape) if vector_bytes else 8
     lanes = max(vector_bytes // widest, 1)
@@ -49,7 +49,7 @@ def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int, cac
     comment = "".join(f"// {line}\n" for line in str(group).splitlines())
     comment += "".join(f"//   {a.buffer}\n" for a in shape.args)
     may_fail = writer.may_fail
-    return launchable(group, shape, "c++", text, comment, _KEYWORDS, prelude, may_fail=may_fail)
+    return analysis.launchable(group, shape, "c++", text, comment, _KEYWORDS, prelude, may_fail=may_fail)
 
 
 def _streamed(group: Group, shape: Shape, cache_bytes: int) -> frozenset[str]:
@@ -70,8 +70,8 @@ def _widest(group: Group, shape: Shape) -> int:
     writes = writes_in(group.nests)
     searches = [w for w in writes if w.reduce in ("argmax", "argmin")]
     roots = [root for w in writes for root in ((w.value,) if w in searches else roots_of(w))]
-    changing = varies(roots, {var} if var is not None else set(), set())
-    floats = [node.dtype.bytes for node in scalars_of(group) if node.dtype.is_float]
+    changing = analysis.varies(roots, {var} if var is not None else set(), set())
+    floats = [node.dtype.bytes for node in analysis.scalars_of(group) if node.dtype.is_float]
     widest = max([4, *floats, *(place_dtype(w).bytes for w in searches)])
     seen: set[Scalar] = set()
     while roots:
@@ -83,7 +83,7 @@ def _widest(group: Group, shape: Shape) -> int:
             widest = max(widest, node.dtype.bytes)
         if node.op == "index" and node in changing and not fits_int32(node.args[0]):  # type: ignore[arg-type]
             widest = 8
-        if node.op != "load_at" or var is None or step_of(node.operands[0], var) != 1:
+        if node.op != "load_at" or var is None or analysis.step_of(node.operands[0], var) != 1:
             roots += node.operands
     values = [w.value for w in writes if w.reduce]
     return max([widest, *(value.dtype.bytes for value in values)])

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+from dovetail.codegen.analysis import Launchable, identifier
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE
 from dovetail.codegen.host.externs import DISPATCH_HEAD, emit_extern, shim
 from dovetail.codegen.host.outline import outline
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
-from dovetail.codegen.target import Launchable, identifier
 from dovetail.ir.expr import ZERO, Expr, const
 from dovetail.ir.loop import Buffer, BufferRef
 from dovetail.ir.program import PythonCall, Result

@@ -1,7 +1,7 @@
 """The GPU: Triton kernels."""
 from __future__ import annotations
 
-from dovetail.codegen.target import Launchable
+from dovetail.codegen.analysis import Launchable
 from dovetail.codegen.triton.kernel import Emitter
 from dovetail.codegen.triton.product import ProductEmitter, find_products
 from dovetail.ir.loop import Buffer

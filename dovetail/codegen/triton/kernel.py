@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from dovetail.codegen import analysis
-from dovetail.codegen.analysis import Pass, Shape, certain
-from dovetail.codegen.target import Launchable, launchable, token
+from dovetail.codegen.analysis import Launchable, Pass, Shape, certain, launchable, token
 from dovetail.codegen.triton import tiling
 from dovetail.codegen.triton.ops import COMBINE, FAST, POINTER, REDUCE, SEARCH, TL_TYPE, TRITON, identity
 from dovetail.codegen.triton.tiling import Axis, find_streams, positions, power

@@ -12,11 +12,10 @@ from functools import partial
 from typing import Final
 
 from dovetail.ir.types import I64
-from dovetail.ops.build import Build, Maybe, Number, Results, Value, common_shape, plain
+from dovetail.ops.build import Build, Maybe, Number, Results, Value, common_shape, compute_dtype, plain
 from dovetail.ops.decomp.index import as_position
 from dovetail.ops.decomp.pointwise import clamp_values, finish
 from dovetail.ops.decomp.reductions import as_float
-from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import decline_if, decomposes
 
 NONE, MEAN, SUM = 0, 1, 2

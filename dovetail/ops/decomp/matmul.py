@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from dovetail.ir.expr import ONE, Expr, as_expr, const, floordiv
 from dovetail.ir.types import F32, tensor_type
-from dovetail.ops.build import Build, Maybe, Number, Results, Value
-from dovetail.ops.promote import compute_dtype
+from dovetail.ops.build import Build, Maybe, Number, Results, Value, compute_dtype
 from dovetail.ops.registry import decline_if, decomposes
 
 LARGE: Final = 1 << 18

@@ -14,8 +14,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.ir.types import BOOL, DType, TensorType
-from dovetail.ops.build import Build, Number, Operand, Value
-from dovetail.ops.promote import compute_dtype, promoted, rounded
+from dovetail.ops.build import Build, Number, Operand, Value, compute_dtype, promoted, rounded
 from dovetail.ops.registry import DECOMPOSITIONS, Declined, decline_if, decomposes
 
 

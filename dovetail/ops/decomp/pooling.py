@@ -20,10 +20,9 @@ from typing import Any, Final
 from dovetail.fake.rules import per_axis
 from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product, row_major
 from dovetail.ir.types import F32, F64, I64, DType
-from dovetail.ops.build import Build, Value, number
+from dovetail.ops.build import Build, Value, compute_dtype, number
 from dovetail.ops.decomp.index import check_room, move_first
 from dovetail.ops.decomp.reductions import accumulate
-from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import decline_if, decomposes
 from dovetail.util.noun import Noun
 

@@ -16,9 +16,8 @@ from dovetail.fake.rules import axes_of
 from dovetail.ir.expr import ONE, ZERO, Expr, product
 from dovetail.ir.graph import Node
 from dovetail.ir.types import BOOL, F64, I64, U8, DType
-from dovetail.ops.build import Build, Number, Value, plain
+from dovetail.ops.build import Build, Number, Value, compute_dtype, plain
 from dovetail.ops.decomp.pointwise import truth
-from dovetail.ops.promote import compute_dtype
 from dovetail.ops.registry import decline_if, decomposes
 
 LONGEST_SCAN: Final = 4096
