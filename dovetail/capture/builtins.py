@@ -31,23 +31,12 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dovetail.capture import attributes, operations
+from dovetail.capture import attributes, operations, text
 from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import is_value_type, read_list, wrap
-from dovetail.capture.text import (
-    NUMBERS,
-    Callback,
-    Identity,
-    LateText,
-    as_numbers,
-    fill,
-    format_value,
-    is_late,
-    late,
-    native,
-)
+from dovetail.capture.text import NUMBERS, Callback, LateText, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, PLAIN, Appender, Outside, Raised, Trace, Unread, is_library_file
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
@@ -161,14 +150,14 @@ def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     raise UnknownCall(trace.loc(), function="type() that makes a class")
 
 
-on(id)(lambda trace, args, kwargs: Identity(trace, id, *args))
+on(id)(lambda trace, args, kwargs: text.Identity(trace, id, *args))
 
 
 @on(hash)
 def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value = operations.as_hashable(args[0])
     by_identity = type(value).__hash__ in (object.__hash__, Fake.__hash__)
-    return Identity(trace, hash, value) if by_identity else native(hash, value)
+    return text.Identity(trace, hash, value) if by_identity else native(hash, value)
 
 
 @on(super)
@@ -322,11 +311,11 @@ for _function in (repr, str, format):
 on(ascii)(partial(_text, ascii, "__repr__"))
 
 
-@on(format_value)
+@on(text.format_value)
 def _format_value(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     value, convert, spec = args
     if is_late([value, spec]):
-        return late(trace, format_value, args)
+        return late(trace, text.format_value, args)
     if convert or (not spec and attributes.find_in_mro(type(value), "__format__")[0] is object.__format__):
         value = trace.call((str, str, repr, ascii)[convert], [value], {})
     return trace.call(format, [value, spec], {})
@@ -382,7 +371,7 @@ def _reversed(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _number(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     """int(x) and float(x)"""
-    args = as_numbers(args)
+    args = text.as_numbers(args)
     kind = type(args[0]) if args else cls
     if NUMBERS.get(kind) is cls:
         return args[0]
@@ -565,7 +554,7 @@ def late_text(trace: Trace, method: Any, args: Args, kwargs: Kwargs) -> Any:
     """text.format(...) and text.join(...) of values that only the graph knows; else None."""
     if method.__name__ == "format":
         late_one = is_late([args, kwargs])
-        return late(trace, fill, [method.__self__, tuple(args), kwargs]) if late_one else None
+        return late(trace, text.fill, [method.__self__, tuple(args), kwargs]) if late_one else None
     args[0] = drain(trace, args[0])
     return late(trace, str.join, [method.__self__, args[0]]) if is_late(args[0]) else None
 
@@ -628,7 +617,7 @@ SYM_MATH: Final = {
 
 
 def call_math(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    args = as_numbers(args)
+    args = text.as_numbers(args)
     symbolic = any(type(arg) in NUMBERS for arg in args)
     if symbolic and fn in SYM_MATH:
         return native(SYM_MATH[fn], *args)

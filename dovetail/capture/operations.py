@@ -15,20 +15,11 @@ from typing import Any, Final
 
 import torch
 
+from dovetail.capture import text
 from dovetail.capture.attributes import MISSING, find_in_mro, guard_class, load_attr, python_method
 from dovetail.capture.masks import Masked, put_masked, take_masked
 from dovetail.capture.origins import raw_items
-from dovetail.capture.text import (
-    NUMBERS,
-    Identity,
-    LateText,
-    as_numbers,
-    is_late,
-    known,
-    late,
-    native,
-    version_of,
-)
+from dovetail.capture.text import NUMBERS, as_numbers, is_late, late, native
 from dovetail.capture.trace import PLAIN, Raised, Trace, leaves
 from dovetail.errors import DataDependentBranch, DataDependentNumber, DataDependentValue, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -92,7 +83,7 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
             return late(trace, operator.mod, [left, right])
         right = as_known(right)
     plain = INPLACE.get(op)
-    if kind is str and other is LateText and operator.add in (op, plain):
+    if kind is str and other is text.LateText and operator.add in (op, plain):
         return right.__radd__(left)
     if plain is not None:
         result = ask(trace, left, "__i" + DUNDERS[plain][0][2:], right)
@@ -271,7 +262,7 @@ def as_hashable(value: Any) -> Any:
     kind = type(value)
     if kind is tuple:
         return tuple([as_hashable(item) for item in value])
-    return native(known, value) if kind in SYMBOLIC or kind is LateText else value
+    return native(text.known, value) if kind in SYMBOLIC or kind is text.LateText else value
 
 
 def as_known(value: Any) -> Any:
@@ -290,8 +281,8 @@ def as_key(trace: Trace, container: Any, key: Any) -> Any:
         return key
     key = as_hashable(key)
     is_told_apart = id(key) in trace.origins and type(key).__hash__ is object.__hash__
-    mark = Identity(trace, id, key) if is_told_apart else key
-    if type(mark) is Identity:
+    mark = text.Identity(trace, id, key) if is_told_apart else key
+    if type(mark) is text.Identity:
         mark.pin() if id(container) in trace.origins else hash(mark)
     return key
 
@@ -359,7 +350,7 @@ def pick(trace: Trace, container: Fake, key: Any) -> tuple[Any, list[Any]] | Non
 
 def as_copy(trace: Trace, made: Any, *originals: Fake) -> Any:
     """What eager would show as a view of an original, or as one of them: the same until one is written."""
-    trace.copies += [(made, original, version_of(original), trace.step) for original in originals]
+    trace.copies += [(made, original, text.version_of(original), trace.step) for original in originals]
     return made
 
 
