@@ -30,7 +30,8 @@ from dovetail.cache.store import Store, default_folder, explain_miss
 from dovetail.errors import BuildFailed, CompilerMissing
 from dovetail.events import EVENTS
 from dovetail.explain.text import show_bytes, summary
-from dovetail.runtime.build import KERNEL_FLAGS, compile_text, find_compiler
+from dovetail.options import Options
+from dovetail.runtime.build import KERNEL_FLAGS, build, find_compiler
 from dovetail.util.noun import Noun
 
 
@@ -114,7 +115,7 @@ def check_compiler() -> Finding:
     """Build a shared library with OpenMP, as kernels are."""
     try:
         command, start = " ".join(find_compiler()), time.perf_counter()
-        compile_text(PROBE, KERNEL_FLAGS, "doctor-probe")
+        build(PROBE, KERNEL_FLAGS, Options(cache=False))
     except CompilerMissing as error:
         return Finding("miss", "C++", f"{error.text}; all runs in eager", error.hint)
     except BuildFailed as error:

@@ -64,14 +64,16 @@ _numbers: Final = itertools.count()
 # -- from a graph of torch calls to one callable -----------------------------------------------------
 
 
-def build(graph: Graph, options: Options) -> runtime.Executable:
-    """One functional graph of prims, compiled. A graph known from before skips to its program."""
+def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool) -> runtime.Executable:
+    """One functional graph of prims, compiled. A graph known from before skips to its program. `meanwhile` is
+    done while compilers are at work."""
+    keep: Callable[[], object] = bool
     stages: list[Stage] = [
         ("45.products", lambda graph: passes.open_products(graph, chooser(graph, options))),
         ("50.loops", lower.lower),
         ("60.schedule", lambda loops: schedule.schedule(loops, options)),
         ("70.plan", schedule.plan),
-        ("80.program", lambda plan: codegen.emit(plan, options, runtime.begin_kernels)),
+        ("80.program", lambda plan: codegen.emit(plan, options, runtime.begin_kernels, runtime.begin)),
     ]
     if not options.cache or is_watched():
         program: Any = run_stages(graph.name, stages, graph)
@@ -83,8 +85,9 @@ def build(graph: Graph, options: Options) -> runtime.Executable:
             if any(type.device.kind == "cuda" for type in tensor_types(graph)):
                 runtime.start_workers(1 + len(graph.nodes) // NODES_A_WORKER, options)
             program = run_stages(graph.name, stages, graph)
-            programs.keep(key, program, parts)
-    loaded: Any = run_stage(graph.name, "90.executable", lambda: runtime.load(program, options))
+            keep = functools.partial(programs.keep, key, program, parts)
+    work = lambda: (keep(), meanwhile())
+    loaded: Any = run_stage(graph.name, "90.executable", lambda: runtime.load(program, options, work))
     return loaded  # type: ignore[no-any-return]
 
 
@@ -109,7 +112,7 @@ def compile_graph(
     module: GraphModule, examples: Sequence[Any], options: Options, known: tuple[Known, ...] = ()
 ) -> Callable[..., Any]:
     """Dovetail's own backend. Backward is built when it is first needed."""
-    unit = f"graph_{next(_numbers)}"
+    unit, meanwhile = f"graph_{next(_numbers)}", module.meta.pop("meanwhile", bool)
     joint: Any = run_stage(unit, "10.joint", lambda: trace_joint(module, examples))
     types = [node.type for node in (*joint.graph.inputs, *joint.graph.nodes)]
     if not {type.device.kind for type in types if isinstance(type, TensorType)} <= {"cpu", "cuda"}:
@@ -124,13 +127,13 @@ def compile_graph(
     stages += [("35.reuse", functools.partial(passes.reuse, known=other)) for other in known]
     graph: Any = run_stages(unit, stages, joint.graph if frozen is None else frozen.main)
     if frozen is not None:
-        return aot.bind(*assemble(unit, graph, frozen, joint, options), joint)
+        return aot.bind(*assemble(unit, graph, frozen, joint, options, meanwhile), joint)
     budget = options.activation_memory_budget
     parts: Any = run_stage(unit, "40.partition", lambda: aot.partition(graph, joint.signature, budget))
     saved = [entry.index for entry in parts.saved if entry.source == "output"]
     updates = tuple(update for update in joint.updates if update[0] not in saved)
     first = replace(parts.forward, name=f"{unit}_forward", updates=updates)
-    forward = record(first, options, parts.signature.saved)
+    forward = record(first, options, parts.signature.saved, meanwhile)
 
     def later(graph: Graph) -> Callable[..., Any] | None:
         return build_later(replace(graph, name=f"{unit}_backward"), options)
@@ -184,11 +187,12 @@ def freeze(unit: str, joint: aot.Joint, steady: Collection[int], options: Option
 
 
 def assemble(
-    unit: str, graph: Graph, frozen: passes.Frozen, joint: aot.Joint, options: Options
+    unit: str, graph: Graph, frozen: passes.Frozen, joint: aot.Joint, options: Options,
+    meanwhile: Callable[[], object],
 ) -> tuple[runtime.Frozen, None, aot.Partition]:
     """An inference program whose last inputs come from a prologue."""
     prologue, updates = frozen.prologue, joint.updates
-    main = build(replace(graph, name=f"{unit}_forward", updates=updates), options)
+    main = build(replace(graph, name=f"{unit}_forward", updates=updates), options, meanwhile)
     types = [node.tensor for node in prologue.inputs]
     run = functools.partial(aot.run_graph, prologue)
 
@@ -202,9 +206,11 @@ def assemble(
     return forward, None, aot.Partition(replace(graph, inputs=taken), None, joint.signature)
 
 
-def record(graph: Graph, options: Options, kept: int = 0) -> Callable[..., Any]:
+def record(
+    graph: Graph, options: Options, kept: int = 0, meanwhile: Callable[[], object] = bool
+) -> Callable[..., Any]:
     """Build, with CUDA graphs if asked for. The last `kept` results go to backward, not to the user."""
-    executable = build(graph, options)
+    executable = build(graph, options, meanwhile)
     if not options.cuda_graphs or executable.program.device == "cpu":
         return executable
     if (reason := why_not_record(graph, executable)) is not None:
@@ -500,16 +506,17 @@ class Compiler:
             return "skip_callees" if isinstance(error, errors.CompilerMissing) else False
 
     def _install(self, frame: capture.Frame, captured: Capture) -> Verdict:
+        guards = functools.cache(lambda: make_guards(capture.all_guards(captured), captured.fetched))
         if captured.graph is not None:
             if self._can_wait(captured):
                 self._bind_later(frame, captured)
             else:
+                captured.graph.meta |= {"meanwhile": guards} if self.builds else {}  # type: ignore[attr-defined]
                 self._bind(captured)
         captured.namespace["run_in_eager"] = _native.without
         self.compiled[frame.key] += 1
         function = capture.make_entry(captured)
-        guards = make_guards(capture.all_guards(captured), captured.fetched)
-        return guards, function, frame.globals
+        return guards(), function, frame.globals
 
     def _bind(self, captured: Capture) -> None:
         """Compile the graph and put it under its name."""

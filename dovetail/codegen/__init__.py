@@ -35,9 +35,12 @@ def cache_bytes() -> int:
 
 
 def emit(
-    plan: Plan, options: Options, begin: Callable[[Sequence[Kernel], Options], None] | None = None
-) -> Program:
-    """`begin` gets the kernels as soon as they are there: the host program takes its time, too."""
+    plan: Plan, options: Options,
+    begin_kernels: Callable[[Sequence[Kernel], Options], object] = lambda *_: None,
+    begin: Callable[[Program, Options], object] = lambda *_: None,
+) -> Program:  # fmt: skip
+    """`begin_kernels` gets those as soon as they are there, as the host program takes its time, too, and
+    `begin` the whole."""
     loops = plan.schedule.loops
     targets: dict[str, Target] = {
         "cpu": partial(
@@ -69,14 +72,15 @@ def emit(
     kernels: dict[str, Kernel] = {}
     for made in launches.values():
         kernels.setdefault(made.kernel.key, made.kernel)
-    if begin is not None:
-        begin(tuple(kernels.values()), options)
+    begin_kernels(tuple(kernels.values()), options)
     index = {key: k for k, key in enumerate(kernels)}
     host = emit_host(plan, launches, index)
-    return Program(
+    program = Program(
         loops.name, str(loops.device), tuple(kernels.values()), host.text, len(loops.inputs), host.outputs,
         host.python_calls, loops.kinds, loops.inputs, host.results, len(plan.schedule.steps),
     )  # fmt: skip
+    begin(program, options)
+    return program
 
 
 def _kinds(plan: Plan) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Compile C++ text to shared objects, in parallel, each text once.
 
-    build_units([text, ...], options) -> [path, ...]
+    [unit.finish() for unit in begin_units([(text, flags), ...], options)] -> [path, ...]
 
 The content of a text and the compiler's identity name the result in the store on disk. What is not
 there, is damaged or cannot be written is a miss and nothing worse: the result then lives in a folder
@@ -18,12 +18,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from dovetail.cache.store import default_folder, store_in, write_whole
 from dovetail.errors import BuildFailed, CompilerMissing, DovetailError
@@ -37,6 +36,7 @@ FLAGS: Final = (
 -fno-trapping-math, with which g++ takes (float)(int)x for trunc(x), which may be -0."""
 KERNEL_FLAGS: Final = ("-O2", "-fopenmp")
 HOST_FLAGS: Final = ("-O0",)
+Started: TypeAlias = "tuple[subprocess.Popen[str], Path]"
 LINK_FLAGS: Final = ("-shared", "-nostdlib", "-Wl,--no-as-needed", "-Wl,-z,norelro", "-Wl,--build-id=none")
 
 
@@ -98,41 +98,69 @@ def text_key(text: str, flags: tuple[str, ...]) -> str:
     return "cpp-" + hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
-def build_units(units: list[tuple[str, tuple[str, ...]]], options: Options) -> list[Path]:
-    """Each unit is a text and its flags. Misses are compiled at the same time."""
+class Unit:
+    """A text on its way to a shared object. Its compiler, a process, is at work from begin() on. A thread to
+    wait for it would have to take turns with the one that makes the texts, and start it late."""
+
+    def __init__(self, text: str, flags: tuple[str, ...], options: Options) -> None:
+        self.text, self.flags, self.key = text, flags, text_key(text, flags)
+        self.store = store_in(default_folder()) if options.cache else None
+        self.path: Path | None = None
+        self.started: Started | None = None
+        self.lock = threading.RLock()
+
+    def begin(self) -> None:
+        with self.lock:
+            if self.path is None and self.started is None:
+                self.path = None if self.store is None else self.store.path(self.key)
+                self.started = None if self.path else start_text(self.text, self.flags, self.key)
+
+    def finish(self) -> Path:
+        with self.lock:
+            self.begin()
+            started, self.started = self.started, None
+            if started is not None:
+                self.path = made = wait_for(started)
+                if self.store is not None:
+                    parts = {"kind": "cpp", "compiler": compiler_identity(), "flags": " ".join(self.flags)}
+                    self.path = self.store.put(self.key, made.read_bytes(), parts) or made
+            assert self.path is not None
+            return self.path
+
+
+def begin_units(units: Iterable[tuple[str, tuple[str, ...]]], options: Options) -> list[Unit]:
+    """Each is a text and its flags. Their compilers are all at work at once."""
     begin_building().join()
-    if len(units) < 2:
-        return [build(*unit, options) for unit in units]
-    with ThreadPoolExecutor(min(options.compile_threads or os.cpu_count() or 1, len(units))) as pool:
-        return list(pool.map(lambda unit: build(unit[0], unit[1], options), units))
+    made = [Unit(text, flags, options) for text, flags in units]
+    for unit in made:
+        unit.begin()
+    return made
 
 
 def build(text: str, flags: tuple[str, ...], options: Options) -> Path:
-    key = text_key(text, flags)
-    if not options.cache:
-        return compile_text(text, flags, key)
-    store = store_in(default_folder())
-    if (kept := store.path(key)) is not None:
-        return kept
-    made = compile_text(text, flags, key)
-    parts = {"kind": "cpp", "compiler": compiler_identity(), "flags": " ".join(flags)}
-    return store.put(key, made.read_bytes(), parts) or made
+    return Unit(text, flags, options).finish()
 
 
-def compile_text(text: str, flags: tuple[str, ...], key: str) -> Path:
+def start_text(text: str, flags: tuple[str, ...], key: str) -> Started:
     libraries = [torch_stub(), *(torch_stub(name) for name in flags if name == TORCH_CUDA)]
     flags = tuple(flag for flag in flags if flag != TORCH_CUDA)
-    return run_compiler(text, key, (*FLAGS, *flags, *LINK_FLAGS), libraries)
+    return start_compiler(text, key, (*FLAGS, *flags, *LINK_FLAGS), libraries)
 
 
-def run_compiler(text: str, stem: str, flags: Iterable[str], libraries: Iterable[Path] = ()) -> Path:
-    """The shared object that it makes. Two threads may compile the same text at once."""
+def start_compiler(text: str, stem: str, flags: Iterable[str], libraries: Iterable[Path] = ()) -> Started:
+    """The process, and the shared object that it makes. Two threads may compile the same text at once."""
     source, target = (scratch() / f"{stem}-{threading.get_ident()}.{kind}" for kind in ("cpp", "so"))
     source.write_text(text)
     command = [*find_compiler(), *flags, str(source), "-o", str(target), *map(str, libraries)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BuildFailed(output=f"{' '.join(command)}\n{done.stderr[:4000]}")
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **pipes), target  # type: ignore[call-overload]
+
+
+def wait_for(started: Started) -> Path:
+    process, target = started
+    _, said = process.communicate()
+    if process.returncode:
+        raise BuildFailed(output=f"{' '.join(process.args)}\n{said[:4000]}")  # type: ignore[arg-type]
     return target
 
 
@@ -154,7 +182,7 @@ def torch_stub(name: str = TORCH) -> Path:
         return made
     if (content := store.get(key)) is None:
         flags = ("-shared", "-nostdlib", f"-Wl,-soname,{name}")
-        content = run_compiler("", "empty", flags).read_bytes()
+        content = wait_for(start_compiler("", "empty", flags)).read_bytes()
         store.put(key, content, {"kind": "cpp", "compiler": compiler_identity()})
     write_whole(made, content)
     return made

@@ -11,9 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
@@ -21,28 +19,29 @@ import torch
 from torch._ops import OpOverload
 
 from dovetail import _native
-from dovetail.errors import DovetailError
 from dovetail.events import EVENTS
 from dovetail.ir.expr import evaluate
 from dovetail.ir.program import Kernel, Program, PythonCall, Slot
 from dovetail.ir.types import Device, DType
 from dovetail.options import Options
 from dovetail.runtime import gpu
-from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, build_units, open_library
+from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, Unit, begin_units, open_library
 from dovetail.runtime.torch_abi import address_in, attach
 from dovetail.util.library import MEANT, find_op
 from dovetail.util.noun import Noun
 
-UNIT_LINES: Final = 1200
-"""Lines of kernels in one unit before another is opened."""
+FEW_LINES: Final = 120
+"""Of kernels that one compiler is done with before two had read their preludes."""
 
 SHOWN: Final = ("name", "language", "bytes_moved", "origins", "text")
 """What a report wants to know of a kernel."""
 
 _loaded: dict[str, int] = {}
 """Kernel key -> address of its function."""
-_begun: dict[str, threading.Thread] = {}
-"""Kernel key -> the thread that is building it."""
+_begun: dict[str, tuple[Unit, list[Kernel]]] = {}
+"""Kernel key -> the unit that it is built in, and all kernels of that."""
+_hosts: dict[str, Unit] = {}
+"""Those that are being built, by their text."""
 _keep: list[ctypes.CDLL] = []
 
 
@@ -78,15 +77,19 @@ class Executable(Noun, frozen=False):
         ]
 
 
-def load(program: Program, options: Options | None = None) -> Executable:
+def load(
+    program: Program, options: Options | None = None, meanwhile: Callable[[], object] = bool
+) -> Executable:
+    """`meanwhile` is done while compilers are at work."""
     options = options or Options()
     on_gpu = [kernel for kernel in program.kernels if kernel.language == "triton"]
     pending = None if program.device == "cpu" else gpu.begin(on_gpu, torch.device(program.device), options)
     if options.keep_memory and program.device == "cpu":
         keep_freed_memory()
-    begin_kernels(program.kernels, options)
-    host_flags: tuple[str, ...] = HOST_FLAGS if program.device == "cpu" else (*HOST_FLAGS, TORCH_CUDA)
-    (host_path,) = build_units([(program.host, host_flags)], options)
+    unit = begin(program, options)
+    meanwhile()
+    host_path = unit.finish()
+    _hosts.pop(program.host, None)
     _finish_kernels(program.kernels, options)
     for kernel in program.kernels:
         EVENTS.emit("kernel", unit=program.name, **{name: getattr(kernel, name) for name in SHOWN})
@@ -101,45 +104,45 @@ def load(program: Program, options: Options | None = None) -> Executable:
     return Executable(program, launch, plain)
 
 
+def begin(program: Program, options: Options) -> Unit:
+    """Have all of it built that is not yet, and give the host's unit."""
+    begin_kernels(program.kernels, options)
+    if program.host not in _hosts:
+        flags: tuple[str, ...] = HOST_FLAGS if program.device == "cpu" else (*HOST_FLAGS, TORCH_CUDA)
+        (_hosts[program.host],) = begin_units([(program.host, flags)], options)
+    return _hosts[program.host]
+
+
 # -- kernels of the CPU ----------------------------------------------------------------------------
 
 
 def begin_kernels(kernels: Sequence[Kernel], options: Options) -> None:
     """Have those built that no program asked for before, while the caller writes the host program."""
     missing = [k for k in kernels if k.language == "c++" and k.key not in _loaded and k.key not in _begun]
-    if missing:
-
-        def build_ahead() -> None:
-            with suppress(DovetailError, OSError):  # _finish_kernels tries again, and says why not
-                _build_kernels(missing, options)
-
-        thread = threading.Thread(target=build_ahead, name="dovetail-kernels")
-        thread.start()  # before another thread finds it and waits for it
-        _begun.update(dict.fromkeys([kernel.key for kernel in missing], thread))
+    dealt = _deal(missing, options) if missing else []
+    for unit, members in zip(begin_units([(_unit_text(k), KERNEL_FLAGS) for k in dealt], options), dealt):
+        _begun.update(dict.fromkeys([kernel.key for kernel in members], (unit, members)))
 
 
 def _finish_kernels(kernels: Sequence[Kernel], options: Options) -> None:
     for kernel in kernels:
-        if (thread := _begun.pop(kernel.key, None)) is not None:
-            thread.join()
-    _build_kernels([k for k in kernels if k.language == "c++" and k.key not in _loaded], options)
-
-
-def _build_kernels(kernels: list[Kernel], options: Options) -> None:
-    units = _deal(kernels, options)
-    paths = build_units([(_unit_text(unit), KERNEL_FLAGS) for unit in units], options)
-    for unit, path in zip(units, paths):
-        library = open_library(path)
-        _keep.append(library)
-        for kernel in unit:
-            _loaded[kernel.key] = address_in(library, kernel.name)
+        begin_kernels((kernel,), options)
+        if (begun := _begun.get(kernel.key)) is not None:  # else another thread has loaded it
+            unit, members = begun
+            try:
+                library = open_library(unit.finish())
+                _keep.append(library)
+                _loaded.update({member.key: address_in(library, member.name) for member in members})
+            finally:  # what failed is tried again
+                for member in members:
+                    _begun.pop(member.key, None)
 
 
 def _deal(kernels: list[Kernel], options: Options) -> list[list[Kernel]]:
-    """Units of about equal length, at least one per compiling thread when there is enough to do."""
+    """Units of about equal length, one per compiling thread when there is enough to do."""
     lines = sum(kernel.text.count("\n") for kernel in kernels)
     threads = options.compile_threads or os.cpu_count() or 1
-    count = min(len(kernels), max(threads if lines > 120 else 1, lines // UNIT_LINES + 1))
+    count = min(len(kernels), threads if lines > FEW_LINES else 1)
     units: list[list[Kernel]] = [[] for _ in range(count)]
     sizes = [0] * count
     for kernel in sorted(kernels, key=lambda k: -k.text.count("\n")):

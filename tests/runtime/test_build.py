@@ -13,7 +13,7 @@ import pytest
 from dovetail.errors import BuildFailed
 from dovetail.events import EVENTS
 from dovetail.options import Options
-from dovetail.runtime.build import HOST_FLAGS, build, build_units, open_library
+from dovetail.runtime.build import HOST_FLAGS, begin_units, build, open_library
 
 TEXT = 'extern "C" int answer() { return 42; }\n'
 
@@ -64,7 +64,7 @@ def test_compiler_errors_show_the_compiler(folder: Path) -> None:
 
 def test_units_are_built_together(folder: Path) -> None:
     texts = [(f'extern "C" int number() {{ return {k}; }}\n', HOST_FLAGS) for k in range(4)]
-    paths = build_units(texts, Options())
+    paths = [unit.finish() for unit in begin_units(texts, Options())]
     assert [open_library(path).number() for path in paths] == [0, 1, 2, 3]
 
 
