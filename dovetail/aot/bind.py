@@ -225,7 +225,7 @@ class _Emitter:
     def emit_sizes(self, exprs: Iterable[Expr]) -> None:
         """Read the symbols of exprs from the inputs."""
         wanted = {s.name for expr in exprs for s in symbols(expr)}
-        for name, node in zip(self.inputs, self.input_nodes):
+        for name, node in zip(self.inputs, self.input_nodes) if wanted else ():
             kind = node.type
             if isinstance(kind, ScalarType):
                 found = [(kind.expr, name)] if kind.expr is not None else []

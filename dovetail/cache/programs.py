@@ -49,8 +49,8 @@ def content_of(graph: Graph) -> str:
     lines: list[str] = []
     for node in (*graph.inputs, *graph.nodes):
         text = types.get(node.type) or types.setdefault(node.type, repr(node.type))
-        args, kwargs = swapped(node.args, places), swapped(node.kwargs, places)
-        lines.append(f"{node.op}{args}{kwargs}{text}")
+        kwargs = node.kwargs and swapped(node.kwargs, places)
+        lines.append(f"{node.op}{swapped(node.args, places)}{kwargs}{text}")
         places[node] = _Place(f"%{len(places)}")
     lines += [repr(swapped(graph.outputs, places)), repr(graph.updates)]
     found = {symbol: None for type in types for expr in exprs_in(type) for symbol in symbols(expr)}

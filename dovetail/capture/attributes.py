@@ -96,7 +96,7 @@ def load_attr(trace: Trace, obj: Any, name: str) -> Any:
         return class_attr(trace, obj, name)
     if isinstance(obj, Fake):
         return trace.tensor_attr(obj, name)
-    return instance_attr(trace, obj, name)
+    return own_attr(trace, obj, name)
 
 
 FOREIGN: Final = (weakref.ProxyType, weakref.CallableProxyType)

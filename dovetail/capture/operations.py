@@ -43,7 +43,7 @@ UNARY: Final = {operator.neg: "__neg__", operator.pos: "__pos__", operator.inver
 
 
 def has_fake(value: Any) -> bool:
-    return any(isinstance(leaf, Fake) for leaf in leaves(value))
+    return type(value) is Fake or any(isinstance(leaf, Fake) for leaf in leaves(value))
 
 
 def on_fakes(trace: Trace, op: Callable[..., Any], *args: Any) -> Any:

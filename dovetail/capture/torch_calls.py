@@ -21,7 +21,7 @@ from dovetail.capture.masks import Masked, call_masked
 from dovetail.capture.operations import has_fake, set_item
 from dovetail.capture.origins import TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, as_numbers, native
-from dovetail.capture.trace import Raised, Trace, Write
+from dovetail.capture.trace import HELD, Raised, Trace, Write
 from dovetail.errors import BackwardCall, DataDependentValue, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake import type_of
 from dovetail.fake.tensor import Fake
@@ -162,6 +162,8 @@ def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
             raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with requires_grad=True")
         for item in value.values() if isinstance(value, dict) else value:
             check_arguments(trace, fn, item)
+    elif type(value) is Fake or type(value) in HELD:
+        return
     elif type(value) is Masked:
         value.leave()
     elif type(value).__module__.startswith("dovetail.capture") or (

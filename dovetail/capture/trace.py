@@ -386,7 +386,8 @@ HELD: Final = frozenset(
 
 def own(trace: Trace, value: Any) -> None:
     """Note that the graph computes these Fakes."""
-    trace.owned.update((id(leaf), leaf) for leaf in leaves(value) if isinstance(leaf, Fake))
+    found = (value,) if type(value) is Fake else leaves(value)
+    trace.owned.update([(id(leaf), leaf) for leaf in found if isinstance(leaf, Fake)])
 
 
 def leaves(value: Any) -> Iterator[Any]:

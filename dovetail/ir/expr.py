@@ -34,12 +34,13 @@ T = TypeVar("T")
 class Expr:
     """One interned node. Build with the functions below or with operators, never directly."""
 
-    __slots__ = ("op", "args", "lo", "hi", "serial", "_parts", "_symbols", "__weakref__")
+    __slots__ = ("op", "args", "lo", "hi", "is_const", "serial", "_parts", "_symbols", "__weakref__")
 
     op: str
     args: tuple[object, ...]
     lo: int
     hi: int
+    is_const: bool
     serial: int
     _parts: tuple[int, tuple[tuple[Expr, int], ...]] | None
     """As a sum, where that was asked for."""
@@ -74,10 +75,6 @@ class Expr:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_make, (self.op, self.args, self.lo, self.hi))
-
-    @property
-    def is_const(self) -> bool:
-        return self.op == "const"
 
     @property
     def value(self) -> int:
@@ -119,6 +116,7 @@ def _make(op: str, args: tuple[object, ...], lo: int, hi: int) -> Expr:
         return found
     node = object.__new__(Expr)
     node.op, node.args, node.lo, node.hi = op, args, max(lo, -INF), min(hi, INF)
+    node.is_const = op == "const"
     node._parts = node._symbols = None
     with _lock:  # two threads may make the same node; only one may be kept
         found = _find(op, args)
@@ -510,7 +508,7 @@ def substitute(value: Expr, env: Mapping[Expr, IntLike]) -> Expr:
     """Replace symbols (or whole sub-expressions) and simplify."""
     found = env.get(value)
     if found is not None:
-        return as_expr(found)
+        return found if type(found) is Expr else const(found)  # type: ignore[arg-type]
     operands = value.operands
     if not operands:
         return value

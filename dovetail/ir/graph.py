@@ -16,7 +16,7 @@ A graph prints as a Python function:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 from dovetail.ir.expr import Expr
 from dovetail.ir.types import Device, DType, ScalarType, TensorType, Type
@@ -25,6 +25,8 @@ from dovetail.util.noun import Noun, field
 
 INPUT: Final = "input"
 GET: Final = "get"
+
+NUMBERS: Final = frozenset((int, float, bool, complex))
 
 Arg: TypeAlias = "Node | Expr | DType | Device | int | float | bool | complex | str | None | tuple[Arg, ...]"
 
@@ -42,11 +44,11 @@ class Node(Noun, eq=False):
     """Every Node among the arguments, in order, with repeats. (Asked for often: found once.)"""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "operands", tuple(nodes_in(self.args + self.kwargs)))
+        self.operands = tuple(nodes_in(self.args + self.kwargs))  # type: ignore[misc]
 
     @property
     def tensor(self) -> TensorType:
-        if not isinstance(self.type, TensorType):
+        if type(self.type) is not TensorType:
             raise TypeError(f"{self.name}: {self.type} is not a tensor")
         return self.type
 
@@ -59,7 +61,7 @@ def nodes_in(args: Iterable[Arg]) -> list[Node]:
     for arg in args:
         if type(arg) is Node:
             found.append(arg)
-        elif isinstance(arg, tuple):
+        elif type(arg) is tuple:
             found += nodes_in(arg)
     return found
 
@@ -81,7 +83,7 @@ def exprs_in(arg: object) -> Iterator[Expr]:
 def swapped(args: Iterable[Arg], env: Mapping[Node, Arg]) -> tuple[Arg, ...]:
     """The same arguments with the Nodes that env has for theirs."""
     return tuple([
-        env.get(arg, arg) if type(arg) is Node else swapped(arg, env) if isinstance(arg, tuple) else arg
+        env.get(arg, arg) if type(arg) is Node else swapped(arg, env) if type(arg) is tuple else arg
         for arg in args
     ]) if args else ()  # fmt: skip
 
@@ -90,21 +92,21 @@ def moved_over(node: Node, env: Mapping[Node, Arg]) -> Node:
     """The node over the operands that env has for its own; itself where none of them changes."""
     if all([env.get(operand, operand) is operand for operand in node.operands]):
         return node
-    kwargs = cast("tuple[tuple[str, Arg], ...]", swapped(node.kwargs, env))
-    return Node(node.op, swapped(node.args, env), node.type, node.name, kwargs, node.loc)
+    kwargs = swapped(node.kwargs, env) if node.kwargs else ()
+    return Node(node.op, swapped(node.args, env), node.type, node.name, kwargs, node.loc)  # type: ignore[arg-type]
 
 
 def work_of(node: Node) -> tuple[object, ...]:
     """Equal for two nodes that compute the same."""
-    return node.op, key_of(node.args), key_of(node.kwargs), node.type
+    return node.op, key_of(node.args), node.kwargs and key_of(node.kwargs), node.type
 
 
 def key_of(args: tuple[Arg, ...]) -> tuple[object, ...]:
     """Numbers by type and text, so that 1, 1.0 and True, 0.0 and -0.0 differ."""
     return tuple([
         arg if type(arg) is Node
-        else key_of(arg) if isinstance(arg, tuple)
-        else (type(arg), repr(arg)) if isinstance(arg, (int, float, complex))
+        else key_of(arg) if type(arg) is tuple
+        else (type(arg), repr(arg)) if type(arg) in NUMBERS
         else arg
         for arg in args
     ]) if args else ()  # fmt: skip

@@ -195,10 +195,9 @@ class Nest(Noun, eq=False):
         nodes = iter_scalars(*(root for write in self.writes for root in roots_of(write)))
         loads = [node for node in nodes if node.op in ("load", "load_at")]
         found = [(node.args[0], node.args[1] if node.op == "load" else None) for node in loads]
-        object.__setattr__(self, "loads", tuple(found))
-        object.__setattr__(self, "read_buffers", dict.fromkeys([buffer for buffer, _ in found]))
+        self.loads, self.read_buffers = tuple(found), dict.fromkeys([buffer for buffer, _ in found])  # type: ignore
         names = [buffer for write in self.writes for buffer in write.buffers]
-        object.__setattr__(self, "written_buffers", dict.fromkeys(names))
+        self.written_buffers = dict.fromkeys(names)  # type: ignore[misc]
 
     def __str__(self) -> str:
         return show_nest(self)
@@ -226,18 +225,17 @@ class Extern(Noun, eq=False):
     is_in_place: bool = False
     """The outputs are arguments that the call writes to (a user's kernel); it returns nothing."""
 
+    read_buffers: dict[str, None] = field(init=False)
+    written_buffers: dict[str, None] = field(init=False)
+
     @property
     def results(self) -> tuple[str, ...]:
         """The buffers that the call returns."""
         return () if self.is_in_place else self.outputs
 
-    @property
-    def read_buffers(self) -> dict[str, None]:
-        return {ref.buffer: None for ref in self.refs()}
-
-    @property
-    def written_buffers(self) -> dict[str, None]:
-        return dict.fromkeys(self.outputs)
+    def __post_init__(self) -> None:
+        self.read_buffers = dict.fromkeys([ref.buffer for ref in self.refs()])  # type: ignore[misc]
+        self.written_buffers = dict.fromkeys(self.outputs)  # type: ignore[misc]
 
     def refs(self) -> Iterator[BufferRef]:
         """Every window onto a buffer among the arguments."""
@@ -284,7 +282,7 @@ class Loops(Noun, eq=False):
 
     def __post_init__(self) -> None:
         found = next((b.type.device for b in self.buffers if b.type.device.kind != "cpu"), CPU)
-        object.__setattr__(self, "device", found)
+        self.device = found  # type: ignore[misc]
 
     @property
     def returned(self) -> set[str]:

@@ -40,12 +40,10 @@ class Group(Noun, eq=False):
     written_buffers: dict[str, None] = field(init=False)
 
     def __post_init__(self) -> None:
-        read, written = {}, {}  # type: dict[str, None], dict[str, None]
+        self.read_buffers, self.written_buffers = {}, {}  # type: ignore[misc]
         for nest in self.nests:
-            read |= nest.read_buffers
-            written |= nest.written_buffers
-        object.__setattr__(self, "read_buffers", read)
-        object.__setattr__(self, "written_buffers", written)
+            self.read_buffers |= nest.read_buffers  # type: ignore[misc]
+            self.written_buffers |= nest.written_buffers  # type: ignore[misc]
 
     @property
     def inner(self) -> tuple[Range, ...]:

@@ -109,17 +109,18 @@ def find_stored(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
     wanted: set[Node] = {base_of(node) for node in nodes_in(graph.outputs)}
     shared: set[Node] = set()
     aligned: dict[Node, bool] = {}
+    has_joins = any([node.op == "prims.cat" for node in graph.nodes])
     readers: dict[Node, frozenset[Node]] = {}
     for node in reversed(graph.nodes):
         if node.op == GET:
             continue
-        if not is_inlinable(node):
+        if node.op not in INLINABLE:
             stored.add(node)
             if kind_of(node.op) is None:
                 wanted.update(map(base_of, node.operands))
         wanted.update(map(base_of, needs_memory(node)))
         readers[node] = _readers(users[node], stored, readers)
-        aligned[node] = _is_aligned(node, users[node], stored, aligned)
+        aligned[node] = has_joins and _is_aligned(node, users[node], stored, aligned)
         if node in wanted and node.op not in VIEWS:
             stored.add(node)
         elif node.op == "prims.cat":
@@ -142,7 +143,7 @@ def find_loose(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
     any."""
     seen = set(nodes_in(graph.outputs))
     loose: set[Node] = set()
-    if not any(isinstance(n.type, TensorType) and n.type.dtype.is_low_precision for n in graph.nodes):
+    if not any(isinstance(t, TensorType) and t.dtype.is_low_precision for t in {n.type for n in graph.nodes}):
         return loose
     for node in (*graph.inputs, *graph.nodes):
         is_whole = isinstance(node.type, TensorType) and node.type.dtype.kind in ("int", "uint", "bool")
@@ -289,7 +290,7 @@ def _store_repeated(graph: Graph, users: dict[Node, list[Node]], stored: set[Nod
             source = _computed_below(cast(Node, node.args[0]), VIEWS, stored)
             if source.tensor.numel is node.tensor.numel:
                 continue
-        elif is_inlinable(node) and _is_read_in_overlaps(node, users[node]):
+        elif len(users[node]) > 1 and node.op in INLINABLE and _is_read_in_overlaps(node, users[node]):
             source = _computed_below(node, OVERLAPPED, stored)
         if source is not None and is_inlinable(source) and not _is_cheap(source, 1, stored):
             stored.add(source)
@@ -315,7 +316,7 @@ def _computed_below(node: Node, views: Set[str], stored: Set[Node]) -> Node:
 
 def _is_read_in_overlaps(node: Node, users: list[Node]) -> bool:
     """Several slices, which together have more elements than there are (pooling)."""
-    slices = [user for user in users if user.op == "prims.slice"] if len(users) > 1 else []
+    slices = [user for user in users if user.op == "prims.slice"]
     if len(slices) < 2:
         return False
     read = total(user.tensor.numel for user in slices)
@@ -327,7 +328,7 @@ def _store_large(graph: Graph, users: dict[Node, list[Node]], stored: set[Node])
     size: dict[Node, int] = {}
     depth: dict[Node, int] = {}
     for node in graph.nodes:
-        if not is_inlinable(node):
+        if node.op not in INLINABLE:
             continue
         total = levels = 1
         for operand in node.operands:

@@ -161,8 +161,9 @@ class _Program(Noun, frozen=False):
         """Paths mostly share their objects, so identity answers first; the guards keep them alive."""
         slot = self.by_identity.get(id(source))
         if slot is None:
-            base = -1 if source.base is None else self.slot_of(source.base, guard)
-            slot = self.by_identity[id(source)] = self.step(source, base, guard)
+            base = source.base
+            before = -1 if base is None else self.slot_of(base, guard)
+            slot = self.by_identity[id(source)] = self.step(source, before, guard)
         return slot
 
     def step(self, source: Source, base: int, guard: int) -> int:

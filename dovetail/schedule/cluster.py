@@ -47,7 +47,7 @@ class Cluster(Noun, eq=False):
 
     @property
     def has_reduce(self) -> bool:
-        return any(member.kind == "reduce" for member in self.members)
+        return "reduce" in [member.kind for member in self.members]
 
     @property
     def points(self) -> Expr:

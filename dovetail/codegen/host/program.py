@@ -13,7 +13,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, cast
 
 from dovetail.codegen.analysis import Launchable, identifier
@@ -41,6 +41,7 @@ class HostWriter(Noun, frozen=False):
     places: dict[str, Place]
     lines: list[str] = field(default_factory=list)
     constants: dict[tuple[int, ...], str] = field(default_factory=dict)
+    shared: dict[tuple[Expr | int, ...], str] = field(default_factory=dict)
     pointers: dict[str, str] = field(default_factory=dict)
     handles: dict[str, str] = field(default_factory=dict)
     """Buffer -> text of a handle for the whole of it."""
@@ -69,13 +70,14 @@ class HostWriter(Noun, frozen=False):
 
         return back
 
-    def sizes(self, values: Sequence[Expr | int]) -> str:
+    def sizes(self, values: tuple[Expr | int, ...]) -> str:
         """An array of these numbers; constant ones are shared."""
-        if not values:
-            return "nullptr"
+        if not values or values in self.shared:
+            return self.shared[values] if values else "nullptr"
         if all(v.is_const for v in values if isinstance(v, Expr)):
             key = tuple(v.value if isinstance(v, Expr) else v for v in values)
-            return self.constants.setdefault(key, f"z{len(self.constants)}")
+            self.shared[values] = self.constants.setdefault(key, f"z{len(self.constants)}")
+            return self.shared[values]
         texts = [c_expr(v) if isinstance(v, Expr) else str(v) for v in values]
         name = self.fresh("n")
         self(f"const int64_t {name}[] = {{{', '.join(texts)}}};")
