@@ -15,7 +15,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, Final
 
 import torch
@@ -217,7 +217,7 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
         return InstanceDict(trace, obj)
     if name == "__class__":
         return type(obj)
-    if name == "__traceback__" and origin is None:
+    if isinstance(obj, TracebackType) and origin is None:
         raise UnsupportedValue(trace.loc(), type="traceback", detail="its exception was raised in the graph")
     if isinstance(obj, torch.Tensor):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"it says what .{name} is")

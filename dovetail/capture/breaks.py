@@ -29,7 +29,7 @@ from dovetail.capture.places import caught_at
 from dovetail.capture.regions import AS_PYTHON
 from dovetail.capture.resume import HANDLED, NONE_THERE, VALUE, Layout, make_resume, origin_of
 from dovetail.capture.text import format_value
-from dovetail.capture.trace import NULL, Handling, LastInstruction, Outside
+from dovetail.capture.trace import NULL, Handling, LastInstruction, Outside, place_loc
 from dovetail.capture.versions import NULL_FIRST
 from dovetail.errors import SkippedFrame
 from dovetail.fake.tensor import Fake
@@ -147,14 +147,13 @@ class Site:
     def do(self, line: str) -> None:
         """A line that may raise: in a try block of the user's, its handler goes on."""
         region = self.code.region(self.at)
-        if region is None:
-            self.do_handling(line)
-            return
+        caught = f"{self.const(caught_at)}(_caught, {self.emit.const(place_loc(self.root), 'line')})"
         with self.lines.block("try:"):
             self.do_handling(line)
         with self.lines.block("except BaseException as _caught:"):
-            where = self.emit.const(self.root.trace.loc(), "line")
-            self.lines(f"_error = {self.const(caught_at)}(_caught, {where})")
+            self.lines(f"raise {caught}" if region is None else f"_error = {caught}")
+        if region is None:
+            return
         with self.lines.block("else:"):
             self.lines("_error = None")
         with self.lines.block("if _error is not None:"):  # here it is not being handled: the rest does that

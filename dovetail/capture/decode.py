@@ -82,7 +82,9 @@ class Code(Noun, frozen=False, eq=False):
         if (region := self.region(index)) is None:
             return False
         first = self.ops[region.target + 1 : region.target + 6]
-        return "CHECK_EXC_MATCH" in first or first[0] == "POP_TOP" or self.is_caught(region.target)
+        is_star = {"COPY", "BUILD_LIST"} == {*first[:2]} or "LIST_APPEND" in first  # or in such a clause
+        is_caught = is_star or "CHECK_EXC_MATCH" in first or first[0] == "POP_TOP"
+        return is_caught or self.is_caught(region.target)
 
 
 def slot_names(code: CodeType) -> tuple[str, ...]:
@@ -206,7 +208,8 @@ def stack_depths(code: Code) -> dict[int, int]:
 def growing_entries(code: Code, target: int) -> frozenset[int]:
     """Stack positions at an instruction that hold a list to which a comprehension goes on to append; [a, *b]
     has LIST_APPEND too, and no loop."""
-    appends = [i for i, pair in enumerate(zip(code.ops, code.ops[1:])) if pair == ("LIST_APPEND", "JUMP")]
+    pairs: Any = enumerate(zip(code.ops, code.ops[1:], code.args[1:]))
+    appends = [i for i, (op, then, to) in pairs if (op, then) == ("LIST_APPEND", "JUMP") and to < i]
     if not appends:
         return frozenset()
     depths = stack_depths(code)

@@ -24,7 +24,7 @@ import re
 import threading
 import types
 from collections.abc import Callable
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, TracebackType
 from typing import Any, Final
 
 import torch
@@ -38,7 +38,7 @@ from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import SYMBOLIC
 from dovetail.capture.origins import IDENTITY, is_value_type, raw_items
-from dovetail.capture.places import raised_at
+from dovetail.capture.places import traceback_at
 from dovetail.capture.text import Callback, GivenText, Identity, LateText
 from dovetail.capture.torch_calls import check_leaves
 from dovetail.capture.trace import DELETED, NULL, PLAIN, Appender, Raised, Trace, Write
@@ -302,15 +302,17 @@ NAMED: Final = (AttributeError, NameError, ImportError)
 """Exceptions of C that keep a name outside of `args` and `__dict__`."""
 
 
-def rebuild_exception(emit: Emitter, error: BaseException) -> str:
+def rebuild_exception(emit: Emitter, error: Any) -> str:
     """Text of an exception that the program made. __init__ of the user's class is not run a second time."""
     kind: Any = type(error)
     owner, args = emit.value(kind), emit.items(error.args)
     own = [find_in_mro(kind, name)[0] for name in ("__new__", "__init__")]
-    if any(isinstance(method, (types.FunctionType, staticmethod)) for method in own):
+    is_group = isinstance(error, BaseExceptionGroup)  # whose arguments may have changed, or be more
+    if is_group or any(isinstance(method, (types.FunctionType, staticmethod)) for method in own):
         base: Any = next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE)
         maker = emit.const(base, base.__name__)
-        text = emit.temp(f"{maker}.__new__({', '.join(filter(None, (owner, args)))})")
+        given = emit.items((error.message, error.exceptions)) if is_group else args
+        text = emit.temp(f"{maker}.__new__({', '.join(filter(None, (owner, given)))})")
         emit.body.append(f"{maker}.__init__({', '.join(filter(None, (text, args)))})")
     else:
         text = emit.temp(f"{owner}({args})")
@@ -318,10 +320,8 @@ def rebuild_exception(emit: Emitter, error: BaseException) -> str:
     emit.busy.discard(id(error))
     for name, value in fields_of(error).items():
         emit.body.append(f"{text}.{name} = {emit.value(value)}")
-    raised = emit.trace.raised.get(id(error))
-    if raised is not None:
-        locs = tuple(loc for _, loc in raised[1])
-        emit.body.append(f"{emit.const(raised_at)}({text}, {emit.const(locs, 'lines')})")
+    if id(error.__traceback__) in emit.trace.raised:
+        emit.body.append(f"{text}.__traceback__ = {emit.value(error.__traceback__)}")
     return text
 
 
@@ -412,6 +412,8 @@ REBUILD: Final[dict[type, Rule]] = {
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): lambda emit, value: "None",
     Generator: _unfinished,
+    TracebackType: lambda emit, value: emit.temp(
+        f"{emit.const(traceback_at)}({emit.const(emit.trace.raised[id(value)][1], 'lines')})"),
     Pullback: lambda emit, value: str(
         emit.refuse(value, "what torch.func.vjp returns is needed outside of the graph", value.made_at)),
     Masked: lambda emit, value: str(value.leave()),

@@ -26,7 +26,7 @@ from dovetail.capture.origins import read_list, wrap
 from dovetail.capture.resume import growing_slots, is_resumed
 from dovetail.capture.text import format_value, is_late, late, native
 from dovetail.capture.trace import NULL, PLAIN, Outside, Raised, Trace, Unread
-from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER
+from dovetail.capture.versions import MAKE_FUNCTION_FLAGS, NULL_FIRST, SEND_KEEPS_RECEIVER, prep_reraise_star
 from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, UnsupportedOpcode
 from dovetail.fake.calls import GLOBALS_OF
 from dovetail.fake.tensor import Fake
@@ -137,9 +137,10 @@ class Activation:
                     stop.loc = stop.loc or self.trace.loc()
                     raise
                 except Raised as raised:
-                    if id(raised.value) not in self.trace.raised:  # the program may change it afterwards
-                        self.give_context(raised.value)
-                    self.trace.note_raised(raised.value, self)
+                    if (self.code.ops[self.at], self.code.args[self.at]) not in RAISED_AGAIN:
+                        if id(raised.value.__traceback__) not in self.trace.raised:
+                            self.give_context(raised.value)  # which the program may change afterwards
+                        self.trace.note_raised(raised.value, self)
                     if not self.unwind(raised.value):
                         raise
         finally:
@@ -655,6 +656,42 @@ class Activation:
 
     CHECK_EXC_MATCH = pushed(lambda self, arg: native(isinstance, self.stack[-2], self.stack.pop()))
 
+    def CHECK_EG_MATCH(self, arg: Any) -> None:
+        """(error, kinds -- rest, match): the part that an except* clause takes is what it handles"""
+        error, kinds = self.pop(2)
+        known = kinds if isinstance(kinds, tuple) else (kinds,)
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in known):
+            text = "catching classes that do not inherit from BaseException is not allowed"
+            raise Raised(TypeError(text))
+        if any(issubclass(kind, BaseExceptionGroup) for kind in known):
+            text = "catching ExceptionGroup with except* is not allowed. Use except instead."
+            raise Raised(TypeError(text))
+        is_group, is_whole = isinstance(error, BaseExceptionGroup), isinstance(error, known)
+        match, rest = (error, None) if is_whole else (None, error)
+        if is_whole and not is_group:
+            match = BaseExceptionGroup("", (error,))
+        elif is_group and not is_whole:
+            self.refuse_outside(error)
+            match, rest = native(error.split, kinds)
+        self.stack.extend((rest, match))
+        if match is not None:
+            entry = [x for x in self.stack if type(x) is traces.Handling and not x.is_over][-1]
+            entry.error = self.handled = match
+
+    def PREP_RERAISE_STAR(self, arg: Any) -> None:
+        """(error, raised -- result): of what is left and what clauses raised, None or the one to raise; parts
+        of the group as it was are one group again"""
+        error, found = self.pop(2)
+        self.refuse_outside(error, *found)
+        self.stack.append(native(prep_reraise_star, error, found))
+
+    def refuse_outside(self, *errors: BaseException | None) -> None:
+        """Where an exception of before was raised, or one that Python code makes of a part, Python knows."""
+        for group in (group for error in errors for group in groups_in(error)):
+            is_own = any(hasattr(getattr(group, name), "__code__") for name in ("split", "derive"))
+            if is_own or self.trace.source_of(group) is not None:
+                raise UnsupportedOpcode(self.trace.loc(), opcode="except* with a group of before")
+
     def POP_EXCEPT(self, arg: Any) -> None:
         over = self.stack.pop()
         self.handled, over.is_over = over.previous, True
@@ -703,6 +740,8 @@ class Activation:
     MATCH_CLASS = pushed(match_class)
 
 
+RAISED_AGAIN: Final = frozenset({("RERAISE", 0), ("RERAISE", 1), ("RAISE_VARARGS", 0)})
+"""Instructions that leave an exception's context and lines as they are."""
 FUNCTION_FIELDS: Final = {8: "__closure__", 4: "__annotations__", 2: "__kwdefaults__", 1: "__defaults__"}
 MATCHES_ITSELF: Final = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
@@ -717,6 +756,11 @@ def set_context(error: BaseException, handled: BaseException) -> None:
         link = before
         seen.add(id(link))
     error.__context__ = handled
+
+
+def groups_in(error: BaseException | None) -> list[Any]:
+    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return [error, *(group for part in parts for group in groups_in(part))] if parts else []
 
 
 def throw_into(receiver: Any, error: BaseException) -> tuple[bool, Any]:

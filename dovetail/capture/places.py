@@ -1,6 +1,6 @@
 """Code that stands at lines of the user's, for what looks at the stack: tracebacks, warnings, logs.
 
-    raised_at(error, [model.py:12 in g, model.py:40 in f])   its traceback shows these lines
+    traceback_at([model.py:12 in g, model.py:40 in f])         the traceback that shows these lines
     called_from(warnings.warn, places)("old")                  the warning names the user's line
 
 A function of one line is given the user's file, line and name, and called; the frames are real ones.
@@ -18,7 +18,7 @@ NO_COLUMNS: Final = 13
 
 
 # fmt: off
-def _raise(box: list[BaseException]) -> None: raise box.pop()
+def _raise() -> None: raise StopIteration
 def _go_deeper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: return call(*args, **kwargs)
 # fmt: on
 
@@ -40,28 +40,24 @@ def line_table(units: int, kind: int, *rest: int) -> bytes:
     return b"".join(bytes((0x80 | kind << 3 | step - 1, *rest)) for step in steps)
 
 
-def raised_at(error: BaseException, locs: Sequence[Loc]) -> BaseException:
-    """The exception with the traceback it would have, had it been raised at these lines, innermost first."""
-    context, box = error.__context__, [error]
-    act: Callable[[], None] = partial(_at(_raise, locs[0], {}), box)
+def traceback_at(locs: Sequence[Loc]) -> TracebackType:
+    """The traceback of an exception that is raised at these lines, innermost first."""
+    act: Callable[[], None] = _at(_raise, locs[0], {})
     for loc in locs[1:]:
         act = partial(_at(_go_deeper, loc, {}), act)
     try:
         act()
-    except BaseException as caught:
-        here = caught.__traceback__
-    error.__context__, error.__traceback__ = context, here.tb_next if here is not None else None
-    return error
+    except StopIteration as caught:
+        here: Any = caught.__traceback__
+    return here.tb_next  # type: ignore[no-any-return]
 
 
 def caught_at(error: BaseException, loc: Loc) -> BaseException:
     """An exception that left an instruction which the entry performed: its outermost line is the user's."""
-    own = error.__traceback__
-    inner = own.tb_next if own is not None else None
-    place = raised_at(error, [loc]).__traceback__
-    if place is not None:
-        error.__traceback__ = TracebackType(inner, place.tb_frame, place.tb_lasti, place.tb_lineno)
-    return error
+    own: Any = error.__traceback__
+    place = traceback_at([loc])
+    place.tb_next = own.tb_next
+    return error.with_traceback(place)
 
 
 def called_from(

@@ -202,11 +202,8 @@ class Attempt:
             self.release()
 
     def release(self) -> None:
-        """The trace is full of cycles and holds the user's objects, as do exceptions by their frames: let go
-        of them now, not at the next garbage collection."""
-        for error, _ in self.trace.raised.values():
-            if self.trace.source_of(error) is None:
-                error.__traceback__ = None
+        """The trace is full of cycles and holds the user's objects: let go of them now, not at the next
+        garbage collection."""
         if self.trace.shapes is not None:
             loc = self.frame.loc
             self.trace.shapes.where = lambda: loc

@@ -11,8 +11,8 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
-from types import CodeType, EllipsisType, GeneratorType, NoneType, NotImplementedType
-from typing import Any, Final
+from types import CodeType, EllipsisType, GeneratorType, NoneType, NotImplementedType, TracebackType
+from typing import Any, Final, cast
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -40,6 +40,8 @@ class Raised(BaseException):
         self.value = value
 
 
+NO_FRAME: Final = cast(Any, (item for item in "")).gi_frame
+"""Of tracebacks while the program is captured: it holds nothing."""
 NOT_THROWN: Final = (Break, KeyboardInterrupt)
 """What comes through C code that capture runs and is not the program's: ours, and the person's."""
 
@@ -242,8 +244,8 @@ class Trace:
         self.told_apart: list[Source] = []
         """Objects whose identity was used as a key."""
         self.postponed: Exception | None = None
-        self.raised: dict[int, tuple[BaseException, list[tuple[Any, Loc]]]] = {}
-        """The frames that each exception of the program reached, innermost first, and their lines."""
+        self.raised: dict[int, tuple[TracebackType, tuple[Loc, ...]]] = {}
+        """The lines that each traceback of the program stands for, innermost first."""
         self.resumes: dict[CodeType, Any] = {}
 
     # -- locations
@@ -328,10 +330,13 @@ class Trace:
             self.kinds[id(leaf)] = min(kinds, key=id)
 
     def note_raised(self, error: BaseException, place: Any) -> None:
-        """An exception of the program reaches a frame."""
-        lines = self.raised.setdefault(id(error), (error, []))[1]
-        if not lines or lines[-1][0] is not place:
-            lines.append((place, place_loc(place)))
+        """An exception of the program reaches a frame: its traceback stands for one line more."""
+        if self.source_of(error) is None:
+            lines = self.raised.get(id(error.__traceback__), (None, ()))[1]
+            error.__traceback__ = made = TracebackType(None, NO_FRAME, 0, 1)
+            self.raised[id(made)] = made, (*lines, place_loc(place))
+        elif isinstance(error, BaseExceptionGroup):
+            raise errors.FrameRaises(self.loc(), detail="the program raises a group once more")
 
     def remember(self, key: tuple[int, str], value: Any) -> Any:
         """What was read there; a list whose contents were not looked at is asked for again."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from types import CodeType
+from opcode import opmap
+from types import CodeType, FunctionType
 from typing import Final, TypeAlias
 
 Split: TypeAlias = "Callable[[int], list[tuple[str, int]]]"
@@ -73,7 +74,7 @@ PY312: Final[dict[str, Split]] = {
     "RETURN_CONST": lambda arg: [("LOAD_CONST", arg), ("RETURN_VALUE", 0)],
     "COMPARE_OP": lambda arg: [("COMPARE_OP", arg >> 4)],
     "CALL_INTRINSIC_1": _intrinsic_1,
-    "CALL_INTRINSIC_2": one("UNSUPPORTED_INTRINSIC"),
+    "CALL_INTRINSIC_2": lambda arg: [("PREP_RERAISE_STAR" if arg == 1 else "UNSUPPORTED_INTRINSIC", 0)],
     "LOAD_FAST_CHECK": one("LOAD_FAST"),
     "YIELD_VALUE": lambda arg: [("YIELD_VALUE", 0)],
     "LOAD_FROM_DICT_OR_DEREF": lambda arg: [("POP_TOP", 0), ("LOAD_CLASSDEREF", arg)],
@@ -103,6 +104,13 @@ MAKE_FUNCTION_FLAGS: Final = sys.version_info < (3, 13)
 
 SEND_KEEPS_RECEIVER: Final = sys.version_info >= (3, 12)
 
+_ADD: Final = bytes((opmap["BINARY_OP"], 0, opmap["CACHE"], 0))
+_STAR: Final = ("PREP_RERAISE_STAR", 0) if sys.version_info < (3, 12) else ("CALL_INTRINSIC_2", 1)
+_TWO: Final = (lambda error, raised: error + raised).__code__
+prep_reraise_star: Final = FunctionType(
+    _TWO.replace(co_code=_TWO.co_code.replace(_ADD, bytes((opmap[_STAR[0]], _STAR[1], opmap["NOP"], 0)))), {}
+)
+"""The instruction itself, as a function."""
 
 ARGUMENTS: Final[dict[str, Callable[[CodeType, int], object]]] = {
     **dict.fromkeys((

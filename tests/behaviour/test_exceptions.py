@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import dovetail
-from dovetail.capture.places import raised_at
+from dovetail.capture.places import traceback_at
 from dovetail.events import EVENTS
 from dovetail.util.loc import Loc
 from tests.behaviour.running import ANY, Suite
@@ -346,9 +346,9 @@ def test_traceback_of_a_captured_exception() -> None:
     assert lines[0] == lines[1]
 
 
-def test_raised_at() -> None:
-    error = raised_at(ValueError("v"), [Loc("a.py", 3, "C.g"), Loc("b.py", 70, "f")])
-    frames = traceback.extract_tb(error.__traceback__)
+def test_traceback_at() -> None:
+    found = traceback_at([Loc("a.py", 3, "C.g"), Loc("b.py", 70, "f")])
+    frames = traceback.extract_tb(found)
     assert [(frame.filename, frame.lineno, frame.name) for frame in frames] == [("b.py", 70, "f"), ("a.py", 3, "g")]
 
 
