@@ -79,8 +79,9 @@ def is_impure(op: str) -> bool:
 @cache
 def is_view_call(op: str) -> bool:
     """Run as a library call, the result shares memory with an argument."""
-    is_aten = op.startswith("aten.")
-    return is_aten and any(result.alias_info is not None for result in find_op(op)._schema.returns)
+    if op == "aten._unsafe_view.default":  # its schema does not say so
+        return True
+    return op.startswith("aten.") and any(r.alias_info is not None for r in find_op(op)._schema.returns)
 
 
 def decomposes(*names: str, prim: bool = False) -> Callable[[Rule], Rule]:

@@ -121,6 +121,15 @@ def forward(x: f32[1024, 1024] cuda, w: f32[1024, 1024] cuda):
 """
 
 
+def test_the_memory_of_a_product_stays_while_an_unsafe_view_of_it_is_read() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = (x @ w)[:, ::2]
+        return ((rows * 2) @ w).real, rows.conj() + 1
+
+    x, w = torch.randn(3, 4, 6, dtype=torch.cfloat), torch.randn(6, 6, dtype=torch.cfloat)
+    torch.testing.assert_close(dovetail.compile(f)(x, w), f(x, w))
+
+
 def test_what_frees_memory_runs_as_soon_as_it_can() -> None:
     made = schedule(lower.lower(parse_graph(PAIRS)), Options())
     assert [step.name for step in made.steps] == ["a", "b", "first", "c", "d", "second"]
