@@ -3,7 +3,7 @@
 class_of("prims.exp")           'cheap'      one more term in a fused loop
 class_of("aten.view.default")   'view'       nothing
 class_of("prims.sum")           'reduction'  reads its input again
-class_of("aten.mm.default")     'heavy'      matmul, convolution, attention, unknown library calls
+class_of("aten.mm.default")     'heavy'      matmul, convolution, attention, library calls of any kind
 class_of("aten.rand.default")   'random'     must run once
 """
 from __future__ import annotations
@@ -34,9 +34,7 @@ def class_of(op: str) -> str:
     func = find_op(op)
     if is_impure(op) or torch.Tag.nondeterministic_seeded in func.tags:
         return "random"
-    if facts_of(func).is_view:
-        return "view"
-    return "cheap" if torch.Tag.pointwise in func.tags else "heavy"
+    return "view" if facts_of(func).is_view else "heavy"
 
 
 def kind_of(node: Node) -> str:

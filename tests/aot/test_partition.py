@@ -51,6 +51,11 @@ def test_matmul_is_not_recomputed() -> None:
     assert _saved_bytes(parts) == 8 * 8 * 4
 
 
+def test_what_a_library_call_computes_is_not_recomputed() -> None:
+    parts = _parts(lambda x: (x * 1j).exp().real, torch.randn(64, requires_grad=True))
+    assert not any("exp" in n.op for n in parts.backward.nodes)
+
+
 def test_a_view_is_saved_as_its_base() -> None:
     f = lambda x, w: (x @ w).view(4, 16).t().unsqueeze(0).sin() * 2  # noqa: E731
     make = lambda: [torch.randn(8, 8, requires_grad=True) for _ in range(2)]  # noqa: E731
