@@ -535,12 +535,15 @@ for _maker in (torch.from_numpy, torch.tensor, torch.as_tensor, torch.asarray):
 
 
 def _typed(kind: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    """torch.LongTensor([1, 2])"""
+    """torch.LongTensor([1, 2]), torch.Tensor(2, 3)"""
     kinds = list, tuple, getattr(sys.modules.get("numpy"), "ndarray", list)
+    like = {"dtype": native(kind).dtype, "device": native(kind).device}
+    sizes = args[0] if len(args) == 1 and type(args[0]) is torch.Size else args
+    if all(isinstance(size, (int, torch.SymInt)) for size in sizes) and not kwargs:
+        return trace.call(torch.empty, [list(sizes) if args else [0]], like)
     if len(args) != 1 or kwargs or not isinstance(args[0], kinds):
         raise UnknownCall(trace.loc(), function=f"torch.{kind.__name__}")
-    dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
-    return _from_array(torch.as_tensor, trace, args, {"dtype": dtype})
+    return _from_array(torch.as_tensor, trace, args, {"dtype": like["dtype"]})
 
 
 for _kind in ("", "Long", "Int", "Short", "Byte", "Bool", "Float", "Double", "Half", "BFloat16"):

@@ -215,6 +215,8 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
         ask_input("storage_offset", trace, args[0])
     if name == "new" and len(args) == 2 and type(args[1]) is torch.Size:  # a tuple would be its contents
         name = "new_empty"
+    if name == "type" and isinstance(args[-1], type(torch.LongTensor)):
+        args = [args[0], f"{args[-1].__module__}.{args[-1].__name__}"]
     if name == "new_tensor" and len(args) == 2:
         like = {"dtype": args[0].dtype, "device": args[0].device}
         return trace.call(torch.tensor, args[1:], {**like, **kwargs})

@@ -199,6 +199,9 @@ VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]]
     "values": (lambda m, x: [x * v for v in m], lambda: (collections.OrderedDict(a=X).values(), X), 0),
     "dict then its view": (change_through_view, lambda: (*dict_and_view(True), X), 1),
     "view then its dict": (lambda k, d, x: change_through_view(d, k, x), lambda: (*dict_and_view(False), X), 9),
+    "typed tensors of sizes": (
+        lambda x: (torch.Tensor(*x.shape).zero_() + x, torch.Tensor(torch.Size([3])).zero_(), torch.Tensor(),
+                   torch.arange(0, 5, out=torch.LongTensor(5)), x.type(torch.LongTensor)), lambda: (X,), 0),
     "typed tensors": (lambda x: (x, torch.LongTensor([1, 2]), torch.Tensor([1, 2])), lambda: (X,), 0),
     "generator": (draw, lambda: (X,), 2),
     "generator of its own": (draw_from_own, lambda: (X,), 4),
