@@ -197,17 +197,17 @@ def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return native(next, *args)
 
 
-def _folded(op: Callable[[Any, Any], Any], start: int, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if op is operator.add and type(args[0]) is range:
+def _folded(fold: Any, op: Callable[[Any, Any], Any], trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if fold is sum and type(args[0]) is range:
         return native(sum, *args, **kwargs)
-    total = args[1] if len(args) == 2 else kwargs.get("start", start)
+    total = native(fold, (), *args[1:], **kwargs)  # which refuses to begin with text
     for item in drain(trace, args[0]):
         total = operations.binary(trace, op, total, item)
     return total
 
 
-on(sum)(partial(_folded, operator.add, 0))
-on(math.prod)(partial(_folded, operator.mul, 1))
+on(sum)(partial(_folded, sum, operator.add))
+on(math.prod)(partial(_folded, math.prod, operator.mul))
 
 
 def drain(trace: Trace, value: Any) -> Args:
@@ -270,8 +270,8 @@ DIVMOD: Final = (operator.floordiv, operator.mod)
 
 @on(divmod)
 def _divmod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    own = operations.dunder(trace, type(args[0]), "__divmod__")
-    return trace.call(own, args, {}) if own else tuple(operations.binary(trace, op, *args) for op in DIVMOD)
+    found, made = operations.by_dunder(trace, args[0], args[1], "__divmod__", "__rdivmod__")
+    return made if found else tuple(operations.binary(trace, op, *args) for op in DIVMOD)
 
 
 @on(round)

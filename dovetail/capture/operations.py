@@ -90,7 +90,7 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
         if result is not NotImplemented and result is not MISSING:
             return result
     forward, backward = DUNDERS[op if plain is None else plain]
-    found, result = _by_dunder(trace, left, right, forward, backward)
+    found, result = by_dunder(trace, left, right, forward, backward)
     if found:
         return result
     if kind is Fake or other is Fake:
@@ -101,7 +101,7 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
     return native(op, left, right)
 
 
-def _by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str) -> tuple[bool, Any]:
+def by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str) -> tuple[bool, Any]:
     """Try the operands' Python methods in Python's order; (False, _) when the built-in ones decide."""
     first, second = dunder(trace, type(left), forward), dunder(trace, type(right), backward)
     if first is None and second is None:
@@ -152,7 +152,7 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
         return native(op, left, right)
     if kind is Fake or other is Fake:
         left, right = as_numbers([left, right], left)
-    found, result = _by_dunder(trace, left, right, *COMPARISONS[op])
+    found, result = by_dunder(trace, left, right, *COMPARISONS[op])
     if found:
         return result
     if kind is Fake or other is Fake:

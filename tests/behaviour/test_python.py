@@ -299,6 +299,34 @@ def for_else_while_break() -> Any:
     return f, (x4(),)
 
 
+class Halves:
+    """Refuses to be divided, but divides what does not know it."""
+
+    def __divmod__(self, other: Any) -> Any:
+        return NotImplemented
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return "divides", other
+
+
+@case("C4")
+def sums_and_quotients_that_python_refuses() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        said: list[Any] = [divmod(7, Halves()), sum([[1], [2]], []), sum([1, 2], start=3)]  # type: ignore[operator]
+        for start in ("", b"", bytearray()):
+            try:
+                said.append(sum([], start))
+            except TypeError as error:
+                said.append(str(error))
+        try:
+            said.append(divmod(Halves(), Halves()))  # type: ignore[operator]
+        except TypeError:
+            said.append("refused")
+        return x + 1, said
+
+    return f, (x4(),)
+
+
 @case("C4")
 def builtin_iteration() -> Any:
     def f(x: torch.Tensor) -> Any:
