@@ -123,7 +123,7 @@ class Emitter:
         rule = REBUILD.get(type(value)) or rebuild_by_base(value)
         text = rule(self, value)
         self.busy.discard(id(value))
-        return text
+        return text if text.isidentifier() or text == "()" else self.temp(text)  # it is made once
 
     def refuse(self, value: Any, detail: str, step: int = -1) -> Any:
         raise UnsupportedValue(self.trace.frame.loc, type=type(value).__name__, detail=detail, step=step)
@@ -203,7 +203,7 @@ def _made_of(
     kind: type, arguments: Callable[[Emitter, Any], str] = lambda emit, value: f"[{emit.items(value)}]"
 ) -> Rule:
     """A container that its class makes of the items, or of these arguments."""
-    return lambda emit, value: emit.temp(f"{emit.const(kind, kind.__name__)}({arguments(emit, value)})")
+    return lambda emit, value: f"{emit.const(kind, kind.__name__)}({arguments(emit, value)})"
 
 
 def _method(emit: Emitter, value: MethodType) -> str:
@@ -229,7 +229,7 @@ def _builtin_method(emit: Emitter, value: Any) -> str:
 def _partial(emit: Emitter, value: functools.partial[Any]) -> str:
     args = [emit.value(arg) for arg in (value.func, *value.args)]
     args += [f"{key}={emit.value(item)}" for key, item in value.keywords.items()]
-    return emit.temp(f"{emit.const(functools.partial, 'partial')}({', '.join(args)})")
+    return f"{emit.const(functools.partial, 'partial')}({', '.join(args)})"
 
 
 def _function(emit: Emitter, value: FunctionType) -> str:
@@ -279,7 +279,7 @@ def _unfinished(emit: Emitter, value: Generator) -> str:
 def _late_text(emit: Emitter, value: LateText) -> str:
     if value.is_outdated:
         emit.refuse(value, "a tensor in the text was changed since")
-    return emit.temp(f"{emit.const(value.function, value.function.__name__)}({emit.items(value.args)})")
+    return f"{emit.const(value.function, value.function.__name__)}({emit.items(value.args)})"
 
 
 def _constant(emit: Emitter, value: Any) -> str:
@@ -390,10 +390,9 @@ _ordered: Final = _made_of(collections.OrderedDict, lambda emit, value: f"[{_pai
 ITERATED: Final[tuple[Any, ...]] = ([], (), {}, {}.keys(), {}.values(), {}.items(), set(), "", range(1), b"")
 
 REBUILD: Final[dict[type, Rule]] = {
-    list: lambda emit, value: emit.temp(f"[{emit.items(value)}]"),
+    list: lambda emit, value: f"[{emit.items(value)}]",
     tuple: lambda emit, value: f"({emit.items(value)},)" if value else "()",
-    dict: lambda emit, value: emit.temp(
-        f"{{{', '.join([f'{emit.value(key)}: {emit.value(item)}' for key, item in value.items()])}}}"),
+    dict: lambda emit, v: f"{{{', '.join([f'{emit.value(key)}: {emit.value(v[key])}' for key in v])}}}",
     **{kind: _made_of(kind) for kind in (set, frozenset, torch.Size)},
     slice: lambda emit, value: f"slice({emit.items((value.start, value.stop, value.step))})",
     MethodType: _method,
@@ -403,12 +402,12 @@ REBUILD: Final[dict[type, Rule]] = {
     InstanceDict: lambda emit, value: f"{emit.value(value.owner)}.__dict__",
     GlobalsView: lambda emit, value: _globals(emit, value.real),
     Callback: lambda emit, value: emit.value(value.fn),
-    Array: lambda emit, value: emit.temp(  # a view: the base of an array is None or another, never a tensor
-        f"{emit.value(value.fake)}.numpy()[{'()' if value.is_scalar else '...'}]"),
+    # a view: the base of an array is None or another, never a tensor
+    Array: lambda emit, value: f"{emit.value(value.fake)}.numpy()[{'()' if value.is_scalar else '...'}]",
     Appender: lambda emit, value: f"{emit.load(value.owner.source)}.append",
     LateText: _late_text,
     GivenText: lambda emit, value: emit.load(value.source),
-    Identity: lambda emit, value: emit.temp(f"{value.function.__name__}({emit.value(value.owner)})"),
+    Identity: lambda emit, value: f"{value.function.__name__}({emit.value(value.owner)})",
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): lambda emit, value: "None",
     Generator: _unfinished,
@@ -453,11 +452,11 @@ def rebuild_by_base(value: Any) -> Rule:
 def _array(emit: Emitter, value: Any) -> str:
     """Of constants: each call gets its own. What is a view stays one, of the same base."""
     if type(value.base) is not type(value):
-        return emit.temp(f"{emit.const(value, 'array')}.copy('K')")
+        return f"{emit.const(value, 'array')}.copy('K')"
     start = (value.ctypes.data - value.base.ctypes.data) // value.itemsize
     view = emit.const(numpy().lib.stride_tricks.as_strided, "as_strided")
     flat = f"{emit.value(value.base)}.ravel('K').view({emit.const(value.dtype, 'dtype')})"
-    return emit.temp(f"{view}({flat}[{start}:], {value.shape}, {value.strides})")
+    return f"{view}({flat}[{start}:], {value.shape}, {value.strides})"
 
 
 def has_maker_in_c(kind: type, solid: type) -> bool:

@@ -50,6 +50,23 @@ def a_view_of_what_the_program_made() -> Any:
     return f, (x4(),)
 
 
+@case("C4", breaks=2)
+def a_tuple_and_a_slice_stay_one_object() -> Any:
+    kept = Thing()
+
+    def f(x: torch.Tensor) -> Any:
+        pair, part = (x + 1, 2), slice(0, 2)
+        kept.pair, kept.part = pair, part  # type: ignore[attr-defined]
+        print("here")
+        return pair, [pair], kept.pair is pair, x[part], kept.part is part  # type: ignore[attr-defined]
+
+    def are_one(x: torch.Tensor) -> Any:
+        pair, [again], *said = f(x)
+        return pair, pair is again, said
+
+    return are_one, (x4(),)
+
+
 @case("C3", breaks=ANY)
 def an_attribute_that_hides_the_method_it_calls() -> Any:
     class Counted:
