@@ -15,6 +15,7 @@ import dataclasses
 import logging
 import sys
 import threading
+import traceback
 import types
 import warnings
 from collections.abc import Callable
@@ -232,6 +233,12 @@ def _exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 @on(sys.exc_info)
 def _current_exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if _exception(trace, args, kwargs) is not None:
-        raise UnknownCall(trace.loc(), function="sys.exc_info")
-    return None, None, None
+    found = _exception(trace, args, kwargs)
+    return (None, None, None) if found is None else (type(found), found, found.__traceback__)
+
+
+@on(traceback.clear_frames)
+def _clear_frames(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """The tracebacks of exceptions that were raised in the graph hold none."""
+    if id(args[0]) not in trace.raised:
+        inline(trace, traceback.clear_frames, args, kwargs)

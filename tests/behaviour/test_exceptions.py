@@ -2,6 +2,7 @@
 its traceback are as in plain Python, in the broken part and after it."""
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import sys
@@ -271,6 +272,52 @@ def context_manager_that_prints_and_swallows() -> Any:
             raise ValueError("w")
         print(sys.exc_info())
         return x + 3
+
+    return f, twice()
+
+
+@case("C4")
+def an_exception_left_with_a_context_manager_has_a_traceback() -> Any:
+    class Context:
+        seen: Any = ()
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+            traceback.clear_frames(trace)
+            self.seen = kind, trace is not None, sys.exc_info()[:2] == (kind, error), sys.exc_info()[2] is not None
+            return True
+
+    def f(x: torch.Tensor) -> Any:
+        with Context() as context:
+            x = x * 2
+            raise ValueError("left")
+        with contextlib.suppress(KeyError), contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            raise KeyError("left")
+        return x + context.seen[1], context.seen
+
+    return f, twice()
+
+
+@case("C3", breaks=ANY)
+def the_traceback_is_read_where_a_context_manager_is_left() -> Any:
+    class Context:
+        seen: Any = ()
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+            self.seen = trace.tb_frame.f_code.co_name, trace.tb_lineno, sys.exc_info()[2].tb_lineno  # type: ignore[union-attr]
+            return True
+
+    def f(x: torch.Tensor) -> Any:
+        with Context() as context:
+            x = x * 2
+            raise ValueError("left")
+        return x + 1, context.seen
 
     return f, twice()
 
