@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture import trace as traces
-from dovetail.capture.origins import IDENTITY, read_list, wrap
+from dovetail.capture.origins import IDENTITY, instance_dict, read_list, wrap
 from dovetail.capture.text import NUMBERS, LateText, native
 from dovetail.capture.trace import PLAIN, Origin, Outside, Raised, Trace, Unread
 from dovetail.errors import UnsupportedValue
@@ -82,7 +82,7 @@ def raise_attribute_error(obj: Any, name: str) -> Any:
 
 def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     kind, pending = type(obj), trace.writes.get((id(obj), name))
-    if type(kind.__getattribute__) is FunctionType and not isinstance(obj, (type, ModuleType)):
+    if type(kind.__getattribute__) is FunctionType and not isinstance(obj, ModuleType):
         return instance_attr(trace, obj, name)
     if pending is not None and pending.value is not traces.DELETED and not has_setter(kind, name, "__get__"):
         return pending.value
@@ -117,6 +117,8 @@ def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
 
 def own_attr(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
     """object.__getattribute__, then, if `hooked`, __getattr__."""
+    if isinstance(obj, type):
+        return class_attr(trace, obj, name)
     pending = trace.writes.get((id(obj), name))
     if pending is not None and pending.value is traces.DELETED:
         found, owner = find_in_class(trace, type(obj), name)  # which a deleted attribute no longer hides
@@ -174,15 +176,6 @@ def call_property(trace: Trace, found: property, part: str, name: str, obj: Any,
     if function is None:
         raise Raised(AttributeError(f"property '{name}' of '{type(obj).__name__}' object has no {part}"))
     return trace.call(function, [obj, *args], {})
-
-
-def instance_dict(obj: Any) -> dict[str, Any] | None:
-    """The real __dict__ of an instance (a subclass may define a property of that name)."""
-    try:
-        found = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def is_own_dict(origin: Origin | None) -> bool:

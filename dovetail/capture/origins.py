@@ -45,6 +45,8 @@ IDENTITY: Final = (
     torch._ops.OpOverloadPacket,
 )  # fmt: skip
 """Types whose instances are told apart by identity."""
+BOUND: Final = (BuiltinFunctionType, types.MethodWrapperType)
+UNBOUND: Final = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 TENSOR_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -57,9 +59,8 @@ def wrap(trace: Trace, value: Any, source: Source, stable: bool = False) -> Any:
         return value if stable else wrap_constant(trace, value, source)
     if kind is FunctionType:
         return wrap_function(trace, value, source, stable)
-    if kind is BuiltinFunctionType:
-        if (owner := type(value.__self__)) is str or owner in WRAPPERS or owner in _found:
-            return wrap_bound(trace, value, source)
+    if kind in BOUND and not isinstance(value.__self__, (type, types.ModuleType, types.NoneType)):
+        return wrap_bound(trace, value, source)
     if isinstance(value, IDENTITY):
         if not stable:
             is_own = isinstance(value, type) and is_resumed(trace.frame.code)  # made before it broke, perhaps
@@ -246,16 +247,19 @@ def read_list(trace: Trace, unread: Unread) -> list[Any]:
 
 def wrap_bound(trace: Trace, value: Any, source: Source) -> Any:
     """A method in C of a container or a tensor, bound: its owner is what counts."""
-    trace.guard(source, TypeIs(BuiltinFunctionType))
-    trace.guard(Attr(source, "__name__"), Equals(value.__name__))
-    trace.is_appending = value.__name__ == "append"
-    owner = wrap(trace, value.__self__, Attr(source, "__self__"))
+    real, name = value.__self__, value.__name__
+    own = [vars(kind)[name] for kind in type(real).__mro__ if name in vars(kind)]  # perhaps hidden by others
+    found = next((each for each in own if type(each) in UNBOUND and each.__get__(real) == value), None)
+    trace.guard(source, TypeIs(type(value)))
+    trace.guard(Attr(source, "__name__"), Equals(name))
+    trace.is_appending = name == "append"
+    owner = wrap(trace, real, Attr(source, "__self__"))
     trace.is_appending = False
-    if type(owner) is Outside:
-        return wrap_instance(trace, value, source)
-    if value.__name__ in getattr(value.__self__, "__dict__", ()):  # an attribute of its own hides it
-        return value
-    method = Appender(owner) if type(owner) is Unread else getattr(owner, value.__name__)
+    if type(owner) is Outside or found is None:
+        trace.guard(source, Is(value))
+        return register(trace, value, value, source)
+    is_unread, is_own = type(owner) is Unread, isinstance(owner, found.__objclass__)
+    method = Appender(owner) if is_unread else found.__get__(owner) if is_own else getattr(owner, name)
     trace.keep.append(method)
     return method
 
@@ -269,8 +273,8 @@ def _shadow(trace: Trace, value: Any, shadow: Any, source: Source) -> Origin:
 
 def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
     kind: Any = type(value)
-    if id(value) in trace.proxied:
-        raise UnsupportedValue(trace.loc(), type=kind.__name__, detail=f"{source} was read through a proxy")
+    if id(value) in trace.proxied or "__spec__" in value and "__loader__" in value:
+        raise UnsupportedValue(trace.loc(), type=kind.__name__, detail=f"{source} has another owner")
     form = [key if is_constant(key) else id(key) for key in value] + arguments_in(trace, value)
     if is_unsteady(trace, source, tuple(form)):
         return leave_outside(trace, value, source)
@@ -377,7 +381,21 @@ def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
     is_opaque = callable(value) and type(type(value).__call__) is types.WrapperDescriptorType
     is_opaque &= not isinstance(value, torch.autograd.graph.Node)
     trace.guard(source, Is(value) if is_opaque else TypeIs(type(value)))
+    if (fields := instance_dict(value)) is not None:
+        if id(fields) in trace.known or id(fields) in trace.proxied:
+            detail = f"the __dict__ of {source} has another owner"
+            raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=detail)
+        trace.proxied[id(fields)] = fields
     return register(trace, value, value, source)
+
+
+def instance_dict(obj: Any) -> dict[str, Any] | None:
+    """The real __dict__ of an instance (a subclass may define a property of that name)."""
+    try:
+        found = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def leave_outside(trace: Trace, value: Any, source: Source) -> Any:

@@ -67,6 +67,92 @@ def a_tuple_and_a_slice_stay_one_object() -> Any:
     return are_one, (x4(),)
 
 
+class Doubling(list):  # type: ignore[type-arg]
+    def append(self, item: Any) -> None:
+        super().append(item)
+        super().append(item)
+
+
+class Noted(dict):  # type: ignore[type-arg]
+    def __getitem__(self, key: Any) -> Any:
+        return 100
+
+
+@case("C4")
+def methods_in_c_of_containers_with_a_class_of_their_own_that_were_bound_before() -> Any:
+    rows, table = Doubling(), Noted(a=1)
+    put, put_twice, get = super(Doubling, rows).append, rows.append, super(Noted, table).__getitem__
+    store = super(Noted, table).__setitem__
+
+    def f(x: torch.Tensor) -> Any:
+        put(x * 2)
+        put_twice(x * 3)
+        store("b", x * 4)
+        return x * get("a") + table["a"] + len(rows)
+
+    return f, [(x4(),), (x4(),)], lambda: ([*rows], dict(table))
+
+
+class Answering(type):
+    def __getattribute__(cls, name: str) -> Any:
+        return 3 if name == "scale" else super().__getattribute__(name)
+
+
+class Answered(metaclass=Answering):
+    scale, shift = 1, 2
+
+
+@case("C4")
+def a_metaclass_that_answers_for_its_classes() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return x * Answered.scale + Answered.shift + Answered().scale
+
+    return f, (x4(),)
+
+
+class Shared:
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.__dict__ = fields
+
+
+@case("C4", breaks=ANY)
+def attributes_that_two_objects_share() -> Any:
+    one, fields = Thing(), {"number": 0}
+    one.number, own = 0, vars(one)
+    first, second = Shared(fields), Shared(fields)
+
+    def f(x: torch.Tensor) -> Any:
+        one.number += 1
+        own["number"] += 2
+        first.number += 3
+        second.number += 4
+        return x * one.number + x * own["number"] * first.number + second.number
+
+    return f, [(x4(),), (x4(),)], lambda: (own, fields)
+
+
+@case("C4", breaks=ANY)
+def the_attributes_of_an_object_and_of_a_module_as_a_dict_first() -> Any:
+    one, module = Thing(), types.ModuleType("module")
+    one.number = module.number = 1  # type: ignore[attr-defined]
+    own, names = vars(one), vars(module)
+
+    def count() -> int:
+        own["number"] += 1
+        one.number += 1
+        return own["number"]
+
+    def count_names() -> int:
+        names["number"] += 1
+        module.number += 1
+        return names["number"]  # type: ignore[no-any-return]
+
+    def f(x: torch.Tensor) -> Any:
+        return x * count() + count_names()
+
+    return f, [(x4(),), (x4(),)], lambda: (own, module.number)
+
+
 @case("C3", breaks=ANY)
 def an_attribute_that_hides_the_method_it_calls() -> Any:
     class Counted:
