@@ -237,8 +237,10 @@ def _current_exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return (None, None, None) if found is None else (type(found), found, found.__traceback__)
 
 
-@on(traceback.clear_frames)
+_clear: Any = traceback.clear_frames
+
+
+@on(_clear)
 def _clear_frames(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """The tracebacks of exceptions that were raised in the graph hold none."""
-    if id(args[0]) not in trace.raised:
-        inline(trace, traceback.clear_frames, args, kwargs)
+    return None if id(args[0]) in trace.raised else inline(trace, _clear, args, kwargs)
