@@ -333,12 +333,6 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "dovetail")
 
 
-def can_run_later() -> bool:
-    """Tracing depends on torch's modes, which belong to a thread; only grad mode is carried over."""
-    is_cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    return not is_cast and not torch.is_inference_mode_enabled()
-
-
 def run_later(work: Callable[[], Any], failed: Callable[[Exception], None]) -> None:
     has_grad = torch.is_grad_enabled()
 
@@ -535,9 +529,12 @@ class Compiler:
             self._race(captured)
 
     def _can_wait(self, captured: Capture) -> bool:
-        """With symbolic sizes compiling adds guards, so it must be done before the entry is."""
+        """With symbolic sizes compiling adds guards, so it must be done before the entry is. And tracing
+        depends on torch's modes, which belong to a thread; only grad mode is carried over."""
         is_static = all(item.symbolic is None for item in captured.inputs)
-        return self.options.background and self.is_own and is_static and can_run_later()
+        is_cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        has_modes = is_cast or torch.is_inference_mode_enabled()
+        return self.options.background and self.is_own and is_static and not has_modes
 
     def _bind_later(self, frame: capture.Frame, captured: Capture) -> None:
         """Eager serves until the graph is compiled."""

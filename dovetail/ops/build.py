@@ -10,7 +10,7 @@ Python numbers; they never promote (a decomposition says where it converts).
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, Final, TypeAlias, cast
 
@@ -287,9 +287,9 @@ class Build:
 Change: TypeAlias = "Callable[[Build, Node], Arg]"
 
 
-def replace_nodes(graph: Graph, change: Change) -> Graph:
-    """One pass in which a node may become several. `change` gets each node over its new operands, appends
-    what it becomes and returns its value (a tuple where it has several results), or None: then it stays."""
+def replace_nodes(graph: Graph, change: Change, names: Collection[str] | None = None) -> Graph:
+    """One pass in which a node, of these `names`, may become several. `change` gets each over its new
+    operands, appends what it becomes and returns its value (a tuple if it has several), or None: it stays."""
     b = Build(GraphBuilder.after(graph))
     env: dict[Node, Arg] = {node: node for node in graph.inputs}
     for node in graph.nodes:
@@ -299,7 +299,7 @@ def replace_nodes(graph: Graph, change: Change) -> Graph:
             continue
         moved = moved_over(node, env)
         b.begin(moved)
-        value = change(b, moved)
+        value = change(b, moved) if names is None or node.name in names else None
         if value is None:
             b.graph.nodes.append(moved)
             value = moved

@@ -72,10 +72,7 @@ def freeze(graph: Graph, steady: Collection[int]) -> Frozen | None:
 def fold_norms(graph: Graph, weights: Collection[Node]) -> Graph:
     """Convolutions take over the scale and shift of a batch norm that is their only reader."""
     folds = _find_folds(graph, movable(graph, weights))
-    if not folds:
-        return graph
-    fold = lambda b, node: _fold(b, node) if node.name in folds else None
-    return drop_dead(replace_nodes(graph, fold))
+    return drop_dead(replace_nodes(graph, _fold, folds)) if folds else graph
 
 
 def _find_folds(graph: Graph, fixed: set[Node]) -> set[str]:
@@ -150,9 +147,7 @@ def pack_recurrent(graph: Graph, weights: Collection[Node]) -> Graph:
     if not layers or not has_mkldnn("_reorder_mkldnn_rnn_layer_weight"):
         return graph
 
-    def change(b: Build, node: Node) -> Node | None:
-        if node.name not in layers:
-            return None
+    def change(b: Build, node: Node) -> Node:
         reverse, hidden, biases, batch_first = (node.args[i] for i in (7, 10, 12, 14))
         options = (hidden, reverse, biases, batch_first, node.operands[0].tensor.shape)
         types = tuple(weight.type for weight in node.operands[1:3])
@@ -161,7 +156,7 @@ def pack_recurrent(graph: Graph, weights: Collection[Node]) -> Graph:
         b.graph.nodes.append(Node(RECURRENT, args, node.type, node.name, node.kwargs, node.loc))
         return b.graph.nodes[-1]
 
-    return replace_nodes(graph, change)
+    return replace_nodes(graph, change, layers)
 
 
 def pack_linear(graph: Graph, weights: Collection[Node]) -> Graph:
@@ -175,9 +170,7 @@ def pack_linear(graph: Graph, weights: Collection[Node]) -> Graph:
     if not layers or not torch._C._get_mkldnn_enabled() or not has_mkldnn("_linear_pointwise"):
         return graph
 
-    def change(b: Build, node: Node) -> Node | None:
-        if node.name not in layers:
-            return None
+    def change(b: Build, node: Node) -> Node:
         *bias, x, weight = cast("list[Node]", node.args)
         columns, rows = weight.tensor.shape
         straight = tensor_type((rows, columns), F32, weight.tensor.device)
@@ -185,7 +178,7 @@ def pack_linear(graph: Graph, weights: Collection[Node]) -> Graph:
         packed = b.extern(PACK_LINEAR, (turned, x.tensor.shape[0]), straight)
         return b.extern(PACKED_LINEAR, (x, packed, bias[0] if bias else None, "none", (), ""), node.type).node
 
-    return replace_nodes(graph, change)
+    return replace_nodes(graph, change, layers)
 
 
 def _is_packable(node: Node, fixed: set[Node]) -> bool:

@@ -334,18 +334,13 @@ def _function(compiled: dict[str, Any], blocks: Blocks) -> GpuFunction:
 def _choices(kernel: Kernel, device: torch.device, options: Options) -> Iterable[Blocks]:
     if not options.tune or not all(kernel.sizes) or not all(kernel.points):
         return kernel.blocks[:1]
-    known = _remembered(kernel, device)
-    return [known] if known is not None else kernel.blocks
+    kept = store_in(default_folder()).get(_tuned_key(kernel, device))
+    return kernel.blocks if kept is None else [Blocks(**json.loads(kept))]
 
 
 def _tuned_key(kernel: Kernel, device: torch.device) -> str:
     described = f"{kernel.key} {torch.cuda.get_device_name(device)}"
     return "tuned-" + hashlib.sha256(described.encode()).hexdigest()[:24]
-
-
-def _remembered(kernel: Kernel, device: torch.device) -> Blocks | None:
-    kept = store_in(default_folder()).get(_tuned_key(kernel, device))
-    return None if kept is None else Blocks(**json.loads(kept))
 
 
 def _fastest(kernel: Kernel, functions: list[GpuFunction], device: torch.device) -> GpuFunction:

@@ -95,9 +95,7 @@ def load(
         EVENTS.emit("kernel", unit=program.name, **{name: getattr(kernel, name) for name in SHOWN})
     attach()
     host = open_library(host_path)
-    _connect(host, program)
-    if pending is not None:
-        _connect_gpu(host, program, pending)
+    _connect(host, program, pending)
     calls = tuple(make_call(call) for call in program.python_calls if isinstance(call, PythonCall))
     launch = _native.Launch(address_in(host, "run"), program.kinds, program.outputs, calls, host)
     plain = all(result.kind == "tensor" for result in program.results)
@@ -157,30 +155,23 @@ def _unit_text(kernels: list[Kernel]) -> str:
     return "".join(pieces) + "\n".join(kernel.text for kernel in kernels)
 
 
-def _connect(host: ctypes.CDLL, program: Program) -> None:
-    """Fill in the host's tables of functions."""
-    if program.kernels:
-        table = (ctypes.c_void_p * len(program.kernels)).in_dll(host, "dv_kernels")
-        for k, kernel in enumerate(program.kernels):
-            if kernel.language == "c++":
-                table[k] = _loaded[kernel.key]
-    arena = (ctypes.c_void_p * 2).in_dll(host, "dv_arena")
-    arena[0], arena[1] = _native.arena_functions()
-
-
-def _connect_gpu(host: ctypes.CDLL, program: Program, pending: gpu.Pending) -> None:
-    """Kernels of the GPU: their functions, and how each is launched."""
-    functions = pending.finish()
+def _connect(host: ctypes.CDLL, program: Program, pending: gpu.Pending | None) -> None:
+    """Fill in the host's tables of functions, and for kernels of the GPU how each is launched."""
+    functions = {} if pending is None else pending.finish()
     count = max(len(program.kernels), 1)
     table = (ctypes.c_void_p * count).in_dll(host, "dv_kernels")
+    for k, kernel in enumerate(program.kernels):
+        table[k] = _loaded[kernel.key] if kernel.language == "c++" else functions[kernel.key].address
+    arena = (ctypes.c_void_p * 2).in_dll(host, "dv_arena")
+    arena[0], arena[1] = _native.arena_functions()
+    if pending is None:
+        return
     launches = (ctypes.c_int32 * (4 * count)).in_dll(host, "dv_launches")
     for k, kernel in enumerate(program.kernels):
         if kernel.language == "triton":
-            function = functions[kernel.key]
-            table[k] = function.address
-            blocks = function.blocks
+            blocks, shared = functions[kernel.key].blocks, functions[kernel.key].shared
             first, second = (blocks.y, blocks.x) if "YBLOCK" in kernel.constants else (blocks.x, 1)
-            launches[4 * k : 4 * k + 4] = [first, second, blocks.warps, function.shared]
+            launches[4 * k : 4 * k + 4] = [first, second, blocks.warps, shared]
     for hole, name in (("dv_launch_kernel", "cuLaunchKernelEx"), ("dv_use_context", "cuCtxSetCurrent")):
         ctypes.c_void_p.in_dll(host, hole).value = address_in(gpu.driver(), name)
     ctypes.c_void_p.in_dll(host, "dv_context").value = gpu.context_of(pending.device)

@@ -19,7 +19,7 @@ from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
 from dovetail.codegen.cpp.reduce import PIECES, Accumulator, Partial
 from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
 from dovetail.ir.expr import ONE, Expr, add, ceildiv, linear_in, mul, product, symbols
-from dovetail.ir.loop import SCANS, Range, Scalar
+from dovetail.ir.loop import SCANS, Range
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
 from dovetail.util.noun import Noun
@@ -373,8 +373,10 @@ class Body(Noun, frozen=False):
     def _second_walk(
         self, step: Pass, items: list[Accumulator], scope: Scope, bounds: tuple[str, str] | None = None
     ) -> None:
-        """Squared deviations from the mean, now that it is known."""
-        self.writer.recompute = self.recomputed(step)
+        """Squared deviations from the mean, now that it is known. What is in no memory is computed again."""
+        made = {w.buffers[0]: w.value for w in writes_in(n for n in step.points if not n.reduce)}
+        gone = set(self.group.internal) - set(self.shape.kept_rows)
+        self.writer.recompute = {name: value for name, value in made.items() if name in gone}
 
         def visit(inside: Scope) -> None:
             for item in items:
@@ -382,12 +384,6 @@ class Body(Noun, frozen=False):
 
         self.inner_loops(scope, Walk(items, visit), bounds)
         self.writer.recompute = {}
-
-    def recomputed(self, step: Pass) -> dict[str, Scalar]:
-        """What a second walk has to compute again: it is in no memory."""
-        made = {w.buffers[0]: w.value for w in writes_in(n for n in step.points if not n.reduce)}
-        gone = set(self.group.internal) - set(self.shape.kept_rows)
-        return {name: value for name, value in made.items() if name in gone}
 
     def _copies(self, step: Pass) -> int:
         """Accumulators side by side: as many as a row fills, and one where the order counts."""
@@ -402,14 +398,16 @@ class Body(Noun, frozen=False):
 
     # -- inner loops
 
-    def inner_loops(self, scope: Scope, walk: Walk, bounds: tuple[str, str] | None = None) -> None:
-        order = innermost(self.group.inner, self.vector.var if self.vector else None)
-        self._nested(order, scope, walk, bounds)
+    @property
+    def inner(self) -> tuple[Range, ...]:
+        """The inner loops, that of the vectors last."""
+        return innermost(self.group.inner, self.vector.var if self.vector else None)
 
-    def _nested(
-        self, loops: tuple[Range, ...], scope: Scope, walk: Walk, bounds: tuple[str, str] | None
+    def inner_loops(
+        self, scope: Scope, walk: Walk, bounds: tuple[str, str] | None = None, outside: int = 0
     ) -> None:
-        item, rest = loops[0], loops[1:]
+        """Those inside of so many of them."""
+        item, *rest = self.inner[outside:]
         span = Span(item, *bounds) if bounds else Span.over(item)
         if item is self.vector:
             self._unrolled(span, scope, walk)
@@ -417,7 +415,7 @@ class Body(Noun, frozen=False):
         inside = Scope(scope.depth + 1, scope)
         self.writer.depths[item.var] = inside.depth
         if rest:
-            self._nested(rest, inside, walk, None)
+            self.inner_loops(inside, walk, None, outside + 1)
         else:
             walk.step(inside)
         name = item.var.name
@@ -464,8 +462,8 @@ class Body(Noun, frozen=False):
         for nest in first.rows:
             self.writer.row(nest, scope)
         items = self.accumulators(first, self._copies(first))
-        order = innermost(self.group.inner, self.vector.var if self.vector else None)
-        size, grain = c_expr(order[0].size), self.writer.lanes if order[0] is self.vector else 1
+        long, *others = self.inner
+        size, grain = c_expr(long.size), self.writer.lanes if long is self.vector else 1
         scope(f"const int64_t pieces = max_i(1, min_i(omp_get_max_threads(), {PIECES}));")
         partials = [Partial(self.writer, item) for item in items]
         for partial in partials:
@@ -478,7 +476,7 @@ class Body(Noun, frozen=False):
             item.declare(inside)
         self.inner_loops(inside, Walk(items, lambda s: self.visit(first, items, s)), ("from", "to"))
         second = [item for item in items if item.needs_second]
-        rest = product(r.size for r in order[1:])
+        rest = product(r.size for r in others)
         count = f"(int64_t)((to - from) * {c_expr(rest)})"
         for item in second:
             item.finish_mean(inside, f"max_i(1, {count})")
