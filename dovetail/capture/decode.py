@@ -20,12 +20,9 @@ from typing import Any, Final
 from dovetail.capture.versions import ARGUMENTS, FOR_ITER_SKIPS, TABLE
 from dovetail.util.noun import Noun, field
 
+_entries: Any = opcode._inline_cache_entries  # type: ignore[attr-defined]  # by name since 3.13
 CACHES: Final = {
-    name: (
-        opcode._inline_cache_entries.get(name, 0)  # type: ignore[attr-defined]
-        if isinstance(opcode._inline_cache_entries, dict)  # type: ignore[attr-defined]
-        else opcode._inline_cache_entries[number]  # type: ignore[attr-defined]
-    )
+    name: _entries.get(name, 0) if isinstance(_entries, dict) else _entries[number]
     for name, number in opcode.opmap.items()
     if number < 256
 }

@@ -346,15 +346,11 @@ class _Lowering:
             copied = self.store(out, window(ref), self.fresh(f"{out.name}_copy"))
             ref = cast(ir.BufferRef, copied.ref)
         if not ref.type.is_laid_as(out.tensor) and all(stride.lo > 0 for stride in out.tensor.stride):
-            ref = self.with_gaps(out, ref)
+            value = window(ref)  # its strides leave holes: whoever takes it (backward, say) counts on them
+            ref = self.add_buffer(self.fresh(f"{out.name}_spread"), out.tensor)
+            self.write_all(out, ref, value)
         self.returned.add(ref.buffer)
         return ref
-
-    def with_gaps(self, out: Node, ref: ir.BufferRef) -> ir.BufferRef:
-        """A result whose strides leave holes: whoever takes it (backward, say) counts on them."""
-        made = self.add_buffer(self.fresh(f"{out.name}_spread"), out.tensor)
-        self.write_all(out, made, window(ref))
-        return made
 
 
 def _input_name(node: Node) -> str:

@@ -87,46 +87,19 @@ def _normalise(b: Build, v: Value, mean: Value, rstd: Value, weight: Maybe, bias
     return _affine(b, v, alpha, beta)
 
 
-@decomposes("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update",
-            "aten.native_batch_norm")  # fmt: skip
-def batch_norm_inference(
-    b: Build, x: Value, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, *rest: float
-) -> Results:
-    """The rest is momentum and eps, for the last of these ops after whether it is training: that updates
-    the statistics it is given in place, and is pure without."""
-    is_training = len(rest) == 3 and rest[0]
-    if is_training and running_mean is None and running_var is None:
-        return batch_norm_training(b, x, weight, bias, None, None, True, *rest[1:])
-    if len(b.outs) != 3 or is_training or running_mean is None or running_var is None:
-        raise Declined
-    return _batch_norm_eval(b, x, weight, bias, running_mean, running_var, rest[-1])
-
-
-def _batch_norm_eval(
-    b: Build, x: Value, weight: Maybe, bias: Maybe, mean: Value, var: Value, eps: float
-) -> Results:
-    v = accumulate(x, x.dtype)
-    rstd = b.call("rsqrt", var.to(v.dtype) + plain(eps))
-    y = _normalise(b, v, mean.to(v.dtype), rstd, weight, bias).to(x.dtype)
-    if x.type.device.kind == "cpu":  # where eager shows no statistics
-        return y, *(b.full(t.shape, 0, t.dtype, t.device) if t is not None else None for t in b.outs[1:3])
-    return b.results(y, mean, rstd)
-
-
-@decomposes("aten._native_batch_norm_legit_functional")
-def batch_norm_training(
+@decomposes("aten._native_batch_norm_legit_functional", "aten.native_batch_norm")
+def batch_norm(
     b: Build, x: Value, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
     momentum: float, eps: float,
 ) -> Results:  # fmt: skip
-    """With the new statistics, where there were old ones."""
+    """With the new statistics, where there were old ones; who updates those in place is pure without."""
     if not training:
-        assert running_mean is not None and running_var is not None
-        y, mean, rstd = _batch_norm_eval(b, x, weight, bias, running_mean, running_var, eps)
-        return y, mean, rstd, b.prim("copy", running_mean), b.prim("copy", running_var)
+        return _batch_norm_eval(b, x, weight, bias, running_mean, running_var, eps)
     dims = _others(x)
     v = accumulate(x, x.dtype)
     size = count(x, dims)
-    decline_if(size.lo < 2)
+    is_impure = len(b.outs) == 3 and (running_mean is not None or running_var is not None)
+    decline_if(size.lo < 2 or is_impure)
     mean, squares = moments(b, _exact(v, x), dims, keepdim=False)
     rstd = _rstd(b, squares, size, eps)
     found = [_normalise(b, v, mean.to(v.dtype), rstd.to(v.dtype), weight, bias), mean, rstd]
@@ -134,6 +107,25 @@ def batch_norm_training(
         if old is not None:
             found.append(now * plain(momentum) + old.to(mean.dtype) * (1.0 - plain(momentum)))
     return b.results(*found)
+
+
+decomposes("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")(
+    lambda b, x, weight, bias, mean, var, *rest: batch_norm(b, x, weight, bias, mean, var, False, *rest)
+)
+
+
+def _batch_norm_eval(
+    b: Build, x: Value, weight: Maybe, bias: Maybe, mean: Maybe, var: Maybe, eps: float
+) -> Results:
+    """On the CPU eager shows no statistics."""
+    if mean is None or var is None or len(b.outs) == 4:
+        raise Declined
+    v = accumulate(x, x.dtype)
+    rstd = b.call("rsqrt", var.to(v.dtype) + plain(eps))
+    y = _normalise(b, v, mean.to(v.dtype), rstd, weight, bias).to(x.dtype)
+    zeros = (b.full(t.shape, 0, t.dtype, t.device) if t else None for t in b.outs[1:3])
+    found = (y, *zeros) if x.type.device.kind == "cpu" else b.results(y, mean, rstd)
+    return *found, *(b.prim("copy", old) for old in (mean, var) if len(b.outs) == 5)
 
 
 @decomposes("aten.native_batch_norm_backward")
