@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import partial
 from itertools import accumulate, combinations
 from typing import Any, Final, TypeAlias
 
@@ -84,9 +83,11 @@ class Recorder(FakeMode):
         if route is None:
             if isinstance(func, HigherOrderOperator):
                 raise UnsupportedMutation(self.loc, detail=f"{func} is not recorded")
-            route = _routes[func] = _route(func)
+            route = _routes[func] = _route(func, facts_of(func))
         if self.is_backward:
             self._locate()
+            if torch.is_grad_enabled() and facts_of(func).is_random:
+                raise UnsupportedMutation(self.loc, detail="forward run again in backward draws numbers")
         return route(self, func, args, kwargs or _NO_ARGS)
 
     def close(self) -> None:
@@ -233,12 +234,6 @@ def result_type(result: Any) -> Type:
     return None
 
 
-def record_random(route: Route, recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if recorder.is_backward and torch.is_grad_enabled():
-        raise UnsupportedMutation(recorder.loc, detail="forward run again in backward draws numbers")
-    return route(recorder, func, args, kwargs)
-
-
 # -- how each kind of op is recorded -------------------------------------------------------------------
 
 
@@ -294,21 +289,19 @@ def record_kernels(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) ->
         return OPDEFS[func._schema.name]._abstract_fn(*args, **kwargs)
 
 
+SAME: Final = (_aten.detach.default, _aten.alias.default)
+"""Views that are the same tensor again."""
+
+
 def record_view(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not isinstance(args[0], torch.Tensor):
         return of_number(func, args, kwargs)
     result = infer(func, args, kwargs)
-    step = ViewStep(facts_of(func).name, tuple([recorder.arg(a) for a in (*args[1:], *kwargs.values())]))
+    given = tuple([recorder.arg(a) for a in (*args[1:], *kwargs.values())])
     if isinstance(result, (list, tuple)):
         raise UnsupportedMutation(recorder.loc, detail=f"{func} returns several views")
+    step = None if func in SAME else ViewStep(facts_of(func).name, given)
     recorder.view(result, recorder.ref(args[0]), step)
-    return result
-
-
-def record_same(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """detach and alias: the same tensor again."""
-    result = infer(func, args, kwargs)
-    recorder.view(result, recorder.ref(args[0]), None)
     return result
 
 
@@ -333,22 +326,15 @@ def record_as_strided(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs)
 _TAKEN: Final = (_aten.unfold.default, _aten._reshape_alias.default)
 
 
-def record_split(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """One slice for each piece."""
-    result = infer(func, args, kwargs)
-    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
-    ends = [0, *accumulate(piece.shape[dim] for piece in result)]
+def record_pieces(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Each piece of a split is a slice, each of unbind what is at one place."""
+    result, is_split = infer(func, args, kwargs), func is not _aten.unbind.int
+    (dim,) = args[1 + is_split :] or (kwargs.get("dim", 0),)
+    ends = [0, *accumulate(piece.shape[dim] for piece in result)] if is_split else range(len(result) + 1)
     for piece, start, end in zip(result, ends, ends[1:]):
-        step = ViewStep("aten.slice.Tensor", (dim, recorder.arg(start), recorder.arg(end), 1))
-        recorder.view(piece, recorder.ref(args[0]), step)
-    return result
-
-
-def record_unbind(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    result = infer(func, args, kwargs)
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-    for i, piece in enumerate(result):
-        recorder.view(piece, recorder.ref(args[0]), ViewStep("aten.select.int", (dim, i)))
+        cut = (dim, recorder.arg(start), recorder.arg(end), 1) if is_split else (dim, start)
+        op = "aten.slice.Tensor" if is_split else "aten.select.int"
+        recorder.view(piece, recorder.ref(args[0]), ViewStep(op, cut))
     return result
 
 
@@ -571,11 +557,10 @@ def record_eig(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any
 _routes: Final[dict[Any, Route]] = {}
 
 ROUTES: Final[dict[str, Route]] = {
-    **{f"aten.{name}.default": record_same for name in ("detach", "alias")},
     **{f"aten.{x}.default": record_as_strided for x in ("as_strided", "_reshape_alias", "unfold", "real")},
-    **{f"aten.{name}split.Tensor": record_split for name in ("", "unsafe_")},
-    **{f"aten.{name}split_with_sizes.default": record_split for name in ("", "unsafe_")},
-    "aten.unbind.int": record_unbind,
+    **{f"aten.{name}split.Tensor": record_pieces for name in ("", "unsafe_")},
+    **{f"aten.{name}split_with_sizes.default": record_pieces for name in ("", "unsafe_")},
+    "aten.unbind.int": record_pieces,
     "aten.copy_.default": record_copy,
     "aten.clone.default": record_clone,
     **{f"aten.{name}.default": record_lift for name in ("lift_fresh", "lift", "lift_fresh_copy")},
@@ -597,13 +582,7 @@ ROUTES: Final[dict[str, Route]] = {
 """Ops whose schema does not tell the whole story."""
 
 
-def _route(func: Any) -> Route:
-    facts = facts_of(func)
-    route = _route_by_kind(func, facts)
-    return partial(record_random, route) if facts.is_random else route
-
-
-def _route_by_kind(func: Any, facts: Record) -> Route:
+def _route(func: Any, facts: Record) -> Route:
     if facts.name in ROUTES:
         return ROUTES[facts.name]
     if facts.fate == "decompose":
