@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, TypeAlias, cast
 
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
-from dovetail.ir.loop import SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, roots_of
+from dovetail.ir.loop import FUNCTIONS, SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, roots_of
 from dovetail.ir.program import Kernel
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL, DType
@@ -312,10 +312,7 @@ def neutral(kind: str, dtype: DType) -> int | float:
 
 # -- cost ------------------------------------------------------------------------------------------
 
-COSTLY: Final = frozenset(
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf "
-    "erfc lgamma pow atan2 sigmoid remainder floordiv".split()
-)
+COSTLY: Final = frozenset((*FUNCTIONS, "pow", "atan2", "sigmoid", "remainder", "floordiv"))
 
 
 def work(group: Group) -> Expr:

@@ -103,13 +103,18 @@ def _declare(result: str, **arities: int) -> dict[str, str]:
     return dict.fromkeys(arities, result)
 
 
+FUNCTIONS: Final = (
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf "
+    "erfc lgamma"
+).split()
+"""Of one float: what a library computes."""
+
 SCALAR_OPS: Final[dict[str, str]] = {
+    **dict.fromkeys(FUNCTIONS, "same"),
     **_declare(
         "same",
         # float
-        exp=1, exp2=1, expm1=1, log=1, log2=1, log10=1, log1p=1, sqrt=1, rsqrt=1, sin=1, cos=1, tan=1,
-        asin=1, acos=1, atan=1, sinh=1, cosh=1, tanh=1, asinh=1, acosh=1, atanh=1, erf=1, erfc=1,
-        lgamma=1, floor=1, ceil=1, round=1, trunc=1, frac=1, sigmoid=1, reciprocal=1,
+        sqrt=1, rsqrt=1, floor=1, ceil=1, round=1, trunc=1, frac=1, sigmoid=1, reciprocal=1,
         pow=2, atan2=2, copysign=2, div=2,
         # any number
         neg=1, abs=1, sign=1, add=2, sub=2, mul=2, maximum=2, minimum=2, fmax=2, fmin=2,

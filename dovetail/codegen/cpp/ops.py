@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from dovetail.codegen.analysis import neutral
+from dovetail.ir.loop import FUNCTIONS
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 
 C_TYPE: Final = {
@@ -24,7 +25,7 @@ VECTOR_TYPE: Final = {dtype: "mask" if dtype is BOOL else f"{dtype.name}v" for d
 Entry: TypeAlias = "str | Callable[[DType, tuple[DType, ...]], str]"
 
 
-def _by_kind(number: str, boolean: str) -> Entry:
+def by_kind(number: str, boolean: str) -> Entry:
     return lambda result, args: boolean if args[0] is BOOL else number
 
 
@@ -37,8 +38,7 @@ def _float_or(name: str, count: int, integer: str) -> Entry:
     return lambda result, args: _call(name, count) if args[0].is_float else integer
 
 
-_UNARY: Final = """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh
-    asinh acosh atanh erf erfc lgamma frac sigmoid reciprocal""".split()
+_UNARY: Final = (*FUNCTIONS, "sqrt", "rsqrt", "frac", "sigmoid", "reciprocal")
 _BINARY: Final = ("atan2", "copysign", "remainder", "floordiv", "truncdiv", "pow")
 
 _SHARED: Final[dict[str, Entry]] = {
@@ -50,64 +50,64 @@ _SHARED: Final[dict[str, Entry]] = {
     "neg": "(-{0})",
     "abs": _float_or("abs", 1, "({0} < 0 ? -{0} : {0})"),
     **{f"bit_{name}": f"({{0}} {sign} {{1}})" for name, sign in (("and", "&"), ("or", "|"), ("xor", "^"))},
-    "maximum": _by_kind(_call("maximum", 2), "({0} | {1})"),
-    "minimum": _by_kind(_call("minimum", 2), "({0} & {1})"),
+    "maximum": by_kind(_call("maximum", 2), "({0} | {1})"),
+    "minimum": by_kind(_call("minimum", 2), "({0} & {1})"),
     "fmax": lambda result, args: _call("fmax" if args[0].is_float else "maximum", 2),
     "fmin": lambda result, args: _call("fmin" if args[0].is_float else "minimum", 2),
 }
 
-_COMPARE: Final = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+COMPARE: Final = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _MASK_COMPARE: Final = {
     "eq": "(~({0} ^ {1}))", "ne": "({0} ^ {1})", "lt": "(~{0} & {1})", "le": "(~{0} | {1})",
     "gt": "({0} & ~{1})", "ge": "({0} | ~{1})",
 }  # fmt: skip
 
 
-def _truth(k: int, dtype: DType, is_vector: bool) -> str:
+def truth(k: int, dtype: DType, is_vector: bool = False) -> str:
     if dtype is BOOL:
         return f"{{{k}}}"
     return f"to_mask({{{k}}} != 0)" if is_vector else f"({{{k}}} != 0)"
 
 
-def _logical(sign: str, is_vector: bool) -> Entry:
-    return lambda r, a: f"({_truth(0, a[0], is_vector)} {sign} {_truth(1, a[1], is_vector)})"
+def logical(sign: str, is_vector: bool = False) -> Entry:
+    return lambda r, a: f"({truth(0, a[0], is_vector)} {sign} {truth(1, a[1], is_vector)})"
 
 
 CPP: Final[dict[str, Entry]] = {
     **_SHARED,
-    "add": _by_kind("({0} + {1})", "({0} || {1})"),
-    "mul": _by_kind("({0} * {1})", "({0} && {1})"),
+    "add": by_kind("({0} + {1})", "({0} || {1})"),
+    "mul": by_kind("({0} * {1})", "({0} && {1})"),
     "sign": "(({0} > 0) - ({0} < 0))",
-    "bit_not": _by_kind("(~{0})", "(!{0})"),
+    "bit_not": by_kind("(~{0})", "(!{0})"),
     "where": "({0} ? {1} : {2})",
-    **{name: f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
+    **{name: f"({{0}} {sign} {{1}})" for name, sign in COMPARE.items()},
     "isnan": lambda r, a: "({0} != {0})" if a[0].is_float else "false",
     "isinf": lambda r, a: "(__builtin_fabs({0}) == __builtin_inf())" if a[0].is_float else "false",
-    "logical_not": lambda r, a: f"(!{_truth(0, a[0], False)})",
-    "logical_and": _logical("&&", False),
-    "logical_or": _logical("||", False),
+    "logical_not": lambda r, a: f"(!{truth(0, a[0])})",
+    "logical_and": logical("&&"),
+    "logical_or": logical("||"),
     "check_index": "::check_index({0}, {1}, bad)",
 }
 
 CPP_VEC: Final[dict[str, Entry]] = {
     **_SHARED,
-    "add": _by_kind("({0} + {1})", "({0} | {1})"),
-    "mul": _by_kind("({0} * {1})", "({0} & {1})"),
+    "add": by_kind("({0} + {1})", "({0} | {1})"),
+    "mul": by_kind("({0} * {1})", "({0} & {1})"),
     "sign": lambda r, a: (
         f"({{0}} > 0 ? {_splat(a[0], 1)} : ({{0}} < 0 ? {_splat(a[0], -1)} : {_splat(a[0], 0)}))"
     ),
     "bit_not": "(~{0})",
     "where": "select({0}, {1}, {2})",
     **{
-        name: _by_kind(f"to_mask({{0}} {sign} {{1}})", _MASK_COMPARE[name]) for name, sign in _COMPARE.items()
+        name: by_kind(f"to_mask({{0}} {sign} {{1}})", _MASK_COMPARE[name]) for name, sign in COMPARE.items()
     },
     "isnan": lambda r, a: "to_mask({0} != {0})" if a[0].is_float else "mask{{}}",
     "isinf": lambda r, a: (
         f"to_mask(abs_({{0}}) == {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "mask{{}}"
     ),
-    "logical_not": lambda r, a: f"(~{_truth(0, a[0], True)})",
-    "logical_and": _logical("&", True),
-    "logical_or": _logical("|", True),
+    "logical_not": lambda r, a: f"(~{truth(0, a[0], True)})",
+    "logical_and": logical("&", True),
+    "logical_or": logical("|", True),
     "check_index": "check_index({0}, {1}, {lanes}, bad)",
 }
 

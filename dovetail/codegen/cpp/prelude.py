@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from dovetail.ir.loop import FUNCTIONS
+
 HEAD: Final = Path(__file__).with_name("head.h").read_text()
 PART: Final = Path(__file__).with_name("part.h").read_text()
 VECTORS: Final = Path(__file__).with_name("vectors.h").read_text()
@@ -21,12 +23,9 @@ INTEGERS: Final = Path(__file__).with_name("integers.h").read_text()
 # One entry per function that needs text of its own: overloads for a vector V and a scalar T.
 # {v} and {s} are replaced by float and double variants.
 _SLEEF: Final = {
-    **dict.fromkeys((
-        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
-        "sinh", "cosh", "tanh", "atanh", "erf", "erfc", "lgamma",
-    ), ("x",)),
+    **dict.fromkeys([name for name in FUNCTIONS if name not in ("asinh", "acosh")], ("x",)),
     **dict.fromkeys(("pow", "atan2"), ("x", "y")),
-}  # fmt: skip
+}
 _ACCURACY: Final = {"sin": "u35", "cos": "u35", "erfc": "u15"}
 """Tenths of a unit in the last place; of the others u10."""
 

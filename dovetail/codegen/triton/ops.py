@@ -8,10 +8,11 @@ rounded, so that results equal eager's. `dv.` functions stand in the prelude of 
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from dovetail.codegen.analysis import neutral
+from dovetail.codegen.cpp.ops import COMPARE, Entry, by_kind, logical, truth
+from dovetail.ir.loop import FUNCTIONS
 from dovetail.ir.types import BF16, BOOL, C32, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 
 DTYPES: Final = (U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64)
@@ -22,33 +23,13 @@ POINTER: Final = {
     C32: "*i32", C64: "*i64",  # loops only copy complex numbers
 }  # fmt: skip
 
-Entry: TypeAlias = "str | Callable[[DType, tuple[DType, ...]], str]"
-
 
 def _float_or(name: str, integer: str) -> Entry:
     return lambda result, args: f"libdevice.{name}({{0}})" if args[0].is_float else integer
 
 
-def _bool_or(number: str, boolean: str) -> Entry:
-    return lambda result, args: boolean if args[0] is BOOL else number
-
-
-def _truth(k: int, dtype: DType) -> str:
-    return f"{{{k}}}" if dtype is BOOL else f"({{{k}}} != 0)"
-
-
-def _logical(sign: str) -> Entry:
-    return lambda result, args: f"({_truth(0, args[0])} {sign} {_truth(1, args[1])})"
-
-
-_LIBDEVICE: Final = (
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "erf erfc lgamma rsqrt"
-).split()
-_COMPARE: Final = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-
 TRITON: Final[dict[str, Entry]] = {
-    **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE},
+    **{name: f"libdevice.{name}({{0}})" for name in (*FUNCTIONS, "rsqrt")},
     "sqrt": lambda r, a: "tl.sqrt_rn({0})" if a[0] is F32 else "libdevice.sqrt({0})",
     **{name: _float_or(name, "{0}") for name in ("floor", "ceil", "trunc")},
     "round": _float_or("nearbyint", "{0}"),
@@ -59,11 +40,11 @@ TRITON: Final[dict[str, Entry]] = {
     **{name: f"libdevice.{name}({{0}}, {{1}})" for name in ("atan2", "copysign")},
     "div": lambda r, a: _div("{0}", "{1}", a[0]),
     "neg": "(-{0})",
-    "abs": _bool_or("tl.abs({0})", "{0}"),
+    "abs": by_kind("tl.abs({0})", "{0}"),
     "sign": lambda r, a: f"(({{0}} > 0).to({TL_TYPE[r]}) - ({{0}} < 0).to({TL_TYPE[r]}))",
-    "add": _bool_or("({0} + {1})", "({0} | {1})"),
+    "add": by_kind("({0} + {1})", "({0} | {1})"),
     "sub": "({0} - {1})",
-    "mul": _bool_or("({0} * {1})", "({0} & {1})"),
+    "mul": by_kind("({0} * {1})", "({0} & {1})"),
     "maximum": lambda r, a: "dv.maximum({0}, {1})" if a[0].is_float else "tl.maximum({0}, {1})",
     "minimum": lambda r, a: "dv.minimum({0}, {1})" if a[0].is_float else "tl.minimum({0}, {1})",
     "fmax": "tl.maximum({0}, {1})",
@@ -73,14 +54,14 @@ TRITON: Final[dict[str, Entry]] = {
     "truncdiv": "({0} // {1})",
     "check_index": "dv.wrap({0}, {1}{inside})",
     **{f"bit_{name}": f"({{0}} {sign} {{1}})" for name, sign in (("and", "&"), ("or", "|"), ("xor", "^"))},
-    "bit_not": _bool_or("(~{0})", "({0} == 0)"),
+    "bit_not": by_kind("(~{0})", "({0} == 0)"),
     "where": "tl.where({0}, {1}, {2})",
-    **{name: f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
+    **{name: f"({{0}} {sign} {{1}})" for name, sign in COMPARE.items()},
     "isnan": "({0} != {0})",
     "isinf": lambda r, a: "(tl.abs({0}) == float('inf'))" if a[0].is_float else "({0} != {0})",
-    "logical_not": lambda r, a: f"({_truth(0, a[0])} == 0)",
-    "logical_and": _logical("&"),
-    "logical_or": _logical("|"),
+    "logical_not": lambda r, a: f"({truth(0, a[0])} == 0)",
+    "logical_and": logical("&"),
+    "logical_or": logical("|"),
     "cast": lambda r, a: _cast(r, a[0]),
     "bitcast": lambda r, a: f"{{0}}.to({TL_TYPE[r]}, bitcast=True)",
 }

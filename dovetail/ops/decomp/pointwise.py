@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from dovetail.ir.loop import FUNCTIONS
 from dovetail.ir.types import BOOL, DType, TensorType
 from dovetail.ops.build import Build, Number, Operand, Value, compute_dtype, promoted, rounded
 from dovetail.ops.registry import DECOMPOSITIONS, Declined, decline_if, decomposes
@@ -56,11 +57,7 @@ def _rounded(b: Build, x: Operand, dtype: DType) -> Operand:
 
 # -- unary -----------------------------------------------------------------------------------------
 
-FLOAT_UNARY: Final = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
-    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma",
-    "sigmoid", "reciprocal", "frac",
-)  # fmt: skip
+FLOAT_UNARY: Final = (*FUNCTIONS, "sqrt", "rsqrt", "sigmoid", "reciprocal", "frac")
 
 
 def _unary(prim: str) -> Callable[..., Value]:
