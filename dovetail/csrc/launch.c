@@ -110,10 +110,6 @@ static int open_buffers(const Launch *self, Buffers *buffers) {
     return 0;
 }
 
-static void close_buffers(Buffers *buffers) {
-    if (buffers->all != buffers->few) PyMem_Free(buffers->all);
-}
-
 static int read_arguments(const Launch *self, PyObject *const *args, Buffers *buffers) {
     Py_ssize_t tensors = 0, ints = 0, floats = 0;
     for (Py_ssize_t i = 0; i < self->n_inputs; i++) {
@@ -169,19 +165,6 @@ static PyObject *run_program(Launch *self, Buffers *buffers, int owns_inputs) {
     return list;
 }
 
-static PyObject *launch_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
-    Launch *self = (Launch *)object;
-    Buffers buffers;
-    if (PyVectorcall_NARGS(flags) != self->n_inputs || (names && PyTuple_GET_SIZE(names)))
-        return PyErr_Format(PyExc_TypeError, "expected %zd inputs, got %zd", self->n_inputs,
-                            PyVectorcall_NARGS(flags));
-    if (open_buffers(self, &buffers) < 0) return NULL;
-    PyObject *list = NULL;
-    if (read_arguments(self, args, &buffers) == 0) list = run_program(self, &buffers, 0);
-    close_buffers(&buffers);
-    return list;
-}
-
 /* Own handles of the tensors among the inputs. On failure none are left. */
 static int own_inputs(const Launch *self, PyObject *given, Buffers *buffers) {
     int32_t n = 0;
@@ -197,21 +180,33 @@ static int own_inputs(const Launch *self, PyObject *given, Buffers *buffers) {
     return n;
 }
 
-static PyObject *launch_consume(Launch *self, PyObject *given) {
+/* With these arguments, which are the items of `given` if the program is to own and free them. */
+static PyObject *run_with(Launch *self, PyObject *const *args, PyObject *given) {
     Buffers buffers;
-    if (!PyList_CheckExact(given) || PyList_GET_SIZE(given) != self->n_inputs)
-        return PyErr_Format(PyExc_TypeError, "expected a list of %zd inputs", self->n_inputs);
     if (open_buffers(self, &buffers) < 0) return NULL;
     PyObject *list = NULL;
-    int owned = read_arguments(self, ((PyListObject *)given)->ob_item, &buffers);
-    if (owned == 0 && (owned = own_inputs(self, given, &buffers)) >= 0) {
-        if (PyList_SetSlice(given, 0, PyList_GET_SIZE(given), NULL) == 0)
-            list = run_program(self, &buffers, 1);
-        for (int n = 0; n < owned; n++)
-            if (buffers.in[n]) delete_handle(buffers.in[n]);
-    }
-    close_buffers(&buffers);
+    int owned = read_arguments(self, args, &buffers);
+    if (owned == 0 && given) owned = own_inputs(self, given, &buffers);
+    if (owned >= 0 && (!given || PyList_SetSlice(given, 0, PyList_GET_SIZE(given), NULL) == 0))
+        list = run_program(self, &buffers, given != NULL);
+    for (int n = 0; n < owned; n++)
+        if (buffers.in[n]) delete_handle(buffers.in[n]);
+    if (buffers.all != buffers.few) PyMem_Free(buffers.all);
     return list;
+}
+
+static PyObject *launch_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
+    Launch *self = (Launch *)object;
+    if (PyVectorcall_NARGS(flags) != self->n_inputs || (names && PyTuple_GET_SIZE(names)))
+        return PyErr_Format(PyExc_TypeError, "expected %zd inputs, got %zd", self->n_inputs,
+                            PyVectorcall_NARGS(flags));
+    return run_with(self, args, NULL);
+}
+
+static PyObject *launch_consume(Launch *self, PyObject *given) {
+    if (!PyList_CheckExact(given) || PyList_GET_SIZE(given) != self->n_inputs)
+        return PyErr_Format(PyExc_TypeError, "expected a list of %zd inputs", self->n_inputs);
+    return run_with(self, ((PyListObject *)given)->ob_item, given);
 }
 
 /* -- the type */
