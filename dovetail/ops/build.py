@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
+from math import frexp
 from typing import Any, Final, TypeAlias, cast
 
 import torch
@@ -92,7 +93,7 @@ class Build:
     def __init__(self, graph: GraphBuilder) -> None:
         self.graph = graph
         self.stem, self.loc, self.out_type = "", cast("Loc | None", None), cast(Type, None)
-        self.feeds_pointwise = False
+        self.feeds_pointwise, self.start = False, 0
         self.used: frozenset[int] = frozenset()
 
     def begin(self, node: Node, feeds_pointwise: bool = False, used: frozenset[int] = frozenset()) -> None:
@@ -100,6 +101,7 @@ class Build:
         its results, if it has several, are used at all."""
         self.stem, self.loc, self.out_type = node.name, node.loc, node.type
         self.feeds_pointwise, self.used, self.has_looked = feeds_pointwise, used, False
+        self.start = len(self.graph.nodes)
 
     def maker(self, value: Value) -> Node:
         """What computes an operand. Who has looked at it decides for this operand alone."""
@@ -174,6 +176,9 @@ class Build:
 
     def call(self, name: str, *operands: Operand) -> Value:
         """A pointwise prim: operands are broadcast to one shape; their types must already agree."""
+        if name == "div" and isinstance(by := operands[1], float):  # by 2**k, as * 2**-k to the last bit
+            if abs(frexp(by)[0]) == 0.5 and 1e-9 < abs(by) < 1e9:
+                name, operands = "mul", (operands[0], 1.0 / by)
         values = [x for x in operands if isinstance(x, Value)]
         shape = common_shape([x.shape for x in values])
         spread = [self.expand(x, shape) if isinstance(x, Value) else x for x in operands]
@@ -228,7 +233,10 @@ class Build:
         return self.prim("broadcast", x, wanted, tuple(dims))
 
     def reshape(self, x: Value, shape: Sequence[Expr | int]) -> Value:
+        """Of what a reshape shows, if that is of this op: then it holds for all like it."""
         wanted = tuple(as_expr(s) for s in shape)
+        if x.node.op == "prims.reshape" and x.node in self.graph.nodes[self.start :]:
+            x = Value(cast(Node, x.node.args[0]), self)
         return x if wanted == x.shape else self.prim("reshape", x, wanted)
 
     def permute(self, x: Value, dims: Dims) -> Value:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import frexp
 from typing import Final, cast
 
 from dovetail.ir.graph import INPUT, Arg, Graph, Known, Node, moved_over, swapped, work_of
@@ -175,13 +174,6 @@ def choose_known(node: Node) -> Node | None:
     return _everywhere(node, chosen)
 
 
-def halved(node: Node) -> Node | None:
-    """x / 2**k is x * 2**-k to the last bit, and cheap."""
-    x, by = node.args
-    is_power = isinstance(by, float) and abs(frexp(by)[0]) == 0.5 and 1e-9 < abs(by) < 1e9
-    return replace(node, op="prims.mul", args=(x, 1.0 / cast(float, by))) if is_power else None
-
-
 def drop_bias(place: int, node: Node) -> Node | None:
     """Attention with a bias of 0 everywhere."""
     bias = node.args[place] if place < len(node.args) else None
@@ -200,7 +192,6 @@ RULES: Final[dict[str, Callable[[Node], Node | None]]] = {
     "prims.add": shifted_count,
     "prims.ge": counts_from,
     "prims.where": choose_known,
-    "prims.div": halved,
     **{
         f"aten._scaled_dot_product_{kind}_attention{which}.default": partial(drop_bias, place)
         for kind in ("cudnn", "efficient")

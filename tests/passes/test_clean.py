@@ -5,7 +5,9 @@ from dataclasses import replace
 
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I64, Device, ScalarType, TensorType, tensor_type
+from dovetail.ops.decompose import decompose
 from dovetail.passes import optimize
+from dovetail.passes.clean import drop_dead
 
 X = tensor_type((8, 4), F32)
 
@@ -103,7 +105,16 @@ def test_a_mask_that_lets_everything_pass_goes():
 def test_division_by_a_power_of_two_is_a_product():
     b = GraphBuilder()
     x = b.input("x", X)
-    whole, halved = b.call("prims.div", (x, 3.0), X), b.call("prims.div", (x, -8.0), X)
-    graph = optimize(b.finish((whole, halved, b.call("prims.div", (x, float("inf")), X))))
+    graph = decompose(b.finish([b.call("aten.div.Tensor", (x, by), X) for by in (3.0, -8.0, float("inf"))]))
     assert [(node.op.split(".")[1], node.args[1]) for node in graph.nodes] == [
         ("div", 3.0), ("mul", -0.125), ("div", float("inf"))]  # fmt: skip
+
+
+def test_a_norm_is_clean_as_it_is_made():
+    """What a rule changes, all that is computed from it is made anew for."""
+    b = GraphBuilder()
+    x = b.input("x", X)
+    row = tensor_type((8, 1), F32)
+    norm = b.call("aten.native_layer_norm.default", (x, X.shape[1:], None, None, 1e-5), (X, row, row))
+    graph = drop_dead(decompose(b.finish((b.get(norm, 0),))))
+    assert optimize(graph).nodes == graph.nodes
