@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import cache, partial
 from itertools import zip_longest
 from typing import Any
@@ -27,12 +27,13 @@ from torch.fx.node import map_arg as map_fx
 from dovetail.aot.alias import Ref, Write
 from dovetail.aot.cost import class_of
 from dovetail.aot.instead import INSTEAD
-from dovetail.aot.record import Recorder
+from dovetail.aot.record import Recorder, fake_type
 from dovetail.errors import UnsupportedMutation
-from dovetail.fake import Fake, SymbolicCalls, expr_of, fake_like, infer, type_of
-from dovetail.fake.calls import call_at
+from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
+from dovetail.fake.calls import call_at, symbolic_at
 from dovetail.fake.kernels import watch_kernels
 from dovetail.fake.symbolic import find_shapes
+from dovetail.fake.tensor import key_of
 from dovetail.ir.expr import ZERO, Expr, le
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, GraphBuilder, Known, Node, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
@@ -162,8 +163,7 @@ def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     try:
         with recorder:
             _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
-            with nullcontext() if shapes is None else SymbolicCalls(lambda: recorder.loc):
-                results = run_fx(gm, trace.passed, recorder)
+            results = run_fx(gm, trace.passed, recorder, call_at if shapes is None else symbolic_at)
         torch._C._set_grad_enabled(grad_mode)  # the program may end inside of torch.no_grad()
         mutations = _derive_mutations(trace)
         outputs = _derive_outputs(trace, results)
@@ -219,7 +219,8 @@ def _add_inputs(trace: _Trace, names: Sequence[str]) -> None:
             _add_number(trace, name, example)
             continue
         leaf: Any = example.__deepcopy__({}) if type(example) is Fake else fake_like(example)
-        node = recorder.builder.input(name, type_of(leaf))
+        key_of(leaf)  # which its type is remembered by
+        node = recorder.builder.input(name, fake_type(leaf))
         if id(example) in seen:  # the same tensor passed twice: one value
             first = seen[id(example)]
             trace.same.append((first, i))
@@ -239,9 +240,9 @@ def _add_inputs(trace: _Trace, names: Sequence[str]) -> None:
 def _append(trace: _Trace, leaf: Any, given: Any) -> None:
     trace.leaves.append(leaf)
     trace.passed.append(given)
-    trace.histories.append(given.grad_fn if isinstance(given, torch.Tensor) else None)
-    is_counted = isinstance(given, torch.Tensor) and not given.is_inference()
-    trace.versions.append(given._version if is_counted else None)
+    is_tensor = isinstance(given, torch.Tensor)
+    trace.histories.append(given.grad_fn if is_tensor else None)
+    trace.versions.append(given._version if is_tensor and not given.is_inference() else None)
 
 
 def _is_leaf(example: torch.Tensor) -> bool:
@@ -261,7 +262,7 @@ def _add_number(trace: _Trace, name: str, example: Any) -> None:
 # -- running the program -----------------------------------------------------------------------------
 
 
-def run_fx(gm: GraphModule, inputs: Sequence[Any], recorder: Recorder) -> list[Any]:
+def run_fx(gm: GraphModule, inputs: Sequence[Any], recorder: Recorder, call: Any) -> list[Any]:
     """Each captured call, on Fakes; returns the program's outputs, flat."""
     env: dict[FxNode, Any] = {}
     given = iter(inputs)
@@ -273,7 +274,16 @@ def run_fx(gm: GraphModule, inputs: Sequence[Any], recorder: Recorder) -> list[A
         args, kwargs = map_fx((node.args, node.kwargs), env.__getitem__)
         if node.op == "output":
             return list(args[0]) if isinstance(args[0], (list, tuple)) else [args[0]]
-        env[node] = _RUN[node.op](gm, node.target, args, kwargs, recorder)
+        target = node.target
+        if node.op == "get_attr":
+            found = operator.attrgetter(target)(gm)
+            env[node] = recorder.constant(found) if isinstance(found, torch.Tensor) else found
+            continue
+        if node.op == "call_method":
+            target = _RESOLVES.get(target) or getattr(type(args[0]), target)
+        elif node.op == "call_module":
+            target = gm.get_submodule(target)
+        env[node] = call(recorder.loc, INSTEAD.get(target, target), args, kwargs)
     raise UnsupportedMutation(detail="the captured graph has no output")
 
 
@@ -285,19 +295,6 @@ def _resolve(op: str, x: Any) -> Any:
 
 LAZY = ("aten._conj.default", "aten._neg_view.default")
 _RESOLVES = dict(zip(("resolve_conj", "resolve_neg"), (partial(_resolve, op) for op in LAZY)))
-
-_RUN: dict[str, Callable[..., Any]] = {
-    "call_function": lambda gm, target, args, kwargs, recorder: (
-        call_at(recorder.loc, INSTEAD.get(target, target), args, kwargs)
-    ),
-    "call_method": lambda gm, target, args, kwargs, recorder: (
-        _RESOLVES[target](*args) if target in _RESOLVES else getattr(args[0], target)(*args[1:], **kwargs)
-    ),
-    "call_module": lambda gm, target, args, kwargs, recorder: gm.get_submodule(target)(*args, **kwargs),
-    "get_attr": lambda gm, target, args, kwargs, recorder: (
-        recorder.constant(x) if isinstance(x := operator.attrgetter(target)(gm), torch.Tensor) else x
-    ),
-}
 
 
 # -- what becomes of inputs and outputs --------------------------------------------------------------
@@ -590,8 +587,8 @@ def _tangent_like(tensor: torch.Tensor) -> Fake:
 def assume_narrow(graph: Graph, shapes: Shapes) -> None:
     """Symbolic tensors on a GPU have no more elements than 32-bit indices reach; those that have more are
     not symbolic."""
-    made = [node.type for node in (*graph.inputs, *graph.nodes)]
-    types = [part for type in made for part in (type if isinstance(type, tuple) else (type,))]
+    made = {id(node.type): node.type for node in (*graph.inputs, *graph.nodes)}  # there are fewer types
+    types = [part for type in made.values() for part in (type if isinstance(type, tuple) else (type,))]
     tensors = [type for type in types if isinstance(type, TensorType) and type.device.kind == "cuda"]
     counts = {shapes.simplify(type.numel) for type in tensors}
     reason, checked = "kernels of a GPU index with 32 bits", list[Expr]()

@@ -150,13 +150,11 @@ class Recorder(FakeMode):
         return fake
 
     def arg(self, value: Any) -> Arg:
-        kind = type(value)
-        if kind is Fake or kind not in _CONVERT and isinstance(value, torch.Tensor):
-            ref = self.ref(value)
-            is_known = ref.node is not None and ref.generation == ref.storage.generation
-            return ref.node if is_known else self.memory.read(ref)
-        if kind in _CONVERT:
-            return _CONVERT[kind](value)
+        convert = _CONVERT.get(type(value))
+        if convert is not None:
+            return convert(value)
+        if isinstance(value, torch.Tensor):
+            return self.memory.read(self.ref(value))
         if isinstance(value, (list, tuple)):
             return tuple([self.arg(item) for item in value])
         if isinstance(value, torch.SymFloat):
@@ -340,9 +338,10 @@ def record_pieces(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> 
 
 def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """An op that writes: record its functional twin, then write the results back."""
-    fills = not kwargs and not any(isinstance(arg, torch.Tensor) for arg in args[1:])
-    if facts_of(func).is_random and fills and not recorder.ref(args[0]).type.is_contiguous:
-        return record_draw(recorder, func, args)
+    facts = facts_of(func)
+    if facts.is_random and not kwargs and not recorder.ref(args[0]).type.is_contiguous:
+        if not any(isinstance(arg, torch.Tensor) for arg in args[1:]):
+            return record_draw(recorder, func, args)
     twin = twin_of(func)
     taken = {name: value for name, value in kwargs.items() if name not in twin.outs}
     args = (*args, *twin.defaults[len(args) :])
@@ -355,15 +354,15 @@ def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
     result = infer(func, args, kwargs)
     targets = [kwargs[n] if n in kwargs else args[twin.positions[n]] for n in twin.written]
     is_made = twin.op.namespace == "dovetail"
-    if is_made or facts_of(func).is_pointwise or any(isinstance(t, (list, tuple)) for t in targets):
+    if is_made or facts.is_pointwise or any(isinstance(t, (list, tuple)) for t in targets):
         is_alone = is_made and func.namespace != "dovetail"  # programs of a kernel run at once
         _check_shared(recorder, targets, (*args, *kwargs.values()), is_alone)
     fresh, new = parts[: len(parts) - len(targets)], parts[len(parts) - len(targets) :]
     for target, part in zip(targets, new):
         _write_all(recorder, target, part)
-    if facts_of(func).name in REPLAYED and not kwargs:
+    if facts.name in REPLAYED and not kwargs:
         written = recorder.ref(args[0]).storage.log[-1]
-        written.op, written.args = facts_of(func).name, nodes[1:]
+        written.op, written.args = facts.name, nodes[1:]
     made = result if isinstance(result, (list, tuple)) else (result,)
     for fake, part in zip([f for f in made if getattr(f, "ref", None) is None], fresh):
         recorder.results(part, fake)
@@ -393,8 +392,9 @@ def _check_shared(recorder: Recorder, targets: list[Any], given: Args, is_alone:
         for i, x in enumerate(each if isinstance(each, (list, tuple)) else (each,)):
             if type(x) is Fake:
                 at.setdefault(id(recorder.ref(x).storage), []).append((i, x))
-    written = {id(target) for target in tree_leaves(targets)}
-    for (i, x), (j, y) in (pair for shown in at.values() for pair in combinations(shown, 2)):
+    pairs = [pair for shown in at.values() for pair in combinations(shown, 2)]
+    written = {id(target) for target in tree_leaves(targets)} if pairs else set()
+    for (i, x), (j, y) in pairs:
         if not written.isdisjoint((id(x), id(y))) and (i != j or _meet(x, y, is_alone)):
             raise UnsupportedMutation(recorder.loc, detail="a part of what is written is read as well")
 

@@ -9,9 +9,10 @@ call, gets them: the symbols of its arguments are fixed (an assumption), and it 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from functools import cache
-from types import FunctionType, MethodWrapperType
+from types import CodeType, FunctionType, MethodWrapperType
 from typing import Any, Final
 
 import torch
@@ -59,6 +60,25 @@ def call_at(loc: Loc | None, func: Any, args: Any, kwargs: Any) -> Any:
 def _caller_at(file: str, line: int) -> Callable[..., Any]:
     code = (lambda func, args, kwargs: func(*args, **kwargs)).__code__
     return FunctionType(code.replace(co_filename=file, co_firstlineno=line), GLOBALS_OF.get(file, {}))
+
+
+def symbolic_at(loc: Loc | None, func: Any, args: Any, kwargs: Any) -> Any:
+    """The same where sizes may be symbolic. Most functions go to the mode first of all, which takes longer
+    than to do here what it does."""
+    if isinstance(func, _IN_C) or _asks(getattr(func, "__code__", None)):
+        return with_numbers(STAND_INS.get(func, func), args, kwargs, loc)
+    with SymbolicCalls(lambda: loc):
+        return call_at(loc, func, args, kwargs)
+
+
+_IN_C: Final = (type(len), type(str.join), type(str.__add__))
+
+
+@cache
+def _asks(code: CodeType | None) -> bool:
+    """Modes see a call of it before anything that is called inside of it."""
+    return code is not None and any(name.startswith("has_torch_function") for name in code.co_names)
+
 
 
 GLOBALS_OF: Final[dict[str, dict[str, Any]]] = {}
@@ -125,7 +145,7 @@ def _target(x: torch.Tensor, rank: int, size: Any, factor: Any) -> list[Any]:
 def selected(x: Any, key: Any) -> Any:
     """The view of x that a key with symbolic numbers in it means; None where it is another kind of key."""
     keys = key if isinstance(key, tuple) else (key,)
-    if not {torch.SymInt} <= {*map(type, keys)} <= {torch.SymInt, int, slice}:
+    if type(x) is not Fake or not {torch.SymInt} <= {*map(type, keys)} <= {torch.SymInt, int, slice}:
         return None
     dim = 0
     for each in keys:
@@ -195,7 +215,8 @@ def max_pool1d(
 
 
 STAND_INS: Final[dict[Any, Callable[..., Any]]] = {
-    F.interpolate: interpolate, torch.Tensor.__getitem__: get_item, torch.Tensor.__setitem__: set_item,
-    **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__), matmul),
+    F.interpolate: interpolate, **dict.fromkeys((torch.Tensor.__getitem__, operator.getitem), get_item),
+    **dict.fromkeys((torch.Tensor.__setitem__, operator.setitem), set_item),
+    **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, operator.matmul), matmul),
     torch.lstm: lstm, F.max_pool1d: max_pool1d,
 }  # fmt: skip

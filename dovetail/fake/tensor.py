@@ -124,9 +124,12 @@ class FakeMode(TorchDispatchMode):
         return infer(func, args, kwargs or {})
 
 
+_NO_MODE: Final = nullcontext()
+
+
 def _mode_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
     """What to make a Fake under: one of inference mode has no version, and autograd does not save it."""
-    return torch._C._InferenceMode(True) if tensor.is_inference() else nullcontext()
+    return torch._C._InferenceMode(True) if tensor.is_inference() else _NO_MODE
 
 
 def _without_meta(
@@ -244,9 +247,12 @@ def _remembered(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     remembered by its Shapes, for as long as no more is assumed."""
     fakes: list[Fake] = []
     met: list[Shapes] = []
-    key = _memo_key(func, args, kwargs, fakes, met) if facts.is_free else None
+    known: list[Fake] = []
+    key = _memo_key(func, args, kwargs, (fakes, met, known)) if facts.is_free else None
     if key is None or (met and facts.written_fake is not None):
         return None
+    if known and (facts.mutates or len(known) == len(fakes)):
+        return None  # values are made of values
     memo, make = (met[0].remembered, _run) if met else (_memo, _by_meta)
     key = (*key, len(met[0].assumptions)) if met else key
     made = memo.get(key)
@@ -308,7 +314,7 @@ _PLAIN: Final = frozenset({
 _SCALARS: Final = frozenset({float, bool, complex})
 
 
-def _key_of(fake: Fake) -> object:
+def key_of(fake: Fake) -> object:
     if fake.key is None:
         geometry = hint_geometry(fake) if fake.form is None else (fake.form,)
         what = (*geometry, fake.dtype, fake.device)
@@ -316,43 +322,45 @@ def _key_of(fake: Fake) -> object:
     return fake.key
 
 
-def _memo_key(
-    func: Any, args: Args, kwargs: Kwargs, fakes: list[Fake], met: list[Shapes]
-) -> tuple[Any, ...] | None:
+def _memo_key(func: Any, args: Args, kwargs: Kwargs, found: _Found) -> tuple[Any, ...] | None:
     """What decides the result's metadata; None where something else does, such as the device that is the
-    default. Collects the Fakes met and the Shapes of what is symbolic."""
+    default."""
     key: list[Any] = [func._op, torch.get_default_dtype()]  # quicker to hash
-    if not _extend_key(key, args, fakes, met):
+    if not _extend_key(key, args, found):
         return None
     for name, value in kwargs.items():
         key.append(name)
-        if not _extend_key(key, (value,), fakes, met):
+        if not _extend_key(key, (value,), found):
             return None
-    return tuple(key) if fakes or kwargs.get("device") is not None else None
+    return tuple(key) if found[0] or kwargs.get("device") is not None else None
 
 
-def _extend_key(key: list[Any], values: Any, fakes: list[Fake], met: list[Shapes]) -> bool:
+_Found: TypeAlias = "tuple[list[Fake], list[Shapes], list[Fake]]"
+"""Fakes met among arguments, the Shapes of what is symbolic, and Fakes whose values are known."""
+
+
+def _extend_key(key: list[Any], values: Any, found: _Found) -> bool:
     for value in values:
         kind = type(value)
         if kind is Fake:
-            if value.constant is not None:
-                return False
-            key.append(_key_of(value))
-            fakes.append(value)
+            key.append(key_of(value))
+            found[0].append(value)
             if value.form is not None:
-                met.append(value.shapes)
+                found[1].append(value.shapes)
+            if value.constant is not None:
+                found[2].append(value)
         elif kind in _PLAIN:
             key.append(value)
         elif kind in _SCALARS:
             key.append(kind)  # 1, 1.0 and True are equal, and promote differently
             key.append(value)
-        elif kind is list or kind is tuple:
+        elif kind is list or kind is tuple or kind is torch.Size:
             key.append(len(value))
-            if not _extend_key(key, value, fakes, met):
+            if not _extend_key(key, value, found):
                 return False
         elif kind is torch.SymInt:
             key.append(value.node.expr)
-            met.append(value.node.shapes)
+            found[1].append(value.node.shapes)
         else:
             return False
     return True
@@ -366,7 +374,7 @@ def _template(result: Any, fakes: list[Fake]) -> Any:
                 return i
         like = result.form and _copied(result, True)
         geometry = result.size(), result.stride(), result.dtype, result.device, result.storage_offset()
-        return (*geometry, _key_of(result), like)
+        return (*geometry, key_of(result), like)
     if isinstance(result, (list, tuple)):
         return [type(result), [_template(r, fakes) for r in result]]
     return [None, result]
