@@ -148,14 +148,14 @@ class Site:
         """A line that may raise: in a try block of the user's, its handler goes on."""
         region = self.code.region(self.at)
         caught = f"{self.const(caught_at)}(_caught, {self.emit.const(place_loc(self.root), 'line')})"
+        if region is not None:
+            self.lines("_error = None")
         with self.lines.block("try:"):
             self.do_handling(line)
         with self.lines.block("except BaseException as _caught:"):
             self.lines(f"raise {caught}" if region is None else f"_error = {caught}")
         if region is None:
             return
-        with self.lines.block("else:"):
-            self.lines("_error = None")
         with self.lines.block("if _error is not None:"):  # here it is not being handled: the rest does that
             self.handle(region, "_error")
 

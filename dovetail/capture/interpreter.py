@@ -660,17 +660,14 @@ class Activation:
         """(error, kinds -- rest, match): the part that an except* clause takes is what it handles"""
         error, kinds = self.pop(2)
         known = kinds if isinstance(kinds, tuple) else (kinds,)
-        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in known):
-            text = "catching classes that do not inherit from BaseException is not allowed"
-            raise Raised(TypeError(text))
-        if any(issubclass(kind, BaseExceptionGroup) for kind in known):
-            text = "catching ExceptionGroup with except* is not allowed. Use except instead."
-            raise Raised(TypeError(text))
-        is_group, is_whole = isinstance(error, BaseExceptionGroup), isinstance(error, known)
-        match, rest = (error, None) if is_whole else (None, error)
-        if is_whole and not is_group:
-            match = BaseExceptionGroup("", (error,))
-        elif is_group and not is_whole:
+        are_errors = all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in known)
+        if not are_errors or any(issubclass(kind, BaseExceptionGroup) for kind in known):
+            raise Raised(TypeError(NO_GROUPS if are_errors else NO_ERRORS))
+        match, rest = None, error
+        if isinstance(error, known):
+            is_group, rest = isinstance(error, BaseExceptionGroup), None
+            match = error if is_group else BaseExceptionGroup("", (error,))
+        elif isinstance(error, BaseExceptionGroup):
             self.refuse_outside(error)
             match, rest = native(error.split, kinds)
         self.stack.extend((rest, match))
@@ -742,6 +739,8 @@ class Activation:
 
 RAISED_AGAIN: Final = frozenset({("RERAISE", 0), ("RERAISE", 1), ("RAISE_VARARGS", 0)})
 """Instructions that leave an exception's context and lines as they are."""
+NO_ERRORS: Final = "catching classes that do not inherit from BaseException is not allowed"
+NO_GROUPS: Final = "catching ExceptionGroup with except* is not allowed. Use except instead."
 FUNCTION_FIELDS: Final = {8: "__closure__", 4: "__annotations__", 2: "__kwdefaults__", 1: "__defaults__"}
 MATCHES_ITSELF: Final = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 

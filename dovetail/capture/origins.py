@@ -46,7 +46,6 @@ IDENTITY: Final = (
 )  # fmt: skip
 """Types whose instances are told apart by identity."""
 BOUND: Final = (BuiltinFunctionType, types.MethodWrapperType)
-UNBOUND: Final = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 TENSOR_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -249,15 +248,14 @@ def wrap_bound(trace: Trace, value: Any, source: Source) -> Any:
     """A method in C of a container or a tensor, bound: its owner is what counts."""
     real, name = value.__self__, value.__name__
     own = [vars(kind)[name] for kind in type(real).__mro__ if name in vars(kind)]  # perhaps hidden by others
-    found = next((each for each in own if type(each) in UNBOUND and each.__get__(real) == value), None)
+    found = next((e for e in own if hasattr(e, "__objclass__") and e.__get__(real) == value), None)
     trace.guard(source, TypeIs(type(value)))
     trace.guard(Attr(source, "__name__"), Equals(name))
     trace.is_appending = name == "append"
     owner = wrap(trace, real, Attr(source, "__self__"))
     trace.is_appending = False
     if type(owner) is Outside or found is None:
-        trace.guard(source, Is(value))
-        return register(trace, value, value, source)
+        return wrap_instance(trace, value, source)
     is_unread, is_own = type(owner) is Unread, isinstance(owner, found.__objclass__)
     method = Appender(owner) if is_unread else found.__get__(owner) if is_own else getattr(owner, name)
     trace.keep.append(method)
@@ -383,8 +381,7 @@ def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
     trace.guard(source, Is(value) if is_opaque else TypeIs(type(value)))
     if (fields := instance_dict(value)) is not None:
         if id(fields) in trace.known or id(fields) in trace.proxied:
-            detail = f"the __dict__ of {source} has another owner"
-            raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=detail)
+            raise UnsupportedValue(trace.loc(), type="__dict__", detail=f"that of {source} has two owners")
         trace.proxied[id(fields)] = fields
     return register(trace, value, value, source)
 

@@ -40,8 +40,7 @@ class Raised(BaseException):
         self.value = value
 
 
-NO_FRAME: Final = cast(Any, (item for item in "")).gi_frame
-"""Of tracebacks while the program is captured: it holds nothing."""
+NO_FRAME: Final = cast(Any, (item for item in "")).gi_frame  # of tracebacks: it holds nothing
 NOT_THROWN: Final = (Break, KeyboardInterrupt)
 """What comes through C code that capture runs and is not the program's: ours, and the person's."""
 
