@@ -15,7 +15,7 @@ import reprlib
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -275,8 +275,11 @@ def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Bas
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, Fake):
         fn, args = getattr(torch.Tensor, fn.__name__), (owner, *args)
-    fakes = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Fake)]
-    is_known = isinstance(fn, FunctionType) and fn.__module__.startswith("torch.") or isinstance(fn, C_CODE)
+    given = tree_leaves((args, kwargs))
+    fakes = [value for value in given if isinstance(value, Fake)]
+    home = getattr(getattr(fn, "__objclass__", fn), "__module__", None) or ""  # and none of a bound method
+    is_known = home.startswith("torch") or home in ("_operator", "builtins")
+    is_known &= not any(hasattr(value, "__next__") or type(value) is Callback for value in given)
     is_here = torch.cuda.is_initialized() or all(fake.device.type == "cpu" for fake in fakes)
     is_plain = is_here and all(fake.form is None for fake in fakes)
     is_plain &= not any(s in str(error) for s in ("in-place", "inplace", "requires grad"))
@@ -289,9 +292,6 @@ def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Bas
             said.__context__ = None if said.__context__ is error else said.__context__
             return said.with_traceback(None)
     raise FailedFake(function=fn.__name__, detail=f"eager does not raise {type(error).__name__}: {error}")
-
-
-C_CODE: Final = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, torch._ops.OpOverload)
 
 
 def is_late(value: Any) -> bool:

@@ -144,6 +144,27 @@ def generator_send() -> Any:
 
 
 @case("C4")
+def generator_that_returns_when_a_tensor_is_sent() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        def inner() -> Any:
+            got = yield x
+            return got * 2
+
+        def outer() -> Any:
+            yield (yield from inner())
+            return 3
+
+        g, h = outer(), inner()
+        next(g), next(h)
+        try:
+            h.send(x)
+        except StopIteration as stop:
+            return g.send(x + 1), stop.value, next(g, None)
+
+    return f, (x4(),)
+
+
+@case("C4")
 def star_arguments() -> Any:
     def g(*args: Any, k: float = 1.0, **kwargs: Any) -> Any:
         return sum(args) * k + kwargs.get("bias", 0)
