@@ -620,7 +620,7 @@ def delete_instance(trace: Trace, obj: Any, name: str) -> None:
         return native(dict.__delitem__, obj, name)  # type: ignore[no-any-return]
     if not existed(trace, obj, name):
         if trace.writes.pop((id(obj), name), None) is None:
-            native(delattr, obj, name)
+            native(object.__delattr__, obj, name)
         return
     if issubclass(type(obj), threading.local):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"deleting its {name}")

@@ -166,6 +166,27 @@ def x4() -> torch.Tensor:
     return torch.randn(4, requires_grad=True)
 
 
+class Noting:
+    def __init__(self, notes: list[str]) -> None:
+        self.notes, self.number = notes, 3
+
+    def __delattr__(self, name: str) -> None:
+        self.notes.append(name)
+        super().__delattr__(name)
+
+
+@case("C4")
+def an_attribute_is_deleted_in_the_way_of_its_class_once() -> Any:
+    notes: list[str] = []
+
+    def f(x: torch.Tensor) -> Any:
+        made = Noting(notes)
+        del made.number
+        return x * 2, hasattr(made, "number")
+
+    return f, [(torch.ones(2),)] * 2, lambda: notes
+
+
 @case("C4")
 def named_tuples_of_tensors_without_dimensions() -> Any:
     pair = collections.namedtuple("pair", "u v")  # type: ignore[misc]
