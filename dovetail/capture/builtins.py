@@ -24,6 +24,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from types import FunctionType
 from typing import Any, Final
@@ -519,6 +520,8 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
             base = owner.__module__
             if base not in PURE and base != "builtins":
                 raise UnknownCall(trace.loc(), function=f"{owner.__qualname__}.{name}")
+    elif type(owner) is ContextVar and name == "get":
+        return context_value(trace, owner, args)
     else:
         operations.check_native_use(trace, owner, f".{name}()")
         if not is_plain_owner(owner) or name in ELSEWHERE:
@@ -548,6 +551,17 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         if any(operations.is_compared(trace, item) for item in (args[0], *owner)):
             return search_list(trace, name, owner, args[0])
     return native(fn, *args, **kwargs)
+
+
+def context_value(trace: Trace, variable: ContextVar[Any], default: Args) -> Any:
+    """What a context variable is set to, or the default: whether it is set is guarded, too."""
+    source = trace.source_of(variable) or trace.const(variable, "variable")
+    is_set = variable.get(NULL) is not NULL
+    trace.guard(source, Predicate(lambda now: (now.get(NULL) is not NULL) is is_set, f"is set: {is_set}"))
+    if default and not is_set:
+        return default[0]
+    read = ContextVar.get
+    return wrap(trace, native(read, variable), Applied(source, trace.const(read, "get").name, read))
 
 
 def late_text(trace: Trace, method: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from typing import Any, Final
 
 import pytest
@@ -546,3 +547,27 @@ def test_members_of_sets(sets: list[Any], kind: Any) -> None:
         table = {"a": kind(each), "b": kind({*each, (7, 8)})}
         ours, theirs = compiled(torch.ones(2), table), f(torch.ones(2), table)
         assert torch.equal(ours[0], theirs[0]) and ours[1:] == theirs[1:]
+
+
+def test_context_variables_are_read_in_the_context_of_the_call() -> None:
+    scale: ContextVar[Any] = ContextVar("scale", default=2)
+    shift: ContextVar[Any] = ContextVar("shift")
+    seen: ContextVar[Any] = ContextVar("seen")
+
+    def f(x: torch.Tensor) -> Any:
+        seen.get().append(x + 1)
+        try:
+            shift.get()
+        except LookupError:
+            x = x * 100
+        return x * scale.get() + scale.get(7) + shift.get(5)
+
+    def outcome(function: Any) -> Any:
+        results = []
+        for variable, value in ((seen, []), (scale, 2), (shift, torch.ones(3)), (shift, 4), (seen, [1])):
+            variable.set(value)
+            results += [function(torch.arange(3.0)), len(seen.get())]
+        return str(results)
+
+    plain = copy_context().run(outcome, f)
+    assert copy_context().run(outcome, dovetail.compile(f, backend="eager", fullgraph=True)) == plain
