@@ -1017,4 +1017,29 @@ def class_that_runs_code_when_it_is_made() -> Any:
     return f, [(x4(),)] * 8, lambda: list(Registered.names)
 
 
+class Backend:
+    made: dict[str, Backend] = {}
+
+    def scale(self) -> int:
+        return 1
+
+
+class Doubling(Backend):
+    def scale(self) -> int:
+        return 2
+
+
+@case("C4", recompiles=1)
+def subclasses_looked_for_and_made_once() -> Any:
+    Backend.made.clear()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if "first" not in Backend.made:
+            for kind in Backend.__subclasses__():
+                Backend.made["first"] = kind()
+        return x * Backend.made["first"].scale()
+
+    return f, [(x4(),)] * 8, lambda: [(name, type(backend)) for name, backend in Backend.made.items()]
+
+
 test_program = suite.test()
