@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from types import MethodType, ModuleType
 from typing import Any, Final
 
@@ -498,15 +498,25 @@ METHOD_RULES["numpy"] = METHOD_RULES["__array__"] = from_tensor
 # -- back to tensors ---------------------------------------------------------------------------------
 
 def _of_numbers(trace: Trace, value: Any, kwargs: Kwargs) -> Any:
-    """A tensor of numbers that change from call to call, which torch.tensor would have to know."""
-    kinds, changing = {*map(type, leaves(value))}, {torch.SymInt, torch.SymFloat}
+    """A tensor of numbers and items that change from call to call, which torch.tensor would have to know."""
+    items = [*leaves(value)]
+    kinds, changing = {*map(type, items)}, {torch.SymInt, torch.SymFloat, Fake}
     if kinds.isdisjoint(changing) or not kinds <= {int, float, *changing} or kwargs.get("requires_grad"):
         return None
-    default = torch.int64 if kinds <= {int, torch.SymInt} else torch.get_default_dtype()
-    dtype = kwargs.get("dtype") or default
+    fakes = [item for item in items if type(item) is Fake]
+    if type(value) is Fake or any(f.dim() or f.requires_grad or f.device.type != "cpu" for f in fakes):
+        return None  # a warning is due where there are gradients
+    default = torch.int64 if kinds <= {int, torch.SymInt, Fake} else torch.get_default_dtype()
+    if fakes:
+        known_types = [default] * (kinds != {Fake}) + [fake.dtype for fake in fakes]
+        default = reduce(torch.promote_types, known_types)
+        if kwargs.get("dtype") not in (None, default, torch.float32, torch.float64) or default.is_complex:
+            return None  # values that another type does not hold are an error
+    like = {**kwargs, "dtype": kwargs.get("dtype") or default}
     make: Rule = lambda part: (
         trace.call(torch.stack, [[*map(make, part)]], {}) if type(part) in (list, tuple)
-        else trace.call(torch.full, [(), part], {**kwargs, "dtype": dtype}))  # fmt: skip
+        else trace.call(torch.Tensor.to, [part], like) if type(part) is Fake
+        else trace.call(torch.full, [(), part], like))  # fmt: skip
     return make(value)
 
 

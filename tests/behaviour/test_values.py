@@ -199,6 +199,9 @@ VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]]
     "values": (lambda m, x: [x * v for v in m], lambda: (collections.OrderedDict(a=X).values(), X), 0),
     "dict then its view": (change_through_view, lambda: (*dict_and_view(True), X), 1),
     "view then its dict": (lambda k, d, x: change_through_view(d, k, x), lambda: (*dict_and_view(False), X), 9),
+    "tensors of items": (
+        lambda x: (torch.tensor([x.sum(), 1]), torch.tensor([[x.long().sum(), 2]]), torch.Tensor([x.double().sum()]),
+                   torch.tensor([x.sum() > 0])), lambda: (X,), 0),
     "typed tensors of sizes": (
         lambda x: (torch.Tensor(*x.shape).zero_() + x, torch.Tensor(torch.Size([3])).zero_(), torch.Tensor(),
                    torch.arange(0, 5, out=torch.LongTensor(5)), x.type(torch.LongTensor)), lambda: (X,), 0),
