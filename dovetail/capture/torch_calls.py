@@ -106,6 +106,9 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
     """Perform a torch function on the trace's values and record it if it made or changed tensors."""
     if any(type(arg) is Masked for arg in (*args, *kwargs.values())):
         return call_masked(trace, fn, args, kwargs)
+    if kwargs.get("requires_grad") is True and torch.is_grad_enabled():
+        made = call_torch(trace, fn, args, {**kwargs, "requires_grad": False})
+        return call_tensor_method(trace, "requires_grad_", [made], {})
     args, kwargs = with_texts(args, kwargs)
     name = getattr(fn, "__name__", str(fn))
     is_stateful = name.startswith(STATEFUL) and not has_fake(args)

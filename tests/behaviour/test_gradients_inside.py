@@ -111,9 +111,21 @@ def unused_and_zeros():
     return both, (w, v), [w]
 
 
+def losses_added_to_a_leaf():
+    w = torch.randn(4, requires_grad=True)
+
+    def total(w):
+        loss, scale = torch.tensor(0.0, requires_grad=True), torch.ones(4, requires_grad=True)
+        for power in (1, 2, 3):
+            loss = loss + (scale * w**power).sum()
+        return loss, torch.autograd.grad(loss, scale, create_graph=True)[0]
+
+    return total, (w,), [w]
+
+
 WHOLE = (
     heat_equation, gradient_penalty, energy_and_forces, forces_alone, inner_steps, of_a_modules_parameters,
-    langevin, through_a_convolution, unused_and_zeros,
+    langevin, through_a_convolution, unused_and_zeros, losses_added_to_a_leaf,
 )  # fmt: skip
 
 
@@ -149,7 +161,11 @@ def made_of_the_leaf_alone():
     return forward, (torch.randn(4),), []
 
 
-BROKEN = (history_before_the_call, hooked_input, leaf_that_leaves, made_of_the_leaf_alone)
+def leaf_made_as_one():
+    return lambda x: (x * 2, torch.zeros(2, requires_grad=True)), (torch.randn(4),), []
+
+
+BROKEN = (history_before_the_call, hooked_input, leaf_that_leaves, made_of_the_leaf_alone, leaf_made_as_one)
 
 
 def use(fn, args, leaves):
