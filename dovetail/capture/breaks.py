@@ -161,9 +161,10 @@ class Site:
 
     def handle(self, region: Region, error: str, last: str = "") -> None:
         """Go on at the handler, and let go of what lies above it on the stack."""
+        needed = {*self.slots.values(), *self.stack[: region.depth]}
         for text, value in zip(self.stack[region.depth :], self.values[region.depth :]):
-            if type(value) is Outside and text.isidentifier():  # or the error's traceback would hold it
-                self.lines(f"{text} = None")
+            if type(value) is Outside and text.isidentifier() and text not in needed:
+                self.lines(f"{text} = None")  # or the error's traceback would hold it
         kept = [last or self.entry_text(LastInstruction(self.at))] * region.keeps_last
         self.lines(self.resume(region.target, [*self.stack[: region.depth], *kept, error]))
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import types
 import weakref
 from typing import Any
@@ -151,6 +152,23 @@ def the_attributes_of_an_object_and_of_a_module_as_a_dict_first() -> Any:
         return x * count() + count_names()
 
     return f, [(x4(),), (x4(),)], lambda: (own, module.number)
+
+
+@case("C3", breaks=ANY)
+def an_iterator_outlives_the_call_that_refuses_it() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        def steps() -> Any:
+            yield from (1, 2)
+
+        left, said = steps(), []
+        for protocol in range(3):
+            try:
+                pickle.dumps(left, protocol)
+            except TypeError as error:
+                said.append(str(error))
+        return x * 2, said, list(left)
+
+    return f, (x4(),)
 
 
 @case("C3", breaks=ANY)
