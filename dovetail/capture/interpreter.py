@@ -599,7 +599,8 @@ class Activation:
         value = self.stack.pop()
         receiver = self.stack[-1]
         try:
-            self.stack.append(native(next, receiver) if value is None else native(receiver.send, value))
+            step, given = (next, receiver) if value is None else (native(getattr, receiver, "send"), value)
+            self.stack.append(native(step, given))
         except Raised as raised:
             if not isinstance(raised.value, StopIteration):
                 raise
