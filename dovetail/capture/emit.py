@@ -343,20 +343,17 @@ def _instance(emit: Emitter, value: Any) -> str:
     cls = type(value)
     owner = emit.value(cls)
     base: Any = next(kind for kind in REBUILT_BASES if isinstance(value, kind))
-    contents = ""
-    if base is tuple:
-        contents = f", ({emit.items(value)}{',' if value else ''})"
-    elif base in (int, float, str):
-        contents = f", {base(value)!r}"
     maker = emit.const(base, base.__name__)
-    name = emit.temp(f"{maker}.__new__({owner}{contents})")
+    contents = base.__getnewargs__(value) if hasattr(base, "__getnewargs__") else ()
+    name = emit.temp(f"{maker}.__new__({', '.join([owner, *map(emit.value, contents)])})")
     emit.memo[id(value)] = name
     emit.busy.discard(id(value))
     if isinstance(value, dict):
         for key, item in base.items(value):
             emit.body.append(f"{maker}.__setitem__({name}, {emit.value(key)}, {emit.value(item)})")
     elif isinstance(value, (set, list)):
-        emit.body.append(f"{maker}.{'update' if base is set else 'extend'}({name}, [{emit.items(value)}])")
+        items = emit.items(base.__iter__(value))
+        emit.body.append(f"{maker}.{'update' if base is set else 'extend'}({name}, [{items}])")
     for key, item in instance_fields(value).items():
         emit.body.append(set_field(name, cls, key, emit.value(item)))
     return name

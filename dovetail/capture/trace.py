@@ -375,7 +375,8 @@ def freeze(trace: Trace, arg: Any) -> Any:
     if kind.__module__ == "numpy" and hasattr(arg, "item") and not hasattr(arg, "__len__"):
         return arg.item()
     if isinstance(arg, (int, float, str)):
-        return next(plain for plain in (int, float, str) if isinstance(arg, plain))(arg)
+        plain: Any = next(plain for plain in (int, float, str) if isinstance(arg, plain))
+        return plain.__getnewargs__(arg)[0]
     if id(arg) in trace.held:
         return arg
     raise UnsupportedValue(trace.loc(), type=kind.__name__, detail="a graph cannot hold it as an argument")

@@ -769,6 +769,39 @@ def dicts_with_attributes() -> Any:
     return f, [(x4(),)] * 3, lambda: [dict(given) for given in settings]
 
 
+class Shouting(str):
+    def __str__(self) -> str:
+        return self.upper()
+
+
+class Doubled(int):
+    def __int__(self) -> int:
+        return 2 * self
+
+
+class Backwards(list):
+    def __iter__(self) -> Any:
+        return reversed(self)
+
+
+class Mirrored(tuple):
+    def __iter__(self) -> Any:
+        return reversed(tuple(self[i] for i in range(len(self))))
+
+
+@case("C4")
+def contents_that_show_themselves_otherwise() -> Any:
+    """What the program makes of them is what is in them, not what they say."""
+    made: list[Any] = []
+
+    def f(x: torch.Tensor) -> Any:
+        made[:] = Shouting("quiet"), Doubled(3), Backwards([1, 2]), Mirrored((1, 2))
+        return x + made[1]
+
+    return f, (x4(),), lambda: [made[0][:3], made[1] + 0, made[2][0], made[3][0], str(made[0]), int(made[1]), [*made[2]], [*made[3]]]
+
+
+
 class Watched:
     def __getattribute__(self, name: str) -> Any:
         return super().__getattribute__(name.replace("two_", "two"))

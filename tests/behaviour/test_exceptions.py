@@ -322,6 +322,54 @@ def the_traceback_is_read_where_a_context_manager_is_left() -> Any:
     return f, twice()
 
 
+@case("C4")
+def a_generator_is_sent_what_its_iterator_does_not_take() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        said: list[Any] = []
+
+        def steps() -> Any:
+            try:
+                yield from range(3)
+            finally:
+                said.append("left")
+
+        def last() -> Any:
+            given = yield
+            return given + 1
+
+        left, other = steps(), last()
+        next(left), next(other)
+        try:
+            left.send(x)
+        except AttributeError as error:
+            said.append(str(error))
+        try:
+            other.send(x)
+        except StopIteration as end:
+            said.append(end.value)
+        return x + 1, said
+
+    return f, twice()
+
+
+@case("C3", breaks=1)
+def a_group_of_exceptions_with_a_code() -> Any:
+    class Coded(ExceptionGroup):
+        code: int
+
+        def __new__(cls, message: str, errors: Any, code: int) -> Any:
+            made = super().__new__(cls, message, errors)
+            made.code = code
+            return made
+
+    def f(x: torch.Tensor) -> Any:
+        made = Coded("several", [ValueError(1), KeyError(2)], 7)
+        print("here")
+        return x + 1, made.message, made.exceptions[0].args, made.args[2], made.code, len(made.exceptions)
+
+    return f, twice()
+
+
 @case("C3", breaks=1)
 def exception_with_an_init_of_its_own() -> Any:
     class Stopped(Exception):
