@@ -165,7 +165,8 @@ def group_exprs(group: Group) -> Iterator[Expr]:
 UNIT: Final = 1.0
 SAME: Final = 0.25
 FAR: Final = -1.0
-STEP_SCORES: Final[dict[int | None, float]] = {0: SAME, 1: UNIT}
+STEP_SCORES: Final[dict[int | None, float]] = {0: SAME, 1: UNIT, 2: SAME}
+"""Every second element is two vectors shuffled."""
 STORE_WEIGHT: Final = 1.5
 SHORT: Final = 8
 

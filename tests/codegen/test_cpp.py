@@ -66,6 +66,12 @@ def with_nan(x: torch.Tensor) -> torch.Tensor:
     return x.masked_fill(x > 1.8, NAN)
 
 
+def turn_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Neighbours as points that are turned, as positions are told to attention."""
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).type_as(x)
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "softmax": (lambda x: torch.softmax(x, -1), [normal(10, 1000)]),
     "softmax_tail": (lambda x: torch.softmax(x, -1), [normal(7, 13)]),
@@ -107,6 +113,12 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "float64": (lambda x, w: torch.tanh(x) * w.sigmoid(), [normal(7, 96, dtype=torch.float64), normal(96, dtype=torch.float64)]),
     "embedding": (lambda w, i: F.embedding(i, w), [normal(64, 100), whole(0, 64, 5, 7)]),
     "cat": (lambda x, y: torch.cat([x, y], 1) * 2, [normal(64, 10), normal(64, 13)]),
+    "turned_pairs": (turn_pairs, [normal(3, 5, 74), normal(5, 37), normal(5, 37)]),
+    "turned_pairs_bfloat16": (turn_pairs, [normal(3, 5, 64, dtype=torch.bfloat16), normal(5, 32), normal(5, 32)]),
+    "turned_pairs_float64": (turn_pairs, [normal(3, 5, 70, dtype=torch.float64), normal(5, 35), normal(5, 35)]),
+    "bytes_in_turns": (lambda x: torch.stack([x, x * 2, x[:, :1] + x], 2).flatten(1), [whole(0, 255, 9, 70, dtype=torch.uint8)]),
+    "flags_in_turns": (lambda x: torch.stack([x > 0, x < 1], -1).flatten(1), [normal(9, 70)]),
+    "every_second": (lambda x, y: (x[:, ::2] * y, x[:, 1::2].flip(1), F.pad(x[:, ::2, None], (0, 1)).flatten(1)), [normal(9, 70), normal(9, 35)]),
     "pad": (lambda x: F.pad(x, (1, 2, 3, 4), value=2.5), [normal(7, 39)]),
     "lower_triangle": (lambda x: torch.tril(x), [normal(37, 41)]),
     "booleans": (lambda x, y: (x > 0) & (y < 0.5) | (x == y), [normal(64, 37), normal(64, 37)]),
@@ -147,13 +159,18 @@ def test_plain_loops_equal_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["softmax_tail", "layer_norm", "column_sum", "extremes", "float64", "integers"]
+    "name", ["softmax_tail", "layer_norm", "column_sum", "extremes", "float64", "integers", "turned_pairs"]
 )
 def test_narrow_vectors_equal_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if codegen.vector_bytes() < 32:
         pytest.skip("no vectors on this machine")
     monkeypatch.setattr(codegen, "vector_bytes", lambda: 32)
     check(*PROGRAMS[name])
+
+
+def test_pairs_are_loaded_and_stored_as_vectors() -> None:
+    text = check(turn_pairs, [normal(9, 5, 64), normal(5, 32), normal(5, 32)]).program.kernels[0].text
+    assert text.count("load_second(") == 2 and text.count("store_both(") == 1 and "[l]" not in text
 
 
 def test_threads_do_not_change_what_is_computed() -> None:

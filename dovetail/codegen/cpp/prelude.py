@@ -384,6 +384,8 @@ def _vectors(lanes: int, widest: int) -> str:
         else "__builtin_convertvector(v, f64v)",
         "from_half": from_half,
         "to_half": to_half,
+        "low": shuffle("a", "b", (k // 2 + k % 2 * lanes for k in every)),
+        "high": shuffle("a", "b", ((k + lanes) // 2 + (k + lanes) % 2 * lanes for k in every)),
         "second": shuffle("a", "b", (2 * k if k < lanes // 2 else 2 * k + 1 for k in every)),
         "L": str(lanes), "M": str(widest), "iota": f"i32v{{{numbers}}}", "turns": turns,
         "splat": "V{" + ", ".join(["x"] * lanes) + "}",

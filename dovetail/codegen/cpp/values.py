@@ -17,7 +17,7 @@ from dovetail.codegen.analysis import Shape, step_of, token
 from dovetail.codegen.cpp import ops
 from dovetail.codegen.cpp.exprs import c_expr, fits_int32, vector_expr
 from dovetail.codegen.cpp.ops import cast
-from dovetail.ir.expr import ONE, ZERO, Expr, linear_in, row_major, symbols
+from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, row_major, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BF16, BOOL, F16, DType
@@ -49,6 +49,8 @@ class Scope(Noun, frozen=False):
     known: dict[Scalar, Value] = field(default_factory=dict)
     buffers: dict[str, Value] = field(default_factory=dict)
     """Results computed in this scope, by buffer."""
+    halves: dict[str, tuple[Expr, str, str]] = field(default_factory=dict)
+    """Stores to every second element, by buffer: where they begin, the vector and the statement."""
 
     def __call__(self, text: str) -> None:
         self.lines += text.split("\n")
@@ -277,7 +279,17 @@ class KernelWriter(Noun, frozen=False):
         else:
             assert var is not None
             place = f"{pointer}[{c_expr(index, {var: f'({var.name} + l)'})}]"
+            is_half = parts is not None and parts[0].is_const and parts[0].value == 2
+            if not (is_half and self.tail is None and value.dtype is not BOOL):
+                self._store_lanes(place, value, scope)
+                return
+            text, (start, other, statement) = self.as_vector(value), scope.halves.pop(buffer, (ZERO, "", ""))
+            if statement and add(start, ONE) is index:  # the elements between
+                scope.lines.remove(statement)
+                scope(f"store_both({pointer} + {c_expr(start)}, {other}, {text});")
+                return
             self._store_lanes(place, value, scope)
+            scope.halves[buffer] = index, text, scope.lines[-1]
 
     def _streams(self, buffer: str) -> bool:
         """Whole lines, or halves that follow each other; a tile's halves do not."""

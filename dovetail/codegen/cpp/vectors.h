@@ -37,6 +37,10 @@ INLINE void store(f16* p, f16v v, int64_t n) { store((uint16_t*)p, v.bits, n); }
 template <class T> INLINE typename vec_of<T>::type load_second(const T* p) { auto a = load(p), b = load(p + (L - 1)); return %(second)s; }
 INLINE bf16v load_second(const bf16* p) { return {load_second((const uint16_t*)p)}; }
 INLINE f16v load_second(const f16* p) { return {load_second((const uint16_t*)p)}; }
+// Elements of two vectors in turns.
+template <class T, class V> INLINE void store_both(T* p, V a, V b) { store(p, %(low)s); store(p + L, %(high)s); }
+INLINE void store_both(bf16* p, bf16v a, bf16v b) { store_both((uint16_t*)p, a.bits, b.bits); }
+INLINE void store_both(f16* p, f16v a, f16v b) { store_both((uint16_t*)p, a.bits, b.bits); }
 // Between small and large types through 32 bits, and from bytes that are loaded: GCC would go lane by lane.
 template <class W, class V> INLINE W convert(V v) {
 #ifndef __clang__
