@@ -282,7 +282,6 @@ def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Bas
     is_known &= not any(hasattr(value, "__next__") or type(value) is Callback for value in given)
     is_here = torch.cuda.is_initialized() or all(fake.device.type == "cpu" for fake in fakes)
     is_plain = is_here and all(fake.form is None for fake in fakes)
-    is_plain &= not hasattr(owner, "gi_frame")  # a generator of the program's, which has gone on
     is_plain &= not any(s in str(error) for s in ("in-place", "inplace", "requires grad"))
     if not fakes or not is_known or not is_plain or sum(fake.numel() for fake in fakes) > PROBE_LIMIT:
         return error

@@ -16,6 +16,7 @@ from torch import nn
 
 import dovetail
 from dovetail.errors import InternalWarning
+from dovetail.fake.tensor import PROBE_LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 compiler: Any = importlib.import_module("dovetail.compile")
@@ -149,7 +150,8 @@ def test_eager_differentiates_where_backward_fails(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_program_that_was_thought_to_raise():
-    """What the kernel without data says of this op is wrong; the call is right, and it is told once."""
+    """What the kernel without data says of this op is wrong; the call is right, and it is told once: as a break
+    where eager can be asked, else (for what is large) as a program that raises."""
     library = torch.library.Library("dovetail_mistaken", "DEF")
     library.define("double(Tensor x) -> Tensor")
     library.impl("double", lambda x: x * 2, "CPU")
@@ -160,11 +162,14 @@ def test_a_program_that_was_thought_to_raise():
     library.impl("double", refuse, "Meta")
     compiled = dovetail.compile(lambda x: torch.ops.dovetail_mistaken.double(x) + 1)
     before = dovetail.stats()["fallbacks_to_eager"]
+    assert compiled(torch.ones(2)).tolist() == [3, 3]
+    assert any("no such shape" in str(each.reason) for each in dovetail.explain(compiled)(torch.ones(2)).breaks)
+    large, many = torch.ones(PROBE_LIMIT + 1), dovetail.compile(lambda x: torch.ops.dovetail_mistaken.double(x) + 1)
     with pytest.warns(InternalWarning, match="no such shape"):
-        assert compiled(torch.ones(2)).tolist() == [3, 3]
+        assert many(large)[0] == 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert compiled(torch.ones(2)).tolist() == [3, 3]
+        assert many(large)[0] == 3 and compiled(torch.ones(2)).tolist() == [3, 3]
     assert dovetail.stats()["fallbacks_to_eager"] == before + 1
 
 
