@@ -290,6 +290,7 @@ FILLS: Final = frozenset(
     _index_put_impl_ scatter_ scatter_add_ index_add_ index_copy_ index_fill_""".split()
 )
 """Ops that write to their first argument and return it."""
+LISTED: Final = FILLS | KNOWN.keys()
 
 
 PRESERVING: Final = ("aten.hardtanh", "aten._prelu_kernel", "aten.deg2rad", "aten.rad2deg", "aten.nan_to_num")
@@ -302,13 +303,9 @@ UNUSUAL: Final = frozenset({
 """Overloads that the rows above do not describe."""
 
 
-def is_listed(base: str, is_pointwise: bool) -> bool:
-    return is_pointwise or base in KNOWN or base in FILLS
-
-
 def derive_known(func: Any, facts: Any, call: Call) -> list[Any] | None:
     """One (size, stride, dtype) per result; any list for an op that writes; None: ask the kernel."""
-    if (facts.base in KNOWN or facts.base in FILLS) and is_suspect(facts.base, call):
+    if facts.base in LISTED and is_suspect(facts.base, call):
         raise Suspected
     if facts.base in FILLS:
         return []

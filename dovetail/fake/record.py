@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch._library.simple_registry import singleton as registry
 
-from dovetail.fake.known import is_listed
+from dovetail.fake.known import LISTED
 from dovetail.fake.rules import Rule, find_rule
 from dovetail.util.noun import Noun
 
@@ -118,7 +118,7 @@ def record(func: Any) -> Record:
         keyword_only=tuple(a.name for a in schema.arguments if a.kwarg_only),
         defaults=tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in given),
         rule=find_rule(base, is_pointwise, "._foreach_" in name, names if len(schema.returns) == 1 else ()),
-        is_known=returns_tensors and not is_out and is_listed(base, is_simple),
+        is_known=returns_tensors and not is_out and (is_simple or base in LISTED),
         written_fake=None if func.namespace == "aten" else registry.find(schema.name).fake_impl.kernel,
         is_free=fate in ("meta", "probe") and not changes_shape and not is_out, count=len(schema.returns),
     )  # fmt: skip

@@ -54,10 +54,6 @@ def _same(args: tuple[Arg, ...]) -> Result:
     return first.shape, first.dtype
 
 
-def _where(args: tuple[Arg, ...]) -> Result:
-    return _same(args)[0], _same(args[1:])[1]
-
-
 def _convert(args: tuple[Arg, ...]) -> Result:
     return _tensor(args[0]).shape, cast(DType, args[1])
 
@@ -121,7 +117,9 @@ def _take(args: tuple[Arg, ...]) -> Result:
     return (*index.shape, *(size for d, size in enumerate(x.shape) if d not in dims)), x.dtype
 
 
-_POINTWISE_RULES: Final[dict[str, Rule]] = {"where": _where, "cast": _convert, "bitcast": _convert}
+_POINTWISE_RULES: Final[dict[str, Rule]] = {
+    "where": lambda args: (_same(args)[0], _same(args[1:])[1]), "cast": _convert, "bitcast": _convert
+}  # fmt: skip
 _BY_RESULT: Final[dict[str, Rule]] = {
     "same": _same, "bool": lambda args: (_same(args)[0], BOOL), "arg": _convert
 }  # fmt: skip

@@ -33,11 +33,10 @@ class Real(Noun):
 
 
 UNARY: Final[dict[str, Callable[[float], float]]] = {
-    "neg": operator.neg, "abs": abs, "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "log2": math.log2,
-    "sin": math.sin, "cos": math.cos, "tan": math.tan, "sinh": math.sinh, "cosh": math.cosh,
-    "tanh": math.tanh,
-    "asin": math.asin, "acos": math.acos, "atan": math.atan,
-}  # fmt: skip
+    "neg": operator.neg,
+    "abs": abs,
+    **{x: getattr(math, x) for x in "sqrt exp log log2 sin cos tan sinh cosh tanh asin acos atan".split()},
+}
 BINARY: Final[dict[str, Callable[[float, float], float]]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
     "mod": operator.mod, "pow": operator.pow, "min": min, "max": max,

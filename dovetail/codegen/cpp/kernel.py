@@ -39,7 +39,7 @@ def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int, cac
     writer.streamed = _streamed(group, shape, cache_bytes)
     body = Body(writer, group, shape, is_serial).emit()
     kinds = [f"{'' if a.is_written else 'const '}{C_TYPE[a.buffer.type.dtype]}*" for a in shape.args]
-    params = [f"{kind} {writer.name(a.buffer.name)}" for kind, a in zip(kinds, shape.args)]
+    params = [f"{kind} {token(a.buffer.name)}" for kind, a in zip(kinds, shape.args)]
     params += [f"int64_t {s.name}" for s in shape.symbols]
     params += [f"double {name}" for name in shape.numbers]
     params += ["int32_t* bad"] if writer.may_fail else []

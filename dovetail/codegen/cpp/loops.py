@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from dovetail.codegen.analysis import Pass, Shape, crossing_loads, work, writes_in
+from dovetail.codegen.analysis import Pass, Shape, crossing_loads, token, work, writes_in
 from dovetail.codegen.cpp.columns import FEW, PARALLEL_WORK, Columns, Span
 from dovetail.codegen.cpp.exprs import c_expr
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
@@ -238,12 +238,12 @@ class Body(Noun, frozen=False):
             names = {vector.var: f"({vector.var.name} + line)", other.var: start}
             scope(f"{kind} {tile}[{lanes}]{' = {}' if rows else ''};")
             width = f", {rows}" if rows else ""
-            source = f"load({self.writer.name(buffer)} + {c_expr(index, names)}{width})"
+            source = f"load({token(buffer)} + {c_expr(index, names)}{width})"
             count = self.writer.tail or lanes
             scope(f"{EACH_LANE} for (int line = 0; line < {count}; ++line) {tile}[line] = {source};")
             if not rows:
                 names[vector.var] = f"({vector.var.name} + {lanes} + line)"
-                ahead = f"{self.writer.name(buffer)} + {c_expr(index, names)}"
+                ahead = f"{token(buffer)} + {c_expr(index, names)}"
                 scope(f"{EACH_LANE} for (int line = 0; line < {lanes}; ++line) __builtin_prefetch({ahead});")
             scope(f"transpose({tile});")
             self.writer.tiles[buffer, index] = f"{tile}[{other.var.name} - {start}]"
@@ -297,7 +297,7 @@ class Body(Noun, frozen=False):
             elif step.points:
                 self.walk(step, scope)
         for buffer in freed:
-            scope(f"free({writer.name(buffer)});")
+            scope(f"free({token(buffer)});")
 
     def _declare_rows(self, scope: Scope) -> tuple[str, ...]:
         """Local arrays for what a later pass reads; on the heap when they are large. Returns those."""
@@ -308,7 +308,7 @@ class Body(Noun, frozen=False):
         count = mul(inner if writer.column else ceildiv(inner, writer.lanes), writer.lanes)
         is_large = not _at_most(count, STACK_BYTES // 8 // max(len(kept), 1))
         for buffer in kept:
-            kind, name = C_TYPE[writer.buffers[buffer].type.dtype], writer.name(buffer)
+            kind, name = C_TYPE[writer.buffers[buffer].type.dtype], token(buffer)
             if is_large:
                 size = f"({c_expr(count)} * sizeof({kind}) + 63) / 64 * 64"
                 scope(f"{kind}* {name} = ({kind}*)aligned_alloc(64, {size});")
@@ -352,7 +352,7 @@ class Body(Noun, frozen=False):
         names = {outer[0].var: f"({outer[0].var.name} + 1)"}
         loads = dict.fromkeys(load for nest in walks[0].points for load in nest.loads)
         return [
-            f"{self.writer.name(buffer)} + {c_expr(index, names)}"
+            f"{token(buffer)} + {c_expr(index, names)}"
             for buffer, index in loads
             if index is not None and buffer not in self.group.internal and outer[0].var in symbols(index)
             and (along := linear_in(index, vector.var)) is not None and along[0] is ONE

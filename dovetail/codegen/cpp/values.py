@@ -98,9 +98,6 @@ class KernelWriter(Noun, frozen=False):
         self.temps += 1
         return f"{stem}{self.temps}"
 
-    def name(self, buffer: str) -> str:
-        return token(buffer)
-
     @property
     def vector_var(self) -> Expr | None:
         if self.lanes == 1 or self.is_single or self.shape.contiguous is None:
@@ -191,10 +188,10 @@ class KernelWriter(Noun, frozen=False):
         """Where in the row that a pass leaves in a local array for later ones."""
         order = innermost(self.group.inner, self.vector_var)
         at = c_expr(row_major([item.var for item in order], [item.size for item in order]))
-        return f"{self.name(buffer)} + {f'{self.lanes}*' if self.column else ''}{at}"
+        return f"{token(buffer)} + {f'{self.lanes}*' if self.column else ''}{at}"
 
     def _load_memory(self, buffer: str, index: Expr, dtype: DType, scope: Scope) -> Value:
-        pointer = self.name(buffer)
+        pointer = token(buffer)
         var = self.vector_var
         if (buffer, index) in self.tiles and self.mask is None:
             return Value(self.tiles[buffer, index], dtype, True)
@@ -238,7 +235,7 @@ class KernelWriter(Noun, frozen=False):
         return Value(text, dtype, False)
 
     def load_at(self, node: Scalar, args: list[Value], scope: Scope) -> Value:
-        buffer, position = self.name(str(node.args[0])), args[0]
+        buffer, position = token(str(node.args[0])), args[0]
         if not position.is_vector:
             return self._load_one(f"{buffer}[{position.text}]", node.dtype)
         return self._load_lanes(f"{buffer}[{position.text}[l]]", node.dtype, scope)
@@ -258,14 +255,14 @@ class KernelWriter(Noun, frozen=False):
         name = self.fresh()
         call = "load_mask" if node.dtype is BOOL else "load"
         count = f", {self.tail}" if self.tail else ""
-        place = f"{self.name(str(node.args[0]))} + {first.text}"
+        place = f"{token(str(node.args[0]))} + {first.text}"
         scope(f"const {ops.VECTOR_TYPE[node.dtype]} {name} = {call}({place}{count});")
         made = Value(name, node.dtype, True, scope.depth)
         scope.known[node] = made
         return made
 
     def store(self, buffer: str, index: Expr, value: Value, scope: Scope) -> None:
-        pointer = self.name(buffer)
+        pointer = token(buffer)
         var = self.vector_var
         is_single = var is None or not value.is_vector and self.depths.get(var, 99) > scope.depth
         parts = (ZERO, index) if is_single else linear_in(index, var)  # type: ignore[arg-type]
@@ -390,7 +387,7 @@ class KernelWriter(Noun, frozen=False):
         """Positions computed from data, one at a time and in order. Where one is not in the caller's tensor,
         the call raises, and no element that was not asked for may have changed."""
         guard = "if (!*bad) " if self.may_fail and self.buffers[buffer].kind == "input" else ""
-        place = f"{guard}{self.name(buffer)}[{position.text}{'[l]' if position.is_vector else ''}]"
+        place = f"{guard}{token(buffer)}[{position.text}{'[l]' if position.is_vector else ''}]"
         if self.vector_var is None:
             scope(f"{place} = {value.text};")
         else:
