@@ -29,8 +29,7 @@ from torch.amp.autocast_mode import _enter_autocast
 from torch.fx import GraphModule
 
 from dovetail import _native, aot, capture, codegen, errors, lower, ops, passes, runtime, schedule
-from dovetail.cache.programs import program_key, programs_in
-from dovetail.cache.store import default_folder
+from dovetail.cache.store import default_folder, program_key, programs_in
 from dovetail.choose import chooser
 from dovetail.control import stance
 from dovetail.events import EVENTS

@@ -1,5 +1,5 @@
 """Compiled things kept on disk, by content.
 
-store.py     Store(folder): get, put, show, trim, export, import; what keys are made of
-programs.py  whole programs by the content of their graphs
+store.py     Store(folder): get, put, show, trim, export, import; what keys are made of; whole programs by
+             the content of their graphs
 """

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cache.programs import Programs, content_of, program_key
-from dovetail.cache.store import Store
+from dovetail.cache.store import Programs, Store, content_of, program_key
 from dovetail.ir.expr import Expr, sym
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.program import Kernel, Program, PythonCall, Result

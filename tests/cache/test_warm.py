@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.cache.programs import programs_in
+from dovetail.cache.store import programs_in
 from dovetail.events import EVENTS
 
 
