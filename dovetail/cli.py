@@ -29,7 +29,7 @@ import dovetail
 from dovetail.cache.store import Store, default_folder, explain_miss
 from dovetail.errors import BuildFailed, CompilerMissing
 from dovetail.events import EVENTS
-from dovetail.explain.text import show_bytes, summary
+from dovetail.explain.query import show_bytes, summary
 from dovetail.options import Options
 from dovetail.runtime.build import KERNEL_FLAGS, build, find_compiler
 from dovetail.util.noun import Noun

@@ -14,9 +14,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from dovetail.fake import layout as layouts
-from dovetail.fake.form import Form, Shape, Unruled
-from dovetail.fake.layout import channels_last, dense_strides, is_dense, is_laid_out, iterator_strides
+from dovetail.fake import form as forms
+from dovetail.fake.form import Form, Shape, Unruled, channels_last, is_laid_out, iterator_strides
 from dovetail.fake.rules import Call, index, pool, select, slice_, view
 from dovetail.ir.expr import ONE, Expr
 
@@ -106,7 +105,7 @@ def masked(c: Call) -> list[torch.dtype | None]:
 
 
 def contiguous(c: Call, shape: tuple[int, ...]) -> list[int]:
-    return dense_strides(shape, range(len(shape))[::-1])
+    return forms.dense_strides(shape, range(len(shape))[::-1])
 
 
 def _numbers(form: Form) -> tuple[list[int], list[int]]:
@@ -121,12 +120,12 @@ def preserved(c: Call, shape: tuple[int, ...]) -> Sequence[int] | None:
     if wanted not in (None, torch.preserve_format):
         return channels_last(shape)
     size, stride = _numbers(c.first)
-    return stride if is_dense(size, stride) else iterator_strides(shape, [(size, stride)])
+    return stride if forms.is_dense(size, stride) else iterator_strides(shape, [(size, stride)])
 
 
 def _is_contiguous(form: Form) -> bool:
     size, stride = _numbers(form)
-    return is_laid_out(size, stride, dense_strides(size, range(len(size))[::-1]))
+    return is_laid_out(size, stride, forms.dense_strides(size, range(len(size))[::-1]))
 
 
 def from_contiguous(c: Call, shape: tuple[int, ...]) -> list[int] | None:
@@ -176,7 +175,7 @@ def rolled(c: Call, shape: tuple[int, ...]) -> list[int] | None:
 
 
 def _suggests_channels_last(form: Form) -> bool:
-    return layouts.seems_channels_last(*_numbers(form))
+    return forms.seems_channels_last(*_numbers(form))
 
 
 def viewed(c: Call, shape: tuple[int, ...]) -> list[int] | None:
@@ -344,7 +343,7 @@ def _elementwise(func: Any, facts: Any, call: Call) -> tuple[Any, ...]:
     operands = [_cast(call, t, dtype) if call.device == "cpu" else _numbers(t) for t in call.tensors]
     if any(isinstance(call.values.get(name), (int, float, complex, Expr)) for name in ("self", "other")):
         operands.append(([], []))  # a number in a tensor's place
-    is_like = facts.base in PRESERVING and is_dense(*operands[0])
+    is_like = facts.base in PRESERVING and forms.is_dense(*operands[0])
     stride = operands[0][1] if is_like else iterator_strides(size, operands)
     return size, tuple(stride), dtype
 

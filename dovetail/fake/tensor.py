@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.errors import DataDependentSize, DataDependentValue, FailedFake
-from dovetail.fake.form import Extent, Form, derive_strides, hint_geometry, static_form
+from dovetail.fake import form as forms
+from dovetail.fake.form import Extent, Form, derive_strides, hint_geometry, iterator_strides, static_form
 from dovetail.fake.known import Suspected, derive_known
-from dovetail.fake.layout import is_ambiguous, iterator_strides
 from dovetail.fake.record import Record, record
 from dovetail.fake.symbolic import bind, derive_forms, find_shapes, fix_symbols, hinted
 from dovetail.ir.expr import const
@@ -454,7 +454,7 @@ def _by_meta(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     corrected = CORRECTIONS.get(facts.name)
     if corrected is not None:
         result = corrected(device, new_args, result)
-    elif facts.is_pointwise and facts.count == 1 and not facts.mutates and is_ambiguous(inputs.metas):
+    elif facts.is_pointwise and facts.count == 1 and not facts.mutates and forms.is_ambiguous(inputs.metas):
         strides = iterator_strides(result.size(), [(m.size(), m.stride()) for m in inputs.metas])
         result = _empty_meta(result.size(), strides, result.dtype)
     if facts.mutates:

@@ -20,9 +20,8 @@ from dovetail.ir.graph import GET, Arg, Graph, Node
 from dovetail.ir.types import F32, F64, I64, DType, ScalarType, TensorType, contiguous_stride
 from dovetail.lower import lazy
 from dovetail.lower.decide import find_loose, find_stored
-from dovetail.lower.index import Index, element_of
+from dovetail.lower.index import Index, element_of, index_exprs, memory_order, merge_ranges, regions
 from dovetail.lower.lazy import Lazy, window
-from dovetail.lower.nests import index_exprs, memory_order, merge_ranges, regions
 from dovetail.ops.build import is_dense
 from dovetail.ops.prims import kind_of
 from dovetail.ops.registry import STRIDE_FREE, is_view_call

@@ -1,18 +1,22 @@
-"""Index maps of views: where an element of the result is in the operand.
+"""Index maps of views: where an element of the result is in the operand; and the loops over them.
 
     reshape (8, 64) -> (512,):   [i]     ->  [i // 64, i % 64]
     reshape (8, 64) -> (8, 4, 16): [i, j, k] -> [i, 16*j + k]       dimensions that do not mix pass through
 
-`Index` is a tuple of Exprs, one per dimension.
+`Index` is a tuple of Exprs, one per dimension. Loops are in memory order, merged where they can be:
+
+    out[i, j] = x[64*i + j] * 2  over (8, 64)     ->  for i < 512:  out[i] = x[i] * 2
+    out[i, j] = x[64*i + j] + m[i]                ->  for i < 8, j < 64   (m depends on i alone)
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, reduce
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
-from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, mod, mul, product, row_major
-from dovetail.ir.loop import BufferRef
+from dovetail.ir import expr as ir
+from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mod, mul, product, row_major, symbols
+from dovetail.ir.loop import BufferRef, Range, Scalar, iter_scalars
 from dovetail.ir.types import TensorType
 
 Index: TypeAlias = "tuple[Expr, ...]"
@@ -108,3 +112,143 @@ def _fill_ones(strides: list[Expr], shape: Shape) -> None:
             strides[dim] = step
         else:
             step = mul(strides[dim], shape[dim])
+
+
+# -- loops -----------------------------------------------------------------------------------------
+
+FEW_CUTS: Final = 8
+MANY_LOADS: Final = 16
+NARROW: Final = 4
+"""Elements that are not worth a loop of their own beside others as few."""
+
+
+@lru_cache(4096)
+def memory_order(shape: tuple[Expr, ...], stride: tuple[Expr, ...]) -> Sequence[int]:
+    """Dimensions from the outermost in memory to the innermost; ties keep their order. (Layers repeat.)"""
+    return sorted([d for d, size in enumerate(shape) if size is not ONE], key=lambda d: -_rank(stride[d]))
+
+
+def _rank(stride: Expr) -> float:
+    """Larger for the longer stride: products have more factors."""
+    if stride.is_const:
+        return stride.value / ir.INF
+    factors = stride.args if stride.op == "mul" else (stride,)
+    return len(factors) + stride.lo / ir.INF
+
+
+def index_exprs(values: Iterable[Scalar]) -> tuple[Expr, ...]:
+    """Every index expression that the scalars read or use."""
+    place = {"load": 1, "index": 0}
+    found = (node.args[place[node.op]] for node in iter_scalars(*values) if node.op in place)
+    return tuple(dict.fromkeys(cast("Iterable[Expr]", found)))
+
+
+Slopes: TypeAlias = "dict[Expr, Expr | None]"
+
+
+def slopes_of(expr: Expr) -> Slopes:
+    """How fast an index moves with each symbol in it; None where it is not a constant rate."""
+    if expr.op == "sym":
+        return {expr: ONE}
+    if expr.op == "add" and all(term.op == "sym" for term in expr.operands):
+        return {term: ir.const(n) for term, n in cast("tuple[tuple[Expr, int], ...]", expr.args[1])}
+    splits = {variable: linear_in(expr, variable) for variable in symbols(expr)}
+    return {variable: None if split is None else split[0] for variable, split in splits.items()}
+
+
+def _can_merge(outer: Range, inner: Range, slopes: Sequence[Slopes]) -> bool:
+    """Every index moves through (outer, inner) as through one longer loop."""
+    for slope in slopes:
+        first, second = slope.get(outer.var, ZERO), slope.get(inner.var, ZERO)
+        if first is None or second is None or first is not mul(second, inner.size):
+            return False
+    return True
+
+
+@lru_cache(4096)
+def merge_ranges(
+    ranges: tuple[Range, ...], exprs: tuple[Expr, ...], name: str
+) -> tuple[tuple[Range, ...], Mapping[Expr, Expr]]:
+    """Collapse neighbouring loops. Returns the new ranges and what replaces the old variables."""
+    merged: list[Range] = []
+    env: dict[Expr, Expr] = {}
+    run: list[Range] = []
+    slopes = [slopes_of(expr) for expr in exprs] if len(ranges) > 1 else []
+
+    def close() -> None:
+        if not run:
+            return
+        fresh = Range.over(f"{name}{len(merged)}" if name else len(merged), product(r.size for r in run))
+        merged.append(fresh)
+        for each in run[:-1]:
+            env[each.var] = ZERO
+        env[run[-1].var] = fresh.var
+        run.clear()
+
+    for each in ranges:
+        if run and not _can_merge(run[-1], each, slopes):
+            close()
+        run.append(each)
+    close()
+    return tuple(merged), env
+
+
+Block: TypeAlias = "tuple[Index, tuple[Expr, ...]]"
+"""First position and shape."""
+
+
+def regions(type: TensorType, cuts: Sequence[tuple[int, Expr]], loads: int = 0) -> list[Block]:
+    """Each block between the cuts; the whole if splitting does not pay.
+
+    A GPU launches a kernel per nest and masks for free, so there only many cuts are worth it, or those
+    between values that take many loads. A condition on an outer dimension holds for all lanes of a vector
+    or for none, so of cuts along several dimensions (padding) only those along the lanes are made."""
+    whole = [((ZERO,) * type.ndim, type.shape)]
+    dims = list(dict.fromkeys(dim for dim, _ in cuts))
+    several = len(dims) > 1
+    if type.device.kind != "cpu" and (several or (len(cuts) < FEW_CUTS and loads < MANY_LOADS)):
+        return whole
+    if several:
+        dims = [dim for dim in dims if type.stride[dim] is ONE]
+    found = whole
+    for dim in dims:
+        end = type.shape[dim]
+        edges = _in_order([ZERO, end, *(place for d, place in cuts if d == dim)])
+        if edges is None:
+            return whole
+        edges = edges[edges.index(ZERO) : edges.index(end) + 1]
+        edges = _without_slivers(edges) if several else edges
+        found = [part for block in found for part in _split_block(block, dim, edges)]
+    return found or whole  # nothing is left of a tensor without elements
+
+
+def _without_slivers(edges: list[Expr]) -> list[Expr]:
+    """No edge between two blocks that are both a few elements wide."""
+    kept = edges[:1]
+    for edge, after in zip(edges[1:], edges[2:]):
+        if (edge - kept[-1]).hi >= NARROW or (after - edge).hi >= NARROW:
+            kept.append(edge)
+    return [*kept, edges[-1]]
+
+
+def _in_order(places: Sequence[Expr]) -> list[Expr] | None:
+    """From the lowest to the highest, whatever the symbols' values; None where that depends on them."""
+    found: list[Expr] = []
+    for place in dict.fromkeys(places):
+        at = 0
+        while at < len(found) and ir.is_at_most(found[at], place):
+            at += 1
+        if at < len(found) and not ir.is_at_most(place, found[at]):
+            return None
+        found.insert(at, place)
+    return found
+
+
+def _split_block(block: Block, dim: int, edges: Sequence[Expr]) -> list[Block]:
+    start, shape = block
+    parts = []
+    for low, high in zip(edges, edges[1:]):
+        size = high - low
+        if size is not ZERO:
+            parts.append(((*start[:dim], low, *start[dim + 1 :]), (*shape[:dim], size, *shape[dim + 1 :])))
+    return parts

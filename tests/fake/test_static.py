@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import dovetail
 from dovetail.errors import DataDependentValue, FailedFake
 from dovetail.fake import Fake, FakeMode, fake_like, type_of
-from dovetail.fake.layout import dense_strides, iterator_strides
+from dovetail.fake.form import dense_strides, iterator_strides
 from tests.fake.crossref import Crossref, describe
 from tests.sweeps.torch_testing import OPS
 

@@ -334,7 +334,7 @@ def test_reset_forgets() -> None:
 
 def test_a_file_of_the_package_does_not_hide_the_function() -> None:
     import dovetail.compile as found  # noqa: PLC0415
-    import dovetail.explain.text  # noqa: F401, PLC0415
+    import dovetail.explain.query  # noqa: F401, PLC0415
 
     assert inspect.isfunction(found) and inspect.isfunction(dovetail.compile)
     assert inspect.isfunction(dovetail.explain)
