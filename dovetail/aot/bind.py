@@ -34,11 +34,10 @@ from torch.autograd import Function
 
 from dovetail.aot import double
 from dovetail.aot.chain import Chained, Watch, keeps_graph, spare_hooks, tell_hooks
-from dovetail.aot.cost import class_of
 from dovetail.aot.interpret import as_strided
 from dovetail.aot.joint import Joint
 from dovetail.aot.missing import by_group, narrowed
-from dovetail.aot.partition import Partition, Saved
+from dovetail.aot.partition import Partition, Saved, class_of
 from dovetail.fake import to_torch_device, to_torch_dtype
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import Arg, Graph, Node, exprs_in

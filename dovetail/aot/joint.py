@@ -25,8 +25,8 @@ from torch.fx.node import Node as FxNode
 from torch.fx.node import map_arg as map_fx
 
 from dovetail.aot.alias import Ref, Write
-from dovetail.aot.cost import class_of
 from dovetail.aot.instead import INSTEAD
+from dovetail.aot.partition import class_of
 from dovetail.aot.record import Recorder, fake_type
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, infer, type_of

@@ -14,16 +14,22 @@ that fraction of what they were.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Final
 
-from dovetail.aot.cost import kind_of
+import torch
+
 from dovetail.errors import VerifyError
 from dovetail.events import EVENTS
+from dovetail.fake.record import record as facts_of
 from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, exprs_in, moved_over, nodes_in, swapped
 from dovetail.ir.signature import Signature
 from dovetail.ir.types import I64, ScalarType, bytes_of
 from dovetail.ops.build import is_dense
+from dovetail.ops.prims import PRIMS
+from dovetail.ops.registry import is_impure
+from dovetail.util.library import find_op
 from dovetail.util.mincut import INFINITE, Network
 from dovetail.util.noun import Noun, replace
 
@@ -365,3 +371,35 @@ def with_symbols(graph: Graph, saved: tuple[Saved, ...]) -> tuple[Graph, tuple[S
     nodes = tuple(Node(INPUT, (), ScalarType(I64, expr), expr.name) for expr in missing)
     entries = tuple(Saved("symbol", -1, expr.name, 8, expr) for expr in missing)
     return replace(graph, inputs=(*graph.inputs[:at], *nodes, *graph.inputs[at:])), (*saved, *entries)
+
+
+# -- what recomputing a node in backward would cost, from its op's name -----------------------------
+
+_BY_KIND: Final = {
+    "pointwise": "cheap", "view": "view", "create": "cheap", "reduction": "reduction", "gather": "cheap",
+    "scatter": "reduction", "scan": "reduction", "join": "cheap",
+}  # fmt: skip
+
+
+@cache
+def class_of(op: str) -> str:
+    """cheap: one more term in a fused loop. view: nothing. reduction: reads its input again. heavy: products,
+    convolutions, attention, unknown library calls. random: must run once."""
+    if op == GET:
+        return "view"
+    if op in PRIMS:
+        return _BY_KIND[PRIMS[op].kind]
+    func = find_op(op)
+    if is_impure(op) or torch.Tag.nondeterministic_seeded in func.tags:
+        return "random"
+    return "view" if facts_of(func).is_view else "heavy"
+
+
+def kind_of(node: Node) -> str:
+    """The class of its op, if it reads tensors, and draws numbers: attention without dropout does not."""
+    kind = class_of(node.op)
+    if kind != "random":
+        return "cheap" if kind == "heavy" and not node.operands else kind
+    names = [argument.name for argument in find_op(node.op)._schema.arguments]
+    chances = [arg for name, arg in (*zip(names, node.args), *node.kwargs) if name == "dropout_p"]
+    return "heavy" if "dropout_p" in names and not any(chances) else kind
