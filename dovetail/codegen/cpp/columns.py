@@ -18,8 +18,7 @@ import functools
 from typing import TYPE_CHECKING, Final
 
 from dovetail.codegen.analysis import Pass
-from dovetail.codegen.cpp.exprs import c_expr
-from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, combine, functions_of
+from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, c_expr, combine, functions_of
 from dovetail.codegen.cpp.reduce import PIECES, Accumulator
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value
 from dovetail.ir.expr import ceildiv, mul, product

@@ -18,9 +18,8 @@ from typing import Final
 
 from dovetail.codegen import analysis
 from dovetail.codegen.analysis import Launchable, Shape, token, writes_in
-from dovetail.codegen.cpp.exprs import fits_int32
 from dovetail.codegen.cpp.loops import Body
-from dovetail.codegen.cpp.ops import C_TYPE
+from dovetail.codegen.cpp.ops import C_TYPE, fits_int32
 from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.reduce import place_dtype
 from dovetail.codegen.cpp.values import KernelWriter, indented

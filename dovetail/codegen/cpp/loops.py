@@ -14,8 +14,7 @@ from typing import Final, TypeAlias
 
 from dovetail.codegen.analysis import Pass, Shape, crossing_loads, token, work, writes_in
 from dovetail.codegen.cpp.columns import FEW, PARALLEL_WORK, Columns, Span
-from dovetail.codegen.cpp.exprs import c_expr
-from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE
+from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, c_expr
 from dovetail.codegen.cpp.reduce import PIECES, Accumulator, Partial
 from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
 from dovetail.ir.expr import ONE, Expr, add, ceildiv, linear_in, mul, product, symbols

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dovetail.codegen.cpp.exprs import c_expr, fits_int32
-from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, cast, combine, functions_of, identity
+from dovetail.codegen.cpp import ops
+from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, c_expr, cast, combine, identity
 from dovetail.codegen.cpp.prelude import shuffle
 from dovetail.codegen.cpp.values import KernelWriter, Scope, Value, innermost
 from dovetail.ir.expr import Expr, product, row_major
@@ -137,7 +137,7 @@ class Accumulator(Noun, frozen=False):
             text = f"select(first({self.writer.tail}), {text}, {self.start})"
         text = self.named(text, scope)
         target = self.name + self.at
-        self.writer.functions |= functions_of(self.better, (self.dtype,))
+        self.writer.functions |= ops.functions_of(self.better, (self.dtype,))
         scope(f"{target} = {self.better.format(target, text)};")
         if self.tracks_nan:
             nan = f"{self.name}_nan{self.at}"
@@ -230,7 +230,7 @@ class Accumulator(Noun, frozen=False):
     def _across(self, name: str, kind: str, dtype: DType, scope: Scope) -> None:
         """All lanes of a variable in each of them."""
         pattern = combine(kind, dtype, True)
-        self.writer.functions |= functions_of(pattern, (dtype,))
+        self.writer.functions |= ops.functions_of(pattern, (dtype,))
         step = self.writer.lanes // 2
         while step:
             other = self.named(f"turned<{step}>({name})", scope, dtype)
@@ -284,7 +284,7 @@ class Accumulator(Noun, frozen=False):
         for slot in self._slots():
             scope(f"{top} = {better.format(top, self.name + slot)};")
         self._across(top, kind, self.dtype, scope)
-        self.writer.functions |= functions_of(earlier, (place,))
+        self.writer.functions |= ops.functions_of(earlier, (place,))
         for slot in self._slots():
             v, unequal = f"{self.name}{slot}", " | to_mask({0} != {0})" if self.dtype.is_float else ""
             chosen = f"select(to_mask({v} == {top}){unequal.format(v)}, {self.name}_at{slot}, {nowhere})"
@@ -360,7 +360,7 @@ def place_expr(write: Write) -> Expr:
 def place_dtype(write: Write) -> DType:
     """What positions are counted in; the largest number stands for no position yet. Narrow positions keep
     vectors of narrow values whole."""
-    return I32 if fits_int32(place_expr(write)) and write.value.dtype.bytes <= 4 else I64
+    return I32 if ops.fits_int32(place_expr(write)) and write.value.dtype.bytes <= 4 else I64
 
 
 # -- what the pieces of a walk that is split among threads leave behind ----------------------------
@@ -408,7 +408,7 @@ class Partial(Noun, frozen=False):
         else:
             total = self.writer.fresh()
             pattern = combine(item.kind, item.dtype, False)
-            self.writer.functions |= functions_of(pattern, (item.dtype,))
+            self.writer.functions |= ops.functions_of(pattern, (item.dtype,))
             kind = C_TYPE[item.dtype]
             scope(f"{kind} {total} = {self.name}[0];")
             step = f"const {kind} v = {self.name}[q]; {total} = {pattern.format(total, 'v')};"

@@ -15,8 +15,7 @@ from typing import Final
 
 from dovetail.codegen.analysis import Shape, step_of, token
 from dovetail.codegen.cpp import ops
-from dovetail.codegen.cpp.exprs import c_expr, fits_int32, vector_expr
-from dovetail.codegen.cpp.ops import cast
+from dovetail.codegen.cpp.ops import c_expr, cast, fits_int32, vector_expr
 from dovetail.ir.expr import ONE, ZERO, Expr, add, linear_in, row_major, symbols
 from dovetail.ir.loop import Buffer, Nest, Range, Scalar
 from dovetail.ir.schedule import Group

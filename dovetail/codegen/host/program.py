@@ -22,8 +22,7 @@ from typing import Final, cast
 from torch._library.custom_ops import OPDEFS
 
 from dovetail.codegen.analysis import Launchable, identifier
-from dovetail.codegen.cpp.exprs import c_expr
-from dovetail.codegen.cpp.ops import C_TYPE
+from dovetail.codegen.cpp.ops import C_TYPE, c_expr
 from dovetail.codegen.host.outline import outline
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
 from dovetail.ir.expr import ZERO, Expr, const
