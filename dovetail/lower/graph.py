@@ -121,7 +121,7 @@ class _Lowering:
     def store(self, node: Node, value: Lazy, name: str | None = None) -> Lazy:
         """Write a value to a buffer of its own, in its type's memory order."""
         ref = self.add_buffer(name or node.name, storable(node.tensor), holds=node)
-        if ref.type.dtype.kind == "complex" and value.ref and value.ref.type.is_laid_as(ref.type):
+        if ref.type.dtype.kind == "complex" and value.ref:
             clone = "aten.clone.default"  # of what no kernel of ours can hold
             self.steps.append(ir.Extern(ref.buffer, clone, (value.ref,), (), (ref.buffer,), loc=node.loc))
             return window(ref)

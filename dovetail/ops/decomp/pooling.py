@@ -301,3 +301,10 @@ def pixel_shuffle(b: Build, x: Value, r: int) -> Value:
     lead, (c, h, w) = x.shape[:-3], x.shape[-3:]
     parts = b.permute(b.reshape(x, (product(lead), c // (r * r), r, r, h, w)), (0, 1, 4, 2, 5, 3))
     return b.prim("copy", b.reshape(parts, b.out.shape))
+
+
+@decomposes("aten.pixel_unshuffle")
+def pixel_unshuffle(b: Build, x: Value, r: int) -> Value:
+    lead, (c, h, w) = x.shape[:-3], x.shape[-3:]
+    parts = b.permute(b.reshape(x, (product(lead), c, h // r, r, w // r, r)), (0, 1, 3, 5, 2, 4))
+    return b.prim("copy", b.reshape(parts, b.out.shape))
