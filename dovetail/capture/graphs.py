@@ -59,8 +59,8 @@ class GraphBuilder:
 
     def add(self, call: Call) -> None:
         args, kwargs = map_aggregate((tuple(call.args), call.kwargs), self.arg)
-        node = self.graph.create_node(call.kind, call.target)
-        node.args, node.kwargs = args, kwargs  # given before, torch looks for symbolic numbers in them
+        node = self.graph.create_node(call.kind, call.target, (), kwargs)
+        node.args = args  # given before, torch looks for symbolic numbers in them
         node.meta["loc"] = call.loc
         lines = [f'  File "{loc.file}", line {loc.line}, in {loc.function}' for loc in call.stack]
         node.meta["stack_trace"] = "\n".join(lines)

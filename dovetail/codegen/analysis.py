@@ -75,9 +75,9 @@ def form_of(group: Group, buffers: dict[str, Buffer]) -> tuple[Form, list[str]]:
             parts.append(node.op)
             parts.append(node.dtype)
             for arg in node.args:
-                if isinstance(arg, Scalar):
+                if type(arg) is Scalar:
                     parts.append(seen[arg])
-                elif isinstance(arg, str):
+                elif type(arg) is str:
                     parts.append(numbers.setdefault(arg, len(numbers)) if node.op != "input" else arg)
                 else:
                     parts.append(repr(arg) if node.op == "const" else arg)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from dovetail.fake.kernels import IN_PLACE
 from dovetail.ir import loop as ir
@@ -388,17 +388,17 @@ def _index(type: TensorType, loops: dict[int, ir.Range]) -> Index:
 
 def _pointwise(low: _Lowering, node: Node) -> Lazy:
     """Any prim that is a scalar operation of the loop IR."""
-    type, op, args = node.tensor, node.op.removeprefix("prims."), node.args
-    values = [low.value(x) if isinstance(x, Node) and isinstance(x.type, TensorType) else x for x in args]
-    operands = [v for v in values if isinstance(v, Lazy)]
+    result, op, args = node.tensor, node.op.removeprefix("prims."), node.args
+    values: Any = [low.env[x] if type(x) is Node and type(x.type) is TensorType else x for x in args]
+    operands = [v for v in values if type(v) is Lazy]
     operand_type = operands[op == "where" and operands[0] is values[0]].type.dtype
 
     def at(index: Index) -> ir.Scalar:
-        scalars = [v.at(index) if isinstance(v, Lazy) else lazy.as_constant(v, operand_type) for v in values]
-        return lazy.apply(op, tuple(scalars), type.dtype)
+        scalars = [v.at(index) if type(v) is Lazy else lazy.as_constant(v, operand_type) for v in values]
+        return lazy.apply(op, tuple(scalars), result.dtype)
 
     cuts = dict.fromkeys([cut for v in operands for cut in v.cuts])
-    return Lazy(type, at, None, _origins(node, operands), tuple(cuts))
+    return Lazy(result, at, None, _origins(node, operands), tuple(cuts))
 
 
 def _origins(node: Node, values: list[Lazy]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ no compile time, and it computes folded weights in double precision.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Final, cast
 
 import torch
@@ -211,6 +212,7 @@ def _is_static(node: Node) -> bool:
     return _has_known_sizes(node.type) and not any(exprs_in(given))
 
 
+@lru_cache(4096)  # types are few, and asked for often
 def _has_known_sizes(type: Type) -> bool:
     if isinstance(type, tuple):
         return all(map(_has_known_sizes, type))

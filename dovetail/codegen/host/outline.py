@@ -106,7 +106,8 @@ def _step(
     """`pieces` are the step's text, every second one an atom. The result has no text where something is
     used that cannot be passed to a function."""
     marks: dict[str, str] = {}
-    for atom in dict.fromkeys(pieces[1::2]):
+    atoms = pieces[1::2]
+    for atom in dict.fromkeys(atoms):
         number, kind = len(marks), types.get(atom, "")
         if kind and homes[atom] == k:
             passed = "" if uses[atom] == 1 else f"& {kind}"
@@ -120,7 +121,7 @@ def _step(
             return "", ()
         marks[atom] = f"\x01{number}{passed}\x02"
     filled = list(pieces)
-    filled[1::2] = [marks.get(atom, atom) for atom in pieces[1::2]]
+    filled[1::2] = map(marks.get, atoms, atoms)
     return "".join(filled), tuple(marks)
 
 
