@@ -73,12 +73,13 @@ def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool
     """One functional graph of prims, compiled. A graph known from before skips to its program. `meanwhile` is
     done while compilers are at work."""
     keep: Callable[[], object] = bool
+    known: codegen.Forms = {}
     stages: list[Stage] = [
         ("45.products", lambda graph: passes.open_products(graph, chooser(graph, options))),
         ("50.loops", lower.lower),
         ("60.schedule", lambda loops: tell_declined(schedule.schedule(loops, options))),
         ("70.plan", schedule.plan),
-        ("80.program", lambda plan: codegen.emit(plan, options, runtime.begin_kernels, runtime.begin)),
+        ("80.program", lambda plan: codegen.emit(plan, options, runtime.begin_kernels, runtime.begin, known)),
     ]
     if not options.cache or is_watched():
         program: Any = run_stages(graph.name, stages, graph)
@@ -90,7 +91,7 @@ def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool
             if any(type.device.kind == "cuda" for type in tensor_types(graph)):
                 runtime.start_workers(1 + len(graph.nodes) // NODES_A_WORKER, options)
             elif len(graph.nodes) > MANY_NODES:
-                begin_head(graph, options)
+                begin_head(graph, options, known)
             program = run_stages(graph.name, stages, graph)
             keep = functools.partial(programs.keep, key, program, parts)
     work = lambda: (keep(), meanwhile())
@@ -98,7 +99,7 @@ def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool
     return loaded  # type: ignore[no-any-return]
 
 
-def begin_head(graph: Graph, options: Options) -> None:
+def begin_head(graph: Graph, options: Options, known: codegen.Forms) -> None:
     """Have the kernels before a library call built while the rest is worked out: what repeats needs few
     others."""
     calls = [k for k, node in enumerate(graph.nodes[:FIRST_NODES]) if node.op.startswith("aten.")]
@@ -109,7 +110,8 @@ def begin_head(graph: Graph, options: Options) -> None:
         shown = tuple([node for node in made if kind_of(node.op) != "view"])
         head = Graph(graph.name, graph.inputs, graph.nodes[:end], shown)
         loops = lower.lower(passes.open_products(head, chooser(head, options)))
-        codegen.emit(schedule.plan(schedule.schedule(loops, options)), options, runtime.begin_kernels)
+        plan = schedule.plan(schedule.schedule(loops, options))
+        codegen.emit(plan, options, runtime.begin_kernels, known=known)
 
 
 def tell_declined(made: Schedule) -> Schedule:
