@@ -73,13 +73,12 @@ def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool
     """One functional graph of prims, compiled. A graph known from before skips to its program. `meanwhile` is
     done while compilers are at work."""
     keep: Callable[[], object] = bool
-    known: codegen.Forms = {}
     stages: list[Stage] = [
         ("45.products", lambda graph: passes.open_products(graph, chooser(graph, options))),
         ("50.loops", lower.lower),
         ("60.schedule", lambda loops: tell_declined(schedule.schedule(loops, options))),
         ("70.plan", schedule.plan),
-        ("80.program", lambda plan: codegen.emit(plan, options, runtime.begin_kernels, runtime.begin, known)),
+        ("80.program", lambda plan: codegen.emit(plan, options, runtime.begin_kernels, runtime.begin)),
     ]
     if not options.cache or is_watched():
         program: Any = run_stages(graph.name, stages, graph)
@@ -91,7 +90,7 @@ def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool
             if any(type.device.kind == "cuda" for type in tensor_types(graph)):
                 runtime.start_workers(1 + len(graph.nodes) // NODES_A_WORKER, options)
             elif len(graph.nodes) > MANY_NODES:
-                begin_head(graph, options, known)
+                begin_head(graph, options)
             program = run_stages(graph.name, stages, graph)
             keep = functools.partial(programs.keep, key, program, parts)
     work = lambda: (keep(), meanwhile())
@@ -99,7 +98,7 @@ def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool
     return loaded  # type: ignore[no-any-return]
 
 
-def begin_head(graph: Graph, options: Options, known: codegen.Forms) -> None:
+def begin_head(graph: Graph, options: Options) -> None:
     """Have the kernels before a library call built while the rest is worked out: what repeats needs few
     others."""
     calls = [k for k, node in enumerate(graph.nodes[:FIRST_NODES]) if node.op.startswith("aten.")]
@@ -110,8 +109,7 @@ def begin_head(graph: Graph, options: Options, known: codegen.Forms) -> None:
         shown = tuple([node for node in made if kind_of(node.op) != "view"])
         head = Graph(graph.name, graph.inputs, graph.nodes[:end], shown)
         loops = lower.lower(passes.open_products(head, chooser(head, options)))
-        plan = schedule.plan(schedule.schedule(loops, options))
-        codegen.emit(plan, options, runtime.begin_kernels, known=known)
+        codegen.emit(schedule.plan(schedule.schedule(loops, options)), options, runtime.begin_kernels)
 
 
 def tell_declined(made: Schedule) -> Schedule:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from glob import glob
 from pathlib import Path
-from typing import TypeAlias
 
 from dovetail.codegen import cpp, triton
 from dovetail.codegen.analysis import Form, Launchable, Target, form_of
@@ -35,16 +34,13 @@ def cache_bytes() -> int:
     return max([int(size.removesuffix("K")) << 10 for size in sizes if size.endswith("K")], default=32 << 20)
 
 
-Forms: TypeAlias = "dict[Form, tuple[Launchable, list[str]]]"
-
-
 def emit(
     plan: Plan, options: Options,
     begin_kernels: Callable[[Sequence[Kernel], Options], object] = lambda *_: None,
-    begin: Callable[[Program, Options], object] = lambda *_: None, known: Forms | None = None,
+    begin: Callable[[Program, Options], object] = lambda *_: None,
 ) -> Program:  # fmt: skip
     """`begin_kernels` gets those as soon as they are there, as the host program takes its time, too, and
-    `begin` the whole. `known` are kernels emitted before, and takes more."""
+    `begin` the whole."""
     loops = plan.schedule.loops
     targets: dict[str, Target] = {
         "cpu": partial(
@@ -57,7 +53,7 @@ def emit(
         if buffers[name].kind != kind:
             buffers[name] = replace(buffers[name], kind=kind)
     launches: dict[Group, Launchable] = {}
-    known = {} if known is None else known
+    known: dict[Form, tuple[Launchable, list[str]]] = {}
     forms = {step: form_of(step, buffers) for step in plan.schedule.steps if isinstance(step, Group)}
     for step, (form, names) in forms.items():
         if form in known:
