@@ -19,7 +19,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, Final, Literal, TypeAlias
@@ -34,11 +34,9 @@ from dovetail.choose import chooser
 from dovetail.control import stance
 from dovetail.events import EVENTS
 from dovetail.ir.capture import Capture, GraphInput
-from dovetail.ir.graph import Graph, Known, nodes_in
-from dovetail.ir.schedule import Schedule
+from dovetail.ir.graph import Graph, Known
 from dovetail.ir.source import DictAttr
 from dovetail.ir.types import TensorType
-from dovetail.ops.prims import kind_of
 from dovetail.options import Options
 from dovetail.race import Race, is_repeatable
 from dovetail.runtime.guards import make_guards
@@ -56,10 +54,6 @@ FEW_STEPS: Final = 4
 NODES_A_WORKER: Final = 16
 """Nodes of a graph for each process started to compile its kernels, before their number is known."""
 
-MANY_NODES: Final = 512
-FIRST_NODES: Final = 128
-"""Of a graph with so many nodes, the kernels of the first are built while the rest is worked out."""
-
 MODULES_OF_A_CLASS: Final = 16
 """How many times its limit a code may be compiled when each time it is for another module."""
 
@@ -76,7 +70,7 @@ def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool
     stages: list[Stage] = [
         ("45.products", lambda graph: passes.open_products(graph, chooser(graph, options))),
         ("50.loops", lower.lower),
-        ("60.schedule", lambda loops: tell_declined(schedule.schedule(loops, options))),
+        ("60.schedule", lambda loops: schedule.schedule(loops, options)),
         ("70.plan", schedule.plan),
         ("80.program", lambda plan: codegen.emit(plan, options, runtime.begin_kernels, runtime.begin)),
     ]
@@ -89,33 +83,11 @@ def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool
         if program is None:
             if any(type.device.kind == "cuda" for type in tensor_types(graph)):
                 runtime.start_workers(1 + len(graph.nodes) // NODES_A_WORKER, options)
-            elif len(graph.nodes) > MANY_NODES:
-                begin_head(graph, options)
             program = run_stages(graph.name, stages, graph)
             keep = functools.partial(programs.keep, key, program, parts)
     work = lambda: (keep(), meanwhile())
     loaded: Any = run_stage(graph.name, "90.executable", lambda: runtime.load(program, options, work))
     return loaded  # type: ignore[no-any-return]
-
-
-def begin_head(graph: Graph, options: Options) -> None:
-    """Have the kernels before a library call built while the rest is worked out: what repeats needs few
-    others."""
-    calls = [k for k, node in enumerate(graph.nodes[:FIRST_NODES]) if node.op.startswith("aten.")]
-    end = max(calls, default=0)
-    read = set(nodes_in(graph.outputs)).union(*[node.operands for node in graph.nodes[end:]])
-    made = [node for node in graph.nodes[:end] if node in read and isinstance(node.type, TensorType)]
-    with suppress(Exception):  # it is done again, with the rest
-        shown = tuple([node for node in made if kind_of(node.op) != "view"])
-        head = Graph(graph.name, graph.inputs, graph.nodes[:end], shown)
-        loops = lower.lower(passes.open_products(head, chooser(head, options)))
-        codegen.emit(schedule.plan(schedule.schedule(loops, options)), options, runtime.begin_kernels)
-
-
-def tell_declined(made: Schedule) -> Schedule:
-    for subject, why in made.declined:
-        EVENTS.emit("fusion", unit=made.loops.name, subject=subject, code=why.code, text=why.text)
-    return made
 
 
 def tensor_types(graph: Graph) -> list[TensorType]:

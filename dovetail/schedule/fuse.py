@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from dovetail.errors import Reason
+from dovetail.events import EVENTS
 from dovetail.ir.expr import ONE, Expr, product, symbols
 from dovetail.ir.loop import BufferRef, Extern, Loops, Nest, Range
 from dovetail.ir.schedule import Group, Schedule
@@ -177,6 +178,8 @@ def schedule(loops: Loops, options: Options) -> Schedule:
             fuser.note(step, (ref.buffer for ref in item.refs()), item.outputs)
         else:
             fuser.add(item, step)
+    for subject, why in fuser.declined:
+        EVENTS.emit("fusion", unit=loops.name, subject=subject, code=why.code, text=why.text)
     _join_updates(loops, fuser)
     kept = loops.returned
     groups = {position: make_group(cluster, kept, fuser) for position, cluster in fuser.clusters.items()}

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-import dovetail
 from dovetail.errors import BuildFailed
 from dovetail.events import EVENTS
-from dovetail.ir.program import Kernel
 from dovetail.options import Options
 from dovetail.runtime.build import HOST_FLAGS, begin_units, build, open_library
 
@@ -89,25 +83,3 @@ def test_the_folder_of_a_process_is_its_own(folder: Path) -> None:
     child += "assert open_library(build(text, HOST_FLAGS, none)).answer() == 42; print('ended')\n"
     ran = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False)
     assert ran.stdout == "ended\n", ran.stderr
-
-
-def test_a_long_program_begins_with_its_first_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the first layers are those of all, and are at work before the others are known."""
-    compiler = importlib.import_module("dovetail.compile")
-    monkeypatch.setattr(compiler, "is_watched", bool)
-    monkeypatch.setattr(compiler, "MANY_NODES", 40)
-    monkeypatch.setattr(compiler, "FIRST_NODES", 40)
-    begun: list[list[str]] = []
-    begin = compiler.runtime.begin_kernels
-
-    def note(kernels: Sequence[Kernel], options: Options) -> None:
-        begun.append([kernel.key for kernel in kernels])
-        begin(kernels, options)
-
-    monkeypatch.setattr(compiler.runtime, "begin_kernels", note)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.GELU(), nn.LayerNorm(16))]
-    model, x = nn.Sequential(*layers), torch.randn(3, 16)
-    with torch.no_grad():
-        torch.testing.assert_close(dovetail.compile(model)(x), model(x))
-    first, whole = begun
-    assert first and set(first) <= set(whole)
