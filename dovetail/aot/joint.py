@@ -151,6 +151,11 @@ class _Trace(Noun, frozen=False):
 
 def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     """Examples are real tensors, Fakes, or numbers (SymInts where they may change)."""
+    with torch._C.DisableTorchFunctionSubclass():  # Fakes have none, and each use of one would look for it
+        return _trace_joint(gm, example_inputs)
+
+
+def _trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     watch_kernels()
     builder = GraphBuilder("joint")
     recorder = Recorder(builder)
