@@ -320,8 +320,8 @@ def rebuild_exception(emit: Emitter, error: Any) -> str:
     emit.busy.discard(id(error))
     for name, value in fields_of(error).items():
         emit.body.append(f"{text}.{name} = {emit.value(value)}")
-    if id(error.__traceback__) in emit.trace.raised:
-        emit.body.append(f"{text}.__traceback__ = {emit.value(error.__traceback__)}")
+    if (lines := emit.trace.traceback_of(error)) is not None:
+        emit.body.append(f"{text}.__traceback__ = {emit.value(lines)}")
     return text
 
 

@@ -138,7 +138,7 @@ class Activation:
                     raise
                 except Raised as raised:
                     if (self.code.ops[self.at], self.code.args[self.at]) not in RAISED_AGAIN:
-                        if id(raised.value.__traceback__) not in self.trace.raised:
+                        if self.trace.traceback_of(raised.value) is None:
                             self.give_context(raised.value)  # which the program may change afterwards
                         self.trace.note_raised(raised.value, self)
                     if not self.unwind(raised.value):
@@ -193,6 +193,7 @@ class Activation:
             if is_kept:
                 return YIELD
         self.give_context(error)
+        self.trace.note_raised(error, self)
         if not self.unwind(error):
             raise Raised(error)
         return self.run()

@@ -202,8 +202,10 @@ class Attempt:
             self.release()
 
     def release(self) -> None:
-        """The trace is full of cycles and holds the user's objects: let go of them now, not at the next
-        garbage collection."""
+        """The trace is full of cycles and holds the user's objects, as do exceptions by their frames: let go
+        of them now, not at the next garbage collection."""
+        for _, _, error in self.trace.raised.values():
+            error.__traceback__ = None
         if self.trace.shapes is not None:
             loc = self.frame.loc
             self.trace.shapes.where = lambda: loc

@@ -243,8 +243,8 @@ class Trace:
         self.told_apart: list[Source] = []
         """Objects whose identity was used as a key."""
         self.postponed: Exception | None = None
-        self.raised: dict[int, tuple[TracebackType, tuple[Loc, ...]]] = {}
-        """The lines that each traceback of the program stands for, innermost first."""
+        self.raised: dict[int, tuple[TracebackType, tuple[Loc, ...], BaseException]] = {}
+        """The lines that each traceback of the program stands for, innermost first, and whose it is."""
         self.resumes: dict[CodeType, Any] = {}
 
     # -- locations
@@ -331,11 +331,19 @@ class Trace:
     def note_raised(self, error: BaseException, place: Any) -> None:
         """An exception of the program reaches a frame: its traceback stands for one line more."""
         if self.source_of(error) is None:
-            lines = self.raised.get(id(error.__traceback__), (None, ()))[1]
+            before = self.traceback_of(error)
+            lines = () if before is None else self.raised[id(before)][1]
             error.__traceback__ = made = TracebackType(None, NO_FRAME, 0, 1)
-            self.raised[id(made)] = made, (*lines, place_loc(place))
+            self.raised[id(made)] = made, (*lines, place_loc(place)), error
         elif isinstance(error, BaseExceptionGroup):
             raise errors.FrameRaises(self.loc(), detail="the program raises a group once more")
+
+    def traceback_of(self, error: BaseException) -> TracebackType | None:
+        """That of the program, less the frames of capture that the exception passed since."""
+        found = error.__traceback__
+        while found is not None and id(found) not in self.raised:
+            found = found.tb_next
+        return found
 
     def remember(self, key: tuple[int, str], value: Any) -> Any:
         """What was read there; a list whose contents were not looked at is asked for again."""

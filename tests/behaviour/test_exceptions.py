@@ -717,3 +717,36 @@ def test_a_target_that_does_not_exist_is_refused_where_nobody_reads_the_loss(sha
     compiled = dovetail.compile(f)
     for at in (3, 4, 7, -1):
         assert repr(outcome(compiled, at)) == repr(outcome(f, at))
+
+
+def test_lines_of_what_passes_generators() -> None:
+    def inner(x: torch.Tensor) -> Any:
+        yield x
+        raise ValueError(1)
+
+    def outer(x: torch.Tensor) -> Any:
+        try:
+            yield from inner(x)
+        except KeyError:
+            raise
+
+    def f(x: torch.Tensor) -> Any:
+        found: list[Any] = []
+        try:
+            found += outer(x * 2)
+        except ValueError as error:
+            found.append(error)
+        for given in (KeyError(2), KeyError(3)):
+            made = outer(x)
+            next(made)
+            try:
+                made.throw(given)
+            except KeyError as error:
+                found.append(error)
+        return found
+
+    def lines(found: list[Any]) -> Any:
+        return [[(place.lineno, place.name) for place in traceback.extract_tb(error.__traceback__)] for error in found]
+
+    plain, ours = f(torch.ones(2)), dovetail.compile(f, backend="eager", fullgraph=True)(torch.ones(2))
+    assert lines(ours) == lines(plain)
