@@ -139,11 +139,17 @@ def own_attr(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
         if name in obj.__dict__:
             return trace.remember((id(obj), name), wrap(trace, obj.__dict__[name], Item(fields, name)))
         trace.guard(fields, Lacks(name))
-    return plain_attr(trace, obj, name, hooked)
+    try:
+        value = plain_attr(trace, obj, name)
+    except Raised as raised:  # a property, a descriptor or an empty slot may say that there is none
+        if not (hooked and isinstance(raised.value, AttributeError) and hasattr(type(obj), "__getattr__")):
+            raise
+        value = MISSING
+    return _getattr_hook(trace, obj, name, hooked) if value is MISSING else value
 
 
-def plain_attr(trace: Trace, obj: Any, name: str, hooked: bool) -> Any:
-    """Where nothing of it was read or written before."""
+def plain_attr(trace: Trace, obj: Any, name: str) -> Any:
+    """Where nothing of it was read or written before; MISSING if there is no such attribute."""
     kind = type(obj)
     origin = trace.origins.get(id(obj))
     guard_class(trace, kind)
@@ -163,7 +169,7 @@ def plain_attr(trace: Trace, obj: Any, name: str, hooked: bool) -> Any:
         if origin is not None and instance_dict(obj) is not None:
             trace.bare(origin.source).missing.append(name)
         return bind_class_value(trace, found, owner, obj, kind, name)
-    return _getattr_hook(trace, obj, name, hooked)
+    return MISSING
 
 
 def is_property(found: Any, method: str = "__get__") -> bool:
@@ -197,6 +203,8 @@ def _from_instance_dict(trace: Trace, obj: Any, name: str, origin: Origin | None
     if value is MISSING or origin is None and not isinstance(obj, enum.Enum):
         return value
     source = trace.const(obj, type(obj).__name__) if origin is None else origin.source
+    if name in MODULE_TABLES and not isinstance(value, dict):
+        raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail=f"it is the {name} of {source}")
     if name in MODULE_TABLES:  # what the program puts into the table counts from now on
         for entry in value:
             trace.reads.pop((id(obj), entry), None)

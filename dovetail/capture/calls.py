@@ -279,6 +279,8 @@ _module_call_impl: Final[Any] = torch.nn.Module._call_impl
 
 
 def call_module(trace: Trace, module: torch.nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise errors.UnknownCall(trace.loc(), function=f"{type(module).__name__} of TorchScript")
     return call(trace, find_in_mro(type(module), "__call__")[0], [module, *args], kwargs)
 
 

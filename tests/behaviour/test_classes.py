@@ -166,6 +166,37 @@ def x4() -> torch.Tensor:
     return torch.randn(4, requires_grad=True)
 
 
+class Lacking:
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        raise AttributeError("none")
+
+
+class Falling:
+    __slots__ = ("empty", "__dict__")
+    none = Lacking()
+
+    @property
+    def asked(self) -> Any:
+        return self.missing.number
+
+    def __getattr__(self, name: str) -> int:
+        if name == "missing":
+            raise AttributeError(name)
+        return len(name)
+
+
+@case("C4")
+def a_property_a_descriptor_or_a_slot_that_has_nothing_leaves_it_to_getattr() -> Any:
+    given = Falling()
+
+    def f(x: torch.Tensor) -> Any:
+        made = Falling()
+        said = [(owner.none, owner.asked, owner.empty, hasattr(owner, "missing")) for owner in (given, made)]
+        return x * given.asked, said
+
+    return f, (torch.ones(2),)
+
+
 class Noting:
     def __init__(self, notes: list[str]) -> None:
         self.notes, self.number = notes, 3

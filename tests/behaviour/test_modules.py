@@ -544,3 +544,18 @@ def test_init_of_a_module_made_before() -> None:
     module = Counted.__new__(Counted)
     assert dovetail.compile(init, backend="eager")(module) == 3 and module.seen.tolist() == [1, 1, 1]
     assert not dovetail.stats()["fallbacks_to_eager"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_modules_of_torchscript_are_one_break_each() -> None:
+    x, model = torch.randn(3, 4), nn.Linear(4, 4)
+    traced, scripted = torch.jit.trace(model, x), torch.jit.script(model)
+
+    def f(x: torch.Tensor, module: Any) -> torch.Tensor:
+        return module(x.sin()).cos()
+
+    for module in (traced, scripted):
+        dovetail.reset()
+        torch.testing.assert_close(dovetail.compile(f, backend="eager")(x, module), f(x, module))
+        stats = dovetail.stats()
+        assert not stats["fallbacks_to_eager"] and stats["graph_breaks"] == 1
