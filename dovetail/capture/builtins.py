@@ -574,6 +574,9 @@ def late_text(trace: Trace, method: Any, args: Args, kwargs: Kwargs) -> Any:
         late_one = is_late([args, kwargs])
         return late(trace, text.fill, [method.__self__, tuple(args), kwargs]) if late_one else None
     args[0] = drain(trace, args[0])
+    for i, kind in enumerate(type_of_value(trace, item) for item in args[0]):
+        if not issubclass(kind, str):
+            raise Raised(TypeError(f"sequence item {i}: expected str instance, {kind.__name__} found"))
     return late(trace, str.join, [method.__self__, args[0]]) if is_late(args[0]) else None
 
 

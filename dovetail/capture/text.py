@@ -283,6 +283,7 @@ def ask_eager(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Bas
     is_here = torch.cuda.is_initialized() or all(fake.device.type == "cpu" for fake in fakes)
     is_plain = is_here and all(fake.form is None for fake in fakes)
     is_plain &= not any(s in str(error) for s in ("in-place", "inplace", "requires grad"))
+    is_plain &= not isinstance(error, KeyError)  # whose argument is the key
     if not fakes or not is_known or not is_plain or sum(fake.numel() for fake in fakes) > PROBE_LIMIT:
         return error
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():

@@ -420,6 +420,20 @@ def error_through_native_code_keeps_its_chain() -> Any:
     return f, twice()
 
 
+@case("C4")
+def errors_about_tensors_that_are_no_text_and_no_key() -> Any:
+    def f(x: torch.Tensor, n: int) -> Any:
+        said: list[Any] = []
+        for make in (lambda: ",".join([f"{n}", x]), lambda: ",".join([f"{n}", n]), lambda: {x: 1}[x + 1]):  # type: ignore[list-item]
+            try:
+                make()
+            except (TypeError, KeyError) as error:
+                said.append(error.args[0])
+        return x * n, said
+
+    return f, [(torch.ones(2), 3), (torch.ones(2) + 1, 4)]
+
+
 test_program = suite.test()
 
 
