@@ -284,8 +284,11 @@ def _for_iter(site: Site) -> None:
 
 
 def _unpack(site: Site) -> None:
-    names = [f"_u{i}" for i in range(site.arg)]
-    site.do(f"[{', '.join(names)}] = {site.stack[-1]}")
+    """UNPACK_EX has one name with a star, so many after the first and before the last."""
+    before, after = (site.arg & 255, site.arg >> 8) if site.op == "UNPACK_EX" else (site.arg, -1)
+    names = [f"_u{i}" for i in range(before + 1 + after)]
+    shown = ["*" * (i == before) + name for i, name in enumerate(names)]
+    site.do(f"[{', '.join(shown)}] = {site.stack[-1]}")
     site.go_on(*reversed(names), drop=1)
 
 
@@ -357,7 +360,7 @@ RULES: Final[dict[str, Callable[[Site], None]]] = {
     **{f"JUMP_IF_{way}_OR_POP": partial(_branch, way == "TRUE", True) for way in ("TRUE", "FALSE")},
     "FOR_ITER": _for_iter,
     "POP_TOP": lambda site: site.go_on(drop=1),
-    "UNPACK_SEQUENCE": _unpack,
+    **dict.fromkeys(("UNPACK_SEQUENCE", "UNPACK_EX"), _unpack),
     "BEFORE_WITH": partial(
         _line, "_exit, _r = {0}.__exit__, {0}.__enter__()", 1, pushed=("_exit", "_r")),
     "FORMAT_VALUE": _format,

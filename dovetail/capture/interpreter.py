@@ -352,6 +352,11 @@ class Activation:
 
     STORE_NAME = lambda self, arg: native(self.names.__setitem__, arg, self.stack.pop())
 
+    def DELETE_NAME(self, arg: str) -> None:
+        if arg not in self.names:
+            raise Raised(NameError(f"name '{arg}' is not defined"))
+        native(self.names.__delitem__, arg)
+
     def SETUP_ANNOTATIONS(self, arg: Any) -> None:
         self.names.setdefault("__annotations__", {})
 

@@ -981,6 +981,25 @@ def break_beside_a_method_of_a_text() -> Any:
     return f, [(x4(),)] * 3
 
 
+@case("C7", breaks=8)
+def stars_take_what_an_iterator_left_to_python_gives() -> Any:
+    def given(n: int) -> Any:
+        print(n)
+        return iter(range(n))
+
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        a, *b = given(3)
+        *c, d = given(2)
+        y = y * 3
+        try:
+            e, *f, g = given(1)
+        except ValueError as error:
+            return y + a + d, b, c, str(error)
+
+    return f, (torch.ones(2),)
+
+
 test_program = suite.test()
 
 

@@ -197,6 +197,23 @@ def a_property_a_descriptor_or_a_slot_that_has_nothing_leaves_it_to_getattr() ->
     return f, (torch.ones(2),)
 
 
+@case("C4")
+def names_that_the_body_of_a_class_deletes() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        class Made:
+            rows = [1, 2]
+            count = len(rows)
+            del rows
+            try:
+                del rows
+            except NameError as error:
+                said = str(error)
+
+        return x * Made.count, hasattr(Made, "rows"), Made.said
+
+    return f, (torch.ones(2),)
+
+
 class Noting:
     def __init__(self, notes: list[str]) -> None:
         self.notes, self.number = notes, 3
