@@ -30,7 +30,7 @@ from dovetail.errors import BackwardCall, DisabledCall, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Equals, Length, Predicate
 from dovetail.ir.source import DictAttr, Item
-from dovetail.util.derivative import gradients_of
+from dovetail.util.derivative import compiling, gradients_of
 
 
 @on(torch.optim.Optimizer.zero_grad)
@@ -144,7 +144,8 @@ class Apply:
 
     def __call__(self, *args: Any) -> Any:
         given = [arg if member is None else member for arg, member in zip(args, self.members, strict=True)]
-        return self.cls.apply(*given)  # type: ignore[attr-defined]
+        with compiling():
+            return self.cls.apply(*given)  # type: ignore[attr-defined]
 
 
 _applies: dict[tuple[Any, ...], Apply] = {}
@@ -197,8 +198,8 @@ class Context:
 def look_inside(trace: Trace, cls: Any, args: Args) -> None:
     """Interpret forward and backward for the guards on what they read. A break in them ends the graph before
     the call, and so does anything that they change."""
-    start, before, around = len(trace.calls), changes(trace), trace.is_inner
-    trace.is_inner = True
+    start, before, around = len(trace.calls), changes(trace), (trace.is_inner, trace.is_rerun)
+    trace.is_inner = trace.is_rerun = True
     context, given = Context(args), [copy_of(trace, arg) for arg in args]
     trace.switched.setdefault(torch._C._set_grad_enabled, torch.is_grad_enabled())  # which a break restores
     with torch.no_grad():
@@ -215,7 +216,7 @@ def look_inside(trace: Trace, cls: Any, args: Args) -> None:
                 name, error = f"{cls.__qualname__}.backward", type(raised.value).__name__
                 raise UnknownCall(trace.loc(), function=f"{name}, which raises {error}") from None
     del trace.calls[start:]
-    trace.is_inner = around
+    trace.is_inner, trace.is_rerun = around
     if changes(trace) != before:
         raise UnknownCall(trace.loc(), function=f"{cls.__qualname__}.apply, which has side effects")
 

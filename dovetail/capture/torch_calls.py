@@ -110,12 +110,12 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
         made = call_torch(trace, fn, args, {**kwargs, "requires_grad": False})
         return call_tensor_method(trace, "requires_grad_", [made], {})
     args, kwargs = with_texts(args, kwargs)
-    name = getattr(fn, "__name__", str(fn))
+    name, module = getattr(fn, "__name__", str(fn)), getattr(fn, "__module__", None)  # a method has none
     is_stateful = name.startswith(STATEFUL) and not has_fake(args)
     is_hidden = name == "kron" and kwargs.get("out") is not None  # it writes by a view that says it is none
     is_hidden |= bool(args) and hasattr(type(args[0]), "_pybind11_conduit_v1_")  # C++ with a state
-    if is_stateful or is_hidden or name.startswith(LIST_KERNELS) or fn.__module__ == "torch._C._functorch":
-        raise UnknownCall(trace.loc(), function=f"{fn.__module__}.{name}")
+    if is_stateful or is_hidden or name.startswith(LIST_KERNELS) or module == "torch._C._functorch":
+        raise UnknownCall(trace.loc(), function=f"{module}.{name}")
     if name == "run_backward":
         raise BackwardCall(trace.loc(), function="torch.autograd.grad or backward")
     if name in METHOD_RULES and len(args) == 1 and not kwargs and isinstance(args[0], Fake):

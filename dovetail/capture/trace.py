@@ -238,8 +238,8 @@ class Trace:
         """See operations.as_copy."""
         self.hooked: list[tuple[Fake, int]] = []
         """Tensors with hooks that are a part of the graph, and the frame's instructions."""
-        self.is_inner = False
-        """What runs now becomes a graph of its own, which cannot be left in the middle."""
+        self.is_inner = self.is_rerun = False
+        """What runs now becomes a graph of its own, which cannot be left; torch runs it again as it is."""
         self.told_apart: list[Source] = []
         """Objects whose identity was used as a key."""
         self.postponed: Exception | None = None

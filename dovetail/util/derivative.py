@@ -1,7 +1,8 @@
 """Autograd's histories: what is behind a tensor, and gradients by it."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,17 @@ def behind(heads: Iterable[Any]) -> dict[Any, list[tuple[Any, int]]]:
     return found
 
 
+@contextmanager
+def compiling() -> Iterator[None]:
+    """The user's own code runs on Fakes: what it asks torch.compiler.is_compiling() for, such as whether to
+    keep a tensor for later, it is told as where it was interpreted."""
+    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
 def gradients_of(
     outputs: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any], *, retain: bool = False,
     create: bool = False, unused: bool = False, as_zeros: bool = False,
@@ -29,5 +41,6 @@ def gradients_of(
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
     tangents = [torch.ones_like(out) if grad is None else grad for out, grad in zip(outputs, given)]
     run = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
-    found = run(tuple(outputs), tuple(tangents), retain, create, tuple(inputs), unused, False)
+    with compiling():
+        found = run(tuple(outputs), tuple(tangents), retain, create, tuple(inputs), unused, False)
     return tuple(torch.zeros_like(x) if g is None and as_zeros else g for x, g in zip(inputs, found))

@@ -5,6 +5,7 @@ changed (an input, a view of an input, a fresh tensor, a buffer). The second par
 """
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import weakref
@@ -503,3 +504,45 @@ def test_writing_to_what_the_caller_computed(name: str, backend: str) -> None:
             assert found == wanted if isinstance(wanted, str) else all(
                 torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(found, wanted, strict=True)
             )
+
+
+class Tables:
+    """Tensors that are made once, unless a compiler says that it is at work, or in any case."""
+
+    @functools.lru_cache
+    def eager(self) -> torch.Tensor:
+        return torch.ones(3, 3).tril()
+
+    @functools.lru_cache
+    def always(self) -> torch.Tensor:
+        return torch.ones(3, 3).triu()
+
+    def either(self) -> torch.Tensor:
+        return torch.ones(3, 3).tril() if torch.compiler.is_compiling() else self.eager()
+
+
+TABLES = Tables()
+
+
+class Mixing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, is_first: bool) -> torch.Tensor:
+        ctx.is_first = is_first
+        return x @ (TABLES.either() if is_first else TABLES.always())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad @ (TABLES.either() if ctx.is_first else TABLES.always()).T, None
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_cache_that_a_custom_function_fills_holds_real_tensors(is_first: bool) -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return Mixing.apply(x, is_first).sin()  # type: ignore[no-untyped-call]
+
+    compiled = dovetail.compile(f, fullgraph=is_first)(x)
+    grads = [torch.autograd.grad(out.sum(), x)[0] for out in (compiled, f(x))]
+    torch.testing.assert_close(*grads)
+    assert type(TABLES.eager()) is type(TABLES.always()) is torch.Tensor
