@@ -508,8 +508,7 @@ def _of_numbers(trace: Trace, value: Any, kwargs: Kwargs) -> Any:
         return None  # a warning is due where there are gradients
     default = torch.int64 if kinds <= {int, torch.SymInt, Fake} else torch.get_default_dtype()
     if fakes:
-        known_types = [default] * (kinds != {Fake}) + [fake.dtype for fake in fakes]
-        default = reduce(torch.promote_types, known_types)
+        default = reduce(torch.promote_types, [default] * (kinds != {Fake}) + [fake.dtype for fake in fakes])
         if kwargs.get("dtype") not in (None, default, torch.float32, torch.float64) or default.is_complex:
             return None  # values that another type does not hold are an error
     like = {**kwargs, "dtype": kwargs.get("dtype") or default}

@@ -110,10 +110,13 @@ def take_masked(trace: Trace, x: Fake, key: Any) -> Masked | None:
 def put_masked(trace: Trace, x: Fake, key: Any, value: Any) -> bool:
     """x[mask] = items, or a value that is the same for each: its gradient would else be of unknown size."""
     is_items = type(value) is Masked
-    found = window_of(trace, x, key) if is_items or type(value) is Fake and value.requires_grad else None
-    if found is None or not is_items and value.dim() > found[0].dim() - found[1].dim():
+    is_tied = type(value) is Fake and value.requires_grad and torch.is_grad_enabled()
+    found = window_of(trace, x, key) if is_items or is_tied else None
+    if found is None:
         return is_items and bool(value.leave())
     window, mask = found
+    if not is_items and value.dim() > window.dim() - mask.dim():
+        raise DataDependentSize(trace.loc(), function="indexing with a mask, in backward,")
     if is_items:
         whole = value.fake
         if window.shape != whole.shape or window.dtype is not whole.dtype or not is_same_mask(value, mask):

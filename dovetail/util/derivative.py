@@ -23,8 +23,7 @@ def behind(heads: Iterable[Any]) -> dict[Any, list[tuple[Any, int]]]:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """The user's own code runs on Fakes: what it asks torch.compiler.is_compiling() for, such as whether to
-    keep a tensor for later, it is told as where it was interpreted."""
+    """The user's own code runs on Fakes: is_compiling() tells it what it did where it was interpreted."""
     before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
     try:
         yield

@@ -140,6 +140,16 @@ def items_of_a_mask_that_was_changed() -> Any:
     return f, masked_calls()[2:]
 
 
+@case("C3", breaks=1)
+def rows_put_by_a_mask() -> Any:
+    def f(x: torch.Tensor, m: torch.Tensor) -> Any:
+        y = x.exp() + 1
+        y[m] = x[:2] * 3  # its gradient has as many rows as the mask says
+        return y.sin() * 2
+
+    return f, [(X.clone().requires_grad_(), torch.tensor(m)) for m in ([True, False, True, False], [False, False, True, True])]
+
+
 @case("C3", recompiles=0)
 def row_of_the_largest() -> Any:
     return lambda x, i: x[x[:, 0].argmax()].exp() + x[i.int()], calls()
