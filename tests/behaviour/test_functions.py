@@ -214,6 +214,14 @@ def plain_tensor_written_by_a_subclass() -> Any:
     return f, [(torch.randn(3).as_subclass(Image), torch.randn(3)) for _ in range(2)]
 
 
+@case("C9", breaks=1)
+def tensor_that_is_asked_for_its_plain_form() -> Any:
+    def f(x: Any, y: torch.Tensor) -> Any:
+        return y.sin() + torch.Tensor.as_subclass(x, torch.Tensor)
+
+    return f, [(torch.randn(3).as_subclass(Logged), torch.randn(3))] * 2
+
+
 @case("C9", breaks=3)
 def tensor_that_says_what_functions_do() -> Any:
     Logged.calls.clear()
