@@ -109,15 +109,17 @@ class Site:
         kept = [i in slots and (i in live or i in self.origin.cell_slots) for i in range(self.count)]
         layout = Layout(tuple(not keep for keep in kept), tuple(kind_of(text) for text in stack))
         made = make_resume(self.origin, target, layout)
-        args = [slots[i] if keep else "None" for i, keep in enumerate(kept)]
-        args += [text for text in stack if text != NULL_TEXT]
+        passed = [slots[i] if keep else "None" for i, keep in enumerate(kept)]
+        args = "".join([f"{text}, " for text in (*passed, *stack) if text != NULL_TEXT])
         call = self.resume_function(made.code)
         if self.prologue:
             dead = [(i, self.root.slots[i]) for i, keep in enumerate(kept) if not keep]
             held = [f"{i}: {self.emit.value(value)}" for i, value in dead if self.notices(value)]
             more = f", {{{', '.join(held)}}}" if held else ""
-            return f"return {self.const(Rest)}({call}, ({''.join(f'{arg}, ' for arg in args)}){more})"
-        return f"return {self.const(run_on)}({call}({', '.join(args)}))"
+            return f"return {self.const(Rest)}({call}, ({args}){more})"
+        made = "".join([f"_v{i + 1} = " for i in range(self.emit.count)])
+        run = f"{self.const(run_on)}({self.const(hand_over)}({call}, _r))"
+        return f"_r = [({args})]\nout = {made}None\nreturn {run}"  # the rest may let go of what it is given
 
     def notices(self, value: Any) -> bool:
         """Whether something happens when the object dies: its variable puts that off to the frame's end."""
@@ -139,9 +141,6 @@ class Site:
     def go_on(self, *pushed: str, drop: int = 0) -> None:
         """Fall through to the next instruction with `drop` entries popped and these pushed."""
         rest = self.stack[: len(self.stack) - drop] if drop else list(self.stack)
-        if "_r" in pushed and not self.prologue:
-            self.lines("_r = [_r]")  # this frame waits for the rest: let go of what the rest may abandon
-            pushed = tuple("_r.pop()" if text == "_r" else text for text in pushed)
         self.lines(self.resume(self.at + 1, [*rest, *pushed]))
 
     def do(self, line: str) -> None:

@@ -172,6 +172,19 @@ def an_iterator_outlives_the_call_that_refuses_it() -> Any:
 
 
 @case("C3", breaks=ANY)
+def what_the_rest_lets_go_of_is_gone() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        pair, several, thing, y = (x + 1, x + 2), [x + 3], Thing(), x * 5
+        print("here")
+        kept = [weakref.ref(item) for item in (pair[0], several[0], thing, y)]
+        pair = several = thing = y = None  # type: ignore[assignment]
+        print("there")
+        return x + 1, [made() is None for made in kept]
+
+    return f, (torch.ones(3),)
+
+
+@case("C3", breaks=ANY)
 def an_attribute_that_hides_the_method_it_calls() -> Any:
     class Counted:
         def __init__(self) -> None:
