@@ -117,9 +117,9 @@ class Site:
             held = [f"{i}: {self.emit.value(value)}" for i, value in dead if self.notices(value)]
             more = f", {{{', '.join(held)}}}" if held else ""
             return f"return {self.const(Rest)}({call}, ({args}){more})"
-        made = "".join([f"_v{i + 1} = " for i in range(self.emit.count)])
+        names = "".join([f"_v{i + 1} = " for i in range(self.emit.count)])
         run = f"{self.const(run_on)}({self.const(hand_over)}({call}, _r))"
-        return f"_r = [({args})]\nout = {made}None\nreturn {run}"  # the rest may let go of what it is given
+        return f"_r = [({args})]\nout = {names}None\nreturn {run}"  # the rest may let go of what it is given
 
     def notices(self, value: Any) -> bool:
         """Whether something happens when the object dies: its variable puts that off to the frame's end."""
