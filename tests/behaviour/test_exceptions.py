@@ -370,6 +370,29 @@ def a_group_of_exceptions_with_a_code() -> Any:
     return f, twice()
 
 
+@case("C4")
+def a_context_that_was_taken_away_stays_away() -> Any:
+    @contextlib.contextmanager
+    def steps() -> Any:
+        try:
+            yield
+        except IndexError:
+            error = KeyError("other")
+            try:
+                raise error
+            finally:
+                error.__context__ = None
+
+    def f(x: torch.Tensor) -> Any:
+        try:
+            with steps():
+                raise IndexError(3)
+        except KeyError as error:
+            return x + 1, repr(error.__context__)
+
+    return f, twice()
+
+
 @case("C3", breaks=1)
 def exception_with_an_init_of_its_own() -> Any:
     class Stopped(Exception):
