@@ -102,8 +102,8 @@ def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) ->
         return native(fn, *args, **kwargs)
     if module in MODULES:
         return call_numpy(trace, fn, args, kwargs)
-    if (module, fn.__name__) in BY_NAME:
-        return BY_NAME[(module, fn.__name__)](trace, args, kwargs)
+    if (module, fn.__qualname__) in BY_NAME:
+        return BY_NAME[(module, fn.__qualname__)](trace, args, kwargs)
     if fn.__name__ == "associative_scan" and "torch." in module:  # the other way is an op of its compiler
         args, kwargs = args[:4], {**kwargs, "combine_mode": "generic"}
     if fn.__code__ is DISPATCH:

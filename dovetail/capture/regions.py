@@ -62,7 +62,9 @@ def _use_mode(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 BY_NAME: Final[dict[tuple[str, str], Special]] = {
-    ("torch._higher_order_ops.flex_attention", "__call__"): (
+    ("torch._higher_order_ops.wrap", "Wrap.__call__"): (
+        lambda trace, args, kwargs: trace.call(args[1], args[2:], kwargs)),
+    ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"): (
         lambda trace, args, kwargs: trace.call(flex_attention, args[1:], kwargs)),
     **{("torch.fx.experimental.symbolic_shapes", name): lambda trace, args, kwargs: truth(trace, args[0])
        for name in ("expect_true", "guard_or_true", "guard_or_false", "statically_known_true")},
@@ -138,6 +140,8 @@ def call_while(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 BY_NAME[("torch._higher_order_ops.while_loop", "while_loop")] = call_while
+BY_NAME[("torch._higher_order_ops.cond", "CondOp.__call__")] = (  # in which torch's own way ends
+    lambda trace, args, kwargs: call_cond(trace, args[1:], kwargs))  # fmt: skip
 
 
 def looks(fakes: Sequence[Any]) -> list[Any]:

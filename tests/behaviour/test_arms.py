@@ -4,8 +4,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._higher_order_ops.cond import cond_op
 from torch._higher_order_ops.while_loop import while_loop
+from torch._higher_order_ops.wrap import wrap
 
+import dovetail
 from tests.behaviour.running import ANY, Program, Suite
 
 suite = Suite()
@@ -32,6 +35,13 @@ def arms_with_two_results() -> Any:
         return a + 1, b
 
     return f, [(torch.ones(4, requires_grad=True),), (-torch.ones(4, requires_grad=True),)]
+
+
+def arms_of_the_op_itself() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return cond_op(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,)) + 1
+
+    return f, [(torch.ones(4),), (-torch.ones(4),)]
 
 
 def an_arm_that_must_not_run() -> Any:
@@ -75,10 +85,15 @@ def a_loop_until_large() -> Any:
 
 PROGRAMS = (
     arms_with_what_they_close_over, arms_with_two_results, an_arm_that_must_not_run, arms_within_arms,
-    modules_as_arms, a_loop_until_large,
+    modules_as_arms, a_loop_until_large, arms_of_the_op_itself,
 )  # fmt: skip
 for made in PROGRAMS:
     case("C9")(made)
     if made is not modules_as_arms:  # plain Python gives no gradient to the arm that did not run, torch.cond zeros
         suite.programs.append(Program("C9 broken", made.__name__, made, breaks=ANY))
 test_program = suite.test()
+
+
+def test_a_function_that_torch_wraps_is_captured() -> None:
+    x = torch.randn(4)
+    assert torch.equal(dovetail.compile(lambda x: wrap(torch.sin, x) + 1, fullgraph=True)(x), x.sin() + 1)
