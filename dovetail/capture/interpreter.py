@@ -400,8 +400,10 @@ class Activation:
         self.stack[-1] = load_attr(self.trace, self.stack[-1], arg)
 
     def load_super(self, name: str) -> Any:
-        klass, owner = self.pop(3)[1:]
-        return load_attr(self.trace, super(klass, owner), name)
+        found, klass, owner = self.pop(3)
+        if found is not super:
+            raise UnsupportedOpcode(self.trace.loc(), opcode="super() of the program's own")
+        return load_attr(self.trace, native(super, klass, owner), name)
 
     LOAD_SUPER_ATTR = pushed(load_super)
     LOAD_SUPER_METHOD = lambda self, arg: self.push_callable(self.load_super(arg))
@@ -630,7 +632,9 @@ class Activation:
     def STOPITERATION_ERROR(self, arg: Any) -> None:
         """A StopIteration that leaves a generator becomes a RuntimeError."""
         if isinstance(self.stack[-1], StopIteration):
-            self.stack[-1] = RuntimeError("generator raised StopIteration")
+            made = RuntimeError("generator raised StopIteration")
+            made.__cause__ = made.__context__ = self.stack[-1]
+            self.stack[-1] = made
 
     # -- exceptions
 

@@ -378,6 +378,6 @@ def why_not_capture(code: CodeType) -> Reason | None:
         return Reason("S05", "a method that other code's attribute reads, prints or comparisons run")
     if code.co_name in ("<lambda>", "__new__") and code.co_varnames[:1] == ("_cls",):
         return Reason("S05", "the maker of a named tuple")
-    if code.co_name == "<module>":
-        return Reason("S04", "code of a module, which runs once")
+    if code.co_name == "<module>" or code.co_name.startswith("<generic parameters of"):
+        return Reason("S04", "code of a module or of type parameters, which runs once")
     return None

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import enum
 import functools
+import sys
 import threading
 from typing import Any, NamedTuple
 
@@ -847,6 +848,35 @@ def contents_that_show_themselves_otherwise() -> Any:
         return x + made[1]
 
     return f, (x4(),), lambda: [made[0][:3], made[1] + 0, made[2][0], made[3][0], str(made[0]), int(made[1]), [*made[2]], [*made[3]]]
+
+
+
+@case("C3", breaks=ANY, tensors=False)
+def a_super_of_the_program_s_own() -> Any:
+    space: dict[str, Any] = {"torch": torch}
+    exec("class Base: pass\nclass Made(Base):\n  def step(self, x): return super().x * x", space)
+
+    def f(x: torch.Tensor, scale: float) -> Any:
+        space["super"] = lambda *_: Point(scale, 0.0)  # type: ignore[call-arg,arg-type]
+        return space["Made"]().step(x)
+
+    return f, [(x4(), 2.0), (x4(), 3.0)]
+
+
+if sys.version_info >= (3, 12):  # which has the syntax
+
+    @case("C3", breaks=ANY, tensors=False)
+    def type_parameters() -> Any:
+        space: dict[str, Any] = {}
+        exec("""if True:
+            def f(x):
+                def base(make): return dict
+                class Box[T](base(lambda: T)):
+                    def get[U](self, v: U) -> U: return v
+                class Tree[T: Tree, U: (Tree, Tree)]: pass
+                return Box().get(x) + 1, Box.__name__, len(Tree.__type_params__)
+        """, space)
+        return space["f"], (x4(),)
 
 
 

@@ -371,6 +371,32 @@ def a_group_of_exceptions_with_a_code() -> Any:
 
 
 @case("C4")
+def a_stop_that_leaves_a_generator_is_the_cause_of_an_error() -> Any:
+    @contextlib.contextmanager
+    def steps() -> Any:
+        yield
+
+    def stopping() -> Any:
+        yield 1
+        raise StopIteration(5)
+
+    def f(x: torch.Tensor) -> Any:
+        said, stop = [], StopIteration("here")
+        try:
+            with steps():
+                raise stop
+        except StopIteration as error:
+            said.append(error is stop)
+        try:
+            list(stopping())
+        except RuntimeError as error:
+            said += [str(error), repr(error.__cause__), repr(error.__context__)]
+        return x + 1, said
+
+    return f, twice()
+
+
+@case("C4")
 def a_context_that_was_taken_away_stays_away() -> Any:
     @contextlib.contextmanager
     def steps() -> Any:
