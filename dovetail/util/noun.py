@@ -76,8 +76,10 @@ _lock, _singles = Lock(), WeakValueDictionary[Any, Any]()
 
 
 def keep_weakly(table: dict[Any, Any], key: Any, value: Any) -> None:
-    """As in a WeakValueDictionary, whose references take three times as long to make."""
-    table[key] = ref(value, lambda _: _remove_dead_weakref(table, key))
+    """As in a WeakValueDictionary, whose references take three times as long to make. (At the end of the
+    process this module's names go before its objects.)"""
+    remove = _remove_dead_weakref
+    table[key] = ref(value, lambda _: remove(table, key))
 
 
 def declared(bases: tuple[type, ...], space: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
