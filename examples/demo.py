@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dovetail
-from dovetail.explain.text import summary
+from dovetail.explain.query import summary
 
 
 class Block(nn.Module):

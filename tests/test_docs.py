@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import re
 from collections.abc import Callable
@@ -77,3 +79,13 @@ def test_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
         before = text[: block.start(1)].count("\n")
         exec(compile("\n" * before + block[1], str(page), "exec"), space)
     assert "half way" in capsys.readouterr().out
+
+
+def test_what_examples_and_benchmarks_import_is_there() -> None:
+    root = Path(__file__).parent.parent
+    for path in [*root.glob("examples/*.py"), *root.glob("benchmarks/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "dovetail":
+                module = importlib.import_module(str(node.module))
+                for name in node.names:
+                    assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}"), path
