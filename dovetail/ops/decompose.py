@@ -16,19 +16,10 @@ from dovetail.events import EVENTS
 from dovetail.ir.graph import GET, Arg, Graph, Node, key_of, moved_over, nodes_in, swapped
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, TensorType, Type
 from dovetail.ops.build import Build, Value, replace_nodes, wrap
-from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined
+from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined, is_template, is_view_call
 
 SUPPORTED: Final[frozenset[DType]] = frozenset((BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64))
 """Element types that loops compute on; others (complex, fp8, wide unsigned) run as library calls."""
-
-
-VIEW_OPS: Final[frozenset[str]] = frozenset((
-    "aten.view.default", "aten._unsafe_view.default", "aten.permute.default", "aten.transpose.int",
-    "aten.t.default", "aten.expand.default", "aten.alias.default", "aten.detach.default",
-    "aten.slice.Tensor", "aten.select.int", "aten.unsqueeze.default", "aten.squeeze.dim",
-    "aten.split.Tensor",
-))  # fmt: skip
-"""Ops that only pass a value on."""
 
 
 COMPUTED: Final = {
@@ -83,7 +74,7 @@ def _feeding_pointwise(graph: Graph) -> set[str]:
     for node in reversed(graph.nodes):
         if node.op not in DECOMPOSITIONS or node.op in TEMPLATES:
             continue
-        if node.op in VIEW_OPS and node.name not in found:
+        if is_view_call(node.op) and node.name not in found:
             continue
         found.update(operand.name for operand in node.operands)
     return found
@@ -113,7 +104,7 @@ def _rewrite(node: Node, b: Build, feeds_pointwise: bool, used: frozenset[int]) 
             del b.graph.nodes[start:]
         else:
             return _settle(node, result, b, start)
-    if node.op not in TEMPLATES and node.op != GET and not node.op.startswith("prims."):
+    if not is_template(node.op) and node.op != GET and not node.op.startswith("prims."):
         if node.op in COMPUTED:
             node = Node(COMPUTED[node.op], node.args, node.type, node.name, node.kwargs, node.loc)
         EVENTS.emit("fallback", op=node.op, name=node.name, loc=node.loc)
