@@ -3,7 +3,7 @@
     compile_text(request) -> {"name", "shared", "cubin"} | {"error"}
 
 Run as a program it answers one request after another, from standard input to standard output, each a
-pickle after its length. It needs Triton and nothing of Dovetail or torch, so it starts in a moment. This
+pickle. It needs Triton and nothing of Dovetail or torch, so it starts in a moment. This
 is the only file that imports Triton.
 """
 from __future__ import annotations
@@ -13,9 +13,9 @@ import importlib
 import importlib.util
 import os
 import pickle
-import struct
 import sys
 import traceback
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +28,6 @@ from triton.compiler import ASTSource
 
 HEAD: Final = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n\n"
 ALIGNED: Final = [["tt.divisibility", 16]]
-LENGTH: Final = struct.Struct("<Q")
 MANY_LOADS: Final = 64
 """With more of them a thread has an element (along one axis), and accesses are not widened: Triton's pass
 for that looks, for each, at all that is connected with it, in nine tenths of the time of long kernels."""
@@ -115,10 +114,10 @@ def main() -> None:
     os.dup2(2, 1)  # what compilers print must not get between the answers
     # Triton would hash all of its library, which takes longer than a kernel; our store knows its version.
     triton.runtime.cache.triton_key = lambda: triton.__version__
-    while len(head := requests.read(LENGTH.size)) == LENGTH.size:
-        answer = pickle.dumps(compile_text(pickle.loads(requests.read(LENGTH.unpack(head)[0]))))
-        answers.write(LENGTH.pack(len(answer)) + answer)
-        answers.flush()
+    with suppress(EOFError):  # whoever asked is done
+        while True:
+            pickle.dump(compile_text(pickle.load(requests)), answers)
+            answers.flush()
 
 
 if __name__ == "__main__":
