@@ -1,7 +1,7 @@
 """Every knob, in one typed table.
 
     dovetail.compile(f, options={"fuse": False})        by name
-    Options.make(mode="max-autotune", options={...})    checked at once
+    make_options("max-autotune", {"fuse": False})       checked at once
 
 A field's comment is its documentation (docs/options.md shows them).
 """
