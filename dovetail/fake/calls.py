@@ -80,7 +80,6 @@ def _asks(code: CodeType | None) -> bool:
     return code is not None and any(name.startswith("has_torch_function") for name in code.co_names)
 
 
-
 GLOBALS_OF: Final[dict[str, dict[str, Any]]] = {}
 """Of files that were captured from: there Python keeps what it has warned of."""
 

@@ -239,7 +239,6 @@ class Launch(Noun, eq=False):
                 given[k].copy_(tensors[k])
 
 
-
 # -- ops -----------------------------------------------------------------------------------------------
 
 IN_PLACE: Final[dict[str, tuple[str, tuple[int, ...]]]] = {}

@@ -296,8 +296,8 @@ PRESERVING: Final = ("aten.hardtanh", "aten._prelu_kernel", "aten.deg2rad", "ate
 """Elementwise ops whose result is made with empty_like, not by the iterator."""
 
 UNUSUAL: Final = frozenset({
-    "aten.pow.Scalar", "aten.ldexp.Tensor", "aten.mvlgamma.default", "aten.max.other", "aten.min.other",
-    "aten.max.default", "aten.min.default", "aten.median.default",
+    "aten.pow.Scalar", "aten.ldexp.Tensor", "aten.mvlgamma.default", "aten.max.default", "aten.min.default",
+    "aten.median.default",
 })  # fmt: skip
 """Overloads that the rows above do not describe."""
 

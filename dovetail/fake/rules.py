@@ -542,16 +542,15 @@ def _table(*rows: tuple[Rule, str]) -> dict[str, Rule]:
 
 RULES: Final[dict[str, Rule]] = _table(
     (lambda c: c.first.shape, """
-        _softmax _log_softmax softmax log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin
+        _softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin
         clone _to_copy flip roll native_dropout zeros_like ones_like full_like empty_like rand_like randn_like
-        randint_like bernoulli dropout triu tril sort argsort scatter scatter_add scatter_reduce index_put
+        randint_like bernoulli triu tril sort scatter scatter_add scatter_reduce index_put
         _unsafe_index_put index_add index_copy index_fill index_reduce slice_scatter
         select_scatter diagonal_scatter as_strided_scatter _softmax_backward_data _log_softmax_backward_data
-        channel_shuffle renorm contiguous exponential uniform random cauchy log_normal geometric poisson
+        channel_shuffle renorm exponential uniform random cauchy log_normal geometric poisson
         normal_functional _standard_gamma _standard_gamma_grad _sample_dirichlet _dirichlet_grad
-        fill zero cholesky matrix_exp inverse _index_put_impl gelu linalg_matrix_exp _fft_c2c
-        native_dropout_backward rrelu_with_noise celu selu bucketize isin lift_fresh embedding_renorm
-        slice_inverse put _unsafe_masked_index_put_accumulate"""),
+        fill zero cholesky _index_put_impl gelu linalg_matrix_exp _fft_c2c rrelu_with_noise bucketize isin
+        embedding_renorm slice_inverse put _unsafe_masked_index_put_accumulate"""),
     (reduction, """
         sum mean amax amin var std var_mean std_mean logsumexp all any argmax argmin prod max min nansum
         norm linalg_vector_norm median nanmedian count_nonzero mode aminmax kthvalue"""),
@@ -559,7 +558,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (lambda c: (c["batch1"].shape[1], c["batch2"].shape[2]), "addbmm"),
     (mv, "mv addmv dot vdot"),
     (lambda c: (), "scalar_tensor trace dist _is_all_true _is_any_true"),
-    (pointwise, "complex polar masked_fill normal cross linalg_cross copy"),
+    (pointwise, "complex polar masked_fill normal linalg_cross copy"),
     (lambda c: forms.broadcast(c.shapes, c["self"].shape, c["mask"].shape), "masked_scatter"),
     (likes("self", "noise"), "rrelu_with_noise_functional"),
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
@@ -571,36 +570,31 @@ RULES: Final[dict[str, Rule]] = _table(
         binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss binary_cross_entropy
         soft_margin_loss"""),
     *((rule, rule.__name__) for rule in (
-        view_as_real, view_as_complex, expand, select, squeeze, unsqueeze, unbind, as_strided, diagonal,
-        unfold, repeat, convolution_backward, pixel_shuffle, pixel_unshuffle, im2col, col2im, rot90,
-        diag_embed, arange,
+        view_as_real, view_as_complex, expand, transpose, select, squeeze, unsqueeze, unbind, as_strided,
+        diagonal, unfold, cat, repeat, convolution_backward, pixel_shuffle, pixel_unshuffle, im2col,
+        col2im, rot90, diag_embed, arange,
     )),
     (lambda c: _reordered(c["self"], [_axis(d, c["self"].ndim) for d in c["dims"]]), "permute"),
-    (view, "view _unsafe_view _reshape_alias reshape _reshape_copy"),
-    (transpose, "transpose swapaxes swapdims"),
-    (lambda c: _reordered(c["self"], range(c["self"].ndim)[::-1]), "t numpy_T"),
+    (view, "view _unsafe_view _reshape_alias _reshape_copy"),
+    (lambda c: _reordered(c["self"], range(c["self"].ndim)[::-1]), "t"),
     (slice_, "slice"),
     (split, "split split_copy unsafe_split"),
     (split_with_sizes, "split_with_sizes unsafe_split_with_sizes"),
-    (lambda c: c["self"], "detach alias lift _conj _neg_view"),
-    (cat, "cat"),
+    (lambda c: c["self"], "detach alias _conj _neg_view"),
     (stack, "stack _stack"),
     (pad, """
         constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
         replication_pad3d"""),
     (convolution, "convolution convolution_overrideable _convolution"),
-    (partial(pool, 1), "max_pool1d avg_pool1d"),
-    (partial(pool, 2), "max_pool2d_with_indices avg_pool2d max_pool2d"),
-    (partial(pool, 3), "max_pool3d_with_indices avg_pool3d max_pool3d"),
-    (lambda c: (*c["self"].shape[: -len(c["output_size"])], *c.size("output_size")), """
-        _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_avg_pool1d
-        adaptive_max_pool2d adaptive_max_pool3d"""),
+    (partial(pool, 2), "max_pool2d_with_indices avg_pool2d"),
+    (partial(pool, 3), "max_pool3d_with_indices avg_pool3d"),
+    (lambda c: (*c["self"].shape[: -len(c["output_size"])], *c.size("output_size")),
+     "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d"),
     (upsample, """
         upsample_nearest1d upsample_linear1d _upsample_nearest_exact1d upsample_nearest2d upsample_bilinear2d
         upsample_bicubic2d _upsample_nearest_exact2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
         upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d"""),
-    (sized("self_sizes"), "index_select_backward"),
-    (sized("sizes"), "value_selecting_reduction_backward masked_scatter_backward"),
+    (sized("sizes"), "masked_scatter_backward"),
     (lambda c: (*c.first.shape[:2], *c["grid"].shape[1:-1]),
      "grid_sampler_2d grid_sampler_3d cudnn_grid_sampler"),
     (likes("self", "grid"), "cudnn_grid_sampler_backward"),
