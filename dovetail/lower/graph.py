@@ -242,21 +242,19 @@ class _Lowering:
         kwargs = tuple((key, self.extern_arg(arg, exact)) for key, arg in node.kwargs)
         several = isinstance(node.type, tuple)
         types = cast("tuple[TensorType | None, ...]", node.type if several else (node.type,))
-        names = [self.fresh(f"{node.name}_{i}") if several else node.name for i in range(len(types))]
-        results: list[Lazy | None] = []
-        for name, type in zip(names, types):
-            results.append(window(self.add_buffer(name, type)) if isinstance(type, TensorType) else None)
-        outputs = tuple(name for name, type in zip(names, types) if isinstance(type, TensorType))
-        into = node.op in STRIDE_FREE
-        tensors = tuple(i for i, type in enumerate(types) if isinstance(type, TensorType)) if several else ()
+        made = {
+            i: self.add_buffer(self.fresh(f"{node.name}_{i}") if several else node.name, type)
+            for i, type in enumerate(types) if isinstance(type, TensorType)
+        }  # fmt: skip
+        outputs, places = tuple(ref.buffer for ref in made.values()), tuple(made) if several else ()
         aliases = is_view_call(node.op)
         self.views.update(outputs if aliases else ())
-        step = ir.Extern(node.name, node.op, args, kwargs, outputs, into, node.loc, aliases, tensors)
+        step = ir.Extern(node.name, node.op, args, kwargs, outputs, not exact, node.loc, aliases, places)
         self.steps.append(step)
         if several:
-            self.env[node] = tuple(results)
-        elif results[0] is not None:
-            self.env[node] = results[0]
+            self.env[node] = tuple(window(made[i]) if i in made else None for i in range(len(types)))
+        elif made:
+            self.env[node] = window(made[0])
 
     def in_place(self, node: Node, op: str, written: tuple[int, ...]) -> None:
         """A user's kernel: it writes to buffers that hold the old values and that nobody else reads."""
