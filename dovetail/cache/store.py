@@ -308,7 +308,7 @@ class _Nouns(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith("dovetail.ir.") or (module == "builtins" and name in PLAIN):
             found = super().find_class(module, name)
-            if getattr(found, "__module__", None) == module:  # not what the module imports: `re.enum.sys.exit`
+            if getattr(found, "__module__", None) == module:  # not what it imports: `re.enum.sys.exit`
                 return found
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in a program")
 
