@@ -108,14 +108,14 @@ FUNCTIONS: Final = (
     "erfc lgamma"
 ).split()
 """Of one float: what a library computes."""
+FLOAT_UNARY: Final = (*FUNCTIONS, "sqrt", "rsqrt", "frac", "sigmoid", "reciprocal")
 
 SCALAR_OPS: Final[dict[str, str]] = {
-    **dict.fromkeys(FUNCTIONS, "same"),
+    **dict.fromkeys(FLOAT_UNARY, "same"),
     **_declare(
         "same",
         # float
-        sqrt=1, rsqrt=1, floor=1, ceil=1, round=1, trunc=1, frac=1, sigmoid=1, reciprocal=1,
-        pow=2, atan2=2, copysign=2, div=2,
+        floor=1, ceil=1, round=1, trunc=1, pow=2, atan2=2, copysign=2, div=2,
         # any number
         neg=1, abs=1, sign=1, add=2, sub=2, mul=2, maximum=2, minimum=2, fmax=2, fmin=2,
         remainder=2,      # Python's modulo

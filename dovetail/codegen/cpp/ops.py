@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from dovetail.codegen.analysis import neutral
 from dovetail.ir.expr import Expr, spell
-from dovetail.ir.loop import FUNCTIONS
+from dovetail.ir.loop import FLOAT_UNARY
 from dovetail.ir.types import BF16, BOOL, C32, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 
 C_TYPE: Final = {
@@ -41,11 +41,10 @@ def _float_or(name: str, count: int, integer: str) -> Entry:
     return lambda result, args: _call(name, count) if args[0].is_float else integer
 
 
-_UNARY: Final = (*FUNCTIONS, "sqrt", "rsqrt", "frac", "sigmoid", "reciprocal")
 _BINARY: Final = ("atan2", "copysign", "remainder", "floordiv", "truncdiv", "pow")
 
 _SHARED: Final[dict[str, Entry]] = {
-    **{name: _call(name, 1) for name in _UNARY},
+    **{name: _call(name, 1) for name in FLOAT_UNARY},
     **{name: _float_or(name, 1, "{0}") for name in ("floor", "ceil", "round", "trunc")},
     **{name: _call(name, 2) for name in _BINARY},
     "sub": "({0} - {1})",
@@ -84,8 +83,8 @@ CPP: Final[dict[str, Entry]] = {
     "bit_not": by_kind("(~{0})", "(!{0})"),
     "where": "({0} ? {1} : {2})",
     **{name: f"({{0}} {sign} {{1}})" for name, sign in COMPARE.items()},
-    "isnan": lambda r, a: "({0} != {0})" if a[0].is_float else "false",
-    "isinf": lambda r, a: "(__builtin_fabs({0}) == __builtin_inf())" if a[0].is_float else "false",
+    "isnan": "({0} != {0})",
+    "isinf": "(__builtin_fabs({0}) == __builtin_inf())",
     "logical_not": lambda r, a: f"(!{truth(0, a[0])})",
     "logical_and": logical("&&"),
     "logical_or": logical("||"),
@@ -104,10 +103,8 @@ CPP_VEC: Final[dict[str, Entry]] = {
     **{
         name: by_kind(f"to_mask({{0}} {sign} {{1}})", _MASK_COMPARE[name]) for name, sign in COMPARE.items()
     },
-    "isnan": lambda r, a: "to_mask({0} != {0})" if a[0].is_float else "mask{{}}",
-    "isinf": lambda r, a: (
-        f"to_mask(abs_({{0}}) == {_splat(a[0], '__builtin_inf()')})" if a[0].is_float else "mask{{}}"
-    ),
+    "isnan": "to_mask({0} != {0})",
+    "isinf": lambda r, a: f"to_mask(abs_({{0}}) == {_splat(a[0], '__builtin_inf()')})",
     "logical_not": lambda r, a: f"(~{truth(0, a[0], True)})",
     "logical_and": logical("&", True),
     "logical_or": logical("|", True),

@@ -58,7 +58,7 @@ TRITON: Final[dict[str, Entry]] = {
     "where": "tl.where({0}, {1}, {2})",
     **{name: f"({{0}} {sign} {{1}})" for name, sign in COMPARE.items()},
     "isnan": "({0} != {0})",
-    "isinf": lambda r, a: "(tl.abs({0}) == float('inf'))" if a[0].is_float else "({0} != {0})",
+    "isinf": "(tl.abs({0}) == float('inf'))",
     "logical_not": lambda r, a: f"({truth(0, a[0])} == 0)",
     "logical_and": logical("&"),
     "logical_or": logical("|"),

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.ir.loop import FUNCTIONS
+from dovetail.ir.loop import FLOAT_UNARY
 from dovetail.ir.types import BOOL, DType, TensorType
 from dovetail.ops.build import Build, Number, Operand, Value, compute_dtype, promoted, rounded
 from dovetail.ops.registry import DECOMPOSITIONS, Declined, decline_if, decomposes
@@ -56,8 +56,6 @@ def _rounded(b: Build, x: Operand, dtype: DType) -> Operand:
 
 
 # -- unary -----------------------------------------------------------------------------------------
-
-FLOAT_UNARY: Final = (*FUNCTIONS, "sqrt", "rsqrt", "sigmoid", "reciprocal", "frac")
 
 
 def _unary(prim: str) -> Callable[..., Value]:
