@@ -17,8 +17,6 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
-import torch
-
 from dovetail.errors import VerifyError
 from dovetail.events import EVENTS
 from dovetail.fake.record import record as facts_of
@@ -28,7 +26,7 @@ from dovetail.ir.signature import Signature
 from dovetail.ir.types import I64, ScalarType, bytes_of
 from dovetail.ops.build import is_dense
 from dovetail.ops.prims import PRIMS
-from dovetail.ops.registry import is_impure
+from dovetail.ops.registry import is_impure, may_act
 from dovetail.util.library import find_op
 from dovetail.util.mincut import INFINITE, Network
 from dovetail.util.noun import Noun, replace
@@ -389,17 +387,14 @@ def class_of(op: str) -> str:
         return "view"
     if op in PRIMS:
         return _BY_KIND[PRIMS[op].kind]
-    func = find_op(op)
-    if is_impure(op) or torch.Tag.nondeterministic_seeded in func.tags:
+    if may_act(op):
         return "random"
-    return "view" if facts_of(func).is_view else "heavy"
+    return "view" if facts_of(find_op(op)).is_view else "heavy"
 
 
 def kind_of(node: Node) -> str:
-    """The class of its op, if it reads tensors, and draws numbers: attention without dropout does not."""
+    """The class of its op, if it reads tensors, and draws numbers."""
     kind = class_of(node.op)
-    if kind != "random":
-        return "cheap" if kind == "heavy" and not node.operands else kind
-    names = [argument.name for argument in find_op(node.op)._schema.arguments]
-    chances = [arg for name, arg in (*zip(names, node.args), *node.kwargs) if name == "dropout_p"]
-    return "heavy" if "dropout_p" in names and not any(chances) else kind
+    if kind == "random":
+        return kind if is_impure(node) else "heavy"
+    return "cheap" if kind == "heavy" and not node.operands else kind

@@ -193,6 +193,11 @@ class GraphBuilder(Noun, frozen=False):
         assert isinstance(node.type, tuple)
         return self.call(GET, (node, index), node.type[index], name=f"{node.name}_{index}", loc=node.loc)
 
+    def settle(self, node: Node, like: Node, type: Type, name: str) -> Node:
+        """A node that was just made takes the place of `like`: its line, and this type and name."""
+        node.type, node.name, node.loc = type, name, like.loc  # type: ignore[misc]
+        return node
+
     def finish(self, outputs: Iterable[Arg]) -> Graph:
         return Graph(self.name, tuple(self.inputs), tuple(self.nodes), tuple(outputs))
 

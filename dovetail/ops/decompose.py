@@ -13,22 +13,13 @@ from __future__ import annotations
 from typing import Any, Final, TypeAlias, cast
 
 from dovetail.events import EVENTS
-from dovetail.ir.graph import GET, Arg, Graph, Node, key_of, moved_over, nodes_in, swapped
+from dovetail.ir.graph import GET, Arg, Graph, Node, key_of, nodes_in, swapped
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, TensorType, Type
 from dovetail.ops.build import Build, Value, replace_nodes, wrap
-from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined
+from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined, is_template, is_view_call
 
 SUPPORTED: Final[frozenset[DType]] = frozenset((BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64))
 """Element types that loops compute on; others (complex, fp8, wide unsigned) run as library calls."""
-
-
-VIEW_OPS: Final[frozenset[str]] = frozenset((
-    "aten.view.default", "aten._unsafe_view.default", "aten.permute.default", "aten.transpose.int",
-    "aten.t.default", "aten.expand.default", "aten.alias.default", "aten.detach.default",
-    "aten.slice.Tensor", "aten.select.int", "aten.unsqueeze.default", "aten.squeeze.dim",
-    "aten.split.Tensor",
-))  # fmt: skip
-"""Ops that only pass a value on."""
 
 
 COMPUTED: Final = {
@@ -83,7 +74,7 @@ def _feeding_pointwise(graph: Graph) -> set[str]:
     for node in reversed(graph.nodes):
         if node.op not in DECOMPOSITIONS or node.op in TEMPLATES:
             continue
-        if node.op in VIEW_OPS and node.name not in found:
+        if is_view_call(node.op) and node.name not in found:
             continue
         found.update(operand.name for operand in node.operands)
     return found
@@ -113,7 +104,7 @@ def _rewrite(node: Node, b: Build, feeds_pointwise: bool, used: frozenset[int]) 
             del b.graph.nodes[start:]
         else:
             return _settle(node, result, b, start)
-    if node.op not in TEMPLATES and node.op != GET and not node.op.startswith("prims."):
+    if not is_template(node.op) and node.op != GET and not node.op.startswith("prims."):
         if node.op in COMPUTED:
             node = Node(COMPUTED[node.op], node.args, node.type, node.name, node.kwargs, node.loc)
         EVENTS.emit("fallback", op=node.op, name=node.name, loc=node.loc)
@@ -141,38 +132,17 @@ def _settle(node: Node, result: object, b: Build, start: int) -> Arg:
     values = list(cast("list[Value | None]", result)) if several else [cast("Value | None", result)]
     types: tuple[Type, ...] = node.type if isinstance(node.type, tuple) else (node.type,)
     names = [f"{node.name}_{i}" for i in range(len(types))] if several else [node.name]
-    renamed: dict[Node, Node] = {}
     settled: list[Node | None] = []
-    local = {n: place for place, n in enumerate(b.graph.nodes[start:], start)}
+    made = {n for n in b.graph.nodes[start:] if n.op != GET}
     for value, type, name in zip(values, types, names):
         if value is None or type is None:
             settled.append(None)
             continue
-        old = value.node
-        if old in local and old.op != GET and old not in renamed:
-            unique = name if not several else b.graph.unique(name)
-            renamed[old] = Node(old.op, old.args, type, unique, old.kwargs, node.loc)
-            settled.append(old)
-        elif old.type == type:
-            settled.append(old)
-        else:
-            copy = b.graph.call("prims.copy", (old,), type, name=f"{name}_copy", loc=node.loc)
-            settled.append(copy)
-    # A node that another result was settled on may itself have been renamed: look it up at the end.
-    _replace(b.graph.nodes, start, renamed)
-    final = tuple(renamed.get(n, n) if n is not None else None for n in settled)
-    return final if several else final[0]
-
-
-def _replace(nodes: list[Node], start: int, renamed: dict[Node, Node]) -> None:
-    """Swap nodes in place, and their uses among the nodes of this decomposition."""
-    if not renamed:
-        return
-    env: dict[Node, Node] = {}
-    for place in range(start, len(nodes)):
-        node = moved_over(renamed.get(nodes[place], nodes[place]), env)
-        if node is not nodes[place]:
-            env[nodes[place]] = node
-            nodes[place] = node
-    for old in renamed:
-        renamed[old] = env[old]
+        found = value.node
+        if found in made:
+            made.remove(found)  # another result may be the same, in a type of its own
+            b.graph.settle(found, node, type, b.graph.unique(name) if several else name)
+        elif found.type != type:
+            found = b.graph.call("prims.copy", (found,), type, name=f"{name}_copy", loc=node.loc)
+        settled.append(found)
+    return tuple(settled) if several else settled[0]

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
+from dovetail.ir.graph import GET, INPUT, Node
 from dovetail.util.library import find_op
 
 Decomposition: TypeAlias = "Callable[..., Any]"
@@ -39,18 +40,8 @@ TEMPLATES: Final[frozenset[str]] = STRIDE_FREE | frozenset((
     "aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default",
     "aten.max_pool2d_with_indices_backward.default", "aten.max_pool3d_with_indices_backward.default",
     "aten.sort.default", "aten.sort.stable", "aten.topk.default",
-    "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand.default", "aten.rand_like.default",
-    "aten.randn.default", "aten.randn_like.default", "aten.randint.default", "aten.randint.low",
-    "aten.uniform.default", "aten.exponential.default", "aten.normal_functional.default",
 ))  # fmt: skip
-"""Library calls that are the right choice, so they are not reported as fallbacks. (Random numbers are
-eager's own for the same seed only if eager's kernels draw them.)"""
-
-_RANDOM: Final = (
-    "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "uniform", "exponential",
-    "dropout", "poisson", "binomial", "cauchy", "geometric", "log_normal", "rrelu_with_noise",
-    "_fused_dropout", "random", "_standard_gamma", "_sample_dirichlet", "fractional_max_pool",
-)  # fmt: skip
+"""Library calls that are the right choice, so they are not reported as fallbacks."""
 
 
 class Declined(Exception):
@@ -62,18 +53,29 @@ def decline_if(condition: object) -> None:
         raise Declined
 
 
-CHECKS: Final = ("_assert_async", "_assert_tensor_metadata", "sym_constrain_range", "_linalg_check_errors")
-
-
 @cache
-def is_impure(op: str) -> bool:
-    """Draws random numbers or acts on the outside: never duplicated, merged, reordered or dropped."""
-    if op.startswith("prims.") or op in ("get", "input"):
+def may_act(op: str) -> bool:
+    """Draws random numbers or acts on the outside (a check gives nothing), as far as its schema tells."""
+    if op.startswith("prims.") or op in (GET, INPUT):
         return False
     if not op.startswith("aten."):
         return True
-    name = op.split(".")[1].removesuffix("_like").removesuffix("_functional").removeprefix("native_")
-    return name in _RANDOM or name in CHECKS
+    found = find_op(op)
+    return torch.Tag.nondeterministic_seeded in found.tags or not found._schema.returns
+
+
+def is_impure(node: Node) -> bool:
+    """Never duplicated, merged, reordered or dropped. Attention without dropout draws no numbers."""
+    if not may_act(node.op):
+        return False
+    names = [argument.name for argument in find_op(node.op)._schema.arguments]
+    chances = [arg for name, arg in (*zip(names, node.args), *node.kwargs) if name == "dropout_p"]
+    return "dropout_p" not in names or any(chances)
+
+
+def is_template(op: str) -> bool:
+    """Random numbers are eager's own for the same seed only if eager's kernels draw them."""
+    return op in TEMPLATES or (op.startswith("aten.") and may_act(op))
 
 
 @cache
@@ -102,7 +104,7 @@ def decomposes(*names: str, prim: bool = False) -> Callable[[Rule], Rule]:
 def fate_of(op: str) -> str:
     if op in SINGLE_PRIM or op.startswith("prims."):
         return "prim"
-    if op in TEMPLATES:
+    if is_template(op):
         return "template"
     return "decomposition" if op in DECOMPOSITIONS else "fallback"
 

@@ -18,7 +18,7 @@ from dovetail.util.noun import replace
 
 def drop_dead(graph: Graph) -> Graph:
     """Keep what the outputs need, and what is impure."""
-    return graph.pruned(lambda node: is_impure(node.op))
+    return graph.pruned(is_impure)
 
 
 def rewrite(graph: Graph, change: Callable[[Node], Node], env: dict[Node, Node] | None = None) -> Graph:
@@ -47,7 +47,7 @@ def merge_equal(graph: Graph) -> Graph:
     def change(node: Node) -> Node:
         rule = RULES.get(node.op)
         node = (rule and rule(node)) or node
-        is_alone = node.op == INPUT or is_impure(node.op)
+        is_alone = node.op == INPUT or is_impure(node)
         return node if is_alone else seen.setdefault(work_of(node), node)
 
     return rewrite(graph, change)
@@ -58,7 +58,7 @@ def reuse(graph: Graph, known: Known) -> Graph:
     seen: dict[object, Node] = {}
     env = dict(zip(known.graph.inputs[: known.inputs], graph.inputs))
     for node in known.graph.nodes:
-        if all(operand in env for operand in node.operands) and not is_impure(node.op):
+        if all(operand in env for operand in node.operands) and not is_impure(node):
             moved = moved_over(node, env)
             kept = graph.inputs[known.at[node]] if node in known.at else moved
             env[node] = seen.setdefault(work_of(moved), kept)

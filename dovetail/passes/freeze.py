@@ -22,7 +22,6 @@ from dovetail.ir.expr import ONE
 from dovetail.ir.graph import GET, INPUT, Graph, Node, exprs_in, nodes_in
 from dovetail.ir.types import F32, F64, DType, TensorType, Type, bytes_of, tensor_type
 from dovetail.ops.build import Build, Value, replace_nodes
-from dovetail.ops.decompose import VIEW_OPS
 from dovetail.ops.registry import is_impure, is_view_call
 from dovetail.passes.clean import drop_dead, rewrite
 from dovetail.passes.layout import CONV, PACK, SMALLEST_PACKED, channels_last
@@ -201,7 +200,7 @@ def movable(graph: Graph, weights: Collection[Node]) -> set[Node]:
     found = set(weights)
     for node in graph.nodes:
         if node.operands and found.issuperset(node.operands) and _is_static(node):
-            if node.op in PACKS or not is_impure(node.op):
+            if node.op in PACKS or not is_impure(node):
                 found.add(node)
     return found
 
@@ -245,7 +244,7 @@ def _staying(graph: Graph, fixed: set[Node], grown: set[Node]) -> set[Node]:
     staying: set[Node] = set()
     needed = set(nodes_in(graph.outputs))
     for node in reversed(graph.nodes):
-        is_cheap = node in grown or node.op in VIEW_OPS or is_view_call(node.op)
+        is_cheap = node in grown or is_view_call(node.op)
         if node not in fixed or (node in needed and is_cheap and node.op not in PACKS):
             staying.add(node)
             needed.update(node.operands)

@@ -316,8 +316,7 @@ def _padded(b: Build, node: Node, extras: tuple[int, ...]) -> Arg:
         if extra:
             value = _cut(b, value, node.tensor.ndim + dim, node.tensor.shape[dim])
     # Typed as eager's result, whose strides whoever minds them gets by a copy.
-    b.graph.nodes[-1] = Node(value.op, value.args, node.type, node.name, value.kwargs, node.loc)
-    return b.graph.nodes[-1]
+    return b.graph.settle(value, node, node.type, node.name)
 
 
 def _cut(b: Build, value: Node, dim: int, size: Expr) -> Node:

@@ -107,18 +107,11 @@ def _split(node: Node, parts: dict[int, int], b: Build) -> Arg:
     inner = [order.index(d) for d in inner]
     if node.op != "prims.welford":
         name = node.op.partition(".")[2]
-        return _typed(b.prim(name, b.prim(name, x, tuple(inner)), left), node, b)
+        made = b.prim(name, b.prim(name, x, tuple(inner)), left)
+        return b.graph.settle(made.node, node, node.type, node.name)
     count = math.prod(x.shape[d].value for d in inner)
     mean_of_part, square_of_part = b.prims("welford", x, tuple(inner))
     mean = b.prim("sum", mean_of_part, left) / float(math.prod(parts.values()))
     apart = mean_of_part - b.unsqueeze(mean, left)
     squares = b.prim("sum", square_of_part, left) + b.prim("sum", apart * apart, left) * float(count)
     return (mean.node, squares.node)
-
-
-def _typed(value: Value, node: Node, b: Build) -> Node:
-    """The result under the name and layout of what it replaces."""
-    old = value.node
-    made = Node(old.op, old.args, node.type, node.name, old.kwargs, node.loc)
-    b.graph.nodes[b.graph.nodes.index(old)] = made
-    return made

@@ -15,7 +15,6 @@ import importlib.metadata
 import json
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import threading
@@ -162,11 +161,8 @@ def _request(kernel: Kernel, blocks: Blocks, capability: int, prelude: str) -> d
 
 PROGRAM: Final = Path(__file__).with_name("triton_process.py")
 MOST: Final = 16
-LENGTH: Final = struct.Struct("<Q")
-
-
-class Lost(Exception):
-    """The worker is gone."""
+LOST: Final = (OSError, EOFError, pickle.UnpicklingError)
+"""What is met where a worker is gone."""
 
 
 class Worker(Noun, frozen=False, eq=False):
@@ -175,16 +171,9 @@ class Worker(Noun, frozen=False, eq=False):
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         to, from_ = self.process.stdin, self.process.stdout
         assert to is not None and from_ is not None
-        content = pickle.dumps(request)
-        try:
-            to.write(LENGTH.pack(len(content)) + content)
-            to.flush()
-        except OSError as error:
-            raise Lost from error
-        head = from_.read(LENGTH.size)
-        if len(head) < LENGTH.size:
-            raise Lost
-        return pickle.loads(from_.read(LENGTH.unpack(head)[0]))  # type: ignore[no-any-return]
+        pickle.dump(request, to)
+        to.flush()
+        return pickle.load(from_)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """It ends when its input does; nobody waits for that."""
@@ -233,8 +222,9 @@ class Workers(Noun, frozen=False, eq=False):
         worker = self.idle.get()
         try:
             return compile_here(request) if worker is None else worker.ask(request)
-        except Lost:
-            assert worker is not None
+        except LOST:
+            if worker is None:
+                raise
             worker.close()
             worker = _spawn()
             return {"error": "the compiling process died"}

@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.events import EVENTS
+from dovetail.util.library import restride
 from dovetail.util.noun import Noun, field
 
 WARM_UPS: Final = 2
@@ -103,9 +104,10 @@ class Recorded(Noun, frozen=False):
             pairs = zip(recording.fixed, now, recording.addresses)
             self.moving.update(k for k, at, was in pairs if at != was)
             self.recording = None
-            if self.recordings >= MOST_RECORDINGS:
-                return self._give_up("inputs keep moving in memory", inputs)
-            return self._call(inputs)
+            if self.recordings < MOST_RECORDINGS:
+                return self._call(inputs)
+            self._give_up("inputs keep moving in memory")
+            return self.executable(*inputs)
         elif any(map(_is_used, recording.results[len(recording.results) - self.kept :])):
             reason = "results of the last call are still in use"
             EVENTS.emit("cudagraph", unit=self.unit, used=False, reason=reason)
@@ -143,14 +145,11 @@ class Recorded(Noun, frozen=False):
     def _record(self, inputs: tuple[Any, ...]) -> Recording | None:
         now = [_address(x) for x in inputs]
         self.moving.update(k for at in self.seen for k in range(len(inputs)) if at[k] != now[k])
-        moves = [k in self.moving and isinstance(x, torch.Tensor) for k, x in enumerate(inputs)]
-        buffers = [_like(x) if moved and not is_on_cpu(x) else None for x, moved in zip(inputs, moves)]
-        if any(is_on_cpu(x) for x in inputs):
-            self._give_up("an input is on the CPU", inputs, run=False)
+        if any(map(is_on_cpu, inputs)):
+            self._give_up("an input is on the CPU")
             return None
-        for x, buffer in zip(inputs, buffers):
-            if buffer is not None:
-                buffer.copy_(x)
+        moves = [k in self.moving and isinstance(x, torch.Tensor) for k, x in enumerate(inputs)]
+        buffers = [restride(x, x.stride()) if moved else None for x, moved in zip(inputs, moves)]
         given = [x if buffer is None else buffer for x, buffer in zip(inputs, buffers)]
         graph = torch.cuda.CUDAGraph()
         try:
@@ -161,7 +160,7 @@ class Recorded(Noun, frozen=False):
                     results = self.executable(*given)
         except RuntimeError as error:
             torch.cuda.synchronize()
-            self._give_up(str(error).splitlines()[0], inputs, run=False)
+            self._give_up(str(error).splitlines()[0])
             return None
         fixed = [k for k, buffer in enumerate(buffers) if buffer is None]
         copied = [(k, buffer) for k, buffer in enumerate(buffers) if buffer is not None]
@@ -172,10 +171,9 @@ class Recorded(Noun, frozen=False):
         EVENTS.emit("cudagraph", unit=self.unit, used=True, reason="", copied=len(copied))
         return self.recording
 
-    def _give_up(self, reason: str, inputs: tuple[Any, ...], run: bool = True) -> list[Any]:
+    def _give_up(self, reason: str) -> None:
         self.gave_up, self.recording = reason, None
         EVENTS.emit("cudagraph", unit=self.unit, used=False, reason=reason)
-        return self.executable(*inputs) if run else []
 
 
 def _address(value: Any) -> object:
@@ -185,10 +183,6 @@ def _address(value: Any) -> object:
 
 def is_on_cpu(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cpu"
-
-
-def _like(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
 
 
 def _is_used(x: Any) -> bool:

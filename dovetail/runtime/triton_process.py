@@ -1,6 +1,6 @@
 """A process that compiles Triton texts, up as soon as can be.
 
-    python -S -P triton_process.py < requests > answers      each a pickle after its length
+    python -S -P triton_process.py < requests > answers      each a pickle
 
 It answers one request after another (see triton_worker.py), and needs Triton and nothing of Dovetail or
 torch. What Triton imports and reads at its start beside itself takes longer than the rest, and is left out.
@@ -12,13 +12,11 @@ import inspect
 import linecache
 import os
 import pickle
-import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import CodeType, ModuleType
-from typing import Any, Final
-
-LENGTH: Final = struct.Struct("<Q")
+from typing import Any
 
 
 def source_lines(function: Callable[..., Any]) -> tuple[list[str], int]:
@@ -58,11 +56,10 @@ def main() -> None:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     worker = import_compiler()
     worker.hurry()
-    while len(head := requests.read(LENGTH.size)) == LENGTH.size:
-        request = pickle.loads(requests.read(LENGTH.unpack(head)[0]))
-        answer = pickle.dumps(worker.compile_text(request, is_alone=True))
-        answers.write(LENGTH.pack(len(answer)) + answer)
-        answers.flush()
+    with suppress(EOFError):  # whoever asked is done
+        while True:
+            pickle.dump(worker.compile_text(pickle.load(requests), is_alone=True), answers)
+            answers.flush()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,18 @@ def test_equal_work_is_done_once():
     assert ops(b.finish((total,))) == ["sin", "add"]
 
 
+def test_attention_is_done_once_unless_it_drops_out():
+    kind = tensor_type((2, 4, 8, 16), F32, Device("cuda"))
+    statistics = tensor_type((2, 4, 8), F32, Device("cuda"))
+    for chance, times in ((0.0, 1), (0.5, 2)):
+        b = GraphBuilder()
+        x = b.input("x", kind)
+        op, given = "aten._scaled_dot_product_efficient_attention.default", (x, x, x, None, False, chance)
+        made = [b.call(op, given, (kind, statistics, None, None)) for _ in range(2)]
+        total = b.call("prims.add", tuple(b.get(node, 0) for node in made), kind)
+        assert [node.op for node in optimize(b.finish((total,))).nodes].count(op) == times
+
+
 def test_constants_of_different_type_or_sign_differ():
     b = GraphBuilder()
     x = b.input("x", X)

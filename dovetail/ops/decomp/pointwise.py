@@ -7,7 +7,7 @@ Every op computes in the type in which eager computes (fp32 for half types) and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -282,20 +282,25 @@ def lerp(b: Build, start: Value, end: Value, weight: Operand) -> Value:
 # -- optimizers' list operations: one ordinary op per tensor, which then fuse -----------------------
 
 
+NUMBERS: Final = ("Scalar", "ScalarList")
+UNARY: Final = {*FLOAT_UNARY, *ROUNDINGS, "abs", "neg", "sign"} - {"exp2", "asinh", "acosh", "atanh"}
 BINARY: Final = {
     "add": "aten.add.Tensor", "sub": "aten.sub.Tensor", "mul": "aten.mul.Tensor", "div": "aten.div.Tensor",
     "maximum": "aten.maximum.default", "minimum": "aten.minimum.default", "pow": "aten.pow.Tensor_Tensor",
-    "clamp_min": "aten.maximum.default", "clamp_max": "aten.minimum.default",
+    "clamp_min": "aten.maximum.default", "clamp_max": "aten.minimum.default", "lerp": "aten.lerp.Tensor",
 }  # fmt: skip
-OTHERS: Final = {
+SINGLE: Final = {
+    **{name: f"aten.{name}.default" for name in (*UNARY, "copy", "zero", "clone")},
+    **{f"{name}.{kind}": op for name, op in BINARY.items() for kind in ("List", *NUMBERS)},
+    **{f"{name}.Tensor": BINARY[name] for name in ("add", "mul", "div")},
     "pow.ScalarAndTensor": "aten.pow.Scalar", "pow.Scalar": "aten.pow.Tensor_Scalar",
-    "lerp.List": "aten.lerp.Tensor", "lerp.Scalar": "aten.lerp.Scalar", "lerp.ScalarList": "aten.lerp.Scalar",
-    "copy": "aten.copy.default", "zero": "aten.zero.default", "clone": "aten.clone.default",
+    **{f"{name}.{kind}": f"aten.{name}.default" for name in ("addcmul", "addcdiv") for kind in NUMBERS},
 }  # fmt: skip
+"""Those of lists, and what each is of one tensor."""
 
 
-def each(b: Build, rule: Callable[..., Any], *columns: Any, **kwargs: Any) -> list[Value]:
-    """Apply a rule to every row of arguments, with that row's result type. What is no list is the same in
+def each(op: str, b: Build, *columns: Any, **kwargs: Any) -> list[Value]:
+    """Apply an op to every row of arguments, with that row's result type. What is no list is the same in
     every row."""
     whole = b.out_type
     assert isinstance(whole, tuple)
@@ -304,40 +309,12 @@ def each(b: Build, rule: Callable[..., Any], *columns: Any, **kwargs: Any) -> li
     for type, *row in zip(whole, *listed, strict=True):
         assert isinstance(type, TensorType)
         b.out_type = type
-        results.append(rule(b, *row, **kwargs))
+        results.append(DECOMPOSITIONS[op](b, *row, **kwargs))
     b.out_type = whole
     return results
 
 
-def _each(op: str) -> Callable[..., list[Value]]:
-    return lambda b, *args, **kwargs: each(b, DECOMPOSITIONS[op], *args, **kwargs)
-
-
-for _name in {*FLOAT_UNARY, *ROUNDINGS, "abs", "neg", "sign"} - {"exp2", "asinh", "acosh", "atanh"}:
-    decomposes(f"aten._foreach_{_name}")(_each(f"aten.{_name}.default"))
-for _name, _op in BINARY.items():
-    decomposes(f"aten._foreach_{_name}.List", f"aten._foreach_{_name}.ScalarList")(_each(_op))
-    if _name != "pow":
-        decomposes(f"aten._foreach_{_name}.Scalar")(_each(_op))
-for _name in ("add", "mul", "div"):
-    decomposes(f"aten._foreach_{_name}.Tensor")(_each(BINARY[_name]))
-for _name, _op in OTHERS.items():
-    decomposes(f"aten._foreach_{_name}")(_each(_op))
-
-
-@decomposes("aten._foreach_norm.Scalar")
-def norm(b: Build, xs: Sequence[Value], ord: float = 2, dtype: object = None) -> list[Value]:
-    return each(b, DECOMPOSITIONS["aten.linalg_vector_norm.default"], xs, ord)
-
-
-def _scaled(op: str, b: Build, xs: Any, ys: Any, zs: Any, value: Any = 1) -> list[Value]:
-    """Ops whose fourth argument is a keyword of the single op."""
-    if isinstance(value, Value):
-        raise Declined
-    one = DECOMPOSITIONS[op]
-    return each(b, lambda b, x, y, z, factor: one(b, x, y, z, value=factor), xs, ys, zs, value)
-
-
-for _name in ("addcmul", "addcdiv"):
-    decomposes(f"aten._foreach_{_name}.Scalar", f"aten._foreach_{_name}.ScalarList",
-               f"aten._foreach_{_name}.Tensor")(partial(_scaled, f"aten.{_name}.default"))  # fmt: skip
+for _name, _op in SINGLE.items():
+    decomposes(f"aten._foreach_{_name}")(partial(each, _op))
+decomposes("aten._foreach_norm.Scalar")(
+    lambda b, xs, ord=2, dtype=None: each("aten.linalg_vector_norm.default", b, xs, ord))
