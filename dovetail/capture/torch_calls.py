@@ -127,6 +127,8 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
     if "as_strided" in name:
         ask_input("storage_offset", trace, [*args, *kwargs.values()][0])  # a place is counted from there
     result = perform(trace, fn, args, kwargs)
+    if isinstance(result, torch.Tensor) and not isinstance(result, Fake) and has_fake(args):
+        raise UnknownCall(trace.loc(), function=f"{module}.{name}, which makes a {type(result).__name__}")
     if has_fake(result) or (result is None and has_fake(args)):
         trace.record("call_function", fn, tuple(args), kwargs, result)
     elif not args and not kwargs and fn not in READERS.values() and "autocast" not in name:

@@ -159,7 +159,7 @@ def _request(kernel: Kernel, blocks: Blocks, capability: int, prelude: str) -> d
 # -- processes that compile ------------------------------------------------------------------------
 
 
-PROGRAM: Final = Path(__file__).with_name("triton_worker.py")
+PROGRAM: Final = Path(__file__).with_name("triton_process.py")
 MOST: Final = 16
 LOST: Final = (OSError, EOFError, pickle.UnpicklingError)
 """What is met where a worker is gone."""
@@ -186,7 +186,7 @@ class Worker(Noun, frozen=False, eq=False):
 class Workers(Noun, frozen=False, eq=False):
     """Compile Triton texts side by side, for as many threads as one likes. Triton's compiler keeps the
     interpreter lock for most of its work, so threads gain nothing. A worker is a fresh interpreter with
-    Triton alone (see triton_worker.py); it is up in a fraction of a second, while the rest of the compiler
+    Triton alone (see triton_process.py); it is up in a fraction of a second, while the rest of the compiler
     is still at work, and goes when all is compiled. Where no process can be started, requests are served in
     this process; where one dies, its request has failed."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import dovetail
@@ -156,6 +157,25 @@ def test_stance_force_eager_and_fail_on_recompile() -> None:
         f(X, "ab")
         with pytest.raises(dovetail.errors.RecompileError):
             f(X, "abc")
+
+
+def test_what_an_allowed_function_makes_of_its_own_class_is_made_by_python() -> None:
+    @dovetail.allow_in_graph
+    def to_subclass(x: torch.Tensor) -> torch.Tensor:
+        return TwoTensor(x.clone(), x + 1)
+
+    made = dovetail.compile(lambda x: to_subclass(x * 2).view(-1))(torch.ones(2))
+    assert type(made) is TwoTensor
+    assert made.a.tolist() == [2.0, 2.0] and made.b.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+def test_texts_and_values_become_floats(dynamic: bool | None) -> None:
+    settings: dict[str, Any] = {"dynamic": dynamic, "options": {"fallback_to_eager": False}}
+    program = dovetail.compile(lambda x, text: (x * float(text), float(x.sum())), **settings)
+    for text in ("2.5", "3.5"):
+        got, total = program(torch.ones(3), text)
+        assert got.tolist() == [float(text)] * 3 and total == 3.0
 
 
 def test_allow_in_graph_and_constant_result() -> None:

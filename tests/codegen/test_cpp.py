@@ -15,7 +15,7 @@ import dovetail
 from dovetail import aot, codegen, lower, ops, passes, runtime, schedule
 from dovetail.codegen import vector_bytes
 from dovetail.codegen.cpp.ops import CPP, CPP_VEC
-from dovetail.ir.loop import SCALAR_OPS
+from dovetail.ir.loop import FUNCTIONS, SCALAR_OPS
 from dovetail.options import Options
 
 NAN = float("nan")
@@ -166,6 +166,15 @@ def test_narrow_vectors_equal_eager(name: str, monkeypatch: pytest.MonkeyPatch) 
         pytest.skip("no vectors on this machine")
     monkeypatch.setattr(codegen, "vector_bytes", lambda: 32)
     check(*PROGRAMS[name])
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, "pow", "atan2"])
+def test_functions_of_four_floats_equal_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside integers of 64 bits, vectors of 32 bytes have four floats; the library's have eight."""
+    monkeypatch.setattr(codegen, "vector_bytes", lambda: min(32, vector_bytes()))
+    function = getattr(torch, name)
+    own = (lambda x: function(x, x + 1)) if name in ("pow", "atan2") else function
+    check(lambda x, i: (own(x[i]), own(x[i] * 1e5) + i), [normal(96).abs(), whole(0, 96, 37)])
 
 
 def test_pairs_are_loaded_and_stored_as_vectors() -> None:

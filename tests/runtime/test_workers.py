@@ -1,14 +1,21 @@
 """Processes that compile Triton texts: side by side, replaced when they die, gone when idle."""
 
+import ast
+import inspect
 import os
 import signal
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 pytest.importorskip("triton")
 
+from triton.language import standard  # noqa: E402
+from triton.runtime import JITFunction  # noqa: E402
+
 from dovetail.runtime.gpu import Workers  # noqa: E402
+from dovetail.runtime.triton_process import source_lines  # noqa: E402
 
 TEXT = """
 @triton.jit
@@ -56,3 +63,19 @@ def test_a_worker_that_died_is_replaced(workers, tmp_path):
         workers.idle.put(worker)
     answers = [workers.compile(request(tmp_path)) for _ in range(3)]
     assert [("error" in answer) for answer in answers] == [True, True, False]
+
+
+def test_functions_of_the_library_are_linked_where_they_are_called(workers, tmp_path):
+    text = TEXT.replace("tl.load(x + i) * 2", "libdevice.erfinv(tl.load(x + i))")
+    assert "error" not in workers.compile(request(tmp_path, text=text))
+
+
+def test_the_text_of_a_function_is_found_as_inspect_finds_it():
+    functions = [member.fn for member in vars(standard).values() if isinstance(member, JITFunction)]
+    assert len(functions) > 20
+    for function in (*functions, source_lines, request):
+        lines, start = source_lines(function)
+        wanted, first = inspect.getsourcelines(function)
+        assert start == first
+        parsed = [ast.dump(ast.parse(textwrap.dedent("".join(found)))) for found in (lines, wanted)]
+        assert parsed[0] == parsed[1]

@@ -8,7 +8,7 @@ function on one lane, so that a result never depends on where an element sits.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -141,7 +141,6 @@ INLINE f32v circle(f32v x, f32v n, f32v signs) {
 }
 """,
     **{name: f"""\
-extern "C" f32v LIBRARY(f32v);
 INLINE f32v {name}_(f32v x) {{
     const f32v big = fma_(x, 0.318309886f, splat<f32v>({half}f)) + 0x1.8p23f;
     const f32v y = circle(x, big - 0x1.8p23f - {half}f, big); const auto far = abs_(x) > 48000.0f;
@@ -234,7 +233,9 @@ template <class T, class V> INLINE void stream(T* p, V v) {
 #ifdef __clang__
     else __builtin_nontemporal_store(v, (V*)p);
 #else
+#ifdef __AVX512F__
     else if constexpr (sizeof(V) == 64) __builtin_ia32_movntps512((float*)p, (line)v);
+#endif
     else __builtin_ia32_movntps256((float*)p, (half)v);
 #endif
 }
@@ -267,7 +268,10 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
         if name in _SLEEF and (lanes == 1 or not is_single):
             out += _emit_library(name, vector, c_type, suffix if lanes > 1 else "", c)
         elif is_single:
-            out.append(_SINGLE[name].replace("LIBRARY", f"Sleef_{name}{suffix}_u35"))
+            library = f"Sleef_{name}{suffix}_u35"
+            if "LIBRARY" in _SINGLE[name]:
+                out.append(_declare(library, vector, ("x",)))
+            out.append(_SINGLE[name].replace("LIBRARY", library))
             if name not in ("polynomial", "circle"):
                 out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
         elif name in ("polynomial", "circle"):
@@ -277,6 +281,21 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
     return "\n".join(out) + "\n"
 
 
+def _declare(call: str, kind: str, names: Sequence[str]) -> str:
+    """SLEEF's function. What comes with torch has none of four floats: there it is one of eight."""
+    eight = call.replace("f4_", "f8_")
+    if eight == call:
+        return f'extern "C" {kind} {call}({", ".join([kind] * len(names))});'
+    lanes = ", ".join(f"eight{{{x}[0], {x}[1], {x}[2], {x}[3]}}" for x in names)
+    own = ", ".join(f"{kind} {x}" for x in names)
+    return (
+        "typedef float eight __attribute__((vector_size(32)));\n"
+        f'extern "C" eight {eight}({", ".join(["eight"] * len(names))});\n'
+        f"INLINE {kind} {call}({own}) {{"
+        f" const eight r = {eight}({lanes}); return {kind}{{r[0], r[1], r[2], r[3]}}; }}"
+    )
+
+
 def _emit_library(name: str, vector: str, c_type: str, suffix: str, c: str) -> list[str]:
     """SLEEF's function, and it on one lane; without a suffix for vectors, the C library's."""
     names = _SLEEF[name]
@@ -284,7 +303,7 @@ def _emit_library(name: str, vector: str, c_type: str, suffix: str, c: str) -> l
     kind = vector if suffix else c_type
     own = {t: ", ".join(f"{t} {x}" for x in names) for t in (kind, c_type)}
     out = [
-        f'extern "C" {kind} {call}({", ".join([kind] * len(names))});',
+        _declare(call, kind, names),
         f"INLINE {kind} {name}_({own[kind]}) {{ return {call}({', '.join(names)}); }}",
     ]
     if suffix:
