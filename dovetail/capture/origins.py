@@ -16,7 +16,7 @@ import gc
 import re
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -196,8 +196,17 @@ def arguments_in(trace: Trace, items: Iterable[Any]) -> list[int]:
     collection that breaks in its body, each time somewhere else."""
     if not is_resumed(trace.frame.code):
         return []
-    own = {id(value) for value in trace.frame.args if isinstance(value, torch.Tensor)}
+    own = set(_tensors_in(trace.frame.args))
     return [i for i, item in enumerate(items) if id(item) in own]
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[int]:
+    """Also those in tuples, such as what zip and enumerate give."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _tensors_in(value)
+        elif isinstance(value, torch.Tensor):
+            yield id(value)
 
 
 MOST_FORMS: Final = 4

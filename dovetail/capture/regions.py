@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from dovetail.capture.builtins import Args, Kwargs, Special, on
@@ -60,6 +61,13 @@ def _use_mode(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
         raise UnknownCall(trace.loc(), function=f"{type(args[0]).__name__}, a mode for torch functions")
     return args[0] if len(args) == 1 else None
 
+
+# Capture enters one mode of each kind around the program's own, of which only default devices are captured.
+on(torch._C._len_torch_dispatch_stack)(lambda trace, args, kwargs: torch._C._len_torch_dispatch_stack() - 1)
+on(torch._C._len_torch_function_stack)(lambda trace, args, kwargs: torch._C._len_torch_function_stack() - 1)
+on(torch._C._is_torch_function_mode_enabled)(
+    lambda trace, args, kwargs: torch._C._len_torch_function_stack() > 1)  # fmt: skip
+on(is_in_torch_dispatch_mode)(lambda trace, args, kwargs: False)
 
 BY_NAME: Final[dict[tuple[str, str], Special]] = {
     ("torch._higher_order_ops.wrap", "Wrap.__call__"): (

@@ -1052,3 +1052,22 @@ def test_generators_that_a_break_leaves_behind_end_quietly(monkeypatch: pytest.M
     dovetail.compile(f, backend="eager")(x4())
     gc.collect()
     assert not said
+
+
+def test_a_loop_over_tensors_that_are_also_read_elsewhere_is_not_compiled_for_each() -> None:
+    tables = collections.namedtuple("tables", "signs steps")
+
+    def program(x: torch.Tensor, table: Any) -> torch.Tensor:
+        for _, (sign, step) in enumerate(zip(table.signs, table.steps)):
+            if sign > 0:
+                x = x + step
+        return x + table.steps[-1]
+
+    table = tables(torch.randn(12).double(), [torch.randn(3) for _ in range(12)])
+    dovetail.reset()
+    compiled = dovetail.compile(program, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            x = torch.randn(3)
+            assert torch.equal(compiled(x, table), program(x, table))

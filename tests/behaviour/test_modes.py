@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 import dovetail
@@ -735,3 +736,19 @@ def test_tensors_of_inference_mode_beside_what_is_trained(backend: str) -> None:
     for call in (dovetail.compile(lambda x, w: x * w, backend=backend), dovetail.compile(torch.mul, backend=backend)):
         with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
             call(features, torch.ones(3, requires_grad=True))
+
+
+def asks_for_modes(x: torch.Tensor) -> torch.Tensor:
+    found = torch._C._len_torch_function_stack() + 10 * torch._C._len_torch_dispatch_stack()
+    asked = (torch._C._is_torch_function_mode_enabled(), is_in_torch_dispatch_mode())
+    return x + found + 100 * asked[0] + 1000 * asked[1]
+
+
+def test_modes_of_capture_are_not_the_programs() -> None:
+    dovetail.reset()
+    compiled = dovetail.compile(asks_for_modes, backend="eager", fullgraph=True)
+    for _ in range(3):
+        assert torch.equal(compiled(torch.zeros(2)), torch.zeros(2))
+    assert dovetail.stats()["recompiles"] == 0
+    with torch.device("cpu"):
+        assert torch.equal(compiled(torch.zeros(2)), asks_for_modes(torch.zeros(2)))
