@@ -314,6 +314,7 @@ def give(trace: Trace, result: Any, made: Any) -> Array:
 
 
 Rule = Callable[..., Any]
+ALONG_ONE: Final = (torch.prod, torch.cumsum, torch.cumprod, torch.argmax, torch.argmin)
 KEYWORDS: Final = {"axis": "dim", "keepdims": "keepdim", "ddof": "correction"}
 
 
@@ -352,9 +353,6 @@ def _along(function: Any, trace: Trace, fn: Any, a: Any, axis: Any = None, **kwa
         fake, axis = trace.call(torch.reshape, [fake, [-1]], {}), 0
     default = {"correction": 0} if function in (torch.var, torch.std) else {}
     return give(trace, trace.call(function, [fake], {"dim": axis, **default, **renamed(kwargs)}), made)
-
-
-ALONG_ONE: Final = (torch.prod, torch.cumsum, torch.cumprod, torch.argmax, torch.argmin)
 
 
 def _norm(trace: Trace, fn: Any, a: Any, ord: None = None, axis: Any = None, **kwargs: Any) -> Any:

@@ -28,11 +28,16 @@ from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import ClassIs, Is, Lacks, Length, Predicate
 from dovetail.ir.source import Attr, DictAttr, Item, Source
+from dovetail.util.noun import Noun
 
 MISSING: Final = object()
 HEAP_TYPE: Final = 1 << 9
 """CPython's flag of classes that can be changed: those that a class statement made, and some of C."""
 MODULE_TABLES: Final = ("_parameters", "_buffers", "_modules")
+TITLES: Final = ("__name__", "__qualname__", "__doc__", "__module__")
+UNVERSIONED: Final = ("__name__", "__qualname__", "__annotations__")
+"""What may change in a class without its being another version of it."""
+FOREIGN: Final = (weakref.ProxyType, weakref.CallableProxyType)
 
 
 def find_in_mro(kind: type, name: str) -> tuple[Any, type | None]:
@@ -84,7 +89,8 @@ def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     kind, pending = type(obj), trace.writes.get((id(obj), name))
     if type(kind.__getattribute__) is FunctionType and not isinstance(obj, ModuleType):
         return instance_attr(trace, obj, name)
-    if pending is not None and pending.value is not traces.DELETED and not has_setter(kind, name, "__get__"):
+    owner = torch.Tensor if kind is Fake else kind
+    if pending is not None and pending.value is not traces.DELETED and not has_setter(owner, name, "__get__"):
         return pending.value
     if pending is not None and isinstance(obj, (type, FunctionType, Fake)):
         return raise_attribute_error(obj, name)
@@ -97,9 +103,6 @@ def load_attr(trace: Trace, obj: Any, name: str) -> Any:
     if isinstance(obj, Fake):
         return trace.tensor_attr(obj, name)
     return own_attr(trace, obj, name)
-
-
-FOREIGN: Final = (weakref.ProxyType, weakref.CallableProxyType)
 
 
 def instance_attr(trace: Trace, obj: Any, name: str) -> Any:
@@ -220,8 +223,6 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
         return type(obj)
     if isinstance(obj, TracebackType) and origin is None:
         raise UnsupportedValue(trace.loc(), type="traceback", detail="its exception was raised in the graph")
-    if isinstance(obj, torch.Tensor):
-        raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail=f"it says what .{name} is")
     if origin is None:
         return native(getattr, obj, name)
     try:
@@ -328,6 +329,19 @@ def module_entry(trace: Trace, obj: Any, name: str, origin: Origin | None) -> An
     return MISSING
 
 
+class TensorSuper(Noun, eq=False):
+    """super() of a tensor of a subclass."""
+
+    __thisclass__: type
+    __self_class__: type
+    __self__: Fake
+
+
+def make_super(trace: Trace, start: type, owner: Any) -> Any:
+    kind = trace.kinds.get(id(owner))
+    return native(super, start, owner) if kind is None else TensorSuper(start, kind, owner)
+
+
 def super_attr(trace: Trace, obj: super, name: str) -> Any:
     """super(cls, self).name: the search goes on after cls in the MRO of self's class."""
     facts: Any = obj
@@ -339,6 +353,8 @@ def super_attr(trace: Trace, obj: super, name: str) -> Any:
     for owner in mro[mro.index(start) + 1 :]:
         found = owner.__dict__.get(name, MISSING)
         if found is not MISSING:
+            if type(obj) is TensorSuper and owner in torch.Tensor.__mro__:
+                return trace.tensor_attr(owner_obj, name, True)
             if type(found) in C_METHODS or isinstance(found, BuiltinFunctionType):
                 return native(getattr, obj, name)
             bound_to = None if owner_obj is kind else owner_obj
@@ -408,11 +424,6 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     if type(found) in C_METHODS:
         return native(getattr, obj, name)
     return bind_class_value(trace, found, owner, None, obj, name)
-
-
-TITLES: Final = ("__name__", "__qualname__", "__doc__", "__module__")
-UNVERSIONED: Final = ("__name__", "__qualname__", "__annotations__")
-"""What may change in a class without its being another version of it."""
 
 
 def function_attr(trace: Trace, obj: Any, name: str) -> Any:
@@ -653,7 +664,7 @@ RULES: Final[dict[type, Rule]] = {
         torch.dtype, torch.device, torch.Size, InstanceDict, *NUMBERS, LateText, traces.Appender,
         BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     ), _native_rule),
-    super: super_attr,
+    **dict.fromkeys((super, TensorSuper), super_attr),
     Unread: lambda trace, obj, name: (
         traces.Appender(obj) if name == "append" else load_attr(trace, read_list(trace, obj), name)),
     Outside: lambda trace, obj, name: instance_attr(trace, obj.original, name),

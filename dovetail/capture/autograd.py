@@ -20,9 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from dovetail.capture.attributes import load_attr, store_attr
 from dovetail.capture.builtins import Args, Kwargs, on
-from dovetail.capture.guards import is_changed
 from dovetail.capture.operations import get_item, has_fake, iterate, truth
-from dovetail.capture.origins import wrap
+from dovetail.capture.origins import is_changed, wrap
 from dovetail.capture.text import native
 from dovetail.capture.torch_calls import call_tensor_method, call_torch, perform, to_dtype
 from dovetail.capture.trace import PLAIN, Raised, Trace

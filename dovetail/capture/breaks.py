@@ -24,12 +24,12 @@ import torch
 from dovetail._native import hand_over
 from dovetail.capture.decode import Region, live_before
 from dovetail.capture.emit import Emitter
+from dovetail.capture.frame import caught_at
 from dovetail.capture.interpreter import Activation
-from dovetail.capture.places import caught_at
-from dovetail.capture.regions import AS_PYTHON
 from dovetail.capture.resume import HANDLED, NONE_THERE, VALUE, Layout, make_resume, origin_of
 from dovetail.capture.text import format_value
 from dovetail.capture.trace import NULL, Handling, LastInstruction, Outside, place_loc
+from dovetail.capture.transforms import AS_PYTHON
 from dovetail.capture.versions import NULL_FIRST
 from dovetail.errors import SkippedFrame
 from dovetail.fake.tensor import Fake

@@ -88,16 +88,22 @@ def as_iterable(trace: Trace, value: Any) -> Any:
 @on(getattr)
 def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     try:
-        return attributes.load_attr(trace, args[0], as_hashable(args[1]))
+        return attributes.load_attr(trace, args[0], as_name(args[1]))
     except Raised as raised:
         if len(args) == 3 and isinstance(raised.value, AttributeError):
             return args[2]
         raise
 
 
+def as_name(value: Any) -> str:
+    """The name of an attribute, or Python's complaint about what is none."""
+    native(hasattr, None, name := as_hashable(value))
+    return name
+
+
 on(hasattr)(lambda trace, args, kwargs: _getattr(trace, [*args, NULL], kwargs) is not NULL)
-on(setattr)(lambda trace, args, kwargs: attributes.store_attr(trace, args[0], as_hashable(args[1]), args[2]))
-on(delattr)(lambda trace, args, kwargs: attributes.delete_attr(trace, args[0], as_hashable(args[1])))
+on(setattr)(lambda trace, args, kwargs: attributes.store_attr(trace, args[0], as_name(args[1]), args[2]))
+on(delattr)(lambda trace, args, kwargs: attributes.delete_attr(trace, args[0], as_name(args[1])))
 on(callable)(lambda trace, args, kwargs: guard_kinship(
     trace, args[0], type(args[0]), (), callable(args[0].original if type(args[0]) is Outside else args[0])
 ))
@@ -164,7 +170,7 @@ def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 @on(super)
 def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if args:
-        return native(super, *args)
+        return attributes.make_super(trace, *args)
     place = trace.places[-1]
     if not place.code.code.co_argcount:
         raise Raised(RuntimeError("super(): no arguments"))
@@ -173,7 +179,7 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     owner = place.slots[0]
     if isinstance(owner, types.CellType):
         owner = owner.cell_contents
-    return native(super, klass, owner)
+    return attributes.make_super(trace, klass, owner)
 
 
 WITHOUT_KEYWORDS: Final = frozenset(
@@ -184,8 +190,6 @@ WITHOUT_KEYWORDS: Final = frozenset(
 # -- sizes, truth, iteration -------------------------------------------------------------------------
 
 on(len)(lambda trace, args, kwargs: operations.length(trace, args[0]))
-
-
 on(iter)(lambda trace, args, kwargs: (
     iter(Callback(trace, args[0]), args[1]) if len(args) == 2 else iterate(trace, args[0])
 ))  # fmt: skip
@@ -222,8 +226,6 @@ def any_of(trace: Trace, items: Any, wanted: bool) -> bool:
 
 on(any)(lambda trace, args, kwargs: any_of(trace, args[0], True))
 on(all)(lambda trace, args, kwargs: not any_of(trace, args[0], False))
-
-
 on(functools.cmp_to_key)(lambda trace, args, _: native(functools.cmp_to_key, as_callback(trace, args[0])))
 
 
@@ -251,8 +253,6 @@ def _extreme(function: Any, sign: str, trace: Trace, args: Args, kwargs: Kwargs)
 
 on(min)(partial(_extreme, min, "sym_min"))
 on(max)(partial(_extreme, max, "sym_max"))
-
-
 on(functools.reduce)(lambda trace, args, kwargs: native(
     functools.reduce, Callback(trace, args[0]), drain(trace, args[1]), *args[2:]
 ))  # fmt: skip
@@ -266,13 +266,13 @@ def _unary_number(function: Any, method: str, dunder: str, trace: Trace, args: A
 
 
 on(abs)(partial(_unary_number, abs, "abs", "__abs__"))
-DIVMOD: Final = (operator.floordiv, operator.mod)
 
 
 @on(divmod)
 def _divmod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     found, made = operations.by_dunder(trace, args[0], args[1], "__divmod__", "__rdivmod__")
-    return made if found else tuple(operations.binary(trace, op, *args) for op in DIVMOD)
+    parts = operator.floordiv, operator.mod
+    return made if found else tuple(operations.binary(trace, op, *args) for op in parts)
 
 
 @on(round)
@@ -340,8 +340,6 @@ for _name in ("exec", "eval", "dir"):  # they cannot be called from anywhere els
     on(getattr(builtins, _name))(breaking(SkippedFrame, detail=_detail))
 _dir, _break = SPECIAL[id(dir)], breaking(UnknownCall, function="dir of an object")
 on(dir)(lambda trace, args, kwargs: (_break if args else _dir)(trace, args, kwargs))
-
-
 on(globals)(lambda trace, args, kwargs: GlobalsView(trace.places[-1]))
 
 
@@ -489,12 +487,8 @@ CONSUMERS: Final = frozenset(
     {"extend", "update", "join", "union", "intersection", "difference", "symmetric_difference", "fromkeys",
      "extendleft", "intersection_update", "difference_update", "from_iterable", "issubset", "issuperset"}
 )  # fmt: skip
-
-
 ELSEWHERE: Final = frozenset({"__enter__", "__exit__", "register_hook", "register_prehook"})
 """Methods of torch.device and of autograd's nodes that change more than their object."""
-
-
 READING: Final = frozenset("get keys values items copy index count __len__ __contains__ __getitem__".split())
 """Methods of containers that surely do not change them."""
 
@@ -693,10 +687,6 @@ on(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)(_constant(Tr
 on(torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing)(_constant(False))
 on(torch.backends.mha.get_fastpath_enabled)(_constant(False))  # attention or a whole layer in one call
 on(torch._C._get_tracing_state)(_constant(None))
-for _name in ("", "_unary", "_variadic"):
-    on(getattr(torch._C, f"_has_torch_function{_name}"))(_constant(False))
-
-
 _cuda = (torch.cuda.is_available, torch.cuda.device_count, torch.cuda.get_device_capability)
 for _fn in (*_cuda, str.maketrans, re._compile):  # type: ignore[attr-defined]  # which has a cache
     on(_fn)(functools.partial(lambda fn, trace, args, kwargs: native(fn, *args, **kwargs), _fn))

@@ -34,18 +34,17 @@ from dovetail import errors
 from dovetail.capture import builtins as known
 from dovetail.capture import contexts
 from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
-from dovetail.capture.attributes import C_METHODS, find_in_mro, guard_class, load_attr
+from dovetail.capture.attributes import C_METHODS, FIELDS, find_in_mro, guard_class, load_attr
 from dovetail.capture.autograd import changes
 from dovetail.capture.builtins import Args, Kwargs
 from dovetail.capture.frame import bind
 from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.operations import has_fake, is_ours
 from dovetail.capture.origins import wrap
-from dovetail.capture.regions import BY_NAME
 from dovetail.capture.text import AT_WORK, NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import PLAIN, Outside, Raised, Trace, is_library_file, is_random
-from dovetail.capture.transforms import TRANSFORMS, call_transform, closure_of
+from dovetail.capture.transforms import BY_NAME, TRANSFORMS, call_transform, closure_of
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Predicate
@@ -208,6 +207,9 @@ def call_bound(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_tensor_method(trace, name, [owner, *args], kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
+    if type(owner) in FIELDS and isinstance(args[0], Fake):  # of which classes are told for x.shape
+        is_read, where = name == "__get__", (args[0], owner.__name__)
+        return trace.tensor_attr(*where, True) if is_read else trace.store_tensor_attr(*where, *args[1:])
     if getattr(fn, "__module__", None) in MODULES or type(owner).__module__ == "numpy":
         return call_numpy(trace, fn, args, kwargs)
     if name == "__init__":
@@ -251,17 +253,18 @@ def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
 def make_instance(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """type.__call__ for a class of the user's."""
     guard_class(trace, cls)
-    if issubclass(cls, torch.Tensor) or hasattr(cls, "__del__"):
+    if hasattr(cls, "__del__"):
         raise UnknownCall(trace.loc(), function=cls.__qualname__)
+    trace.asks = trace.asks or hasattr(cls, "__torch_function__")
     maker, _ = find_in_mro(cls, "__new__")
     init, _ = find_in_mro(cls, "__init__")
-    if isinstance(maker, staticmethod):
-        made = call(trace, maker.__func__, [cls, *args], kwargs)
+    if isinstance(maker, staticmethod) or maker is torch.Tensor.__new__:
+        made = call(trace, getattr(maker, "__func__", maker), [cls, *args], kwargs)
     elif maker is object.__new__ or maker is None:
         made = native(object.__new__, cls, *args, **kwargs)
     else:
         made = known.construct_new(trace, cls, args, kwargs)
-    if not isinstance(made, cls):
+    if not issubclass(trace.kinds.get(id(made), type(made)), cls):
         return made
     if isinstance(init, FunctionType):
         call(trace, init, [made, *args], kwargs)
@@ -449,7 +452,6 @@ def steps(activation: Activation) -> PythonGenerator[Any, Any, Any]:
 
 
 # -- markers in the user's and in libraries' code: Dovetail's own, and torch's ---------------------
-
 
 UNMARKED: Final = object()
 DISABLES: Final = ("_dovetail_disable", "_torchdynamo_disable")

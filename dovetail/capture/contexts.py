@@ -1,29 +1,40 @@
-"""Grad mode, inference mode, autocast and torch's other switches: performed while capturing, and recorded.
+"""Grad mode, autocast and torch's other switches, and what is told of each function: modes and classes.
 
     with torch.no_grad(): y = x * 2
 
     torch._C._set_grad_enabled(False); mul = x * 2; torch._C._set_grad_enabled(True)
 
 no_grad and friends are Python classes around _set_grad_enabled, so only that function needs a rule; and so
-for sdpa_kernel and set_default_dtype.
+for sdpa_kernel and set_default_dtype. Switches are performed while capturing, and recorded.
+
+    x + 1, where x is a Logged    ->    Logged.__torch_function__(torch.Tensor.add, (Logged,), (x, 1))
+
+Such a method is interpreted; what it is told, torch itself tells a mode of ours before anything is done.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
+from types import FunctionType
 from typing import Any, Final
 
 import torch
+from torch import overrides
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast, autocast
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode, inference_mode
 from torch.autograd.profiler import record_function
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from dovetail.capture.attributes import store_plain
-from dovetail.capture.builtins import Args, Kwargs, on
+from dovetail.capture.attributes import MISSING, load_attr, store_plain
+from dovetail.capture.builtins import CLASSES, Args, Kwargs, breaking, on
+from dovetail.capture.origins import check_class
 from dovetail.capture.text import native
-from dovetail.capture.torch_calls import guard_answer
-from dovetail.capture.trace import Trace
+from dovetail.capture.torch_calls import MARKS, METHOD_RULES, guard_answer, is_overriding, perform
+from dovetail.capture.trace import Trace, leaves
 from dovetail.errors import UnknownCall
+from dovetail.fake.tensor import Fake
 
 SWITCHES: Final[dict[Any, Callable[[], Any]]] = {
     torch._C._set_grad_enabled: torch.is_grad_enabled,
@@ -116,3 +127,127 @@ def leave_all(trace: Trace) -> None:
     trace.entered.clear()
     for setter, value in trace.switched.items():
         setter(value)
+
+
+# -- modes and classes that say what functions do --------------------------------------------------
+
+class Asked(BaseException):
+    """A function, and what it was called with."""
+
+
+class Asking(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, *given: Any) -> Any:
+        raise Asked(func, *given)
+
+
+def overridden(trace: Trace, fn: Any, args: Args, kwargs: Kwargs | None = None) -> Any:
+    """What a mode or the classes of the arguments say that a function gives; MISSING where none is asked."""
+    is_silent = isinstance(fn, FunctionType) and MARKS.isdisjoint(fn.__code__.co_names)
+    if is_silent or not trace.modes and not find_overriding(trace, [args, kwargs]):
+        return MISSING
+    try:
+        with Asking(), torch._C._DisableTorchDispatch():  # what does not ask fails, for lack of data
+            fn(*args, **kwargs) if kwargs else fn(*args)
+    except Asked as asked:
+        return dispatch(trace, *asked.args)
+    except Exception:  # the call itself will raise it
+        return MISSING
+    return MISSING
+
+
+Trace.overridden = overridden
+
+
+def kind_of(trace: Trace, value: Any) -> type:
+    return trace.kinds.get(id(value), type(value))
+
+
+def find_overriding(trace: Trace, given: Any) -> Args:
+    """An argument of each class that is asked, in the order in which they are."""
+    found = [leaf for leaf in leaves(given) if not trace.is_plain and is_overriding(kind_of(trace, leaf))]
+    return overrides._get_overloaded_args(found, partial(kind_of, trace))
+
+
+def dispatch(trace: Trace, func: Any, *given: Any) -> Any:
+    owners, modes = find_overriding(trace, given), trace.modes
+    types = tuple([kind_of(trace, owner) for owner in owners])
+    for owner in modes[-1:] or owners:
+        method = load_attr(trace, trace.kinds.get(id(owner), owner), "__torch_function__")
+        try:
+            trace.modes = modes[:-1]
+            made = trace.call(method, [func, types, *given], {})
+        finally:
+            trace.modes = modes
+        if made is not NotImplemented:
+            return made
+    raise UnknownCall(trace.loc(), function=f"{func.__name__}, for which no class has an answer")
+
+
+on(overrides.handle_torch_function)(lambda trace, args, kw: dispatch(trace, args[0], tuple(args[2:]), kw))
+on(overrides.get_default_nowrap_functions)(lambda *_: overrides.get_default_nowrap_functions())
+for _name in ("", "_unary", "_variadic"):
+    on(getattr(torch._C, f"_has_torch_function{_name}"))(
+        lambda trace, args, kwargs: bool(trace.modes or trace.asks and find_overriding(trace, args)))
+
+
+def as_subclass(trace: Trace, fake: Fake, cls: Any) -> Any:
+    check_class(trace, cls)
+    made = perform(trace, torch.ops.aten.alias, [fake], {})
+    trace.kinds[id(made)], trace.asks = cls, True
+    return trace.record("call_function", torch.ops.aten.alias, (fake,), {}, made)
+
+
+def make_subclass(trace: Trace, cls: Any, data: Any, require_grad: bool = False) -> Any:
+    made = as_subclass(trace, trace.call(torch.Tensor.detach, [data], {}), cls)
+    return trace.call(torch.Tensor.requires_grad_, [made], {}) if require_grad else made
+
+
+METHOD_RULES["as_subclass"] = as_subclass
+on(torch.Tensor._make_subclass)(lambda trace, args, kwargs: make_subclass(trace, *args, **kwargs))
+on(torch.Tensor._make_wrapper_subclass)(breaking(UnknownCall, function="Tensor._make_wrapper_subclass"))
+
+
+@on(torch.Tensor.__new__)
+def _new(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    is_tensor = len(args) == 2 and isinstance(args[1], Fake)
+    return as_subclass(trace, args[1] if is_tensor else trace.call(torch.Tensor, args[1:], kwargs), args[0])
+
+
+@on(TorchFunctionMode.__enter__, TorchFunctionMode.__exit__)
+def _use_mode(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """The mode of create_block_mask makes x[i] of a tensor i a gather, as capture does in any case."""
+    mode, is_left = args[0], len(args) > 1
+    if type(mode).__name__ != "TransformGetItemToIndex":
+        if is_left and not trace.modes:
+            raise UnknownCall(trace.loc(), function=f"{type(mode).__name__}.__exit__")
+        trace.modes, trace.asks = trace.modes[:-1] if is_left else [*trace.modes, mode], True
+    return None if is_left else mode
+
+
+# Capture enters one mode of each kind around the program's own.
+on(torch._C._len_torch_dispatch_stack)(lambda trace, args, kwargs: torch._C._len_torch_dispatch_stack() - 1)
+on(torch._C._len_torch_function_stack)(lambda trace, args, kwargs: count_modes(trace))
+on(torch._C._is_torch_function_mode_enabled)(lambda trace, args, kwargs: count_modes(trace) > 0)
+on(is_in_torch_dispatch_mode)(lambda trace, args, kwargs: False)
+
+
+def count_modes(trace: Trace) -> int:
+    return torch._C._len_torch_function_stack() - 1 + len(trace.modes)
+
+
+class Plainly:
+    """Stands in for a context in which classes are not asked, and perhaps no modes either."""
+
+    def __init__(self, trace: Trace, modes: Args) -> None:
+        self.trace, self.state = trace, (True, modes)
+
+    def swap(self, *error: Any) -> None:
+        before, trace = self.state, self.trace
+        self.state = trace.is_plain, trace.modes
+        trace.is_plain, trace.modes = before
+
+    __enter__ = __exit__ = swap
+
+
+CLASSES[torch._C.DisableTorchFunction] = lambda trace, cls, args, kwargs: Plainly(trace, [])
+CLASSES[torch._C.DisableTorchFunctionSubclass] = lambda trace, *_: Plainly(trace, trace.modes)

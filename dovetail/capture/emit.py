@@ -33,12 +33,11 @@ from dovetail.capture.arrays import Array, numpy
 from dovetail.capture.attributes import C_METHODS, HEAP_TYPE, InstanceDict, find_in_mro, has_setter
 from dovetail.capture.builtins import is_plain_owner
 from dovetail.capture.calls import Generator
-from dovetail.capture.guards import is_changed
+from dovetail.capture.frame import traceback_at
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import SYMBOLIC
-from dovetail.capture.origins import IDENTITY, is_value_type, raw_items
-from dovetail.capture.places import traceback_at
+from dovetail.capture.origins import IDENTITY, is_changed, is_value_type, raw_items
 from dovetail.capture.text import Callback, GivenText, Identity, LateText
 from dovetail.capture.torch_calls import check_leaves
 from dovetail.capture.trace import DELETED, NULL, PLAIN, Appender, Raised, Trace, Write
@@ -48,6 +47,12 @@ from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Arg, Const, Source
 
 LITERALS: Final = frozenset({int, str, bool, type(None), bytes})
+NAMED: Final = (AttributeError, NameError, ImportError)
+"""Exceptions of C that keep a name outside of `args` and `__dict__`."""
+REBUILT_BASES: Final = (collections.OrderedDict, dict, list, set, tuple, int, float, str, object)
+"""C classes whose Python subclasses can be made again from their contents and attributes."""
+OWN_NAMES: Final = frozenset(("out", "entry", "fetched_inputs", "user_globals"))
+"""Names that the entry's text gives to things of its own; the others begin with an underscore."""
 
 
 class Emitter:
@@ -298,10 +303,6 @@ def _reduced(emit: Emitter, value: Any) -> str:
     return name
 
 
-NAMED: Final = (AttributeError, NameError, ImportError)
-"""Exceptions of C that keep a name outside of `args` and `__dict__`."""
-
-
 def rebuild_exception(emit: Emitter, error: Any) -> str:
     """Text of an exception that the program made. __init__ of the user's class is not run a second time."""
     kind: Any = type(error)
@@ -462,17 +463,9 @@ def has_maker_in_c(kind: type, solid: type) -> bool:
     return isinstance(found, types.BuiltinFunctionType) and owner not in solid.__mro__
 
 
-REBUILT_BASES: Final = (collections.OrderedDict, dict, list, set, tuple, int, float, str, object)
-"""C classes whose Python subclasses can be made again from their contents and attributes."""
-
-
 def entry_parameters(root: Activation, count: int) -> list[str]:
     names = [safe_name(name, i) for i, name in enumerate(root.code.slot_names[:count])]
     return [*names, *(f"cell_{name}" for name in root.code.code.co_freevars)]
-
-
-OWN_NAMES: Final = frozenset(("out", "entry", "fetched_inputs", "user_globals"))
-"""Names that the entry's text gives to things of its own; the others begin with an underscore."""
 
 
 def safe_name(name: str, index: int) -> str:

@@ -370,8 +370,8 @@ class Activation:
     LOAD_GLOBAL_CALL = lambda self, arg: self.push_callable(self.load_global(arg))
     LOAD_METHOD = lambda self, arg: self.push_callable(load_attr(self.trace, self.stack.pop(), arg))
 
-    def STORE_GLOBAL(self, arg: str) -> None:
-        store_global(self.trace, self.globals, arg, self.stack.pop(), self.global_source(arg))
+    STORE_GLOBAL = lambda self, arg: store_global(
+        self.trace, self.globals, arg, self.stack.pop(), self.global_source(arg))
 
     def IMPORT_NAME(self, arg: str) -> None:
         names, level = self.stack.pop(), self.stack.pop()
@@ -403,7 +403,7 @@ class Activation:
         found, klass, owner = self.pop(3)
         if found is not super:
             raise UnsupportedOpcode(self.trace.loc(), opcode="super() of the program's own")
-        return load_attr(self.trace, native(super, klass, owner), name)
+        return load_attr(self.trace, attributes.make_super(self.trace, klass, owner), name)
 
     LOAD_SUPER_ATTR = pushed(load_super)
     LOAD_SUPER_METHOD = lambda self, arg: self.push_callable(self.load_super(arg))
@@ -485,10 +485,8 @@ class Activation:
 
     BUILD_CONST_KEY_MAP = pushed(lambda self, arg: dict(zip(self.stack.pop(), self.pop(arg))))
 
-    def BUILD_STRING(self, arg: int) -> None:
-        parts = self.pop(arg)
-        self.stack.append(late(self.trace, str.join, ["", parts]) if is_late(parts) else "".join(parts))
-
+    BUILD_STRING = pushed(lambda self, arg: (
+        late(self.trace, str.join, ["", parts]) if is_late(parts := self.pop(arg)) else "".join(parts)))
     LIST_APPEND = lambda self, arg: self.stack[-arg - 1].append(self.stack.pop())
 
     def MAP_ADD(self, arg: int) -> None:
@@ -559,10 +557,8 @@ class Activation:
         setattr(function, name, value)
         return function
 
-    def SET_FUNCTION_ATTRIBUTE(self, arg: int) -> None:
-        """(value, function -- function)"""
-        function, value = self.stack.pop(), self.stack.pop()
-        self.stack.append(self.set_function_field(function, arg, value))
+    SET_FUNCTION_ATTRIBUTE = pushed(
+        lambda self, arg: self.set_function_field(self.stack.pop(), arg, self.stack.pop()))
 
     def KW_NAMES(self, arg: tuple[str, ...]) -> None:
         self.kw_names = arg
@@ -750,6 +746,9 @@ class Activation:
 
 RAISED_AGAIN: Final = frozenset({("RERAISE", 0), ("RERAISE", 1), ("RAISE_VARARGS", 0)})
 """Instructions that leave an exception's context and lines as they are."""
+AUGMENTED: Final = ["SWAP", "SWAP", "STORE_SUBSCR"]
+"""What follows the operator in `x[i] += 1`: the item is written back."""
+LOADS: Final = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR"})
 NO_ERRORS: Final = "catching classes that do not inherit from BaseException is not allowed"
 NO_GROUPS: Final = "catching ExceptionGroup with except* is not allowed. Use except instead."
 FUNCTION_FIELDS: Final = {8: "__closure__", 4: "__annotations__", 2: "__kwdefaults__", 1: "__defaults__"}
@@ -813,11 +812,6 @@ def loads_to_append(code: Code) -> list[int]:
     pairs = enumerate(zip(code.ops, code.ops[1:], code.args[1:]))
     reads = ("LOAD_METHOD", "LOAD_ATTR")
     return [i for i, pair in pairs if pair[0] in LOADS and pair[1] in reads and pair[2] == "append"]
-
-
-AUGMENTED: Final = ["SWAP", "SWAP", "STORE_SUBSCR"]
-"""What follows the operator in `x[i] += 1`: the item is written back."""
-LOADS: Final = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR"})
 
 
 def appending(method: Any, self: Activation, arg: Any) -> None:

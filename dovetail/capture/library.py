@@ -31,9 +31,9 @@ from dovetail.capture.attributes import MISSING, InstanceDict, find_in_mro, guar
 from dovetail.capture.builtins import LIBRARIES, Args, Kwargs, breaking, on
 from dovetail.capture.calls import inline
 from dovetail.capture.emit import REBUILD
+from dovetail.capture.frame import called_from
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import IDENTITY
-from dovetail.capture.places import called_from
 from dovetail.capture.text import Identity, is_late, native
 from dovetail.capture.trace import PLAIN, Trace, is_library_file, place_loc, topmost_handled
 from dovetail.errors import OutputCall, UnknownCall
@@ -53,8 +53,6 @@ def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 on(copy.deepcopy)(lambda trace, args, kwargs: deep_copy(trace, *args, **kwargs))
-
-
 MAPPINGS: Final = (dict, collections.OrderedDict)
 COPYABLE: Final = (list, set, tuple, *MAPPINGS, collections.deque, collections.defaultdict)
 
@@ -69,7 +67,7 @@ def deep_copy(trace: Trace, x: Any, memo: Any = None) -> Any:
     method = operations.dunder(trace, kind, "__deepcopy__")
     if isinstance(value, Fake) and not value.requires_grad:  # else a new leaf, or an error
         origin = trace.origins.get(id(value))
-        is_changed = any(write.owner is value for write in trace.writes.values())
+        is_changed = id(value) in trace.kinds or any(w.owner is value for w in trace.writes.values())
         if is_changed or origin and vars(origin.original) or load_attr(trace, value, "grad") is not None:
             raise UnknownCall(trace.loc(), function="a copy of a tensor with attributes or a gradient")
         made = trace.call(load_attr(trace, value, "clone"), [], {})

@@ -38,6 +38,8 @@ COMPARISONS: Final[dict[Any, tuple[str, str]]] = {
     getattr(operator, name): (f"__{name}__", f"__{turned}__")
     for name, turned in zip("lt le gt ge eq ne".split(), "gt ge lt le eq ne".split())
 }
+IN_KEYS: Final[dict[str, Callable[[Trace, Any], Any]]] = {}
+"""How arrays in a key become tensors, by the name of their type."""
 LINEAR: Final = (operator.add, operator.sub, operator.mul)  # eager divides by way of the reciprocal
 UNARY: Final = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
 
@@ -51,6 +53,8 @@ def on_fakes(trace: Trace, op: Callable[..., Any], *args: Any) -> Any:
     for arg in args:
         if type(arg) is Masked:  # no tensor that torch could compute with
             arg.leave()
+    if trace.asks and (said := trace.overridden(op, args)) is not MISSING:
+        return said
     result = native(op, *args)
     if has_fake(result):
         trace.record("call_function", op, args, {}, result)
@@ -299,6 +303,8 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
     if kind in (list, tuple, dict):
         return native(operator.getitem, container, as_key(trace, container, key))
     if kind is Fake:
+        if trace.asks and (said := trace.overridden(operator.getitem, [container, key])) is not MISSING:
+            return said
         key = as_tensors(trace, as_numbers(key))
         if (picked := pick(trace, container, key)) is None:
             masked = take_masked(trace, container, key)
@@ -315,10 +321,6 @@ def get_item(trace: Trace, container: Any, key: Any) -> Any:
     if missing is not None and isinstance(container, dict) and not dict.__contains__(container, key):
         return trace.call(missing, [container, key], {})
     return native(operator.getitem, container, key)
-
-
-IN_KEYS: Final[dict[str, Callable[[Trace, Any], Any]]] = {}
-"""How arrays in a key become tensors, by the name of their type."""
 
 
 def as_tensors(trace: Trace, key: Any) -> Any:
@@ -372,6 +374,8 @@ def _class_item(trace: Trace, container: type, key: Any) -> Any:
 
 def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
     if isinstance(container, Fake):
+        if trace.asks and trace.overridden(operator.setitem, [container, key, value]) is not MISSING:
+            return
         key, number = as_numbers([key, value])
         if type(number) is torch.SymInt or isinstance(value, float):  # np.float32 torch does not take here
             value = number
@@ -444,7 +448,7 @@ def iterate(trace: Trace, value: Any) -> Iterator[Any]:
     if kind in (list, tuple, dict, range, str, set):
         return iter(value)
     if isinstance(value, Fake):
-        if value.dim() == 0:
+        if trace.call(torch.Tensor.dim, [value], {}) == 0:
             raise Raised(TypeError("iteration over a 0-d tensor"))
         return iter(trace.call(load_attr(trace, value, "unbind"), [0], {}))
     method = dunder(trace, kind, "__iter__")
@@ -467,6 +471,8 @@ def length(trace: Trace, value: Any) -> Any:
     if method is not None and not is_ours(type(value)):
         return trace.call(method, [value], {})
     if isinstance(value, Fake):
+        if trace.asks and (said := trace.overridden(len, [value])) is not MISSING:
+            return said
         return native(value.size, 0) if value.dim() else native(len, value)
     check_native_use(trace, value, "len")
     return native(len, value)

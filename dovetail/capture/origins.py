@@ -21,6 +21,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
 from typing import Any, Final
 from uuid import UUID
@@ -35,7 +36,7 @@ from dovetail.errors import ShapelessParameter, UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.guard import DictKeys, Equals, Is, Length, Predicate, SameAs, TensorIs, TypeIs
-from dovetail.ir.source import Arg, Attr, Cell, DictKey, Item, KeyItem, Source, root_of
+from dovetail.ir.source import Applied, Arg, Attr, Cell, DictKey, Item, KeyItem, Source, root_of
 
 Wrapper = Callable[[Trace, Any, Source], Any]
 
@@ -47,6 +48,10 @@ IDENTITY: Final = (
 """Types whose instances are told apart by identity."""
 BOUND: Final = (BuiltinFunctionType, types.MethodWrapperType)
 
+MOST_FORMS: Final = 4
+MOST_RESUMED: Final = 2
+"""What follows a break is compiled in pieces, each of which would meet all those forms again."""
+NOT_ASKED: Final = torch._C._disabled_torch_function_impl
 TENSOR_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -118,22 +123,23 @@ def wrap_function(trace: Trace, value: FunctionType, source: Source, stable: boo
     return value
 
 
-def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source) -> Any:
+def wrap_tensor(trace: Trace, value: torch.Tensor, source: Source, plain: Source | None = None) -> Any:
+    """`plain`: where the graph has it from, if its class is not to be asked there."""
     with torch._C.DisableTorchFunction():  # each attribute read would go through capture's own mode
         if value.layout is not torch.strided or value.is_quantized or value.is_nested:
             kind = f"{value.layout} tensor"
             raise UnsupportedValue(trace.loc(), type=kind, detail="only strided tensors are captured")
-        return _wrap_strided(trace, value, source)
+        return _wrap_strided(trace, value, source, plain or source)
 
 
-def _wrap_strided(trace: Trace, value: torch.Tensor, source: Source) -> Any:
-    fake, free_shape, free_stride, symbolic = make_fake(trace, value, source)
+def _wrap_strided(trace: Trace, value: torch.Tensor, source: Source, plain: Source) -> Any:
+    fake, free_shape, free_stride, symbolic = make_fake(trace, value, plain)
     if may_be_written(value) and torch.is_grad_enabled():
         give_history(fake)
     register(trace, value, fake, source)
     trace.owned[id(fake)] = fake
-    name = f"input_{len(trace.inputs)}"
-    trace.inputs.append(GraphInput(name, source, value, symbolic))
+    name, example = f"input_{len(trace.inputs)}", value if plain is source else as_plain(value)
+    trace.inputs.append(GraphInput(name, plain, example, symbolic))
     trace.input_fakes.append(fake)
     index = value.device.index
     about = type(value), value.dtype, value.device.type, -1 if index is None else index, value.requires_grad
@@ -207,11 +213,6 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[int]:
             yield from _tensors_in(value)
         elif isinstance(value, torch.Tensor):
             yield id(value)
-
-
-MOST_FORMS: Final = 4
-MOST_RESUMED: Final = 2
-"""What follows a break is compiled in pieces, each of which would meet all those forms again."""
 
 
 def _is_constant(items: Any) -> bool:
@@ -330,6 +331,23 @@ def is_held(key: Any) -> bool:
     return is_constant or kind.__eq__ is object.__eq__ or kind.__module__ == "typing"
 
 
+def is_changed(origin: Origin) -> bool:
+    now = origin.stand_in
+    if isinstance(now, Fake):
+        return now.is_inference() or now._version > 0  # an inference tensor does not count its changes
+    if isinstance(now, Unread):
+        return bool(now.added)
+    if origin.before is None:
+        return False
+    if isinstance(now, set):
+        return bool(now != origin.before)
+    if isinstance(now, dict):
+        items, before = (list(chain.from_iterable(raw_items(d))) for d in (now, origin.before))
+    else:
+        items, before = list(now), list(origin.before)
+    return len(items) != len(before) or any(a is not b for a, b in zip(items, before))
+
+
 def own_base(kind: type) -> str:
     """The builtin whose [] reads the contents, where the class has replaced it; else nothing."""
     for base in (dict, list, tuple):
@@ -392,6 +410,7 @@ def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
         if id(fields) in trace.known or id(fields) in trace.proxied:
             raise UnsupportedValue(trace.loc(), type="__dict__", detail=f"that of {source} has two owners")
         trace.proxied[id(fields)] = fields
+    trace.asks = trace.asks or hasattr(type(value), "__torch_function__")
     return register(trace, value, value, source)
 
 
@@ -439,18 +458,26 @@ def leave_to_take_shape(trace: Trace, value: Any, source: Source) -> Any:
 
 
 def wrap_subclass(trace: Trace, value: Any, source: Source) -> Any:
-    """A tensor like others, unless its class says what operators or functions do to it."""
+    """A tensor like others, whose class may say what operators and functions do to it: the graph has a plain
+    one."""
     kind: Any = type(value)
-    base = torch.nn.Parameter if issubclass(kind, torch.nn.Parameter) else torch.Tensor
-    names = {name for owner in kind.__mro__[: kind.__mro__.index(base)] for name in vars(owner)}
-    if "__torch_dispatch__" in names:
-        raise UnsupportedValue(trace.loc(), type=kind.__name__, detail=f"{source} is a tensor subclass")
-    if not names.isdisjoint(OPERATORS):
-        return wrap_instance(trace, value, source)
-    fake = wrap_tensor(trace, value, source)
-    if base is torch.Tensor:
-        trace.kinds[id(fake)] = kind
+    check_class(trace, kind)
+    is_asked = kind.__torch_function__ is not NOT_ASKED
+    plain = Applied(source, trace.const(as_plain, "as_plain").name, as_plain) if is_asked else source
+    fake, trace.asks = wrap_tensor(trace, value, source, plain), True
+    trace.kinds[id(fake)] = kind
     return fake
+
+
+def check_class(trace: Trace, kind: Any) -> None:
+    """What a class of tensors has in Python in place of operators, or for each op, is left to Python."""
+    own = {name for owner in {*kind.__mro__} - {*torch.nn.Parameter.__mro__} for name in vars(owner)}
+    if found := sorted(own & {*OPERATORS, "__torch_dispatch__"}):
+        raise UnsupportedValue(trace.loc(), type=kind.__name__, detail=f"its class has a {found[0]}")
+
+
+def as_plain(value: torch.Tensor) -> torch.Tensor:
+    return value.as_subclass(torch.Tensor)
 
 
 _empty: Final[tuple[dict[str, Any], ...]] = ({}, OrderedDict())
@@ -480,8 +507,6 @@ BY_BASE: Final[tuple[tuple[type, Wrapper], ...]] = (
     (list, wrap_list),
     (set, wrap_set),
 )
-
-
 BY_NAME: Final[dict[str, Wrapper]] = {}
 """For types of packages that are not imported here."""
 _found: WeakKeyDictionary[type, Wrapper] = WeakKeyDictionary()

@@ -18,8 +18,7 @@ from types import CodeType
 from typing import Final
 
 from dovetail.capture.decode import CACHES, Code, decode, growing_entries
-from dovetail.capture.frame import as_parameters
-from dovetail.capture.places import line_table
+from dovetail.capture.frame import as_parameters, line_table
 from dovetail.errors import SkippedFrame
 from dovetail.util.noun import Noun
 

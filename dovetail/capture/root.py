@@ -12,12 +12,17 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, product
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from dovetail.capture import autograd, contexts, library
 from dovetail.capture.breaks import emit_break
@@ -27,27 +32,24 @@ from dovetail.capture.dynamic import History, Policy
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
 from dovetail.capture.frame import Frame, slot_count
 from dovetail.capture.graphs import GraphBuilder
-from dovetail.capture.guards import alias_guards, state_guards
 from dovetail.capture.interpreter import Activation
-from dovetail.capture.origins import leave_unread, wrap
+from dovetail.capture.origins import is_changed, leave_unread, may_be_written, wrap
 from dovetail.capture.text import AT_WORK, OWN_FOLDER
 from dovetail.capture.trace import NULL, Raised, Trace, is_library_file, is_random
 from dovetail.errors import Break, FrameRaises, ImportUnderWay, NoTensors, Reason, ResumedLoop, SkippedFrame
 from dovetail.fake import Fake, FakeMode, SymbolicCalls
 from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
-from dovetail.ir.source import Arg, Computed
+from dovetail.ir.guard import Equals, Guard, Predicate, SameAs, State
+from dovetail.ir.source import Arg, Computed, Const, DictAttr, Item, KeyItem, Source
 from dovetail.options import Options
+from dovetail.util.torch_state import read_state
 from dovetail.util.writer import Writer
 
 MAX_ATTEMPTS = 4
 TABLES = (autograd, contexts, library)
 """Files that add rules to the table of builtins when they are imported."""
-
-
 RECURSION_LIMIT = 12_000
-
-
 _limits: Final[list[int]] = []
 """What the limit was before, once for each thread that captures."""
 _lock: Final = threading.Lock()
@@ -119,8 +121,6 @@ def capture_frame(
     """See the file's docstring. `history` says which sizes are symbolic; None: all are static. `is_whole`:
     a break would be an error."""
     dynamic = history.policy(frame) if history is not None else None
-    if frame.code.co_name == "__torch_function__":
-        raise SkippedFrame(frame.loc, detail="what a tensor does instead of a function runs in eager")
     if is_importing():
         raise ImportUnderWay(frame.loc)
     watch_kernels()
@@ -239,6 +239,8 @@ class Attempt:
         for setter, before in trace.switched.items():
             if (now := contexts.SWITCHES[setter]()) != before:
                 emit.body.append(f"{emit.const(setter)}({emit.value(now)})")
+        for mode in trace.modes:
+            emit.body.append(f"{emit.const(TorchFunctionMode.__enter__, 'enter')}({emit.value(mode)})")
         graph: torch.fx.GraphModule | None = None
         inputs: tuple[GraphInput, ...] = ()
         if emit.outputs or has_effects(trace):
@@ -328,25 +330,20 @@ def has_effects(trace: Trace) -> bool:
 
 # -- frames that are never captured ----------------------------------------------------------------
 
-
 PLUMBING: Final = frozenset(
     {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__repr__", "__str__", "__format__",
      "__hash__", "__del__", "__instancecheck__", "__subclasscheck__", "__init_subclass__", "__set_name__",
-     "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__"}
+     "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__torch_function__"}
 )  # fmt: skip
 """Capturing these alone gains nothing, and an entry's own reads would run them."""
 GENERATED: Final = ("<dovetail",)
 MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/", "/torch/distributions/")
 """Parts of torch that are models and training code rather than machinery: worth a graph of their own."""
 MACHINERY: Final = ("/torch/nn/modules/module.py", *map("/torch/optim/{}".format, ["optimizer.py", *STEPS]))
-
-
 WALLS: Final = frozenset(
     {"DisableContext.__call__.<locals>._fn", "_TorchDynamoContext.__call__.<locals>.compile_wrapper"}
 )
 """torch's wrappers around functions that are not to be compiled, or that torch.compile compiles."""
-
-
 OTHERS: Final = ("/triton/runtime/", "/site-packages/numpy/")
 """Triton's own code, which compiles and launches kernels, and NumPy's."""
 
@@ -381,3 +378,66 @@ def why_not_capture(code: CodeType) -> Reason | None:
     if code.co_name == "<module>" or code.co_name.startswith("<generic parameters of"):
         return Reason("S04", "code of a module or of type parameters, which runs once")
     return None
+
+
+# -- guards that are decided at the beginning or at the end of a capture ---------------------------
+
+def state_guards() -> list[Guard]:
+    """Call before entering modes of our own: they are part of the state. Under forward-mode differentiation
+    tensors carry tangents, which a compiled graph would lose."""
+    level = DictAttr(Const("forward_ad", forward_ad), "_current_level")
+    return [Guard(Const("torch", None), State(read_state())), Guard(level, Equals(-1))]
+
+
+def why_not_now() -> tuple[str, bool] | None:
+    """Something is at work that sees each operation; what it is applied to runs in eager meanwhile. And
+    whether that is an error with fullgraph=True: a transform could be applied inside instead."""
+    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+        return "torch.jit.trace and dispatch modes see what runs in eager", False
+    for i in range(torch._C._len_torch_function_stack()):
+        if type(torch._C._get_function_stack_at(i)) is not DeviceContext:
+            return "a torch function mode sees what runs in eager", False
+    if torch.is_anomaly_enabled():
+        return "anomaly detection names the op of eager that it finds", False
+    torch._C._vmapmode_increment_nesting()
+    if torch._C._vmapmode_decrement_nesting():  # what is left
+        return "gradients in a batch (is_grads_batched=True) have no memory of their own", False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a function under torch.func runs in eager", True
+    if forward_ad._current_level >= 0:
+        return "a function under forward-mode differentiation runs in eager", True
+    return None
+
+
+def alias_guards(trace: Trace) -> Iterator[Guard]:
+    """Two arguments, two collections, or two objects with an attribute that was read, were different, and one
+    was changed: they must stay different. And what autograd let the program write must stay so."""
+    with torch._C.DisableTorchFunction():
+        fakes = [origin for origin in trace.known.values() if isinstance(origin.stand_in, Fake)]
+        computed = [origin for origin in fakes if may_be_written(origin.original)]
+    for origin in filter(is_changed, computed):
+        yield Guard(origin.source, Predicate(may_be_written, "is no leaf and no view"))
+    known = trace.known.values()
+    mutable = [one for one in known if is_passed(one.source) or isinstance(one.original, COLLECTIONS)]
+    touched = set(trace.touched)
+    changed = (one for one in mutable if is_changed(one) or id(one.stand_in) in touched)
+    names, origins = {name for _, name in trace.writes}, trace.origins
+    readers = [(origins[owner], name) for owner, name in trace.reads if name in names and owner in origins]
+    written = ((origins[owner], other) for owner, name in trace.writes if owner in origins
+               for other, read in readers if read == name)  # fmt: skip
+    told: set[frozenset[int]] = set()
+    for one, other in chain(product(changed, mutable), written):
+        if type(one.original) is type(other.original) and one.original is not other.original:
+            if (pair := frozenset((id(one), id(other)))) not in told:
+                told.add(pair)
+                yield Guard(one.source, SameAs(other.source, same=False))
+
+
+COLLECTIONS: Final = (list, dict, set, deque)
+
+
+def is_passed(source: Source) -> bool:
+    """An argument, or an item of one."""
+    while isinstance(source, (Item, KeyItem)):
+        source = source.of
+    return isinstance(source, Arg)

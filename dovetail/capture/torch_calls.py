@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import torch
 
-from dovetail.capture.attributes import bind_class_value, find_in_mro, guard_class
+from dovetail.capture.attributes import MISSING, bind_class_value, call_property, find_in_mro, guard_class
 from dovetail.capture.masks import Masked, call_masked
-from dovetail.capture.operations import has_fake, set_item
-from dovetail.capture.origins import TENSOR_TYPES, wrap
+from dovetail.capture.operations import get_item, has_fake, set_item
+from dovetail.capture.origins import NOT_ASKED, TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, as_numbers, native
 from dovetail.capture.trace import HELD, Raised, Trace, Write
 from dovetail.errors import BackwardCall, DataDependentValue, FailedFake, UnknownCall, UnsupportedValue
@@ -53,9 +53,16 @@ STATEFUL: Final = (
 LIST_KERNELS: Final = ("_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach", "_cuda_jiterator")
 """One kernel over lists of tensors already, that writes in place or takes their addresses: left to Python."""
 
+INPUT_FIELDS: Final = ("is_leaf", "grad_fn", "_backward_hooks", "_base", "output_nr", "retains_grad")
+"""What only the real tensor of an input can tell, until it is written."""
+OWN_FIELDS: Final = frozenset({"meta", "constant", "_meta", "_constant"})
+SCALED: Final = {"addcdiv_": "value", "addcdiv": "value", "addcmul_": "value", "addcmul": "value",
+                 "add_": "alpha", "add": "alpha", "sub_": "alpha", "sub": "alpha"}  # fmt: skip
+"""Methods with a factor that must be a number: a tensor there would have to be read (optimizers do that)."""
+BEGINS: Final = "Tensor.requires_grad_ (a new autograd graph begins)"
 REFUSED_METHODS: Final = frozenset(
     {"register_post_accumulate_grad_hook", "share_memory_", "storage", "untyped_storage", "_typed_storage",
-     "set_", "pin_memory", "retain_grad", "_use_count", "as_subclass"}
+     "set_", "pin_memory", "retain_grad", "_use_count"}
 )  # fmt: skip
 
 
@@ -83,12 +90,24 @@ def ask_input(name: str, trace: Trace, fake: Fake) -> Any:
     return answer if origin.stand_in is fake else native(getattr(fake, name))
 
 
-METHOD_RULES: Final[dict[str, Callable[[Trace, Fake], Any]]] = {
+METHOD_RULES: Final[dict[str, Callable[..., Any]]] = {
     **{name: partial(resolve, name) for name in ("resolve_conj", "resolve_neg")},
     **{n: partial(ask_input, n) for n in ("is_inference", "is_shared", "storage_offset", "_is_view")},
     **dict.fromkeys(("is_conj", "is_neg"), ask_lazy),
+    "__getitem__": get_item,
+    "__setitem__": set_item,
 }
 """Methods of tensors that give something else than tensors, or that a Fake cannot tell."""
+
+
+OPERANDS: Final = {"__getitem__": 2, "__setitem__": 3, "as_subclass": 2}
+"""How many those of them take that take more than the tensor."""
+
+
+def is_overriding(kind: Any) -> bool:
+    """Whether a class says what functions do to its instances."""
+    is_known = kind in TENSOR_TYPES or kind.__module__.startswith("torch.fx")
+    return not is_known and getattr(kind, "__torch_function__", NOT_ASKED) is not NOT_ASKED
 
 
 def is_torch_call(fn: Any) -> bool:
@@ -116,6 +135,8 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
     is_hidden |= bool(args) and hasattr(type(args[0]), "_pybind11_conduit_v1_")  # C++ with a state
     if is_stateful or is_hidden or name.startswith(LIST_KERNELS) or module == "torch._C._functorch":
         raise UnknownCall(trace.loc(), function=f"{module}.{name}")
+    if trace.asks and is_torch_call(fn) and (said := trace.overridden(fn, args, kwargs)) is not MISSING:
+        return said
     if name == "run_backward":
         raise BackwardCall(trace.loc(), function="torch.autograd.grad or backward")
     if name in METHOD_RULES and len(args) == 1 and not kwargs and isinstance(args[0], Fake):
@@ -181,9 +202,6 @@ def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
         raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a {what}")
 
 
-BEGINS: Final = "Tensor.requires_grad_ (a new autograd graph begins)"
-
-
 def check_leaves(trace: Trace, value: Fake) -> None:
     """A tensor by which the graph differentiates must not leave it, nor what is made of such alone."""
     made = {id(leaf) for leaf, _, _ in trace.leaves}
@@ -198,15 +216,14 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
     """x.name(...), where args[0] is x."""
     if not args or not isinstance(args[0], Fake):
         return call_torch(trace, getattr(torch.Tensor, name), args, kwargs)
+    if trace.asks and (said := trace.overridden(getattr(torch.Tensor, name), args, kwargs)) is not MISSING:
+        return said
     if name == "backward":
         raise BackwardCall(trace.loc(), function="Tensor.backward")
-    if name in METHOD_RULES and len(args) == 1 and not kwargs:
-        return METHOD_RULES[name](trace, args[0])
+    if name in METHOD_RULES and len(args) == OPERANDS.get(name, 1) and not kwargs:
+        return METHOD_RULES[name](trace, *args)
     if name in REFUSED_METHODS:
         raise UnknownCall(trace.loc(), function=f"Tensor.{name}")
-    if name == "__setitem__":
-        set_item(trace, *args)
-        return None
     if name == "requires_grad_":
         wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
         if bool(wanted) == args[0].requires_grad:
@@ -237,11 +254,6 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
     return result
 
 
-SCALED: Final = {"addcdiv_": "value", "addcdiv": "value", "addcmul_": "value", "addcmul": "value",
-                 "add_": "alpha", "add": "alpha", "sub_": "alpha", "sub": "alpha"}  # fmt: skip
-"""Methods with a factor that must be a number: a tensor there would have to be read (optimizers do that)."""
-
-
 def scale_by_tensor(trace: Trace, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """x.addcdiv_(a, b, value=t) as x.add_(a * t / b): t stays a tensor. Eager rounds only what that gives."""
     stem, suffix = name.rstrip("_"), "_" if name.endswith("_") else ""
@@ -260,16 +272,21 @@ def to_dtype(trace: Trace, value: Any, dtype: torch.dtype) -> Any:
     return call_tensor_method(trace, "to", [value, dtype], {}) if is_other else value
 
 
-def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
-    """An attribute of a tensor."""
+def tensor_attr(trace: Trace, fake: Fake, name: str, is_plain: bool = False) -> Any:
+    """An attribute of a tensor. `is_plain`: as torch.Tensor has it."""
     origin, kind = trace.origins.get(id(fake)), type_of_value(trace, fake)
     if name == "__class__":
         return kind
-    if kind not in TENSOR_TYPES and (found := find_in_mro(kind, name))[1] not in torch.Tensor.__mro__:
-        if found[1] is not None and not found[1].__module__.startswith("torch"):
-            guard_class(trace, kind)  # what a subclass defines itself
-            return bind_class_value(trace, *found, fake, kind, name)
+    found, owner = (MISSING, None) if is_plain else find_in_mro(kind, name)
+    if owner not in (None, *torch.Tensor.__mro__) and not owner.__module__.startswith("torch"):
+        guard_class(trace, kind)  # what a subclass defines itself
+        return bind_class_value(trace, found, owner, fake, kind, name)
+    asks = trace.asks and hasattr(torch.Tensor, name)
+    if asks and (said := trace.overridden(getattr, [fake, name])) is not MISSING:
+        return said
     if origin is not None:
+        if is_overriding(kind) and name in ("grad", "_version", *INPUT_FIELDS):  # which a guard would ask for
+            raise UnsupportedValue(trace.loc(), type=kind.__name__, detail=f"its .{name}")
         if name == "grad":
             return wrap(trace, origin.original.grad, Attr(origin.source, "grad"))
         if name == "_version":
@@ -277,7 +294,7 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
         if name in INPUT_FIELDS and (name == "_base" or fake.is_inference() or not fake._version):
             return wrap(trace, getattr(origin.original, name), Attr(origin.source, name))
         own = getattr(origin.original, "__dict__", {})
-        if name in own and name not in OWN_FIELDS:
+        if name in own:
             return trace.remember((id(fake), name), wrap(trace, own[name], DictAttr(origin.source, name)))
         elif not hasattr(torch.Tensor, name):
             trace.bare(origin.source).missing.append(name)
@@ -289,14 +306,11 @@ def tensor_attr(trace: Trace, fake: Fake, name: str) -> Any:
     return value
 
 
-INPUT_FIELDS: Final = ("is_leaf", "grad_fn", "_backward_hooks", "_base", "output_nr", "retains_grad")
-"""What only the real tensor of an input can tell, until it is written."""
-
-OWN_FIELDS: Final = frozenset({"meta", "constant", "_meta", "_constant"})
-
-
 def store_tensor_attr(trace: Trace, fake: Fake, name: str, value: Any) -> None:
-    if hasattr(type(find_in_mro(torch.Tensor, name)[0]), "__set__"):
+    found = find_in_mro(type_of_value(trace, fake), name)[0]
+    if isinstance(found, property):
+        return call_property(trace, found, "setter", name, fake, value)  # type: ignore[no-any-return]
+    if hasattr(type(found), "__set__"):
         if name == "requires_grad" and value == fake.requires_grad:
             return
         reads = (call for call in reversed(trace.calls) if call.target is getattr and call.result is value)

@@ -62,9 +62,6 @@ class LastInstruction(int):
 class Null:
     """The NULL that CPython keeps on its stack next to a callable, and an unbound local."""
 
-    def __repr__(self) -> str:
-        return "NULL"
-
 
 PLAIN: Final = frozenset(
     {int, float, str, bool, NoneType, bytes, complex, EllipsisType, NotImplementedType, CodeType, range,
@@ -72,6 +69,8 @@ PLAIN: Final = frozenset(
 )  # fmt: skip
 """Types whose values are constants of the trace."""
 
+DRAWS: Final = frozenset({"bernoulli", "normal", "log_normal", "uniform", "multinomial", "poisson", "cauchy",
+                          "exponential", "geometric", "rrelu"})  # fmt: skip
 MOST_ROUNDS: Final = 50_000
 MOST_CALLS: Final = 20_000
 
@@ -144,13 +143,12 @@ class Outside:
         return any(type(part) is GeneratorType and part.gi_frame is not None for part in parts)
 
 
-_asked = "next len bool contains getitem setitem delitem reversed str repr eq ne lt le gt ge".split()
-_asked += "hash int float format".split()
+_asked = "next len bool contains getitem setitem delitem reversed eq ne lt le gt ge int float".split()
 _names = "add mul sub and or xor truediv floordiv mod pow".split()
 _computed = [prefix + name for name in _names for prefix in ("", "r", "i")]
-for _name in _asked + _computed:
-    setattr(Outside, f"__{_name}__", Outside.leave)
-OPERATORS: Final = {f"__{name}__" for name in [*_asked, *_computed, "torch_function"]}
+OPERATORS: Final = {f"__{name}__" for name in _asked + _computed}
+for _name in (*OPERATORS, "__hash__", "__str__", "__repr__", "__format__"):
+    setattr(Outside, _name, Outside.leave)
 
 
 class Call(Noun, frozen=False, eq=False):
@@ -182,6 +180,7 @@ class Trace:
     call: Callable[..., Any]
     callback: Callable[..., Any]
     """A callable of the user's as one that native code may call."""
+    overridden: Callable[..., Any]
     tensor_attr: Callable[..., Any]
     store_tensor_attr: Callable[..., None]
     is_over = True
@@ -207,6 +206,10 @@ class Trace:
         self.owned: dict[int, Fake] = {}
         self.kinds: dict[int, type] = {}
         """Tensors that are of a subclass."""
+        self.modes: list[Any] = []
+        """Those for torch functions that the program has entered."""
+        self.asks = self.is_plain = False
+        """Classes or modes may say what functions do; and not classes at the moment."""
         self.namespace: dict[str, Any] = {}
         self.const_names: dict[int, str] = {}
         self.classes: dict[type, int] = {}
@@ -314,19 +317,8 @@ class Trace:
         self.calls.append(Call(kind, target, frozen, named, result, self.loc(), self.locs(), self.step))
         self.rounds = 0
         self.is_exposed = self.is_exposed or self.catches and self.is_caught()
-        if self.kinds:
-            self.give_kind([*frozen, named], result)
         own(self, result)
         return result
-
-    def give_kind(self, given: list[Any], result: Any) -> None:
-        """What is computed with a tensor of a subclass is of that subclass, too."""
-        kinds = {self.kinds[id(leaf)] for leaf in leaves(given) if id(leaf) in self.kinds}
-        for leaf in leaves(result) if kinds else ():
-            is_other = id(leaf) in self.owned and self.kinds.get(id(leaf)) not in kinds
-            if isinstance(leaf, Fake) and (is_other or len(kinds) > 1):
-                raise UnsupportedValue(self.loc(), type="Tensor", detail="one of another subclass is written")
-            self.kinds[id(leaf)] = min(kinds, key=id)
 
     def note_raised(self, error: BaseException, place: Any) -> None:
         """An exception of the program reaches a frame: its traceback stands for one line more."""
@@ -419,10 +411,6 @@ def leaves(value: Any) -> Iterator[Any]:
 def is_random(call: Call) -> bool:
     name = call.target if isinstance(call.target, str) else getattr(call.target, "__name__", "")
     return "rand" in name or "dropout" in name or name.split(".")[0].strip("_") in DRAWS
-
-
-DRAWS: Final = frozenset({"bernoulli", "normal", "log_normal", "uniform", "multinomial", "poisson", "cauchy",
-                          "exponential", "geometric", "rrelu"})  # fmt: skip
 
 
 def topmost_handled(trace: Trace) -> BaseException | None:

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from dovetail.errors import UnsupportedValue
 from dovetail.fake.symbolic import find_shapes, hinted
 from dovetail.fake.tensor import Fake, make_static
 from dovetail.ir.graph import Loc
@@ -43,10 +42,6 @@ class SymbolicCalls(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if others := {*types} - {Fake, torch.Tensor, torch.nn.Parameter}:
-            if any(type(leaf) is Fake for leaf in tree_leaves((args, kwargs))):
-                name = others.pop().__name__
-                raise UnsupportedValue(self.where(), type=name, detail="it says what functions do to it")
         loc = None if type(func) is MethodWrapperType else self.where()  # of x.shape nobody is warned
         return with_numbers(STAND_INS.get(func, func), args, kwargs or {}, loc)
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import dovetail
-from dovetail.capture.places import traceback_at
+from dovetail.capture.frame import traceback_at
 from dovetail.events import EVENTS
 from dovetail.util.loc import Loc
 from tests.behaviour.running import ANY, Suite

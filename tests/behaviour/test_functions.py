@@ -197,7 +197,7 @@ def tensor_of_another_class() -> Any:
     return lambda x: x.sin() + 1, [(torch.randn(3).as_subclass(Image),), (torch.randn(3),), (torch.randn(3).as_subclass(Image),)]
 
 
-@case("C9", breaks=1)
+@case("C9")
 def tensor_that_becomes_one_of_a_subclass() -> Any:
     def f(x: torch.Tensor) -> Any:
         return x.sin().as_subclass(Image).brighter(2).cos()  # type: ignore[attr-defined]
@@ -205,7 +205,7 @@ def tensor_that_becomes_one_of_a_subclass() -> Any:
     return f, [(torch.randn(3, requires_grad=True),)] * 2
 
 
-@case("C9", breaks=1)
+@case("C9")
 def plain_tensor_written_by_a_subclass() -> Any:
     def f(x: Any, y: torch.Tensor) -> Any:
         y = y * 2
@@ -214,7 +214,7 @@ def plain_tensor_written_by_a_subclass() -> Any:
     return f, [(torch.randn(3).as_subclass(Image), torch.randn(3)) for _ in range(2)]
 
 
-@case("C9", breaks=1)
+@case("C9")
 def tensor_that_is_asked_for_its_plain_form() -> Any:
     def f(x: Any, y: torch.Tensor) -> Any:
         return y.sin() + torch.Tensor.as_subclass(x, torch.Tensor)
@@ -222,7 +222,7 @@ def tensor_that_is_asked_for_its_plain_form() -> Any:
     return f, [(torch.randn(3).as_subclass(Logged), torch.randn(3))] * 2
 
 
-@case("C9", breaks=3)
+@case("C9")
 def tensor_that_says_what_functions_do() -> Any:
     Logged.calls.clear()
 
