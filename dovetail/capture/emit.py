@@ -385,7 +385,10 @@ def _pairs(emit: Emitter, value: Any) -> str:
 
 
 _ordered: Final = _made_of(collections.OrderedDict, lambda emit, value: f"[{_pairs(emit, value)}]")
-ITERATED: Final[tuple[Any, ...]] = ([], (), {}, {}.keys(), {}.values(), {}.items(), set(), "", range(1), b"")
+ITERATED: Final[tuple[Any, ...]] = (
+    [], (), {}, {}.keys(), {}.values(), {}.items(), set(), "", range(1), range(1 << 99), b"", iter(int, 0),
+    collections.OrderedDict(), collections.deque(), *map(reversed, ([], {}, {}.values(), {}.items())),
+)  # fmt: skip
 
 REBUILD: Final[dict[type, Rule]] = {
     list: lambda emit, value: f"[{emit.items(value)}]",
@@ -421,7 +424,7 @@ REBUILD: Final[dict[type, Rule]] = {
     types.SimpleNamespace: _made_of(types.SimpleNamespace, lambda emit, v: f"**{emit.value(vars(v))}"),
     collections.deque: _made_of(collections.deque, lambda emit, v: f"[{emit.items(v)}], {v.maxlen!r}"),
     **{type(iter(made)): _reduced for made in ITERATED},
-    **dict.fromkeys((type(reversed([])), zip, enumerate, map, filter, reversed), _reduced),
+    **dict.fromkeys((zip, enumerate, map, filter, reversed), _reduced),
 }
 
 

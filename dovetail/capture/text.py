@@ -241,7 +241,7 @@ NO_GUARDS: Final = Guards((), (), ())
 WATCHED: Final = Context(None, watch)
 
 
-def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run on the trace's objects; an exception is the user program's."""
     try:
         result = WATCHED.run(fn, args, kwargs)

@@ -1071,3 +1071,35 @@ def test_a_loop_over_tensors_that_are_also_read_elsewhere_is_not_compiled_for_ea
         for _ in range(2):
             x = torch.randn(3)
             assert torch.equal(compiled(x, table), program(x, table))
+
+
+ITERATED = {
+    "ordered": lambda x: collections.OrderedDict(a=x, b=x + 1).values(),
+    "ordered_keys": lambda x: map(collections.OrderedDict(a=x, b=x + 1).get, collections.OrderedDict(a=0, b=0)),
+    "backwards": lambda x: reversed({"a": x, "b": x + 1}.values()),
+    "deque": lambda x: collections.deque([x, x + 1]),
+    "far": lambda x: map(lambda i: x * (i >> 70), range(1 << 70, (1 << 70) + 2)),
+}
+
+
+@pytest.mark.parametrize("name", ITERATED)
+def test_iterators_are_carried_over_a_break(name: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for item in ITERATED[name](x):
+            if item.sum() > 1:
+                x = x + item
+        return x * 2
+
+    dovetail.reset()
+    compiled = dovetail.compile(program, backend="eager")
+    for x in (torch.ones(2), -torch.ones(2)):
+        assert torch.equal(compiled(x), program(x))
+    assert dovetail.stats()["graphs"] > 1
+
+
+def test_arguments_have_any_name() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return dict(fn=x + 1, trace=2, args=3, kwargs=4, cls=5, value=6), "{fn}".format(fn=3)
+
+    compiled = dovetail.compile(program, backend="eager", options={"fallback_to_eager": False})
+    assert str(compiled(torch.ones(2))) == str(program(torch.ones(2)))
