@@ -126,6 +126,11 @@ def write_back(
         torch._C._increment_version(written)  # type: ignore[arg-type]
 
 
+def as_inference(value: torch.Tensor) -> torch.Tensor:
+    with torch._C._InferenceMode(True):  # type: ignore[attr-defined]
+        return value.new_empty(0).set_(value)  # type: ignore[call-overload, no-any-return]
+
+
 class _Part(Noun, eq=False):
     """One autograd.Function; the names of what belongs to it end in `suffix`."""
 
@@ -181,7 +186,8 @@ class _Emitter:
             "never_asked": double.NEVER_ASKED, "stranger": double.STRANGER,
             "will_execute": torch._C._will_engine_execute_node,  # type: ignore[attr-defined]
             "version_of": attrgetter("_version"),
-            **{each.__name__: each for each in (torch.is_grad_enabled, restride, shares_memory, write_back)},
+            **{each.__name__: each for each in (torch.is_grad_enabled, restride, shares_memory)},
+            **{each.__name__: each for each in (write_back, as_inference)},
             **{each.__name__: each for each in (double.eager_results, double.eager_after, Watch)},
             "chained": super(Function, Chained).apply,  # type: ignore[misc]
             **{f"constant_{i}": value for i, value in enumerate(joint.constants)},
@@ -269,6 +275,8 @@ class _Emitter:
 
     def emit_return(self) -> None:
         shown: list[str] = []
+        for i in self.joint.inference:
+            self.w(f"{self.results[i]} = as_inference({self.results[i]})")
         for position in self.above.values():
             self.before(position)
         for i, out in enumerate(self.signature.outputs):
@@ -540,7 +548,10 @@ class _Backwards:
             outputs = enumerate(zip(self.graph.outputs, signature.grad_inputs))
             wanted = {output for n, (output, i) in outputs if n not in unwanted and i in reached}
             gone = [node for node, is_missing in zip(self.tangents, missing) if is_missing]
-            made = self.build(narrowed(self.graph, self.tangents, gone, wanted))
+            left = zip(self.graph.outputs, without(self.graph, self.tangents, gone).outputs)
+            # where a Function of the program takes zeros for what is missing, eager's gradient is zeros, too
+            is_lost = any(after is None and before in wanted for before, after in left)
+            made = None if is_lost else self.build(narrowed(self.graph, self.tangents, gone, wanted))
             apart = [i for i in signature.grad_inputs if i not in reached]
             self.made[key] = None if made is None else _consumer(made, any(missing)), apart
         consume, apart = self.made[key]

@@ -92,6 +92,8 @@ class Joint(Noun, eq=False):
     """Per input: it is a tensor with a version, which those of inference mode have not."""
     is_atomic: bool = False
     """Where it raises, no input may have been written to."""
+    inference: tuple[int, ...] = ()
+    """Values that are inference tensors, where others are none."""
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:
@@ -204,12 +206,15 @@ def _trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         reached=tuple(reached) if grads else (),
         chains=tuple(chain for chain in chains if grads or chain[0] < 0),
     )  # fmt: skip
-    made = [x.is_inference() for out, x in zip(outputs, results) if out.kind in ("fresh", "alias")]
-    is_inference = bool(made) and all(made) and not torch.is_inference_mode_enabled()
+    made = {out.index: x for out, x in zip(outputs, results) if out.kind in ("fresh", "alias")}
+    is_mixed = not torch.is_inference_mode_enabled()
+    inference = tuple(i for i, x in made.items() if is_mixed and x.is_inference())
+    is_inference = 0 < len(inference) == len(made)
     is_atomic = gm.meta.get("is_atomic", False) and any(map(_may_refuse, graph.nodes))
     return Joint(
         graph, signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose,
         is_inference, tuple(each is not None for each in trace.versions), is_atomic,
+        () if is_inference else inference,
     )  # fmt: skip
 
 

@@ -156,7 +156,7 @@ class Recorder(FakeMode):
         if isinstance(value, torch.Tensor):
             return self.memory.read(self.ref(value))
         if isinstance(value, (list, tuple)):
-            return tuple([self.arg(item) for item in value])
+            return tuple(value if NUMBERS.issuperset(map(type, value)) else map(self.arg, value))
         if isinstance(value, torch.SymFloat):
             node = self.numbers.get(str(value.node.expr))
             return float(value) if node is None else node  # arithmetic on it is done once, and guarded
@@ -249,7 +249,7 @@ def record_call(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> An
     return result
 
 
-NUMBERS: Final = (int, float, bool, complex)
+NUMBERS: Final = frozenset({int, float, bool, complex})
 
 
 def of_number(func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:

@@ -102,7 +102,7 @@ def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     for value, _, version, step in trace.assumptions:
         if is_uncounted or written or version_of(value) != version:
             raise AssumedBranch(trace.frame.loc, step=step)
-    trace.is_atomic = bool(written) and trace.is_exposed
+    trace.is_atomic = bool(written) and (trace.is_exposed or bool(trace.writes))
     is_seen = trace.assumptions or trace.catches or trace.writes or trace.deferred
     if is_uncounted or written and not trace.is_atomic or not is_seen:
         return []

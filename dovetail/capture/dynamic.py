@@ -5,9 +5,9 @@
     capture f(x: [16, 4])     x's first size differs: it becomes the symbol s0, read by x.size(0)
 
 dynamic=None is automatic as above; True makes everything symbolic from the start; False nothing, ever.
-Parameters stay static, unless they are arguments. A symbol that a branch or an op needed to know something
-about leaves an assumption in Shapes; `all_guards` turns what is left of them into guards, after the backend
-has run, because the backend may assume more.
+Parameters stay static, unless they are arguments, buffers until they change. A symbol that a branch or an op
+needed to know something about leaves an assumption in Shapes; `all_guards` turns what is left of them into
+guards, after the backend has run, because the backend may assume more.
 """
 from __future__ import annotations
 
@@ -130,8 +130,9 @@ class Policy:
         extents, owner = (*value.shape, *value.stride()), owner_of(trace, source)
         known, before = seen.extents.get(text, (owner, None))
         self.extents[text] = (owner, extents)
-        dims = set(seen.dims.get(text, ()))
-        if self.everything:
+        dims, held = set(seen.dims.get(text, ())), source.base
+        everything = self.everything and not (isinstance(held, DictAttr) and held.name == "_buffers")
+        if everything:
             dims |= set(range(len(extents)))
         elif before is not None and known == owner:
             dims |= {dim for dim, (a, b) in enumerate(zip(before, extents)) if a != b}
@@ -139,7 +140,7 @@ class Policy:
             value, "_dovetail_dynamic_dims", "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"
         )
         dims -= marks(value, "_dovetail_static_dims", "_dynamo_static_indices")
-        if not self.everything:
+        if not everything:
             seen.dims[text] = frozenset(dims)
         return frozenset(dim for dim in dims if extents[dim] > 1)
 

@@ -51,9 +51,9 @@ class Fake(torch.Tensor):
     """`meta` is the same tensor on the meta device, made when first asked for; `constant` its value
     where that is known; `key` stands for its geometry, None where not looked up yet."""
 
-    _meta: torch.Tensor | None
-    constant: torch.Tensor | None
-    key: object
+    _meta: torch.Tensor | None = None
+    constant: torch.Tensor | None = None
+    key: object = None
     form: Form | None = None
     """Symbolic geometry; None where all of it is numbers. `meta` then has the sizes of the hints."""
     shapes: Shapes | None = None
@@ -94,7 +94,8 @@ class Fake(torch.Tensor):
                 found = _without_meta(*hint_geometry(self), *given, requires_grad=self.requires_grad)
             if self.form is not None and self.shapes is not None:
                 found = _symbolic(found, self.form, self.shapes, self.requires_grad)
-            found.__dict__.update({k: v for k, v in self.__dict__.items() if k not in found.__dict__})
+            own = {"_meta": None, "constant": None, "key": None, **found.__dict__}
+            found.__dict__.update({k: v for k, v in self.__dict__.items() if k not in own})
             memo[id(self)] = found
         return found  # type: ignore[no-any-return]
 
@@ -135,11 +136,8 @@ def _mode_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
 def _without_meta(
     size: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device, **given: Any
 ) -> Fake:
-    fake: Fake = _wrap(
-        Fake, size, strides=stride, storage_offset=offset, dtype=dtype, device=device, **given
-    )  # fmt: skip
-    fake._meta = fake.constant = fake.key = None
-    return fake
+    given.update(strides=stride, storage_offset=offset, dtype=dtype, device=device)
+    return _wrap(Fake, size, **given)  # type: ignore[no-any-return]
 
 
 def _empty_meta(size: Any, stride: Any, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
@@ -199,6 +197,7 @@ def fake_like(
         geometry = tensor.size(), tensor.stride(), tensor.storage_offset()
         with _mode_of(tensor):
             fake = _without_meta(*geometry, tensor.dtype, tensor.device, requires_grad=tensor.requires_grad)
+            fake.key = _key(*geometry, tensor.dtype, tensor.device)
     if shapes is not None:
         sizes = tuple(extent(d) or const(int(n)) for d, n in enumerate(tensor.shape))
         strides = derive_strides(shapes, sizes, tensor.stride(), extent) or ()
@@ -231,8 +230,8 @@ def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
 def infer(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The result of an ATen op, as Fakes."""
     facts = record(func)
-    if facts.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
-        with torch._C._InferenceMode(False):  # type: ignore[attr-defined]
+    if facts.is_view and torch.is_inference_mode_enabled() is not (mode := args[0].is_inference()):
+        with torch._C._InferenceMode(mode):  # type: ignore[attr-defined]
             return infer(func, args, kwargs)  # what a view shows decides whether it is an inference tensor
     found = _remembered(func, facts, args, kwargs)
     if found is not None:
@@ -244,7 +243,7 @@ def infer(func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _remembered(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     """The result of a call whose like is remembered; None for one that cannot be. What is symbolic is
-    remembered by its Shapes, for as long as no more is assumed."""
+    remembered by its Shapes, until more sizes are known to be equal: what else is assumed changes nothing."""
     fakes: list[Fake] = []
     met: list[Shapes] = []
     known: list[Fake] = []
@@ -254,7 +253,7 @@ def _remembered(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     if known and (facts.mutates or len(known) == len(fakes)):
         return None  # values are made of values
     memo, make = (met[0].remembered, _run) if met else (_memo, _by_meta)
-    key = (*key, len(met[0].assumptions)) if met else key
+    key = (*key, len(met[0].equalities)) if met else key
     made = memo.get(key)
     if made is None:
         if len(memo) > MEMO_LIMIT:
@@ -317,9 +316,12 @@ _SCALARS: Final = frozenset({float, bool, complex})
 def key_of(fake: Fake) -> object:
     if fake.key is None:
         geometry = hint_geometry(fake) if fake.form is None else (fake.form,)
-        what = (*geometry, fake.dtype, fake.device)
-        fake.key = _keys.get(what) or _keys.setdefault(what, object())
+        fake.key = _key(*geometry, fake.dtype, fake.device)
     return fake.key
+
+
+def _key(*what: Any) -> object:
+    return _keys.get(what) or _keys.setdefault(what, object())
 
 
 def _memo_key(func: Any, args: Args, kwargs: Kwargs, found: _Found) -> tuple[Any, ...] | None:
@@ -355,6 +357,9 @@ def _extend_key(key: list[Any], values: Any, found: _Found) -> bool:
             key.append(kind)  # 1, 1.0 and True are equal, and promote differently
             key.append(value)
         elif kind is list or kind is tuple or kind is torch.Size:
+            if _PLAIN.issuperset(map(type, value)):
+                key.append(tuple(value))
+                continue
             key.append(len(value))
             if not _extend_key(key, value, found):
                 return False
@@ -386,7 +391,6 @@ def _copied(fake: Fake, is_first: bool = False) -> Fake:
         made: Fake = torch.Tensor._make_subclass(Fake, fake.data)
         if is_first:
             torch.ops.aten.sym_is_contiguous.default(made)
-    made._meta = made.constant = made.key = None
     made.form, made.shapes = fake.form, fake.shapes
     return made
 

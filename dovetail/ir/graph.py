@@ -61,9 +61,12 @@ def nodes_in(args: Iterable[Arg]) -> list[Node]:
     for arg in args:
         if type(arg) is Node:
             found.append(arg)
-        elif type(arg) is tuple:
+        elif type(arg) is tuple and not _HOLDERS.isdisjoint(map(type, arg)):
             found += nodes_in(arg)
     return found
+
+
+_HOLDERS: Final = frozenset({Node, tuple})
 
 
 def exprs_in(arg: object) -> Iterator[Expr]:

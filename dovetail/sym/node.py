@@ -269,11 +269,11 @@ def _comparison(name: str) -> Method:
 
 
 def _remembered(make: Callable[[str], Method], name: str) -> Method:
-    """Autograd asks the same of the same few sizes again and again: once, until more is assumed."""
+    """Autograd asks the same of the same few sizes again and again: once, until more of them are equal."""
     method = make(name)
 
     def asked(self: Node, other: Node) -> Node:
-        memo, key = self.shapes.remembered, (name, self.expr, other.expr, len(self.shapes.assumptions))
+        memo, key = self.shapes.remembered, (name, self.expr, other.expr, len(self.shapes.equalities))
         found: Node | None = memo.get(key)
         if found is None:
             found = memo[key] = method(self, other)

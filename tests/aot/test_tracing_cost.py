@@ -10,7 +10,8 @@ import torch
 
 import dovetail
 from dovetail import aot
-from tests.aot.training import Gpt
+from dovetail.fake import tensor
+from tests.aot.training import Gpt, ResNet
 
 
 @pytest.mark.parametrize("dynamic, most", [(False, 110), (True, 150)])
@@ -30,3 +31,23 @@ def test_calls_per_op(dynamic: bool, most: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(aot, "trace_joint", counting)
     dovetail.compile(Gpt(), dynamic=dynamic, options={"cache": False})(torch.randint(50, (4, 16)))
     assert len(counted) == 1 and counted[0] < most, counted
+
+
+def test_what_capture_derived_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With symbols, too: sizes that a later op asks about do not make those of earlier ones forgotten."""
+    derived: list[str] = []
+    asked: list[str] = []
+    run, trace = tensor._run, aot.trace_joint
+    monkeypatch.setattr(tensor, "_run", lambda func, *rest: derived.append(str(func)) or run(func, *rest))
+
+    def counting(module: Any, examples: Any) -> Any:
+        before = len(derived)
+        joint = trace(module, examples)
+        asked.extend(derived[before:])
+        return joint
+
+    monkeypatch.setattr(aot, "trace_joint", counting)
+    with torch.no_grad():
+        images = torch.randn(4, 3, 16, 16)
+        dovetail.compile(ResNet().eval(), dynamic=True, options={"cache": False})(images)
+    assert derived and not [op for op in asked if "batch_norm" in op] and len(asked) <= 4, asked

@@ -546,3 +546,29 @@ def test_a_cache_that_a_custom_function_fills_holds_real_tensors(is_first: bool)
     grads = [torch.autograd.grad(out.sum(), x)[0] for out in (compiled, f(x))]
     torch.testing.assert_close(*grads)
     assert type(TABLES.eager()) is type(TABLES.always()) is torch.Tensor
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+def test_a_function_whose_second_output_nobody_used(materialize: bool) -> None:
+    """Its backward is given zeros for it, unless it asked for None: gradients of zeros, or no gradient."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            ctx.set_materialize_grads(materialize)
+            return tuple(x * 2 for x in xs)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            return tuple(None if g is None else g * 3 for g in grads)
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return Doubled.apply(x, y)
+
+    given = []
+    for call in (program, dovetail.compile(program)):
+        x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+        call(x, y)[0].sum().backward()
+        given.append((x.grad, y.grad))
+    torch.testing.assert_close(given[1], given[0])
+    assert (given[1][1] is None) is not materialize

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import distributions as D
 
+import dovetail
 from tests.behaviour.running import Suite
 
 suite = Suite()
@@ -115,3 +117,29 @@ def distributions_over_classes() -> Any:
 
 
 test_program = suite.test()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_what_was_counted_before_a_graph_raises_stays_counted(backend: str) -> None:
+    """Outside of `try` too: the buffer that the graph writes, and the attribute beside it."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+            self.count = 0
+
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.count += 1
+            return x[index]
+
+    model, rows = Net(), torch.randn(3, 2)
+    compiled = dovetail.compile(model, backend=backend)
+    for k, index in enumerate((0, 7, 2)):
+        if index == 7:
+            with pytest.raises(IndexError):
+                compiled(rows, torch.tensor([index]))
+        else:
+            assert torch.equal(compiled(rows, torch.tensor([index])), rows[index : index + 1])
+        assert (model.calls.item(), model.count) == (k + 1, k + 1)

@@ -752,3 +752,21 @@ def test_modes_of_capture_are_not_the_programs() -> None:
     assert dovetail.stats()["recompiles"] == 0
     with torch.device("cpu"):
         assert torch.equal(compiled(torch.zeros(2)), asks_for_modes(torch.zeros(2)))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_inference_tensor_beside_a_normal_one(dynamic: bool | None) -> None:
+    def program(x: torch.Tensor) -> Any:
+        with torch.inference_mode():
+            y = x * 2
+            turned = (x + 3).t()
+        return y, x + 1, y[1:], turned
+
+    x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    found, wanted = dovetail.compile(program, dynamic=dynamic, fullgraph=True)(x), program(x)
+    torch.testing.assert_close(found, wanted)
+    for made, eager in zip(found, wanted):
+        assert (made.is_inference(), made.stride()) == (eager.is_inference(), eager.stride())
+    assert found[2].untyped_storage().data_ptr() == found[0].untyped_storage().data_ptr()
+    found[1].sum().backward()
+    assert x.grad.eq(1).all()

@@ -497,3 +497,27 @@ def test_an_lstm_takes_sequences_of_any_length(given: dict[str, Any]) -> None:
             x = torch.rand(batch, length, 6)
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     assert dovetail.stats()["recompiles"] <= 1
+
+
+class Growing(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("rows", torch.zeros(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows = torch.cat([self.rows, self.norm(x)])
+        return self.rows.abs().sum(0) * len(self.rows)
+
+
+def test_buffers_are_symbolic_only_when_their_size_changes() -> None:
+    """Also where everything else is: those of a norm never are, and one that grows costs one recompile."""
+    dovetail.reset()
+    (eager, model), results = (Growing(), Growing()), []
+    compiled = dovetail.compile(model, dynamic=True)
+    for n in SIZES:
+        x = torch.randn(n, 4)
+        results.append((compiled(x), eager(x)))
+    torch.testing.assert_close(*zip(*results))
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    assert dovetail.stats()["recompiles"] == 1
