@@ -304,21 +304,7 @@ def _store_summed(graph: Graph, stored: set[Node]) -> None:
             type, dims = source.tensor, cast("tuple[int, ...]", node.args[1])
             if type.device.kind != "cpu" and len(dims) == type.ndim and type.numel.lo >= MUCH_WORK:
                 if kind_of(source.op) == "pointwise" and not _is_cheap(source, CHEAP_OPS, stored):
-                    stored.add(_narrowest(source, stored))
-
-
-def _narrowest(source: Node, stored: set[Node]) -> Node:
-    """What the last, cheap steps to a value start from, if to read that is less than to read the value."""
-    node = best = source
-    while (node.op in CHEAP or node.op in VIEWS) and node not in stored:
-        costly = [n for n in dict.fromkeys(node.operands) if not _is_cheap(n, CHEAP_OPS, stored)]
-        if len(costly) != 1 or costly[0].type is None:
-            break
-        node = costly[0]
-        sources = _large_sources(source, stored | {node})
-        is_less = sum(s.tensor.dtype.bytes for s in sources) < best.tensor.dtype.bytes
-        best = node if is_less and kind_of(node.op) in ("pointwise", "gather") else best
-    return best
+                    stored.add(source)
 
 
 def _computed_below(node: Node, views: Set[str], stored: Set[Node]) -> Node:

@@ -54,7 +54,6 @@ PROGRAMS = {
     "long_half_empty": "lambda x, y: (lambda r: torch.log_softmax(torch.where(r > 0, r, float('-inf')), -1))(x.reshape(2, -1).repeat(1, 6))",
     "long_padded": "lambda x, y: torch.log_softmax(F.pad(x.reshape(2, -1).repeat(1, 6)[:, :11111] * y[:2, :1], (0, 9)), -1)",
     "long_rows_and_masked_weights": "lambda x, y: (lambda r, w: (torch.logsumexp(r, 1) * w, w))(x.reshape(2, -1).repeat(1, 6), F.pad(y[:2, 0], (0, 1))[1:])",
-    "sums_of_all": "lambda x, y: (lambda a, b: (a.sum(), (a * b).sum(), b.double().sum(), (x * 9).long().sum()))((x * 4).round(), (y * 4).round())",
     "picked_of_rows": "lambda x, y: (lambda at: (torch.logsumexp(x, 1) - x.gather(1, at[:, None]).squeeze(1)) * (at != 3))((y[:, 0] * 10).long().abs())",
     "cross_entropy": "lambda x, y: F.cross_entropy(x, (y[:, 0] * 10).long().abs())",
     "cross_entropy_half": "lambda x, y: F.log_softmax((x.half() * 4).float(), -1).half()",
@@ -246,23 +245,6 @@ def test_what_no_rounding_reaches_does_not_make_a_loss_of_half_floats_exact():
     given = fake("cuda:0", 16384, 1024, dtype=torch.bfloat16), fake("cuda:0", 16384, dtype=torch.int64)
     first, *_ = emitted(lambda x, at: torch.nn.functional.cross_entropy(x, at), *given).kernels
     assert "tl.int1)" in first.text and "tl.exp2(" in first.text and "libdevice.exp(" not in first.text
-
-
-def test_a_mean_of_half_floats_stores_them_as_they_are_and_adds_all_it_needs_at_once():
-    """The losses of rows are bf16 and a mask: their negatives times the mask in fp32 would be twice as much."""
-    given = fake("cuda:0", 16384, 4096, dtype=torch.bfloat16), fake("cuda:0", 16384, dtype=torch.int64)
-    made = emitted(lambda x, at: torch.nn.functional.cross_entropy(x, at), *given)
-    first, second = made.kernels
-    assert first.signature == ("*i64", "*bf16", "*i1", "*bf16")
-    assert second.text.count("tl.reduce(") == 1 and "tl.sum(" not in second.text
-
-
-def test_what_the_cache_cannot_hold_is_not_kept_there_by_a_kernel_that_only_sums():
-    texts = {
-        rows: emitted(lambda x: x.sum(1), fake("cuda:0", rows, 4096)).kernels[0].text for rows in (1024, 16384)
-    }
-    assert {rows for rows, text in texts.items() if "evict_first" in text} == {16384}
-    assert "evict_first" not in emitted(lambda x: x.softmax(1), fake("cuda:0", 16384, 4096)).kernels[0].text
 
 
 def test_equal_kernels_on_different_buffers_are_one_launch():

@@ -40,9 +40,6 @@ PRELUDE: Final = Path(__file__).with_name("prelude.py").read_text()
 MOST_EARLY: Final = 3
 """Loads of constants that are made first: each takes registers."""
 
-CACHE: Final = 50 << 20
-"""Bytes that an H200 keeps near."""
-
 PLAIN: Final = {**SCANS, "welford": "sum"}
 """How blocks of a row combine."""
 
@@ -319,7 +316,6 @@ class Emitter(Noun, frozen=False):
             self._at_once(step.points)
 
     def _at_once(self, nests: Iterable[Nest]) -> None:
-        sums: list[tuple[Write, Tile]] = []
         for write in analysis.writes_in(nests):
             tile = self._value(write.value)
             if not write.reduce:
@@ -330,25 +326,8 @@ class Emitter(Noun, frozen=False):
                 scan = f"tl.{write.reduce}({kept}, 1)"
                 self._store(write, self._define(scan, tile.dtype, self.rows | {"r"}))
                 continue
-            if write.reduce == "sum" and self.axes[0].size is ONE and tile.dtype.is_float:
-                sums.append((write, tile))
-                continue
             for buffer, result in zip(write.buffers, self._reduced(write, tile)):
                 self._keep(buffer, write, result)
-        self._sum_together(sums)
-
-    def _sum_together(self, sums: list[tuple[Write, Tile]]) -> None:
-        """A single program is in nobody's way, and as quick as its steps: two sums are one reduction."""
-        for pair in (sums[k : k + 2] for k in range(0, len(sums), 2)):
-            if len(pair) == 1:
-                ((write, tile),) = pair
-                self._keep(write.buffers[0], write, *self._reduced(write, tile))
-                continue
-            names, kept = [self.fresh("sum") for _ in pair], [self._kept(self._full(t), "0") for _, t in pair]
-            self.w(f"{', '.join(names)} = tl.reduce(({', '.join(kept)}), 1, dv.add_pairs)")
-            for (write, tile), name in zip(pair, names):
-                result = self._define(f"{name}[:, None]", tile.dtype, self.rows)
-                self._keep(write.buffers[0], write, result)
 
     def _reduced(self, write: Write, tile: Tile) -> list[Tile]:
         """The row's result(s), with the whole row in the tile."""
@@ -612,13 +591,7 @@ class Emitter(Noun, frozen=False):
         after = ".to(tl.int1)" if dtype is BOOL else ""
         every = axes.union(*(test.axes for test in self.masks))  # a mask needs a pointer of its own shape
         index += "".join(f" + 0 * {name}index" for name in sorted(every - axes) if not axes)
-        hint = ", eviction_policy='evict_first'" if "r" in axes and self._is_left(buffer) else ""
-        return self._define(f"tl.load({token(buffer)} + ({index}){mask}{hint}){after}", dtype, every)
-
-    def _is_left(self, buffer: str) -> bool:
-        """More than the cache holds, and nothing as large is written: nobody will find it there."""
-        written = [self._axes_of(write.index) for write in analysis.writes_in(self.group.nests)]
-        return self.buffers[buffer].type.storage_bytes.lo > CACHE and not any("r" in axes for axes in written)
+        return self._define(f"tl.load({token(buffer)} + ({index}){mask}){after}", dtype, every)
 
     def _axes_of(self, expr: Expr) -> frozenset[str]:
         used = symbols(expr)

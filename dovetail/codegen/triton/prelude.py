@@ -51,11 +51,6 @@ def product(a, b):
 
 
 @triton.jit
-def add_pairs(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
 def greater_first(value, index, other, other_index):
     """Of two (value, index) pairs the greater; the first of equals; NaN wins."""
     better = (value > other) | ((value != value) & (other == other))
