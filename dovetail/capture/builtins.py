@@ -182,10 +182,14 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return attributes.make_super(trace, klass, owner)
 
 
-WITHOUT_KEYWORDS: Final = frozenset(
-    {getattr, hasattr, setattr, delattr, callable, vars, isinstance, id, hash, len, iter, next, any, all,
-     abs, divmod, repr, format, ascii, globals, locals}
-)  # fmt: skip
+_counts: dict[tuple[int, int], tuple[Any, ...]] = {
+    (0, 0): (globals, locals), (0, 1): (vars,), (1, 2): (iter, next, format, sum, round),
+    (1, 1): (callable, id, hash, len, any, all, abs, repr, ascii, sorted), (3, 3): (setattr,),
+    (2, 2): (hasattr, delattr, isinstance, issubclass, divmod), (2, 3): (getattr, functools.reduce),
+}  # fmt: skip
+COUNTS: Final = {fn: range(least, most + 1) for (least, most), known in _counts.items() for fn in known}
+"""How many arguments they take, none by keyword but for a few."""
+BY_KEYWORD: Final = frozenset({sum, round, sorted})
 
 # -- sizes, truth, iteration -------------------------------------------------------------------------
 

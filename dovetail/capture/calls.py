@@ -60,7 +60,8 @@ CO_ASYNC: Final = 0x80 | 0x100 | 0x200
 def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     special = known.SPECIAL.get(id(fn))
     if special is not None:
-        if kwargs and fn in known.WITHOUT_KEYWORDS:
+        wanted, is_named = known.COUNTS.get(fn), bool(kwargs) and fn not in known.BY_KEYWORD
+        if wanted is not None and (is_named or len(args) not in wanted):
             return native(fn, *args, **kwargs)  # which says so
         return special(trace, args, kwargs)
     if type(fn) in BY_TYPE:
@@ -332,7 +333,7 @@ def call_instance(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if is_numpy(fn):
         return call_numpy(trace, fn, args, kwargs)
     if not callable(fn):
-        raise Raised(TypeError(f"'{kind.__name__}' object is not callable"))
+        raise Raised(TypeError(f"'{trace.call(type, [fn], {}).__name__}' object is not callable"))
     if kind is LRU_CACHE:
         return call_cached(trace, fn, fn.__wrapped__, args, kwargs)
     raise UnknownCall(trace.loc(), function=getattr(fn, "__qualname__", kind.__qualname__))

@@ -155,9 +155,6 @@ def overridden(trace: Trace, fn: Any, args: Args, kwargs: Kwargs | None = None) 
     return MISSING
 
 
-Trace.overridden = overridden
-
-
 def kind_of(trace: Trace, value: Any) -> type:
     return trace.kinds.get(id(value), type(value))
 
@@ -183,6 +180,7 @@ def dispatch(trace: Trace, func: Any, *given: Any) -> Any:
     raise UnknownCall(trace.loc(), function=f"{func.__name__}, for which no class has an answer")
 
 
+Trace.overridden = overridden
 on(overrides.handle_torch_function)(lambda trace, args, kw: dispatch(trace, args[0], tuple(args[2:]), kw))
 on(overrides.get_default_nowrap_functions)(lambda *_: overrides.get_default_nowrap_functions())
 for _name in ("", "_unary", "_variadic"):

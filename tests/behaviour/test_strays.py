@@ -183,6 +183,17 @@ def complaint(function: Any, *args: Any) -> Any:
         return type(error), str(error).split("\n")[0]
 
 
+@suite.case("C4")
+def builtins_with_too_many_or_too_few_arguments() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        wrong = [(len,), (len, [1], 2), (sum,), (round,), (sorted, [1], [2]), (abs,), (getattr, x), (hasattr, x), (isinstance, x),
+                 (next,), (iter, 1, 2, 3), (divmod, 1), (setattr, x), (any,), (issubclass, int), (repr,), (hash, 1, 2), (x,)]
+        named = [complaint(lambda: len(obj=[1])), sum([1, 2], start=3), round(2.567, ndigits=1), sorted([1, 2], reverse=True)]  # type: ignore[call-arg]
+        return x + 1, [complaint(*each) for each in wrong], named
+
+    return f, [(torch.ones(2),)] * 2
+
+
 @stray
 def what_eager_says_is_wrong(x: torch.Tensor) -> Any:
     half = x.long()
