@@ -63,11 +63,10 @@ def _use_mode(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 # Capture enters one mode of each kind around the program's own, of which only default devices are captured.
-on(torch._C._len_torch_dispatch_stack)(lambda trace, args, kwargs: torch._C._len_torch_dispatch_stack() - 1)
-on(torch._C._len_torch_function_stack)(lambda trace, args, kwargs: torch._C._len_torch_function_stack() - 1)
-on(torch._C._is_torch_function_mode_enabled)(
-    lambda trace, args, kwargs: torch._C._len_torch_function_stack() > 1)  # fmt: skip
-on(is_in_torch_dispatch_mode)(lambda trace, args, kwargs: False)
+on(torch._C._len_torch_function_stack)(lambda *_: torch._C._len_torch_function_stack() - 1)
+on(torch._C._is_torch_function_mode_enabled)(lambda *_: torch._C._len_torch_function_stack() > 1)
+on(torch._C._len_torch_dispatch_stack)(lambda *_: 0)
+on(is_in_torch_dispatch_mode)(lambda *_: False)
 
 BY_NAME: Final[dict[tuple[str, str], Special]] = {
     ("torch._higher_order_ops.wrap", "Wrap.__call__"): (
