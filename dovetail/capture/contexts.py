@@ -222,15 +222,15 @@ def _use_mode(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return None if is_left else mode
 
 
-# Capture enters one mode of each kind around the program's own.
-on(torch._C._len_torch_dispatch_stack)(lambda trace, args, kwargs: torch._C._len_torch_dispatch_stack() - 1)
-on(torch._C._len_torch_function_stack)(lambda trace, args, kwargs: count_modes(trace))
-on(torch._C._is_torch_function_mode_enabled)(lambda trace, args, kwargs: count_modes(trace) > 0)
-on(is_in_torch_dispatch_mode)(lambda trace, args, kwargs: False)
-
-
-def count_modes(trace: Trace) -> int:
+def count_modes(trace: Trace, *_: Any) -> int:
+    """Capture enters one around the program's own."""
     return torch._C._len_torch_function_stack() - 1 + len(trace.modes)
+
+
+on(torch._C._len_torch_function_stack)(count_modes)
+on(torch._C._is_torch_function_mode_enabled)(lambda trace, *_: count_modes(trace) > 0)
+on(torch._C._len_torch_dispatch_stack)(lambda *_: 0)
+on(is_in_torch_dispatch_mode)(lambda *_: False)
 
 
 class Plainly:

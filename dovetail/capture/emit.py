@@ -386,9 +386,8 @@ def _pairs(emit: Emitter, value: Any) -> str:
 
 _ordered: Final = _made_of(collections.OrderedDict, lambda emit, value: f"[{_pairs(emit, value)}]")
 ITERATED: Final[tuple[Any, ...]] = (
-    [], (), {}, {}.keys(), {}.values(), {}.items(), set(), "", range(1), range(1 << 99), b"", iter(int, 0),
-    collections.OrderedDict(), collections.deque(), reversed([]), reversed({}), reversed({}.values()),
-    reversed({}.items()),
+    [], (), {}, {}.keys(), {}.values(), {}.items(), set(), "", range(1), range(1 << 99), b"", reversed([]),
+    collections.OrderedDict(), collections.deque(), reversed({}), reversed({}.values()), reversed({}.items()),
 )  # fmt: skip
 
 REBUILD: Final[dict[type, Rule]] = {

@@ -250,8 +250,7 @@ def check_unknown_float(trace: Trace, what: str, *values: Any) -> None:
     one compares with a constant is assumed: that comes again."""
     floats = [value for value in values if type(value) is torch.SymFloat]
     leaves = {leaf for value in floats for leaf in iter_leaves(value.node.expr)}
-    is_asked = not trace.is_whole and leaves and len(leaves) >= len(values)
-    if is_asked and not leaves.isdisjoint(trace.dynamic.unsteady):
+    if leaves and not trace.is_whole and len(leaves) >= len(values) and leaves & trace.dynamic.unsteady:
         raise DataDependentNumber(trace.loc(), function=what)
 
 

@@ -257,6 +257,8 @@ def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             raise error.__cause__ from None
         if isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error):
             raise UnsupportedValue(type="int", detail="a symbolic number as a member or a key") from None
+        if isinstance(error, TypeError) and "'Outside' object" in str(error):  # a descriptor refuses it
+            raise UnsupportedValue(type="object", detail="it is left to Python") from None
         if isinstance(error, (TypeError, AttributeError, NotImplementedError)):
             owner = getattr(fn, "__self__", None)
             if type(owner) in NUMBERS:  # which cannot do all that a number can

@@ -1097,6 +1097,26 @@ def test_iterators_are_carried_over_a_break(name: str) -> None:
     assert dovetail.stats()["graphs"] > 1
 
 
+class Recent(dict):  # type: ignore[type-arg]
+    def __setitem__(self, key: Any, value: Any) -> None:
+        print(end="")
+        super().__setitem__(key, value)
+
+
+def test_methods_of_dict_take_a_dict_that_is_left_to_python() -> None:
+    kept = Recent()
+
+    def program(x: torch.Tensor, key: int) -> torch.Tensor:
+        kept[key, "key"] = x + 1
+        return x + len(kept)
+
+    compiled = dovetail.compile(program, backend="eager", options={"fallback_to_eager": False})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(7):
+            assert compiled(torch.zeros(1), i).item() == i + 1
+
+
 def test_arguments_have_any_name() -> None:
     def program(x: torch.Tensor) -> Any:
         return dict(fn=x + 1, trace=2, args=3, kwargs=4, cls=5, value=6), "{fn}".format(fn=3)

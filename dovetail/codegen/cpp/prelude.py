@@ -269,8 +269,7 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
             out += _emit_library(name, vector, c_type, suffix if lanes > 1 else "", c)
         elif is_single:
             library = f"Sleef_{name}{suffix}_u35"
-            if "LIBRARY" in _SINGLE[name]:
-                out.append(_declare(library, vector, ("x",)))
+            out += [_declare(library, vector, ("x",))] if "LIBRARY" in _SINGLE[name] else []
             out.append(_SINGLE[name].replace("LIBRARY", library))
             if name not in ("polynomial", "circle"):
                 out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
@@ -287,11 +286,10 @@ def _declare(call: str, kind: str, names: Sequence[str]) -> str:
     if eight == call:
         return f'extern "C" {kind} {call}({", ".join([kind] * len(names))});'
     lanes = ", ".join(f"eight{{{x}[0], {x}[1], {x}[2], {x}[3]}}" for x in names)
-    own = ", ".join(f"{kind} {x}" for x in names)
     return (
         "typedef float eight __attribute__((vector_size(32)));\n"
         f'extern "C" eight {eight}({", ".join(["eight"] * len(names))});\n'
-        f"INLINE {kind} {call}({own}) {{"
+        f"INLINE {kind} {call}({', '.join(f'{kind} {x}' for x in names)}) {{"
         f" const eight r = {eight}({lanes}); return {kind}{{r[0], r[1], r[2], r[3]}}; }}"
     )
 
