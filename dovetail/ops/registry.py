@@ -111,8 +111,10 @@ def fate_of(op: str) -> str:
 
 def fates() -> dict[str, str]:
     """Every functional ATen op of this PyTorch, and what becomes of it."""
-    names = set(DECOMPOSITIONS) | set(TEMPLATES)
-    for packet in [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]:
-        overloads = packet.overloads() if hasattr(packet, "overloads") else ()
-        names.update(str(op) for op in (getattr(packet, o) for o in overloads) if not op._schema.is_mutable)
+    known = {*torch._C._dispatch_get_all_op_names()}  # those of TorchScript alone are not among them
+    names = {name for name in DECOMPOSITIONS if not name.startswith("aten.")}
+    for schema in torch._C._jit_get_all_schemas():
+        is_known = f"{schema.name}.{schema.overload_name}".rstrip(".") in known and not schema.is_mutable
+        if is_known and schema.name.startswith("aten::"):
+            names.add(f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}")
     return {name: fate_of(name) for name in sorted(names)}

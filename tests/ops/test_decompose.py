@@ -117,7 +117,9 @@ def test_every_fate_is_one_of_four():
     table = fates()
     assert set(table.values()) == {"prim", "decomposition", "template", "fallback"}
     assert table["aten.add.Tensor"] == "prim" and table["aten.mm.default"] == "template"
-    assert all(name in table for name in DECOMPOSITIONS)
+    missing = [name.split(".")[1] for name in DECOMPOSITIONS if name not in table]
+    assert not [name for name in missing if hasattr(torch.ops.aten, name)]  # of a later torch
+    assert len(table) > 1500 and "aten.log_softmax.int" in table
 
 
 @pytest.mark.parametrize(
