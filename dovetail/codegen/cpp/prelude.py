@@ -141,7 +141,6 @@ INLINE f32v circle(f32v x, f32v n, f32v signs) {
 }
 """,
     **{name: f"""\
-extern "C" f32v LIBRARY(f32v);
 INLINE f32v {name}_(f32v x) {{
     const f32v big = fma_(x, 0.318309886f, splat<f32v>({half}f)) + 0x1.8p23f;
     const f32v y = circle(x, big - 0x1.8p23f - {half}f, big); const auto far = abs_(x) > 48000.0f;
@@ -267,7 +266,9 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
         if name in _SLEEF and (lanes == 1 or not is_single):
             out += _emit_library(name, vector, c_type, suffix if lanes > 1 else "", c)
         elif is_single:
-            out.append(_SINGLE[name].replace("LIBRARY", f"Sleef_{name}{suffix}_u35"))
+            library = f"Sleef_{name}{suffix}_u35"
+            out += [_declared(library, vector, ("x",))] * ("LIBRARY" in _SINGLE[name])
+            out.append(_SINGLE[name].replace("LIBRARY", library))
             if name not in ("polynomial", "circle"):
                 out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
         elif name in ("polynomial", "circle"):
@@ -284,13 +285,26 @@ def _emit_library(name: str, vector: str, c_type: str, suffix: str, c: str) -> l
     kind = vector if suffix else c_type
     own = {t: ", ".join(f"{t} {x}" for x in names) for t in (kind, c_type)}
     out = [
-        f'extern "C" {kind} {call}({", ".join([kind] * len(names))});',
+        _declared(call, kind, names),
         f"INLINE {kind} {name}_({own[kind]}) {{ return {call}({', '.join(names)}); }}",
     ]
     if suffix:
         lanes = ", ".join(f"splat<{vector}>({x})" for x in names)
         out.append(f"INLINE {c_type} {name}_({own[c_type]}) {{ return {call}({lanes})[0]; }}")
     return out
+
+
+def _declared(call: str, kind: str, names: tuple[str, ...]) -> str:
+    """Vectors of 32 bytes are the smallest it has: for four floats, eight of which half are ones."""
+    extern = 'extern "C" {0} {1}({2});'
+    if "f4_" not in call:
+        return extern.format(kind, call, ", ".join([kind] * len(names)))
+    wide, own = call.replace("f4_", "f8_"), ", ".join(f"f32v {x}" for x in names)
+    given = ", ".join(f"f32w{{{x}[0], {x}[1], {x}[2], {x}[3], 1, 1, 1, 1}}" for x in names)
+    body = f"const f32w r = {wide}({given}); return f32v{{r[0], r[1], r[2], r[3]}};"
+    known = "typedef float f32w __attribute__((vector_size(32)));"
+    declared = extern.format("f32w", wide, ", ".join(["f32w"] * len(names)))
+    return f"{known}\n{declared}\nINLINE f32v {call}({own}) {{ {body} }}"
 
 
 def _emit_plain(name: str, vector: str, c_type: str, c: str, lanes: int) -> list[str]:
