@@ -296,15 +296,13 @@ def _emit_library(name: str, vector: str, c_type: str, suffix: str, c: str) -> l
 
 def _declared(call: str, kind: str, names: tuple[str, ...]) -> str:
     """Vectors of 32 bytes are the smallest it has: for four floats, eight of which half are ones."""
-    extern = 'extern "C" {0} {1}({2});'
     if "f4_" not in call:
-        return extern.format(kind, call, ", ".join([kind] * len(names)))
+        return f'extern "C" {kind} {call}({", ".join([kind] * len(names))});'
     wide, own = call.replace("f4_", "f8_"), ", ".join(f"f32v {x}" for x in names)
     given = ", ".join(f"f32w{{{x}[0], {x}[1], {x}[2], {x}[3], 1, 1, 1, 1}}" for x in names)
     body = f"const f32w r = {wide}({given}); return f32v{{r[0], r[1], r[2], r[3]}};"
-    known = "typedef float f32w __attribute__((vector_size(32)));"
-    declared = extern.format("f32w", wide, ", ".join(["f32w"] * len(names)))
-    return f"{known}\n{declared}\nINLINE f32v {call}({own}) {{ {body} }}"
+    declared = f"typedef float f32w __attribute__((vector_size(32)));\n{_declared(wide, 'f32w', names)}"
+    return f"{declared}\nINLINE f32v {call}({own}) {{ {body} }}"
 
 
 def _emit_plain(name: str, vector: str, c_type: str, c: str, lanes: int) -> list[str]:
