@@ -126,11 +126,6 @@ def write_back(
         torch._C._increment_version(written)  # type: ignore[arg-type]
 
 
-def as_inference(value: torch.Tensor) -> torch.Tensor:
-    with torch._C._InferenceMode(True):  # type: ignore[attr-defined]
-        return value.new_empty(0).set_(value)  # type: ignore[call-overload, no-any-return]
-
-
 class _Part(Noun, eq=False):
     """One autograd.Function; the names of what belongs to it end in `suffix`."""
 
@@ -186,8 +181,7 @@ class _Emitter:
             "never_asked": double.NEVER_ASKED, "stranger": double.STRANGER,
             "will_execute": torch._C._will_engine_execute_node,  # type: ignore[attr-defined]
             "version_of": attrgetter("_version"),
-            **{each.__name__: each for each in (torch.is_grad_enabled, restride, shares_memory)},
-            **{each.__name__: each for each in (write_back, as_inference)},
+            **{each.__name__: each for each in (torch.is_grad_enabled, restride, shares_memory, write_back)},
             **{each.__name__: each for each in (double.eager_results, double.eager_after, Watch)},
             "chained": super(Function, Chained).apply,  # type: ignore[misc]
             **{f"constant_{i}": value for i, value in enumerate(joint.constants)},
@@ -275,8 +269,8 @@ class _Emitter:
 
     def emit_return(self) -> None:
         shown: list[str] = []
-        for i in self.joint.inference:
-            self.w(f"{self.results[i]} = as_inference({self.results[i]})")
+        for value in (self.results[i] for i in self.joint.inference):
+            self.w(f"with torch._C._InferenceMode(True): {value} = {value}.new_empty(0).set_({value})")
         for position in self.above.values():
             self.before(position)
         for i, out in enumerate(self.signature.outputs):

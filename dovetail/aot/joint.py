@@ -207,14 +207,13 @@ def _trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         chains=tuple(chain for chain in chains if grads or chain[0] < 0),
     )  # fmt: skip
     made = {out.index: x for out, x in zip(outputs, results) if out.kind in ("fresh", "alias")}
-    is_mixed = not torch.is_inference_mode_enabled()
-    inference = tuple(i for i, x in made.items() if is_mixed and x.is_inference())
-    is_inference = 0 < len(inference) == len(made)
+    inference = tuple(i for i, x in made.items() if x.is_inference())
+    is_inference = 0 < len(inference) == len(made) and not torch.is_inference_mode_enabled()
     is_atomic = gm.meta.get("is_atomic", False) and any(map(_may_refuse, graph.nodes))
     return Joint(
         graph, signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose,
         is_inference, tuple(each is not None for each in trace.versions), is_atomic,
-        () if is_inference else inference,
+        () if len(inference) == len(made) else inference,
     )  # fmt: skip
 
 

@@ -197,7 +197,6 @@ def fake_like(
         geometry = tensor.size(), tensor.stride(), tensor.storage_offset()
         with _mode_of(tensor):
             fake = _without_meta(*geometry, tensor.dtype, tensor.device, requires_grad=tensor.requires_grad)
-            fake.key = _key(*geometry, tensor.dtype, tensor.device)
     if shapes is not None:
         sizes = tuple(extent(d) or const(int(n)) for d, n in enumerate(tensor.shape))
         strides = derive_strides(shapes, sizes, tensor.stride(), extent) or ()
@@ -316,12 +315,9 @@ _SCALARS: Final = frozenset({float, bool, complex})
 def key_of(fake: Fake) -> object:
     if fake.key is None:
         geometry = hint_geometry(fake) if fake.form is None else (fake.form,)
-        fake.key = _key(*geometry, fake.dtype, fake.device)
+        what = (*geometry, fake.dtype, fake.device)
+        fake.key = _keys.get(what) or _keys.setdefault(what, object())
     return fake.key
-
-
-def _key(*what: Any) -> object:
-    return _keys.get(what) or _keys.setdefault(what, object())
 
 
 def _memo_key(func: Any, args: Args, kwargs: Kwargs, found: _Found) -> tuple[Any, ...] | None:

@@ -139,6 +139,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "scalars": (lambda x, y: x * y + 1, [normal(), normal()]),
     "empty": (lambda x: x * 2 + 1, [normal(0, 4)]),
     "softmax_of_nothing": (lambda x: torch.softmax(x, -1), [normal(40, 0)]),
+    "functions_beside_long_integers": (
+        lambda x, i: (x.sin() + x.cos() + x.tan() + x.atan() + torch.atan2(x, x + 9) + (x * x + 1).pow(x)) * i,
+        [normal(37), torch.arange(37)],
+    ),
     "four_loops": (
         lambda x: x[..., :8].view(2, 6, 2, 4).transpose(1, 2) @ x[..., 8:16].view(2, 6, 2, 4).transpose(1, 2).mT,
         [normal(2, 6, 24)],
@@ -159,7 +163,8 @@ def test_plain_loops_equal_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["softmax_tail", "layer_norm", "column_sum", "extremes", "float64", "integers", "turned_pairs"]
+    "name", ["softmax_tail", "layer_norm", "column_sum", "extremes", "float64", "integers", "turned_pairs",
+             "functions_beside_long_integers"]
 )
 def test_narrow_vectors_equal_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if codegen.vector_bytes() < 32:
