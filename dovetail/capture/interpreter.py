@@ -370,8 +370,8 @@ class Activation:
     LOAD_GLOBAL_CALL = lambda self, arg: self.push_callable(self.load_global(arg))
     LOAD_METHOD = lambda self, arg: self.push_callable(load_attr(self.trace, self.stack.pop(), arg))
 
-    STORE_GLOBAL = lambda self, arg: store_global(
-        self.trace, self.globals, arg, self.stack.pop(), self.global_source(arg))
+    def STORE_GLOBAL(self, arg: str) -> None:
+        store_global(self.trace, self.globals, arg, self.stack.pop(), self.global_source(arg))
 
     def IMPORT_NAME(self, arg: str) -> None:
         names, level = self.stack.pop(), self.stack.pop()
@@ -485,8 +485,10 @@ class Activation:
 
     BUILD_CONST_KEY_MAP = pushed(lambda self, arg: dict(zip(self.stack.pop(), self.pop(arg))))
 
-    BUILD_STRING = pushed(lambda self, arg: (
-        late(self.trace, str.join, ["", parts]) if is_late(parts := self.pop(arg)) else "".join(parts)))
+    def BUILD_STRING(self, arg: int) -> None:
+        parts = self.pop(arg)
+        self.stack.append(late(self.trace, str.join, ["", parts]) if is_late(parts) else "".join(parts))
+
     LIST_APPEND = lambda self, arg: self.stack[-arg - 1].append(self.stack.pop())
 
     def MAP_ADD(self, arg: int) -> None:
@@ -557,8 +559,10 @@ class Activation:
         setattr(function, name, value)
         return function
 
-    SET_FUNCTION_ATTRIBUTE = pushed(
-        lambda self, arg: self.set_function_field(self.stack.pop(), arg, self.stack.pop()))
+    def SET_FUNCTION_ATTRIBUTE(self, arg: int) -> None:
+        """(value, function -- function)"""
+        function, value = self.stack.pop(), self.stack.pop()
+        self.stack.append(self.set_function_field(function, arg, value))
 
     def KW_NAMES(self, arg: tuple[str, ...]) -> None:
         self.kw_names = arg
