@@ -13,7 +13,7 @@ from collections.abc import Set
 from typing import Final, cast
 
 from dovetail.ir.expr import Expr, total
-from dovetail.ir.graph import GET, Graph, Node, nodes_in
+from dovetail.ir.graph import GET, INPUT, Graph, Node, nodes_in
 from dovetail.ir.types import ScalarType, TensorType
 from dovetail.ops.prims import PRIMS, kind_of
 
@@ -35,6 +35,8 @@ LARGEST_PICK: Final = 24
 """Operations that a gather repeats for each element it reads rather than have the source stored."""
 MUCH_WORK: Final = 2048
 """Elements that one program takes long to compute."""
+READY_BYTES: Final = 1 << 18
+"""Of an input that one program reads in no time."""
 GATHERS: Final = ("prims.take", "prims.gather")
 MANY: Final = 8
 """Past this many readers the exact set no longer matters."""
@@ -235,10 +237,13 @@ def _recompute_cheap(graph: Graph, stored: set[Node], shared: set[Node]) -> None
 
 def _store_joins(graph: Graph, readers: dict[Node, frozenset[Node]], stored: set[Node]) -> None:
     """A value that several nests compute from larger ones: storing it moves as many bytes as reading those
-    again, and those need not live on."""
+    again, and those need not live on. A GPU reads small inputs while it waits for what must be waited for."""
     for node in graph.nodes:
         if node not in stored and len(readers.get(node, ())) > 1 and kind_of(node.op) == "pointwise":
-            if sum(s.tensor.dtype.bytes for s in _large_sources(node, stored)) > node.tensor.dtype.bytes:
+            sources = _large_sources(node, stored)
+            is_ready = all(s.op == INPUT and s.tensor.bytes.hi <= READY_BYTES for s in sources)
+            is_ready &= node.tensor.device.kind != "cpu"
+            if sum(s.tensor.dtype.bytes for s in sources) > node.tensor.dtype.bytes and not is_ready:
                 stored.add(node)
 
 

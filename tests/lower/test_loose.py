@@ -26,3 +26,12 @@ def test_what_the_caller_sees_is_exact():
 def test_comparisons_see_the_last_bit():
     found = loose(lambda x: (x.float().exp().sum(-1) > 3,), torch.randn(4, 64).bfloat16())
     assert not any(found.values())
+
+
+def test_what_no_rounding_reaches_does_not_make_a_row_exact():
+    def program(x, at):
+        mask = (at * 3 // 2) > 5
+        return (x.float().exp().sum(-1) * mask).bfloat16(), mask.sum().bfloat16()
+
+    found = loose(program, torch.randn(4, 64).bfloat16(), torch.arange(4))
+    assert found.pop("gt") and found

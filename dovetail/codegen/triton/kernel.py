@@ -31,7 +31,7 @@ from dovetail.ir.expr import ONE, Expr, mul, spell, substitute, sym, symbols
 from dovetail.ir.loop import SCANS, Buffer, Nest, Scalar, Write, iter_scalars, scalar
 from dovetail.ir.program import FOLLOW, Blocks
 from dovetail.ir.schedule import Group
-from dovetail.ir.types import BOOL, F32, F64, I32, I64, NARROW, DType
+from dovetail.ir.types import BF16, BOOL, F32, F64, I32, I64, NARROW, DType
 from dovetail.util.noun import Noun, field
 from dovetail.util.writer import Writer
 
@@ -97,6 +97,8 @@ class Emitter(Noun, frozen=False):
     written: frozenset[str] = field(init=False)
     shortened: frozenset[Scalar] = field(init=False)
     """erf and tanh that are read only to add 1 to them."""
+    summed: frozenset[Scalar] = frozenset()
+    """exp(x - max(x)) of bfloat16s that is only summed."""
     addresses: frozenset[Scalar] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,8 +122,9 @@ class Emitter(Noun, frozen=False):
         each = power(max(LOADS_A_THREAD // loads, 1) + 1) // 2 if loads > MANY_LOADS else 64
         found = tiling.choose_blocks(self.axes, self.shape, self.is_looped, find_streams(self.group), each)
         self.blocks = tuple(dict.fromkeys(found))
-        grows = any(find_shifted(step, after) for step, after in pairwise(self.shape.passes))
-        if grows and self.is_looped and self.axes[0].size.lo >= tiling.MANY_ROWS and self.neighbours > 1:
+        shifted = [write for both in pairwise(self.shape.passes) for write in find_shifted(*both)]
+        self.summed = frozenset(write.value for write in shifted if _is_of_bf16(write.value))
+        if shifted and self.is_looped and self.axes[0].size.lo >= tiling.MANY_ROWS and self.neighbours > 1:
             self.blocks = (Blocks(1, r=2048, warps=4), *self.blocks)
 
     @property
@@ -264,6 +267,13 @@ class Emitter(Noun, frozen=False):
             if node.op in ("load", "masked") and is_constant and 0 < len(read | early) <= MOST_EARLY:
                 early |= read
                 self._value(node)
+        if self.axes[0].size is ONE:  # one program waits for all the others: it reduces what it can before
+            self._at_once(nest for nest in self.shape.passes[0].points if self._is_settled(nest))
+
+    def _is_settled(self, nest: Nest) -> bool:
+        read = (self.buffers[name] for name, _ in nest.loads)
+        is_inside = all(write.reduce and write.buffers[0] in self.group.internal for write in nest.writes)
+        return is_inside and all(buffer.kind == "constant" for buffer in read)
 
     def _load_ahead(self, sure: set[Scalar]) -> None:
         """Of a row taken in blocks, the first one; the walk then loads each a block before it is needed."""
@@ -317,6 +327,8 @@ class Emitter(Noun, frozen=False):
 
     def _at_once(self, nests: Iterable[Nest]) -> None:
         for write in analysis.writes_in(nests):
+            if write.reduce and write.buffers[0] in self.values:  # before
+                continue
             tile = self._value(write.value)
             if not write.reduce:
                 self._store(write, tile)
@@ -554,6 +566,9 @@ class Emitter(Noun, frozen=False):
         if (short := _one_plus(node)) is not None and short in self.shortened:
             return self._define(f"dv.one_plus_{short.op}({known[short.operands[0]].text})", node.dtype,
                                 known[short].axes)  # fmt: skip
+        if node in self.summed and self.is_rounded:
+            x, top = (known[part].text for part in node.operands[0].operands)
+            return self._define(f"dv.under({x}, {top})", node.dtype, operands[0].axes)
         entry = (FAST.get(node.op) if self.is_rounded else None) or TRITON[node.op]
         template = entry if isinstance(entry, str) else entry(node.dtype, tuple(x.dtype for x in operands))
         axes = frozenset().union(*(x.axes for x in operands)) if operands else frozenset()
@@ -660,6 +675,12 @@ def find_shifted(step: Pass, after: Pass) -> dict[Write, Write]:
             return {}
         found[write] = top
     return {} if after.rows else found
+
+
+def _is_of_bf16(shifted: Scalar) -> bool:
+    """The x in exp(x - max(x)) is."""
+    x = shifted.operands[0].operands[0]
+    return x.op == "cast" and x.operands[0].dtype is BF16
 
 
 def find_addresses(group: Group) -> frozenset[Scalar]:

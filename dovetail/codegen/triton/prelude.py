@@ -27,6 +27,14 @@ def minimum(a, b):
 
 
 @triton.jit
+def under(a, top):
+    """exp(a - top) of bfloat16s, in two instructions: with a constant of 16 bits their products are exact, so
+    that it is 1 at the top. For products that overflow any other constant will do."""
+    scale = tl.where(tl.abs(top) < 1e38, 1.44268798828125, 0.5)
+    return tl.exp2(a * scale - top * scale)
+
+
+@triton.jit
 def below(a, top):
     """exp(a - top), for sums of it, in which the far ones, less accurate, count little; 1 at the top, be
     that infinite."""
