@@ -23,8 +23,9 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._pytree import tree_map_only
 
 from dovetail.errors import DataDependentValue, UnsupportedMutation
+from dovetail.fake.form import is_dense
 from dovetail.fake.kernels import IN_PLACE
-from dovetail.util.library import define_op
+from dovetail.util.library import define_op, restride
 from dovetail.util.noun import Noun
 
 
@@ -125,11 +126,13 @@ _ALIAS: Final = re.compile(r"\(\w+!?( -> [a-z*|]+)?\)(?=[ \[?])")
 
 
 class Opaque(Noun, eq=False):
-    """A call to record: op(tensors), whose results have the shapes of `like`, at `positions`."""
+    """A call to record: op(tensors), whose results have the shapes of `like`, at `positions`. They have its
+    strides, too, as far as these are numbers and without gaps; else they are row-major."""
 
     op: str
     tensors: list[torch.Tensor]
     like: list[torch.Tensor]
+    strides: list[tuple[int, ...] | None]
     positions: list[int]
     count: int
 
@@ -174,6 +177,7 @@ def _describe(backward: Callable[..., Any], ctx: Any, grads: Sequence[Any]) -> O
     positions = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and needed[i]]
     like = [inputs[i] for i in positions]
     is_static = all(isinstance(size, int) for x in like for size in x.shape)
+    strides = [x.stride() if is_static and is_dense(x.shape, x.stride()) else None for x in like]
     forms = [(tuple(x.shape) if is_static else None, x.dtype, x.device) for x in like]
 
     def run(given: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -183,18 +187,29 @@ def _describe(backward: Callable[..., Any], ctx: Any, grads: Sequence[Any]) -> O
         context = SimpleNamespace(**own, saved_tensors=tensors, needs_input_grad=needed)
         made = backward(context, *(next(rest) if is_here else None for is_here in present))
         made = made if isinstance(made, (list, tuple)) else (made,)
-        return [_laid_out(made[i], *form) for i, form in zip(positions, forms)]
+        seen = list(given)
+        for i, stride, form in zip(positions, strides, forms):
+            seen.append(_laid_out(made[i], stride, seen, *form))
+        return seen[len(given) :]
 
     op = define_op(f"backward_{uuid.uuid4().hex}(Tensor[] given) -> Tensor[]", run)
     tensors = [*saved, *(kept[n] for n in named), *(grad for grad in grads if grad is not None)]
-    return Opaque(str(op), tensors, like, positions, len(inputs))
+    return Opaque(str(op), tensors, like, strides, positions, len(inputs))
 
 
-def _laid_out(grad: Any, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Row-major, as the graph was told, and in memory of its own; zeros where there is none."""
+def _laid_out(
+    grad: Any, stride: tuple[int, ...] | None, seen: list[torch.Tensor], shape: Any, dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:  # fmt: skip
+    """As the graph was told, and in memory of its own; zeros where there is none."""
     if grad is not None:
-        return grad.clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
+        if stride is None:
+            return grad.clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
+        places = [other.untyped_storage()._cdata for other in seen]
+        is_own = grad.stride() == stride and grad.untyped_storage()._cdata not in places
+        return grad if is_own else restride(grad, stride)
     if shape is None:
         detail = "a custom op's backward gave no gradient for an input of symbolic size"
         raise UnsupportedMutation(detail=detail)
-    return torch.zeros(shape, dtype=dtype, device=device)
+    zeros = torch.zeros(shape, dtype=dtype, device=device)
+    return zeros if stride is None else restride(zeros, stride)

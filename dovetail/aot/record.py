@@ -268,8 +268,10 @@ def record_custom(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> 
 
 
 def record_opaque(recorder: Recorder, call: Opaque) -> list[Any]:
-    """The gradients that an untraceable backward gives, row-major."""
-    made = [infer(_aten.empty.memory_format, (x.shape,), _factory(x)) for x in call.like]
+    """The gradients that an untraceable backward gives."""
+    empty, strided = _aten.empty.memory_format, _aten.empty_strided.default
+    made = [infer(strided if stride else empty, (x.shape, stride) if stride else (x.shape,), _factory(x))
+            for x, stride in zip(call.like, call.strides)]  # fmt: skip
     nodes = tuple([recorder.arg(tensor) for tensor in call.tensors])
     recorder.results(recorder.call(call.op, (nodes,), result_type(made)), made)
     return made

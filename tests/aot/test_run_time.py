@@ -12,8 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 import dovetail
 from dovetail import aot
+from dovetail.aot import functional
 from dovetail.aot.joint import MOST_GROUPS
 from dovetail.errors import UnsupportedMutation
+from dovetail.util.library import restride
 from tests.aot.running import as_module, check, compiled
 
 
@@ -353,6 +355,29 @@ def test_custom_op_whose_backward_reads_values() -> None:
     ]  # fmt: skip
     check(lambda x, w, ends: _grouped(x.sin(), w, ends).exp(), make)
     assert _grouped._backward_fn is _grouped_backward
+
+
+def test_gradients_of_such_a_backward_are_laid_out_as_what_they_belong_to(monkeypatch: Any) -> None:
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (w,) = ctx.saved_tensors
+        by_weight = torch.zeros_like(w)
+        by_weight[int(ctx.at)] = grad.sum(0)
+        return grad, by_weight, None
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.at = inputs[2]
+
+    with torch.library._scoped_library("dovetail_aot_laid", "FRAGMENT"):
+        op = torch.library.custom_op("dovetail_aot_laid::row", lambda x, w, at: x + w[int(at)], mutates_args=(),
+                                     schema="(Tensor x, Tensor w, Tensor at) -> Tensor")  # fmt: skip
+        op.register_fake(lambda x, w, at: torch.empty_like(x))
+        op.register_autograd(backward, setup_context=keep)
+        copies: list[tuple[int, ...]] = []
+        monkeypatch.setattr(functional, "restride", lambda t, stride: copies.append(stride) or restride(t, stride))
+        make = lambda: [torch.randn(5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True), torch.tensor(2)]  # noqa: E731
+        check(lambda x, w, at: op(x.sin(), w.t(), at).exp(), make)
+        assert copies == [(4, 1)], "what came in goes out again, so it is copied; the weights' gradient is not"
 
 
 def test_custom_ops() -> None:
