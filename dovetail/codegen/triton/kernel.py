@@ -123,7 +123,9 @@ class Emitter(Noun, frozen=False):
         found = tiling.choose_blocks(self.axes, self.shape, self.is_looped, find_streams(self.group), each)
         self.blocks = tuple(dict.fromkeys(found))
         shifted = [write for both in pairwise(self.shape.passes) for write in find_shifted(*both)]
-        self.summed = frozenset(write.value for write in shifted if _is_of_bf16(write.value))
+        others = (w.value for w in analysis.writes_in(self.group.nests) if w not in shifted)
+        summed = {write.value for write in shifted if _is_of_bf16(write.value)}
+        self.summed = frozenset(summed.difference(iter_scalars(*others)))
         if shifted and self.is_looped and self.axes[0].size.lo >= tiling.MANY_ROWS and self.neighbours > 1:
             self.blocks = (Blocks(1, r=2048, warps=4), *self.blocks)
 
