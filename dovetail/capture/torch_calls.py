@@ -141,9 +141,8 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
         raise BackwardCall(trace.loc(), function="torch.autograd.grad or backward")
     if name in METHOD_RULES and len(args) == 1 and not kwargs and isinstance(args[0], Fake):
         return METHOD_RULES[name](trace, args[0])
-    layers = ("gru", "rnn_tanh", "rnn_relu") + ("lstm",) * (name == "lstm" and args[0].form is not None)
-    if name in layers and getattr(args[1], "dtype", None) == torch.int64:
-        raise DataDependentValue(trace.loc(), function=f"{name} of a packed sequence")  # reads it, or crashes
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        check_recurrent(trace, name, args)
     check_arguments(trace, fn, (args, kwargs))
     if "as_strided" in name:
         ask_input("storage_offset", trace, [*args, *kwargs.values()][0])  # a place is counted from there
@@ -155,6 +154,16 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
     elif not args and not kwargs and fn not in READERS.values() and "autocast" not in name:
         guard_answer(trace, fn, result)
     return result
+
+
+def check_recurrent(trace: Trace, name: str, args: list[Any]) -> None:
+    """A layer that goes step by step is compiled for the first length it meets, and not for each one."""
+    is_symbolic = args[0].form is not None
+    if getattr(args[1], "dtype", None) == torch.int64 and (is_symbolic or name != "lstm"):
+        raise DataDependentValue(trace.loc(), function=f"{name} of a packed sequence")  # reads it, or crashes
+    if is_symbolic and not trace.is_whole:
+        sizes = [size for size in args[0].shape if isinstance(size, torch.SymInt)]
+        trace.dynamic.shapes.restless |= trace.dynamic.names_in(sizes)
 
 
 def guard_answer(trace: Trace, read: Callable[[], Any], value: Any) -> None:

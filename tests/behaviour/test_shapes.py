@@ -521,3 +521,26 @@ def test_buffers_are_symbolic_only_when_their_size_changes() -> None:
     torch.testing.assert_close(*zip(*results))
     torch.testing.assert_close(model.state_dict(), eager.state_dict())
     assert dovetail.stats()["recompiles"] == 1
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers_are_not_compiled_for_every_length(kind: Any) -> None:
+    """In training they go step by step: from the second length on they run as themselves, the rest compiled."""
+
+    class Tagger(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.steps, self.last = torch.nn.Linear(3, 4), kind(4, 5, batch_first=True), torch.nn.Linear(5, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.steps(self.first(x).relu())[0].tanh())
+
+    dovetail.reset()
+    model = Tagger()
+    compiled = dovetail.compile(model)
+    for length in range(2, 16):
+        x = torch.randn(2, length, 3)
+        wanted = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+        torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), [*model.parameters()]), wanted)
+    stats = dovetail.stats()
+    assert stats["recompiles"] <= 4 and stats["graph_breaks"] == 2 and not stats["skips"]
