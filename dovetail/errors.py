@@ -215,6 +215,11 @@ class LongLoop(Break):
     hint = "compute on whole tensors, or keep the loop out of the compiled function"
 
 
+class LongLayer(Break):
+    code, message = "B26", "{function} takes {steps} steps, which would be compiled one by one"
+    hint = "this break is cheap: the steps take most of the time; nn.LSTM has a kernel for all of them"
+
+
 class FrameRaises(SkippedFrame):
     """The program itself raises in this call: eager raises it, with its own traceback."""
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from dovetail import errors
 from dovetail.capture.attributes import MISSING, bind_class_value, call_property, find_in_mro, guard_class
 from dovetail.capture.masks import Masked, call_masked
 from dovetail.capture.operations import get_item, has_fake, set_item
@@ -50,6 +51,8 @@ STATEFUL: Final = (
 )  # fmt: skip
 """C functions of torch whose names start so change hidden state."""
 
+MOST_STEPS: Final = 256
+"""Of a recurrent layer without a kernel for all of them."""
 LIST_KERNELS: Final = ("_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach", "_cuda_jiterator")
 """One kernel over lists of tensors already, that writes in place or takes their addresses: left to Python."""
 
@@ -164,6 +167,9 @@ def check_recurrent(trace: Trace, name: str, args: list[Any]) -> None:
     if is_symbolic and not trace.is_whole:
         sizes = [size for size in args[0].shape if isinstance(size, torch.SymInt)]
         trace.dynamic.shapes.restless |= trace.dynamic.names_in(sizes)
+    elif name != "lstm" and not trace.is_whole and len(args) == 9:
+        if (steps := args[0].shape[args[-1]] * args[4]) > MOST_STEPS:
+            raise errors.LongLayer(trace.loc(), function=name, steps=steps)
 
 
 def guard_answer(trace: Trace, read: Callable[[], Any], value: Any) -> None:

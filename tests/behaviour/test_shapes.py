@@ -544,3 +544,13 @@ def test_recurrent_layers_are_not_compiled_for_every_length(kind: Any) -> None:
         torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), [*model.parameters()]), wanted)
     stats = dovetail.stats()
     assert stats["recompiles"] <= 4 and stats["graph_breaks"] == 2 and not stats["skips"]
+
+
+def test_many_steps_of_a_recurrent_layer_are_not_compiled_one_by_one() -> None:
+    dovetail.reset()
+    layer = torch.nn.GRU(3, 4, num_layers=2)
+    for length in (100, 200):
+        x = torch.randn(length, 2, 3)
+        torch.testing.assert_close(dovetail.compile(lambda x: layer(x)[0].tanh() + 1)(x), layer(x)[0].tanh() + 1)
+        assert dovetail.stats()["graph_breaks"] == 2 * (length > 100)
+    assert {item.code for item in dovetail.report().breaks} == {"B26"}
