@@ -422,5 +422,5 @@ def _emit_integer(name: str) -> str:
         scalars = ("int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t", "uint64_t")
         kinds = (*vectors, *scalars)
         return "".join(f"INLINE {t} {name}_({t} x, {t} y) {{ return {body}; }}\n" for t in kinds)
-    each = f"for (int l = 0; l < L; ++l) z[l] = {name}_(x[l], y[l]); return z;"
+    each = f'_Pragma("GCC unroll 64") for (int l = 0; l < L; ++l) z[l] = {name}_(x[l], y[l]); return z;'
     return "".join(f"INLINE {v} {name}_({v} x, {v} y) {{\n    {v} z; {each}\n}}\n" for v in vectors)

@@ -220,16 +220,19 @@ class Accumulator(Noun, frozen=False):
 
     def total(self, scope: Scope) -> Value:
         """The accumulators as one value per outer point."""
-        first = self._merged(scope)
+        first, nan = self._merged(scope), f"{self.name}_nan{self._slots()[0]}"
         if not self.is_vector or self.writer.column:
+            if self.tracks_nan:
+                scope(f"{first} = ({nan} != {nan} ? {nan} : {first});")
             return Value(first, self.dtype, self.is_vector, scope.depth)
-        self._across(first, self.kind, self.dtype, scope)
+        self._across(first, self.better, self.dtype, scope)
         text = f"{first}[0]" + (" != 0" if self.dtype is BOOL else "")
+        if self.tracks_nan:
+            text = f'any_lane(to_mask({nan} != {nan})) ? __builtin_nan("") : {text}'
         return Value(self._scalar(text, self.dtype, scope), self.dtype, False, scope.depth)
 
-    def _across(self, name: str, kind: str, dtype: DType, scope: Scope) -> None:
+    def _across(self, name: str, pattern: str, dtype: DType, scope: Scope) -> None:
         """All lanes of a variable in each of them."""
-        pattern = combine(kind, dtype, True)
         self.writer.functions |= ops.functions_of(pattern, (dtype,))
         step = self.writer.lanes // 2
         while step:
@@ -240,16 +243,14 @@ class Accumulator(Noun, frozen=False):
     def _merged(self, scope: Scope) -> str:
         """All side-by-side accumulators in the first; its text."""
         first = f"{self.name}{self._slots()[0]}"
-        for slot in self._slots():
-            if self.tracks_nan:
-                nan = f"{self.name}_nan{slot}"
-                scope(f"{self.name}{slot} = ({nan} != {nan} ? {nan} : {self.name}{slot});")
-        pattern = combine(self.kind, self.dtype, self.is_vector)
         step = self.copies // 2
         while step:
             for k in range(step):
                 left, right = f"{self.name}[{k}]", f"{self.name}[{k + step}]"
-                scope(f"{left} = {pattern.format(left, right)};")
+                scope(f"{left} = {self.better.format(left, right)};")
+                if self.tracks_nan:
+                    left, right = f"{self.name}_nan[{k}]", f"{self.name}_nan[{k + step}]"
+                    scope(f"{left} = ({right} != {right} ? {right} : {left});")
             step //= 2
         if self.cascades:
             scope(f"{first} = {first} + {self.name}_mid + {self.name}_sum;")
@@ -283,13 +284,12 @@ class Accumulator(Noun, frozen=False):
         scope(f"{self.type(self.dtype)} {top} = {self.start}; {self.type(place)} {at} = {nowhere};")
         for slot in self._slots():
             scope(f"{top} = {better.format(top, self.name + slot)};")
-        self._across(top, kind, self.dtype, scope)
-        self.writer.functions |= ops.functions_of(earlier, (place,))
+        self._across(top, better, self.dtype, scope)
         for slot in self._slots():
             v, unequal = f"{self.name}{slot}", " | to_mask({0} != {0})" if self.dtype.is_float else ""
             chosen = f"select(to_mask({v} == {top}){unequal.format(v)}, {self.name}_at{slot}, {nowhere})"
             scope(f"{at} = {earlier.format(at, chosen)};")
-        self._across(at, "min", place, scope)
+        self._across(at, earlier, place, scope)
         return f"{top}[0]", f"{at}[0]"
 
     def found(self, at: str) -> str:
