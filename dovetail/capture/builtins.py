@@ -43,7 +43,7 @@ from dovetail.capture.trace import NULL, PLAIN, Appender, Outside, Raised, Trace
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Predicate
-from dovetail.ir.source import Applied
+from dovetail.ir.source import Applied, Attr, Drawn
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -107,7 +107,12 @@ on(delattr)(lambda trace, args, kwargs: attributes.delete_attr(trace, args[0], a
 on(callable)(lambda trace, args, kwargs: guard_kinship(
     trace, args[0], type(args[0]), (), callable(args[0].original if type(args[0]) is Outside else args[0])
 ))
-on(vars)(lambda trace, args, _: _getattr(trace, [*args, "__dict__"], _) if args else _locals(trace, args, _))
+
+
+@on(vars)
+def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    found = _getattr(trace, [*args, "__dict__", NULL], kwargs) if args else _locals(trace, args, kwargs)
+    return native(vars, *args) if found is NULL else found  # which says that there are none
 
 
 @on(isinstance)
@@ -183,13 +188,14 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 _counts: dict[tuple[int, int], tuple[Any, ...]] = {
-    (0, 0): (globals, locals), (0, 1): (vars,), (1, 2): (iter, next, format, sum, round),
-    (1, 1): (callable, id, hash, len, any, all, abs, repr, ascii, sorted), (3, 3): (setattr,),
-    (2, 2): (hasattr, delattr, isinstance, issubclass, divmod), (2, 3): (getattr, functools.reduce),
+    (0, 0): (globals, locals), (0, 1): (vars, bool, torch.Size), (1, 2): (iter, next, format, sum, round),
+    (1, 1): (callable, id, hash, len, any, all, abs, repr, ascii, sorted, reversed), (3, 3): (setattr,),
+    (2, 2): (hasattr, delattr, isinstance, issubclass, divmod, filter), (2, 3): (getattr, functools.reduce),
+    (1, 3): (range, type), (1, sys.maxsize - 1): (min, max, map),
 }  # fmt: skip
-COUNTS: Final = {fn: range(least, most + 1) for (least, most), known in _counts.items() for fn in known}
+COUNTS: Final = {id(fn): range(least, most + 1) for (least, most), known in _counts.items() for fn in known}
 """How many arguments they take, none by keyword but for a few."""
-BY_KEYWORD: Final = frozenset({sum, round, sorted})
+BY_KEYWORD: Final = frozenset({sum, round, sorted, min, max})
 
 # -- sizes, truth, iteration -------------------------------------------------------------------------
 
@@ -262,14 +268,14 @@ on(functools.reduce)(lambda trace, args, kwargs: native(
 ))  # fmt: skip
 
 
-def _unary_number(function: Any, method: str, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if isinstance(args[0], Fake):
-        return trace.call(attributes.load_attr(trace, args[0], method), args[1:], kwargs)
-    own = operations.dunder(trace, type(args[0]), dunder)
+def _unary_number(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], Fake) and function is abs:  # a tensor is not rounded so
+        return trace.call(attributes.load_attr(trace, args[0], "abs"), args[1:], kwargs)
+    own = operations.dunder(trace, type(args[0]), f"__{function.__name__}__")
     return trace.call(own, args, kwargs) if own else native(function, *args, **kwargs)
 
 
-on(abs)(partial(_unary_number, abs, "abs", "__abs__"))
+on(abs)(partial(_unary_number, abs))
 
 
 @on(divmod)
@@ -283,7 +289,7 @@ def _divmod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 def _round(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(args[0], torch.SymInt):  # whose own __round__ forgets the digits
         args = [int(args[0]), *args[1:]] if args[1:] or kwargs else args
-    return _unary_number(round, "round", "__round__", trace, args, kwargs)
+    return _unary_number(round, trace, args, kwargs)
 
 
 on(pow)(lambda trace, args, kwargs: (
@@ -338,13 +344,22 @@ def breaking(kind: type[Break], **fields: str) -> Special:
 on(_abc._abc_register)(breaking(UnknownCall, function="register"))  # type: ignore[attr-defined]
 for _name in ("open", "input", "compile", "breakpoint", "__import__"):
     on(getattr(builtins, _name))(breaking(UnknownCall, function=_name))
-on(torch.manual_seed)(breaking(UnknownCall, function="torch.manual_seed"))
 for _name in ("exec", "eval", "dir"):  # they cannot be called from anywhere else
     _detail = f"call to {_name}(), which looks at its caller's variables"
     on(getattr(builtins, _name))(breaking(SkippedFrame, detail=_detail))
 _dir, _break = SPECIAL[id(dir)], breaking(UnknownCall, function="dir of an object")
 on(dir)(lambda trace, args, kwargs: (_break if args else _dir)(trace, args, kwargs))
 on(globals)(lambda trace, args, kwargs: GlobalsView(trace.places[-1]))
+
+
+@on(torch.manual_seed)
+def _seed(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """Done before the graph, as long as nothing in there comes before it."""
+    if trace.calls or trace.is_inner or type(*args, *kwargs.values()) is not int:
+        raise UnknownCall(trace.loc(), function="torch.manual_seed")
+    home = trace.const(torch, "torch")
+    trace.draws.append(Drawn(home, "manual_seed", repr([*args, *kwargs.values()][0])))
+    return wrap(trace, torch.default_generator, Attr(home, "default_generator"))
 
 
 @on(locals)
@@ -383,7 +398,8 @@ def _number(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     for name in (f"__{cls.__name__}__", "__index__"):
         own = operations.dunder(trace, kind, name)
         if own is not None and own.__module__ != "enum":
-            return trace.call(own, args, {})
+            args, kind = [trace.call(own, args, {})], cls
+            break
     operations.check_operands(trace, f"{cls.__name__}()", *args)
     operations.check_unknown_float(trace, "int()", *args if cls is int else ())
     return native(cls, *args, **kwargs)
@@ -551,7 +567,7 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         kwargs = {**kwargs, "key": as_callback(trace, kwargs["key"])}
     if name in ("index", "count", "remove") and isinstance(owner, list):
         if any(operations.is_compared(trace, item) for item in (args[0], *owner)):
-            return search_list(trace, name, owner, args[0])
+            return search_list(trace, name, owner, *args)
     return native(fn, *args, **kwargs)
 
 

@@ -48,7 +48,7 @@ from dovetail.capture.transforms import BY_NAME, TRANSFORMS, call_transform, clo
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Predicate
-from dovetail.ir.source import Applied, Attr, Cell, Item, Source, root_of
+from dovetail.ir.source import Applied, Attr, Cell, Drawn, Item, Source, root_of
 from dovetail.ir.source import Arg as RootArg
 
 MAX_DEPTH: Final = 400
@@ -58,16 +58,21 @@ CO_ASYNC: Final = 0x80 | 0x100 | 0x200
 
 
 def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    special = known.SPECIAL.get(id(fn))
-    if special is not None:
-        wanted, is_named = known.COUNTS.get(fn), bool(kwargs) and fn not in known.BY_KEYWORD
-        if wanted is not None and (is_named or len(args) not in wanted):
+    special, wanted = known.SPECIAL.get(id(fn)), known.COUNTS.get(id(fn))
+    try:
+        if wanted is not None and (len(args) not in wanted or kwargs and fn not in known.BY_KEYWORD):
             return native(fn, *args, **kwargs)  # which says so
-        return special(trace, args, kwargs)
-    if type(fn) in BY_TYPE:
-        return BY_TYPE[type(fn)](trace, fn, args, kwargs)
-    if isinstance(fn, type):
-        return call_class(trace, fn, args, kwargs)
+        if special is not None:
+            return special(trace, args, kwargs)
+        if type(fn) in BY_TYPE:
+            return BY_TYPE[type(fn)](trace, fn, args, kwargs)
+        if isinstance(fn, type):
+            return call_class(trace, fn, args, kwargs)
+    except Exception as error:  # of a rule that such arguments are no match for: Python knows what they mean
+        is_rule = special is not None or type(fn) in C_KINDS or fn in known.CLASSES
+        if isinstance(error, Break) or errors.is_from_signal(error) or not is_rule:
+            raise
+        raise UnknownCall(trace.loc(), function=f"{fn.__qualname__} with such arguments") from None
     if is_compiled(fn):
         return call_compiled(trace, fn, args, kwargs)
     if isinstance(fn, torch.nn.Module):
@@ -194,9 +199,36 @@ def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any
     function, owner = fn.__func__, fn.__self__
     if is_ours(type(owner)) or type(owner) in NUMBERS:
         return native(fn, *args, **kwargs)
-    if isinstance(owner, random.Random):
-        raise UnknownCall(trace.loc(), function=f"random.{fn.__name__}")
+    if isinstance(owner, random.Random) or type(owner).__qualname__ in STATES:
+        return draw(trace, fn, args, kwargs)
     return call(trace, function, [owner, *args], kwargs)
+
+
+def draw(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A number of a generator of Python's or NumPy's is an input of the graph, as long as nothing asks for
+    its value: see Drawn. Capturing draws none: the state is put back."""
+    owner, name, policy, bound = fn.__self__, fn.__name__, trace.dynamic, trace.source_of(fn)
+    source = Attr(bound, "__self__") if bound is not None else trace.source_of(owner)
+    is_plain = getattr(owner, "__dict__", {}).keys() <= {"gauss_next"} and not kwargs
+    is_plain &= type(owner).__qualname__ in STATES and all(type(arg) in (int, float) for arg in args)
+    if source is None or policy is None or not (policy.seen.draws and is_plain) or trace.is_inner:
+        raise UnknownCall(trace.loc(), function=f"random.{name}")
+    read, restore = STATES[type(owner).__qualname__]
+    state = getattr(owner, read)()
+    try:
+        made = native(fn, *args)
+    finally:
+        getattr(owner, restore)(state)
+    if type(made) not in (int, float, type(None)) or type(made) is int and not name.startswith("rand"):
+        raise UnknownCall(trace.loc(), function=f"random.{name}")
+    if not any(drawn.of == source for drawn in trace.draws):
+        trace.draws.append(Drawn(source, read, ""))  # for a call that has to be repeated
+    trace.draws.append(where := Drawn(source, name, ", ".join(map(repr, args))))
+    bounds = min(0, *args, 0), max(0, *args, 0) - (name == "randrange")
+    return None if made is None else policy.symbol(trace, made, where, bounds)[1]
+
+
+STATES: Final = {"Random": ("getstate", "setstate"), "RandomState": ("get_state", "set_state")}
 
 
 # -- C functions -------------------------------------------------------------------------------------
@@ -208,6 +240,8 @@ def call_bound(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_tensor_method(trace, name, [owner, *args], kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
+    if type(owner).__qualname__ in STATES:
+        return draw(trace, fn, args, kwargs)
     if type(owner) in FIELDS and isinstance(args[0], Fake):  # of which classes are told for x.shape
         is_read, where = name == "__get__", (args[0], owner.__name__)
         return trace.tensor_attr(*where, True) if is_read else trace.store_tensor_attr(*where, *args[1:])
@@ -224,7 +258,7 @@ def call_bound(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def call_descriptor(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """str.join, dict.get, torch.Tensor.add... taken from the class and called with an instance."""
-    if args and isinstance(args[0], Fake):
+    if args and isinstance(args[0], Fake) and issubclass(torch.Tensor, fn.__objclass__):
         return call_tensor_method(trace, fn.__name__, args, kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
@@ -365,7 +399,7 @@ def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs)
 
 
 def deeds(trace: Trace) -> tuple[Any, ...]:
-    return sum(map(is_random, trace.calls)), *changes(trace)
+    return sum(map(is_random, trace.calls)), len(trace.draws), *changes(trace)
 
 
 def has_deeds(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> bool:
@@ -390,11 +424,12 @@ def has_deeds(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -
 LRU_CACHE: Final = type(functools.lru_cache(lambda: None))
 KNOWN_DEEDS: Final[WeakKeyDictionary[Any, dict[str, bool]]] = WeakKeyDictionary()
 
+_told: Final = type(re.compile("").match)  # a method in C that is told its class
+C_KINDS: Final = frozenset({types.BuiltinFunctionType, types.MethodWrapperType, _told, *C_METHODS})
 BY_TYPE: Final[dict[type, Any]] = {
     FunctionType: call_function,
     MethodType: call_method,
-    **dict.fromkeys((types.BuiltinFunctionType, types.MethodWrapperType), call_bound),
-    type(re.compile("").match): call_bound,  # a method in C that is told its class
+    **dict.fromkeys(C_KINDS, call_bound),
     **dict.fromkeys(C_METHODS, call_descriptor),
     functools.partial: lambda trace, fn, args, named: call(
         trace, fn.func, [*fn.args, *args], fn.keywords | named),

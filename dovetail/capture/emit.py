@@ -296,7 +296,10 @@ def _constant(emit: Emitter, value: Any) -> str:
 
 def _reduced(emit: Emitter, value: Any) -> str:
     """An iterator or another small C object that knows how to be copied."""
-    function, args, *state = value.__reduce__()
+    try:
+        function, args, *state = value.__reduce__()
+    except TypeError:  # pairwise, tee and others cannot
+        emit.refuse(value, "it cannot be built again outside of the graph")
     name = emit.temp(f"{emit.value(function)}({emit.items(args)})")
     if state and state[0] is not None:
         emit.body.append(f"{name}.__setstate__({emit.value(state[0])})")

@@ -41,7 +41,7 @@ from dovetail.fake import Fake, FakeMode, SymbolicCalls
 from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
 from dovetail.ir.guard import Equals, Guard, Predicate, SameAs, State
-from dovetail.ir.source import Arg, Computed, Const, DictAttr, Item, KeyItem, Source
+from dovetail.ir.source import Arg, Computed, Const, DictAttr, Drawn, Item, KeyItem, Source
 from dovetail.options import Options
 from dovetail.util.torch_state import read_state
 from dovetail.util.writer import Writer
@@ -229,6 +229,8 @@ class Attempt:
             raise NoTensors(frame.loc, name=frame.code.co_qualname)
         graph_name = "graph_0"
         emit = Emitter(trace, root, graph_name)
+        for drawn in trace.draws:
+            emit.load(drawn)
         tail = [f"return {emit.value(root.result)}"] if why is None else emit_break(emit, root)
         names = entry_parameters(root, slot_count(frame.code))
         checks = emit_checks(emit, names)
@@ -305,7 +307,8 @@ def show_error(error: BaseException) -> str:
 
 def is_worth_fetching(inputs: Sequence[GraphInput]) -> bool:
     """Many inputs that lie deep in the arguments: the guards have found them already and pass them on."""
-    return sum(graph_input.source.base is not None for graph_input in inputs) > 3
+    is_deep = sum(graph_input.source.base is not None for graph_input in inputs) > 3
+    return is_deep and not any(isinstance(graph_input.source, Drawn) for graph_input in inputs)
 
 
 def bare(stop: Break) -> Break:

@@ -10,13 +10,13 @@ Equalities are used at once: after s0 == s1, every new expression says s0.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from dovetail.errors import DataDependentNumber
+from dovetail.errors import DataDependentNumber, DrawnNumber
 from dovetail.ir import expr as ir
 from dovetail.ir.expr import Expr, symbols
-from dovetail.ir.source import Size, Source
+from dovetail.ir.source import Computed, Drawn, Size, Source
 from dovetail.util.loc import Loc
 from dovetail.util.noun import Noun, field
 
@@ -171,6 +171,7 @@ class Shapes(Noun, frozen=False):
             for part in condition.operands:
                 self.assume(part, reason)
             return
+        self.check_drawn(self.symbols[symbol.name].source for symbol in symbols(condition))
         self.assumptions.append(Assumption(condition, self.where(), reason))
         self._learn(condition)
 
@@ -188,6 +189,12 @@ class Shapes(Noun, frozen=False):
         if not self.restless.isdisjoint(names):
             raise DataDependentNumber(self.where(), function="this line")
 
+    def check_drawn(self, sources: Iterable[Source | None]) -> None:
+        for source in sources:
+            if isinstance(source, Drawn):
+                raise DrawnNumber(self.where())
+            self.check_drawn([leaf for leaf, _ in source.leaves] if isinstance(source, Computed) else ())
+
     def specialise_symbols(self, value: Expr, reason: str = "") -> int:
         """Fix every symbol of value, not only value itself."""
         for symbol in sorted(symbols(self.simplify(value)), key=lambda s: s.name):
@@ -197,11 +204,13 @@ class Shapes(Noun, frozen=False):
     def fix(self, reason: str) -> None:
         for symbol in self.symbols.values():
             self.specialise(symbol.expr, reason)
-        self.fixed_floats = list(self.floats.values())
+        for name in self.floats:
+            self.fix_float(name)
 
     def fix_float(self, name: str) -> float:
         symbol = self.floats[name]
         self.check_steady({name})
+        self.check_drawn([symbol.source])
         if symbol not in self.fixed_floats:
             self.fixed_floats.append(symbol)
         return symbol.hint
@@ -249,6 +258,8 @@ class Shapes(Noun, frozen=False):
 
     def _range_conditions(self, entry: Symbol) -> list[Expr]:
         """The symbol's range as conditions, where they do not follow from what else is checked."""
+        if isinstance(entry.source, Drawn):
+            return []
         symbol = entry.expr
         natural = 0 if isinstance(entry.source, Size) else -ir.INF
         free = ir.sym(symbol.name, -ir.INF, ir.INF)  # a guard knows nothing of it yet
