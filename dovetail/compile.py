@@ -489,8 +489,8 @@ class Compiler:
                 raise errors.GraphBreakError(point.loc, reason=f"[{point.code}] {point.text}", fix=point.hint)
             _report(captured)
             return self._install(frame, captured)
-        except errors.DrawnNumber:  # of a backend that takes numbers for constants: Python draws them
-            self.history.policy(frame).seen.draws = False
+        except errors.DataDependentNumber:  # a backend took a drawn number for a constant: Python draws it
+            self.history.seen[frame.key].draws = False
             return self._compile(frame)
         except (errors.Break, errors.GraphBreakError, KeyboardInterrupt):
             raise

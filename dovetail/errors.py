@@ -144,11 +144,6 @@ class DataDependentNumber(Break):
     hint = "keep it in a tensor, or let Python use it before the function is called"
 
 
-class DrawnNumber(DataDependentNumber):
-    code, message = "B26", "the value of a random number of Python's is needed"
-    hint = "draw it with torch.rand, or let Python use it before the function is called"
-
-
 class UserBreak(Break):
     code, message = "B05", "graph_break() was called"
 

@@ -36,14 +36,14 @@ from dovetail.capture import attributes, operations, text
 from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
-from dovetail.capture.origins import is_value_type, read_list, wrap
+from dovetail.capture.origins import is_value_type, read_list, register, wrap
 from dovetail.capture.text import NUMBERS, Callback, LateText, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, PLAIN, Appender, Outside, Raised, Trace, Unread, is_library_file
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Predicate
-from dovetail.ir.source import Applied, Attr, Drawn
+from dovetail.ir.source import Applied, Source
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -358,8 +358,15 @@ def _seed(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if trace.calls or trace.is_inner or type(*args, *kwargs.values()) is not int:
         raise UnknownCall(trace.loc(), function="torch.manual_seed")
     home = trace.const(torch, "torch")
-    trace.draws.append(Drawn(home, "manual_seed", repr([*args, *kwargs.values()][0])))
-    return wrap(trace, torch.default_generator, Attr(home, "default_generator"))
+    seeded = ask_before(trace, home, "", "manual_seed", *args, *kwargs.values())
+    return register(trace, torch.default_generator, torch.default_generator, seeded)
+
+
+def ask_before(trace: Trace, owner: Source, restore: str, *call: Any) -> Applied:
+    """A method that the entry calls before the graph."""
+    asked = operator.methodcaller(*call)
+    trace.draws.append((Applied(owner, trace.const(asked, call[0]).name, asked), restore))
+    return trace.draws[-1][0]
 
 
 @on(locals)

@@ -48,7 +48,7 @@ from dovetail.capture.transforms import BY_NAME, TRANSFORMS, call_transform, clo
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Predicate
-from dovetail.ir.source import Applied, Attr, Cell, Drawn, Item, Source, root_of
+from dovetail.ir.source import Applied, Attr, Cell, Item, Source, root_of
 from dovetail.ir.source import Arg as RootArg
 
 MAX_DEPTH: Final = 400
@@ -206,7 +206,7 @@ def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any
 
 def draw(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """A number of a generator of Python's or NumPy's is an input of the graph, as long as nothing asks for
-    its value: see Drawn. Capturing draws none: the state is put back."""
+    its value: the entry draws it before, in the program's order. Capturing puts the state back."""
     owner, name, policy, bound = fn.__self__, fn.__name__, trace.dynamic, trace.source_of(fn)
     source = Attr(bound, "__self__") if bound is not None else trace.source_of(owner)
     is_plain = getattr(owner, "__dict__", {}).keys() <= {"gauss_next"} and not kwargs
@@ -221,11 +221,15 @@ def draw(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         getattr(owner, restore)(state)
     if type(made) not in (int, float, type(None)) or type(made) is int and not name.startswith("rand"):
         raise UnknownCall(trace.loc(), function=f"random.{name}")
-    if not any(drawn.of == source for drawn in trace.draws):
-        trace.draws.append(Drawn(source, read, ""))  # for a call that has to be repeated
-    trace.draws.append(where := Drawn(source, name, ", ".join(map(repr, args))))
+    if not any(drawn.of == source for drawn, _ in trace.draws):
+        known.ask_before(trace, source, restore, read)  # for a call that has to be repeated
+    where = known.ask_before(trace, source, "", name, *args)
+    if made is None:
+        return None
     bounds = min(0, *args, 0), max(0, *args, 0) - (name == "randrange")
-    return None if made is None else policy.symbol(trace, made, where, bounds)[1]
+    symbol, number = policy.symbol(trace, made, where, bounds)
+    policy.shapes.drawn.add(symbol)
+    return number
 
 
 STATES: Final = {"Random": ("getstate", "setstate"), "RandomState": ("get_state", "set_state")}
@@ -424,7 +428,7 @@ def has_deeds(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -
 LRU_CACHE: Final = type(functools.lru_cache(lambda: None))
 KNOWN_DEEDS: Final[WeakKeyDictionary[Any, dict[str, bool]]] = WeakKeyDictionary()
 
-_told: Final = type(re.compile("").match)  # a method in C that is told its class
+_told: Any = type(re.compile("").match)  # a method in C that is told its class
 C_KINDS: Final = frozenset({types.BuiltinFunctionType, types.MethodWrapperType, _told, *C_METHODS})
 BY_TYPE: Final[dict[type, Any]] = {
     FunctionType: call_function,

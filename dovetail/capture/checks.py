@@ -119,14 +119,13 @@ def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     maker, cells = emit.const(FunctionType, "FunctionType"), "".join(f"{name}, " for name in rest)
     function = f"{maker}({emit.const(code, 'code')}, user_globals, {code.co_name!r}, None, ({cells}))"
     function = f"{emit.const(as_before, 'as_before')}({function}, _states)"
-    states = {"getstate": "setstate", "get_state": "set_state"}
-    drawn = [(states[s.name], emit.load(s.of), emit.load(s)) for s in trace.draws if s.name in states]
+    states = [(drawn, restore) for drawn, restore in trace.draws if restore]
     failed = [f"bool({emit.value(value)}) is not {is_true}" for value, is_true, _, _ in trace.assumptions]
     return [
         "except Exception:",
         *[f"    if _versions != ({versions}): raise"] * bool(written),
         "    out = None",
         f"if {' or '.join(['out is None', *failed])}:",
-        *[f"    {owner}.{restore}({state})" for restore, owner, state in drawn],
+        *[f"    {emit.load(state.of)}.{restore}({emit.load(state)})" for state, restore in states],
         f"    return run_in_eager({', '.join([function, *given])})",
     ]

@@ -222,6 +222,7 @@ class Policy:
         source = Computed(form, value, tuple((self.sources[name], symbols[name].hint) for name in names))
         name = shapes.float_symbol(value.node.hint, source)
         self.sources[name] = source
+        shapes.drawn.update([name] * (not shapes.drawn.isdisjoint(names)))
         return GraphInput(name, source, value.node.hint, make_symfloat(shapes, name))
 
     def node(self, builder: Any, value: Any) -> Any:

@@ -166,7 +166,8 @@ def _deferred(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> None:
     said = [*args[is_method:], *(value for key, value in kwargs.items() if key != "extra")]
     is_filtered = "error" in {action for action, *_ in warnings.filters}
     is_filtered |= any(known is _note_filters for known, *_ in trace.deferred)
-    if is_filtered and not is_method or kwargs.get("exc_info") or name == "exception" or not all(map(stays_as_it_is, said)):
+    is_now = kwargs.get("exc_info") or name == "exception" or is_filtered and not is_method
+    if is_now or not all(map(stays_as_it_is, said)):
         level = getattr(logging, name.upper(), None)
         if not is_method or type(level) is not int or args[0].isEnabledFor(level):
             raise OutputCall(trace.loc(), function=name)

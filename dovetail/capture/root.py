@@ -41,7 +41,7 @@ from dovetail.fake import Fake, FakeMode, SymbolicCalls
 from dovetail.fake.kernels import watch_kernels
 from dovetail.ir.capture import BreakPoint, Capture, GraphInput
 from dovetail.ir.guard import Equals, Guard, Predicate, SameAs, State
-from dovetail.ir.source import Arg, Computed, Const, DictAttr, Drawn, Item, KeyItem, Source
+from dovetail.ir.source import Arg, Computed, Const, DictAttr, Item, KeyItem, Source
 from dovetail.options import Options
 from dovetail.util.torch_state import read_state
 from dovetail.util.writer import Writer
@@ -229,7 +229,7 @@ class Attempt:
             raise NoTensors(frame.loc, name=frame.code.co_qualname)
         graph_name = "graph_0"
         emit = Emitter(trace, root, graph_name)
-        for drawn in trace.draws:
+        for drawn, _ in trace.draws:
             emit.load(drawn)
         tail = [f"return {emit.value(root.result)}"] if why is None else emit_break(emit, root)
         names = entry_parameters(root, slot_count(frame.code))
@@ -262,7 +262,7 @@ class Attempt:
         sources = [i.source for i in inputs if not isinstance(i.source, Computed)]
         return Capture(
             frame.code.co_qualname, graph, tuple(inputs), tuple(trace.guards), text, namespace, graph_name,
-            breaks, symbols, frame.loc, trace.shapes, tuple(sources) if is_worth_fetching(inputs) else (),
+            breaks, symbols, frame.loc, trace.shapes, tuple(sources) if self.fetches(inputs) else (),
         )  # fmt: skip
 
     def text(
@@ -270,7 +270,7 @@ class Attempt:
     ) -> str:
         numbers = [i.source.value for i in inputs or () if isinstance(i.source, Computed)]
         computed = [self.trace.dynamic.text(emit, number) for number in numbers]
-        fetches = is_worth_fetching(inputs or ())
+        fetches = self.fetches(inputs or ())
         read = [i for i in inputs or () if not isinstance(i.source, Computed)]
         given = "*fetched_inputs" if fetches else ", ".join(emit.load(i.source) for i in read)
         parameters = entry_parameters(root, slot_count(self.frame.code))
@@ -296,6 +296,10 @@ class Attempt:
                 w(line)
         return w.text
 
+    def fetches(self, inputs: Sequence[GraphInput]) -> bool:
+        """Many inputs that lie deep in the arguments: the guards have found them already and pass them on."""
+        return not self.trace.draws and sum(each.source.base is not None for each in inputs) > 3
+
 
 def show_error(error: BaseException) -> str:
     """The class of an exception, and its text if that can be known without running the program."""
@@ -303,12 +307,6 @@ def show_error(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Break:
         return type(error).__name__
-
-
-def is_worth_fetching(inputs: Sequence[GraphInput]) -> bool:
-    """Many inputs that lie deep in the arguments: the guards have found them already and pass them on."""
-    is_deep = sum(graph_input.source.base is not None for graph_input in inputs) > 3
-    return is_deep and not any(isinstance(graph_input.source, Drawn) for graph_input in inputs)
 
 
 def bare(stop: Break) -> Break:

@@ -25,7 +25,7 @@ from dovetail.fake.tensor import Fake
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.graph import Loc
 from dovetail.ir.guard import Bare, Check, Guard
-from dovetail.ir.source import Const, Drawn, Source
+from dovetail.ir.source import Applied, Const, Source
 from dovetail.options import Options
 from dovetail.util.noun import Noun, field
 
@@ -226,8 +226,8 @@ class Trace:
         self.switched: dict[Any, Any] = {}
         """Switches of torch's that the program set, and what they were before."""
         self.held: dict[int, Any] = {}
-        self.draws: list[Drawn] = []
-        """What the entry asks generators of random numbers for before it calls the graph."""
+        self.draws: list[tuple[Applied, str]] = []
+        """What the entry asks for before the graph: random numbers, and states that a method can set."""
         self.rounds = 0
         self.is_over = self.catches = self.is_exposed = self.is_atomic = False
         self.is_appending = False

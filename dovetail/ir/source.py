@@ -150,15 +150,6 @@ class Applied(Step):
     form = "{0.name}({1})"
 
 
-class Drawn(Step):
-    """A number that a generator of random numbers gives for these arguments. The entry calls it before the
-    graph, once and in the program's order; no guard can look there."""
-
-    name: str
-    shown: str
-    form = "{1}.{0.name}({0.shown})"
-
-
 class ClosureOf(Step):
     """The contents of a function's closure cell."""
 

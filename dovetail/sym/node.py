@@ -19,7 +19,7 @@ import torch
 
 from dovetail.ir import expr as ir
 from dovetail.ir.expr import Expr
-from dovetail.ir.source import Computed, Drawn
+from dovetail.ir.source import Computed
 from dovetail.sym import real as reals
 from dovetail.sym.real import Number, Real, iter_leaves
 from dovetail.sym.shapes import Shapes
@@ -181,7 +181,7 @@ def _compare_reals(op: str, a: Node, b: Node) -> bool:
     compared = Real(op, (_as_float(a), _as_float(b)))
     names = {*iter_leaves(compared)}
     symbol = a.shapes.floats.get(str(*names)) if len(names) == 1 else None
-    if symbol is None or isinstance(symbol.source, (Computed, Drawn)):
+    if symbol is None or isinstance(symbol.source, Computed) or symbol.name in a.shapes.drawn:
         for node in (a, b):
             _fix(node, "its value was compared")
     else:

@@ -10,13 +10,13 @@ Equalities are used at once: after s0 == s1, every new expression says s0.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from dovetail.errors import DataDependentNumber, DrawnNumber
+from dovetail.errors import DataDependentNumber
 from dovetail.ir import expr as ir
 from dovetail.ir.expr import Expr, symbols
-from dovetail.ir.source import Computed, Drawn, Size, Source
+from dovetail.ir.source import Size, Source
 from dovetail.util.loc import Loc
 from dovetail.util.noun import Noun, field
 
@@ -60,6 +60,8 @@ class Shapes(Noun, frozen=False):
     """Comparisons of one run-time float that hold, as Python text."""
     restless: set[str] = field(default_factory=set)
     """Numbers that were others in each of many calls: rather than assume one of them, capture stops."""
+    drawn: set[str] = field(default_factory=set)
+    """Random numbers of Python's, made after the guards were looked at: nothing can be assumed of them."""
     remembered: dict[Any, Any] = field(default_factory=dict)
     """Results of shape rules, by what they were asked; see fake."""
     equalities: dict[Expr, Expr] = field(default_factory=dict)
@@ -171,7 +173,7 @@ class Shapes(Noun, frozen=False):
             for part in condition.operands:
                 self.assume(part, reason)
             return
-        self.check_drawn(self.symbols[symbol.name].source for symbol in symbols(condition))
+        self.check_steady({symbol.name for symbol in symbols(condition)}, self.drawn)
         self.assumptions.append(Assumption(condition, self.where(), reason))
         self._learn(condition)
 
@@ -181,19 +183,13 @@ class Shapes(Noun, frozen=False):
         if value.op == "const":
             return value.value
         hint = self.hint(value)
-        self.check_steady({symbol.name for symbol in symbols(value)})
+        self.check_steady({symbol.name for symbol in symbols(value)}, self.restless)
         self.assume(ir.eq(value, hint), reason)
         return hint
 
-    def check_steady(self, names: set[str]) -> None:
-        if not self.restless.isdisjoint(names):
+    def check_steady(self, names: set[str], others: set[str]) -> None:
+        if not others.isdisjoint(names):
             raise DataDependentNumber(self.where(), function="this line")
-
-    def check_drawn(self, sources: Iterable[Source | None]) -> None:
-        for source in sources:
-            if isinstance(source, Drawn):
-                raise DrawnNumber(self.where())
-            self.check_drawn([leaf for leaf, _ in source.leaves] if isinstance(source, Computed) else ())
 
     def specialise_symbols(self, value: Expr, reason: str = "") -> int:
         """Fix every symbol of value, not only value itself."""
@@ -209,8 +205,7 @@ class Shapes(Noun, frozen=False):
 
     def fix_float(self, name: str) -> float:
         symbol = self.floats[name]
-        self.check_steady({name})
-        self.check_drawn([symbol.source])
+        self.check_steady({name}, self.restless | self.drawn)
         if symbol not in self.fixed_floats:
             self.fixed_floats.append(symbol)
         return symbol.hint
@@ -258,8 +253,6 @@ class Shapes(Noun, frozen=False):
 
     def _range_conditions(self, entry: Symbol) -> list[Expr]:
         """The symbol's range as conditions, where they do not follow from what else is checked."""
-        if isinstance(entry.source, Drawn):
-            return []
         symbol = entry.expr
         natural = 0 if isinstance(entry.source, Size) else -ir.INF
         free = ir.sym(symbol.name, -ir.INF, ir.INF)  # a guard knows nothing of it yet
@@ -268,6 +261,8 @@ class Shapes(Noun, frozen=False):
         if final is symbol:
             least = max(natural, self._at_least.get(symbol, -ir.INF))
             most = -self._at_least.get(ir.mul(symbol, -1), -ir.INF)
+        if symbol.name in self.drawn:
+            return []
         below = [ir.le(symbol.lo, free)] if least < symbol.lo else []
         return below + ([ir.le(free, symbol.hi)] if most > symbol.hi else [])
 
