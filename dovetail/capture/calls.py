@@ -282,6 +282,8 @@ def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
     meta_call, _ = find_in_mro(type(cls), "__call__")
     if isinstance(meta_call, FunctionType) and type(cls).__module__ != "enum":
         return call(trace, meta_call, [cls, *args], kwargs)
+    if isinstance(meta_call, type):  # dict, for a TypedDict
+        return call(trace, meta_call, args, kwargs)
     if isinstance(cls, enum.EnumType) and not cls.__members__:
         raise UnknownCall(trace.loc(), function=f"{cls.__name__}() that makes a class")
     if isinstance(meta_call, FunctionType) or known.is_native_class(cls):

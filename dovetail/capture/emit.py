@@ -18,6 +18,7 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
+import gc
 import keyword
 import math
 import re
@@ -37,7 +38,7 @@ from dovetail.capture.frame import traceback_at
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import SYMBOLIC
-from dovetail.capture.origins import IDENTITY, is_changed, is_value_type, raw_items
+from dovetail.capture.origins import IDENTITY, VIEWS, is_changed, is_value_type, raw_items
 from dovetail.capture.text import Callback, GivenText, Identity, LateText
 from dovetail.capture.torch_calls import check_leaves
 from dovetail.capture.trace import DELETED, NULL, PLAIN, Appender, Raised, Trace, Write
@@ -428,6 +429,8 @@ REBUILD: Final[dict[type, Rule]] = {
     collections.deque: _made_of(collections.deque, lambda emit, v: f"[{emit.items(v)}], {v.maxlen!r}"),
     **{type(iter(made)): _reduced for made in ITERATED},
     **dict.fromkeys((zip, enumerate, map, filter, reversed), _reduced),
+    **dict.fromkeys(VIEWS, lambda emit, view: (
+        f"{emit.value(gc.get_referents(view)[0])}.{type(view).__name__.split('_')[1]}()")),
 }
 
 
