@@ -278,13 +278,12 @@ def keeping_modes(module: GraphModule, run: Callable[..., Any]) -> Callable[...,
 
 def run_or_undo(run: Callable[..., Any], *inputs: Any) -> Any:
     """Where the graph raises, the program may go on: what was written by then is as it was."""
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor) and not x.is_inference()]
-    before = [(x, x._version, x.grad_fn, x.detach().clone()) for x in tensors]
+    before = [(x, x._version, x.detach().clone()) for x in inputs if isinstance(x, torch.Tensor)]
     try:
         return run(*inputs)
     except Exception:
-        for x, version, history, values in before:
-            if x._version != version and x.grad_fn is history:
+        for x, version, values in before:
+            if x._version != version and x.is_leaf:
                 x.data.copy_(values)
                 torch._C._autograd._unsafe_set_version_counter((x,), (version,))  # type: ignore[attr-defined]
         raise

@@ -485,14 +485,9 @@ class InstanceDict(MutableMapping[str, Any]):
         delete_instance(self.trace, self.owner, name)
 
     def _names(self) -> list[str]:
-        names = dict.fromkeys(self.real)
-        for (owner, name), write in self.trace.writes.items():
-            if owner == id(self.owner):
-                if write.value is traces.DELETED:
-                    names.pop(name, None)
-                else:
-                    names[name] = None
-        return list(names)
+        writes = self.trace.writes.items()
+        own = {name: write.value for (owner, name), write in writes if owner == id(self.owner)}
+        return [name for name in {**self.real, **own} if own.get(name) is not traces.DELETED]
 
     def __iter__(self) -> Iterator[str]:
         if self.origin is not None:

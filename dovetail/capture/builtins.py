@@ -36,14 +36,14 @@ from dovetail.capture import attributes, operations, text
 from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
-from dovetail.capture.origins import is_value_type, read_list, register, wrap
+from dovetail.capture.origins import is_value_type, read_list, wrap
 from dovetail.capture.text import NUMBERS, Callback, LateText, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, PLAIN, Appender, Outside, Raised, Trace, Unread, is_library_file
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Predicate
-from dovetail.ir.source import Applied, Source
+from dovetail.ir.source import Applied
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -107,12 +107,8 @@ on(delattr)(lambda trace, args, kwargs: attributes.delete_attr(trace, args[0], a
 on(callable)(lambda trace, args, kwargs: guard_kinship(
     trace, args[0], type(args[0]), (), callable(args[0].original if type(args[0]) is Outside else args[0])
 ))
-
-
-@on(vars)
-def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    found = _getattr(trace, [*args, "__dict__", NULL], kwargs) if args else _locals(trace, args, kwargs)
-    return native(vars, *args) if found is NULL else found  # which says that there are none
+on(vars)(lambda trace, args, _: _locals(trace, args, _) if not args else native(vars, *args) if (
+    found := _getattr(trace, [*args, "__dict__", NULL], _)) is NULL else found)
 
 
 @on(isinstance)
@@ -155,13 +151,8 @@ on(issubclass)(lambda trace, args, kwargs: (
 LIBRARIES: Final = frozenset({"abc", "typing", "enum", "torch", "collections"})
 
 
-@on(type(None).__class__)
-def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) == 1:
-        return type_of_value(trace, args[0])
-    raise UnknownCall(trace.loc(), function="type() that makes a class")
-
-
+on(type)(lambda trace, args, kwargs: type_of_value(trace, args[0]) if len(args) == 1 else (
+    breaking(UnknownCall, function="type() that makes a class")(trace, args, kwargs)))
 on(id)(lambda trace, args, kwargs: text.Identity(trace, id, *args))
 
 
@@ -357,16 +348,8 @@ def _seed(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """Done before the graph, as long as nothing in there comes before it."""
     if trace.calls or trace.is_inner or type(*args, *kwargs.values()) is not int:
         raise UnknownCall(trace.loc(), function="torch.manual_seed")
-    home = trace.const(torch, "torch")
-    seeded = ask_before(trace, home, "", "manual_seed", *args, *kwargs.values())
-    return register(trace, torch.default_generator, torch.default_generator, seeded)
-
-
-def ask_before(trace: Trace, owner: Source, restore: str, *call: Any) -> Applied:
-    """A method that the entry calls before the graph."""
-    asked = operator.methodcaller(*call)
-    trace.draws.append((Applied(owner, trace.const(asked, call[0]).name, asked), restore))
-    return trace.draws[-1][0]
+    trace.ask_before(trace.const(torch, "torch"), "", "manual_seed", *args, *kwargs.values())
+    return torch.default_generator
 
 
 @on(locals)
@@ -502,18 +485,14 @@ SLOTS: Final[dict[str, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
 
 # -- everything else in C ----------------------------------------------------------------------------
 
-PURE: Final = frozenset(
-    {"math", "cmath", "operator", "_operator", "itertools", "_functools", "_collections", "collections",
-     "_bisect", "_heapq", "_string", "_sre", "re", "_struct", "unicodedata", "_abc", "typing", "string",
-     "_stat", "_codecs", "_typing", "_contextvars", "_weakref"}
-)  # fmt: skip
+PURE: Final = frozenset("""math cmath operator _operator itertools _functools _collections collections _bisect
+    _heapq _string _sre re _struct unicodedata _abc typing string _stat _codecs _typing _contextvars
+    _weakref zlib binascii""".split())
 
 PURE_BUILTINS: Final = frozenset({"bin", "chr", "hex", "oct", "ord", "ascii"})
 
-CONSUMERS: Final = frozenset(
-    {"extend", "update", "join", "union", "intersection", "difference", "symmetric_difference", "fromkeys",
-     "extendleft", "intersection_update", "difference_update", "from_iterable", "issubset", "issuperset"}
-)  # fmt: skip
+CONSUMERS: Final = frozenset("""extend update join union intersection difference symmetric_difference fromkeys
+    extendleft intersection_update difference_update from_iterable issubset issuperset""".split())
 ELSEWHERE: Final = frozenset({"__enter__", "__exit__", "register_hook", "register_prehook"})
 """Methods of torch.device and of autograd's nodes that change more than their object."""
 READING: Final = frozenset("get keys values items copy index count __len__ __contains__ __getitem__".split())
@@ -608,8 +587,7 @@ def search_list(trace: Trace, name: str, items: list[Any], wanted: Any) -> Any:
         return sum(1 for _ in places)
     first = next(places, None)
     if first is None:
-        text = f"{wanted!r} is not in list" if name == "index" else "list.remove(x): x not in list"
-        raise Raised(ValueError(text))
+        return native(getattr(list, name), [], wanted)  # which says so
     return first if name == "index" else items.__delitem__(first)  # type: ignore[func-returns-value]
 
 

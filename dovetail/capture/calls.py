@@ -43,7 +43,7 @@ from dovetail.capture.operations import has_fake, is_ours
 from dovetail.capture.origins import wrap
 from dovetail.capture.text import AT_WORK, NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
-from dovetail.capture.trace import PLAIN, Outside, Raised, Trace, is_library_file, is_random
+from dovetail.capture.trace import NULL, PLAIN, Outside, Raised, Trace, is_library_file, is_random
 from dovetail.capture.transforms import BY_NAME, TRANSFORMS, call_transform, closure_of
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
@@ -208,22 +208,22 @@ def draw(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """A number of a generator of Python's or NumPy's is an input of the graph, as long as nothing asks for
     its value: the entry draws it before, in the program's order. Capturing puts the state back."""
     owner, name, policy, bound = fn.__self__, fn.__name__, trace.dynamic, trace.source_of(fn)
-    source = Attr(bound, "__self__") if bound is not None else trace.source_of(owner)
-    is_plain = getattr(owner, "__dict__", {}).keys() <= {"gauss_next"} and not kwargs
-    is_plain &= type(owner).__qualname__ in STATES and all(type(arg) in (int, float) for arg in args)
-    if source is None or policy is None or not (policy.seen.draws and is_plain) or trace.is_inner:
-        raise UnknownCall(trace.loc(), function=f"random.{name}")
-    read, restore = STATES[type(owner).__qualname__]
-    state = getattr(owner, read)()
-    try:
-        made = native(fn, *args)
-    finally:
-        getattr(owner, restore)(state)
+    source: Any = Attr(bound, "__self__") if bound is not None else trace.source_of(owner)
+    read, restore = STATES.get(type(owner).__qualname__, ("", ""))
+    is_plain = getattr(owner, "__dict__", {}).keys() <= {"gauss_next"} and not kwargs and not trace.is_inner
+    made: Any = NULL
+    is_plain &= {int, float}.issuperset(map(type, args))
+    if source and read and policy and policy.seen.draws and is_plain:
+        state = getattr(owner, read)()
+        try:
+            made = native(fn, *args)
+        finally:
+            getattr(owner, restore)(state)
     if type(made) not in (int, float, type(None)) or type(made) is int and not name.startswith("rand"):
         raise UnknownCall(trace.loc(), function=f"random.{name}")
     if not any(drawn.of == source for drawn, _ in trace.draws):
-        known.ask_before(trace, source, restore, read)  # for a call that has to be repeated
-    where = known.ask_before(trace, source, "", name, *args)
+        trace.ask_before(source, restore, read)  # for a call that has to be repeated
+    where = trace.ask_before(source, "", name, *args)
     if made is None:
         return None
     bounds = min(0, *args, 0), max(0, *args, 0) - (name == "randrange")
@@ -504,9 +504,8 @@ STEPS: Final = {
     "radam.py": ASKING, "asgd.py": ASKING, "_adafactor.py": ASKING, "lbfgs.py": ASKING,
 }  # fmt: skip
 """Files of torch.optim whose `step` eager does better."""
-IGNORED: Final = frozenset(
-    {"tag", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_unbacked", "mark_static_address"}
-)
+_marks = "tag mark_dynamic maybe_mark_dynamic mark_static mark_unbacked mark_static_address"
+IGNORED: Final = frozenset(_marks.split())
 
 
 def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -40,11 +40,9 @@ SWITCHES: Final[dict[Any, Callable[[], Any]]] = {
     torch._C._set_grad_enabled: torch.is_grad_enabled,
     torch._C._set_default_dtype: torch.get_default_dtype,
     torch._C._set_sdp_priority_order: torch._C._get_sdp_priority_order,
-    **{
-        getattr(torch._C, f"_set_sdp_use_{name}"): getattr(torch._C, f"_get_{name}_sdp_enabled")
-        for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
-    },
-}
+    **{getattr(torch._C, f"_set_sdp_use_{name}"): getattr(torch._C, f"_get_{name}_sdp_enabled")
+       for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")},
+}  # fmt: skip
 """What sets a part of torch's state, and what reads it."""
 
 

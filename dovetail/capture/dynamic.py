@@ -171,14 +171,11 @@ class Policy:
         return made
 
     def symbol(self, trace: Trace, value: Any, source: Source, bounds: tuple[int, int]) -> tuple[str, Any]:
-        shapes = self.shapes_of(trace)
-        if isinstance(value, float):
-            name = shapes.float_symbol(value, source)
-            self.sources[name] = source
-            return name, make_symfloat(shapes, name)
-        expr = shapes.symbol(value, source, *bounds)
-        self.sources[expr.name] = source
-        return expr.name, make_symint(shapes, expr, value)
+        shapes, is_int = self.shapes_of(trace), isinstance(value, int)
+        expr: Any = shapes.symbol(value, source, *bounds) if is_int else None
+        name = expr.name if is_int else shapes.float_symbol(value, source)
+        self.sources[name] = source
+        return name, make_symint(shapes, expr, value) if is_int else make_symfloat(shapes, name)
 
     def is_other_text(self, value: str, source: Source) -> bool:
         """Whether another text was read there before."""

@@ -423,8 +423,7 @@ REBUILD: Final[dict[type, Rule]] = {
     Masked: lambda emit, value: str(value.leave()),
     collections.OrderedDict: lambda emit, value: (_instance if vars(value) else _ordered)(emit, value),
     collections.defaultdict: _made_of(
-        collections.defaultdict, lambda emit, v: f"{emit.value(v.default_factory)}, [{_pairs(emit, v)}]"
-    ),
+        collections.defaultdict, lambda emit, v: f"{emit.value(v.default_factory)}, [{_pairs(emit, v)}]"),
     types.SimpleNamespace: _made_of(types.SimpleNamespace, lambda emit, v: f"**{emit.value(vars(v))}"),
     collections.deque: _made_of(collections.deque, lambda emit, v: f"[{emit.items(v)}], {v.maxlen!r}"),
     **{type(iter(made)): _reduced for made in ITERATED},

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, product
-from types import CodeType, FrameType, FunctionType
+from traceback import walk_stack
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -153,12 +154,7 @@ def _attempts(frame: Frame, options: Options, dynamic: Policy | None, is_whole: 
 
 def is_importing() -> bool:
     """Whether this thread is in the middle of an import statement."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_filename == "<frozen importlib._bootstrap>" for frame, _ in walk_stack(None))
 
 
 class Attempt:
@@ -331,11 +327,9 @@ def has_effects(trace: Trace) -> bool:
 
 # -- frames that are never captured ----------------------------------------------------------------
 
-PLUMBING: Final = frozenset(
-    {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__repr__", "__str__", "__format__",
-     "__hash__", "__del__", "__instancecheck__", "__subclasscheck__", "__init_subclass__", "__set_name__",
-     "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__torch_function__"}
-)  # fmt: skip
+PLUMBING: Final = frozenset(f"__{name}__" for name in """getattribute getattr setattr delattr repr str format
+    hash del instancecheck subclasscheck init_subclass set_name reduce_ex getstate setstate deepcopy copy
+    torch_function""".split())
 """Capturing these alone gains nothing, and an entry's own reads would run them."""
 GENERATED: Final = ("<dovetail",)
 MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/", "/torch/distributions/")

@@ -11,6 +11,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
+from operator import methodcaller
 from types import CodeType, EllipsisType, GeneratorType, NoneType, NotImplementedType, TracebackType
 from typing import Any, Final, cast
 
@@ -294,6 +295,12 @@ class Trace:
             self.const_names[id(value)] = name
             self.namespace[name] = value
         return Const(name, value)
+
+    def ask_before(self, owner: Source, restore: str, *call: Any) -> Applied:
+        """A method that the entry calls before the graph."""
+        asked = methodcaller(*call)
+        self.draws.append((Applied(owner, self.const(asked, call[0]).name, asked), restore))
+        return self.draws[-1][0]
 
     def go_round(self) -> None:
         """A jump back: a loop goes on. Python is better at long ones, with tensors in them and without."""

@@ -268,9 +268,8 @@ BY_NAME: Final[dict[tuple[str, str], Special]] = {
 }  # fmt: skip
 """Functions of modules that must not be imported here; known by name when somebody else has."""
 
-CHECKPOINT_OPTIONS: Final = (
-    "use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop",
-)  # fmt: skip
+_options = "use_reentrant context_fn determinism_check debug preserve_rng_state early_stop"
+CHECKPOINT_OPTIONS: Final = _options.split()
 
 
 @on(torch.utils.checkpoint.checkpoint)
