@@ -477,8 +477,7 @@ class InstanceDict(MutableMapping[str, Any]):
             raise KeyError(name)
         return value
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        store_instance(self.trace, self.owner, name, value)
+    __setitem__: Any = lambda self, name, value: store_instance(self.trace, self.owner, name, value)
 
     def __delitem__(self, name: str) -> None:
         self[name]
@@ -494,11 +493,8 @@ class InstanceDict(MutableMapping[str, Any]):
             self.trace.guard(Attr(self.origin.source, "__dict__"), Length(len(self.real)))
         return iter(self._names())
 
-    def __len__(self) -> int:
-        return len(self._names())
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self)
+    __len__: Any = lambda self: len(self._names())
+    copy = lambda self: dict(self)
 
 
 # -- writing ---------------------------------------------------------------------------------------

@@ -343,7 +343,7 @@ on(dir)(lambda trace, args, kwargs: (_break if args else _dir)(trace, args, kwar
 on(globals)(lambda trace, args, kwargs: GlobalsView(trace.places[-1]))
 
 
-@on(torch.manual_seed)
+@on(torch.random.manual_seed)
 def _seed(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """Done before the graph, as long as nothing in there comes before it."""
     if trace.calls or trace.is_inner or type(*args, *kwargs.values()) is not int:

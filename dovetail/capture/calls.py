@@ -453,11 +453,7 @@ class Generator:
         self.send, self.throw, self.close = self.steps.send, self.steps.throw, self.steps.close
         self.made_at = activation.trace.step
 
-    def __iter__(self) -> Generator:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self.steps)
+    __iter__, __next__ = lambda self: self, lambda self: next(self.steps)
 
     def __del__(self) -> None:
         """Python closes a generator that nobody holds any more; its `finally` blocks run then."""
@@ -513,7 +509,7 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
     marks = fn.__dict__
     if marks:
         original = marks.get("_torchdynamo_orig_callable")
-        if original is not None and (original.__module__ or "").startswith("torch.optim."):
+        if original is not None and (original.__module__ or "").startswith(("torch.optim.", "torch.random")):
             return trace.call(original, args, kwargs)  # torch keeps them from its own compiler only
         if any(marks.get(name) for name in DISABLES):
             raise errors.DisabledCall(trace.loc(), function=fn.__qualname__)

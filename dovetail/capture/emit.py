@@ -134,8 +134,7 @@ class Emitter:
     def refuse(self, value: Any, detail: str, step: int = -1) -> Any:
         raise UnsupportedValue(self.trace.frame.loc, type=type(value).__name__, detail=detail, step=step)
 
-    def items(self, values: Any) -> str:
-        return ", ".join([self.value(item) for item in values])
+    items = lambda self, values: ", ".join([self.value(item) for item in values])
 
     # -- effects
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import operator
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from itertools import islice
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -796,11 +796,8 @@ class GlobalsView(MutableMapping[str, Any]):
     def __delitem__(self, name: str) -> None:
         raise UnsupportedOpcode(self.frame.trace.loc(), opcode="del globals()[...]")
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.real)
-
-    def __len__(self) -> int:
-        return len(self.real)
+    __iter__: Any = lambda self: iter(self.real)
+    __len__: Any = lambda self: len(self.real)
 
 
 def loads_to_append(code: Code) -> list[int]:

@@ -358,13 +358,9 @@ def trace_arm(trace: Trace, function: Any, operands: list[Any], name: str) -> In
     return inner
 
 
-def one_or_all(parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else tuple(parts)
-
-
 def call_op(trace: Trace, name: str, run: Run, arms: list[Inner], operands: list[Any]) -> Any:
     """Define the op that runs these graphs as `run` says, and call it. Results look like the last one's."""
-    like = arms[-1].examples
+    like, one_or_all = arms[-1].examples, lambda parts: parts[0] if len(parts) == 1 else tuple(parts)
     counts = [len(operands), *(len(arm.free) for arm in arms)]
 
     def real(*given: Any) -> Any:
