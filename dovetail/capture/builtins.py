@@ -220,13 +220,9 @@ def drain(trace: Trace, value: Any) -> Args:
     return native(list, iterate(trace, value))  # type: ignore[no-any-return]
 
 
-def any_of(trace: Trace, items: Any, wanted: bool) -> bool:
-    """Whether any item's truth is `wanted`, stopping there as Python does."""
-    return any(truth(trace, item) == wanted for item in operations.steps(trace, items))
-
-
-on(any)(lambda trace, args, kwargs: any_of(trace, args[0], True))
-on(all)(lambda trace, args, kwargs: not any_of(trace, args[0], False))
+for _asking in (any, all):  # which stop where Python does
+    on(_asking)(partial(lambda fn, trace, args, kwargs: fn(
+        truth(trace, item) for item in operations.steps(trace, args[0])), _asking))
 on(functools.cmp_to_key)(lambda trace, args, _: native(functools.cmp_to_key, as_callback(trace, args[0])))
 
 

@@ -67,6 +67,7 @@ for _setter, _getter in SWITCHES.items():
     add_switch(_setter, _getter)
 
 
+_exit_of: Any = lambda entered: _exit_autocast if isinstance(entered, autocast) else _exit_inference_mode
 on(autocast.__init__)(lambda trace, args, kwargs: native(autocast.__init__, *args, **kwargs))
 
 
@@ -104,10 +105,6 @@ def leave(trace: Trace, context: Any) -> None:
     function = _exit_of(entered)
     native(function, entered)
     trace.record("call_function", function, (entered,), {}, None)
-
-
-def _exit_of(entered: Any) -> Any:
-    return _exit_autocast if isinstance(entered, autocast) else _exit_inference_mode
 
 
 def leave_for_break(trace: Trace) -> list[Any]:

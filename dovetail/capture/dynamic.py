@@ -82,9 +82,6 @@ class Policy:
         self.unsteady: set[str] = set()
         """Floats that are known to change."""
 
-    def fresh(self) -> Policy:
-        return Policy(self.everything, self.seen)
-
     def shapes_of(self, trace: Trace) -> Shapes:
         if self.shapes is None:
             self.shapes = trace.shapes = Shapes(where=trace.loc)

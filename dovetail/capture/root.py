@@ -122,7 +122,7 @@ def capture_frame(
     """See the file's docstring. `history` says which sizes are symbolic; None: all are static. `is_whole`:
     a break would be an error."""
     dynamic = history.policy(frame) if history is not None else None
-    if is_importing():
+    if any(place.f_code.co_filename == "<frozen importlib._bootstrap>" for place, _ in walk_stack(None)):
         raise ImportUnderWay(frame.loc)
     watch_kernels()
     with deep_recursion():
@@ -152,11 +152,6 @@ def _attempts(frame: Frame, options: Options, dynamic: Policy | None, is_whole: 
     raise SkippedFrame(frame.loc, detail=detail)
 
 
-def is_importing() -> bool:
-    """Whether this thread is in the middle of an import statement."""
-    return any(frame.f_code.co_filename == "<frozen importlib._bootstrap>" for frame, _ in walk_stack(None))
-
-
 class Attempt:
     """One interpretation of the frame, to its end or to the instruction `stop`."""
 
@@ -165,7 +160,7 @@ class Attempt:
         is_whole: bool = False,
     ) -> None:  # fmt: skip
         self.frame, self.stop, self.why, self.steps = frame, stop, why, 0
-        policy = dynamic.fresh() if dynamic is not None else None
+        policy = Policy(dynamic.everything, dynamic.seen) if dynamic is not None else None
         self.trace = Trace(frame, options, policy, is_whole)
 
     def run(self) -> Capture | Break:

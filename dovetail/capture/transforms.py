@@ -277,23 +277,21 @@ def _checkpoint(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """Recomputing does not change results, save where it writes to buffers a second time. The partitioner
     is told of the wish; one that says which ops to save leaves it to the partitioner."""
     rest = {key: value for key, value in kwargs.items() if key not in CHECKPOINT_OPTIONS}
-    start, before = len(trace.calls), writes_to_inputs(trace)
+    count = lambda: sum(fake._version for fake in trace.input_fakes if not fake.is_inference())
+    start, before = len(trace.calls), count()
     result = trace.call(args[0], args[1:], rest)
-    if torch.is_grad_enabled() and writes_to_inputs(trace) > before:
+    if torch.is_grad_enabled() and count() > before:
         raise UnknownCall(trace.loc(), function="torch.utils.checkpoint of what writes to buffers")
     for call in trace.calls[start:] if "context_fn" not in kwargs else ():
         call.loc = call.loc and replace(call.loc, region=start + 1)
     return result
 
 
-def writes_to_inputs(trace: Trace) -> int:
-    return sum(fake._version for fake in trace.input_fakes if not fake.is_inference())
-
-
 # -- torch.cond and while_loop: the values of tensors decide whether and how often functions run ---
 
 Run = Callable[..., Any]
 """Tensors to a list of tensors, each time by running graphs."""
+looks: Any = lambda fakes: [(fake.shape, fake.dtype, fake.device) for fake in fakes]
 
 
 def run_cond(pred: Any, true_fn: Run, false_fn: Run, operands: Any = ()) -> Any:
@@ -337,10 +335,6 @@ def call_while(trace: Trace, args: list[Any], kwargs: dict[str, Any]) -> Any:
 BY_NAME[("torch._higher_order_ops.while_loop", "while_loop")] = call_while
 BY_NAME[("torch._higher_order_ops.cond", "CondOp.__call__")] = (  # in which torch's own way ends
     lambda trace, args, kwargs: call_cond(trace, args[1:], kwargs))  # fmt: skip
-
-
-def looks(fakes: Sequence[Any]) -> list[Any]:
-    return [(fake.shape, fake.dtype, fake.device) for fake in fakes]
 
 
 def trace_arm(trace: Trace, function: Any, operands: list[Any], name: str) -> Inner:
