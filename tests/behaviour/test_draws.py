@@ -1,10 +1,11 @@
 """SPEC C3, C9: random numbers of Python's and NumPy's, seeds, filters of warnings, and calls with odd arguments."""
 from __future__ import annotations
 
+import collections
 import itertools
 import random
 import warnings
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pytest
@@ -125,6 +126,28 @@ def test_a_backend_that_takes_numbers_for_constants() -> None:
     for run in (compiled := dovetail.compile(program, backend=backend), program, compiled):
         random.seed(4)
         torch.testing.assert_close(run(x), x * random.Random(4).random())
+
+
+def views(x: torch.Tensor) -> Any:
+    d = {"a": x, "b": x * 2}
+    return [list(view) for view in (d.keys(), d.values())], d.keys(), d.items(), collections.OrderedDict(d).values()
+
+
+class Record(TypedDict, total=False):
+    a: torch.Tensor
+    n: int
+
+
+def typed(x: torch.Tensor) -> Any:
+    made = Record(a=x, n=2)
+    made["n"] += 1
+    return made["a"] * made["n"], made
+
+
+@pytest.mark.parametrize("program", [views, typed])
+def test_mappings_that_are_returned(program: Any) -> None:
+    x = torch.ones(3)
+    check_same(*[repr(run(x)) for run in (dovetail.compile(program, backend="eager", fullgraph=True), program)], what="result")
 
 
 class Plain:
