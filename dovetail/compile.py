@@ -251,6 +251,8 @@ def interpret(graph: Graph) -> Callable[..., Any]:
 def keeping_modes(module: GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
     """A function that may run the graph as it stands; also where that raises, torch's switches and autocast
     are as they were afterwards."""
+    if module.meta.get("is_atomic"):
+        run = functools.partial(run_or_undo, run)
     targets = {node.target for node in module.graph.nodes}
     switches = [(setter, getter) for setter, getter in capture.SWITCHES.items() if setter in targets]
     for device in {node.args[0] for node in module.graph.nodes if node.target is _enter_autocast}:
@@ -272,6 +274,19 @@ def keeping_modes(module: GraphModule, run: Callable[..., Any]) -> Callable[...,
                 torch.clear_autocast_cache()
 
     return run_inside
+
+
+def run_or_undo(run: Callable[..., Any], *inputs: Any) -> Any:
+    """Where the graph raises, the program may go on: what was written by then is as it was."""
+    before = [(x, x._version, x.detach().clone()) for x in inputs if isinstance(x, torch.Tensor)]
+    try:
+        return run(*inputs)
+    except Exception:
+        for x, version, values in before:
+            if x._version != version and x.is_leaf:
+                x.data.copy_(values)
+                torch._C._autograd._unsafe_set_version_counter((x,), (version,))  # type: ignore[attr-defined]
+        raise
 
 
 def run_in_eager(module: GraphModule) -> Callable[..., Any]:
@@ -489,6 +504,9 @@ class Compiler:
                 raise errors.GraphBreakError(point.loc, reason=f"[{point.code}] {point.text}", fix=point.hint)
             _report(captured)
             return self._install(frame, captured)
+        except errors.DataDependentNumber:  # a backend took a drawn number for a constant: Python draws it
+            self.history.seen[frame.key].draws = False
+            return self._compile(frame)
         except (errors.Break, errors.GraphBreakError, KeyboardInterrupt):
             raise
         except Exception as error:

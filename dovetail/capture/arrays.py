@@ -33,20 +33,14 @@ from dovetail.ir.guard import TypeIs
 from dovetail.ir.source import Applied, Source
 
 MODULES: Final = frozenset({"numpy", "numpy.linalg", "numpy.fft"})
-IMPURE: Final = frozenset(
-    {"load", "save", "savez", "savez_compressed", "savetxt", "loadtxt", "genfromtxt", "fromfile", "tofile",
-     "memmap", "fromregex", "dump", "dumps", "seterr", "seterrcall", "setbufsize", "set_printoptions",
-     "empty", "empty_like", "frompyfunc", "vectorize", "apply_along_axis", "apply_over_axes",
-     "fromfunction", "piecewise", "fromiter"}
-)  # fmt: skip
+IMPURE: Final = frozenset("""load save savez savez_compressed savetxt loadtxt genfromtxt fromfile tofile
+    memmap fromregex dump dumps seterr seterrcall setbufsize set_printoptions empty empty_like frompyfunc
+    vectorize apply_along_axis apply_over_axes fromfunction piecewise fromiter""".split())
 """What reads or writes files or settings, runs the user's Python, or gives memory as it happens to be."""
 LARGEST: Final = 4096
 """More elements than this are not written into a graph."""
-DTYPES: Final = {
-    getattr(torch, name): name
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
-                 "complex64", "complex128")
-}  # fmt: skip
+_dtypes = "bool uint8 int8 int16 int32 int64 float16 float32 float64 complex64 complex128".split()
+DTYPES: Final = {getattr(torch, name): name for name in _dtypes}
 TORCH_DTYPES: Final = {name: dtype for dtype, name in DTYPES.items()}
 
 
@@ -170,8 +164,7 @@ def _needs_values(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in ("bool", "int", "float", "complex", "index", "str", "repr", "format", "array", "contains",
-              "round"):  # fmt: skip
+for _name in "bool int float complex index str repr format array contains round".split():
     setattr(Array, f"__{_name}__", _needs_values(_name))
 
 
@@ -427,49 +420,40 @@ FLOATS_ONLY: Final = (torch.reciprocal, torch.floor_divide, torch.remainder, tor
 STACKED: Final = (torch.vstack, torch.hstack)
 FROM_TENSOR: Final = ("asarray", "array")
 
+
+
+def _named(rule: Rule, names: str, **settings: bool) -> dict[str, Rule]:
+    """Functions that have the same name in torch."""
+    return {name: partial(rule, getattr(torch, name), **settings) for name in names.split()}
+
+
 CALLS: Final[dict[str, Rule]] = {
-    **{name: partial(_on, getattr(torch, name)) for name in (
-        "sin", "cos", "tan", "sinh", "cosh", "tanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
-        "sqrt", "square", "negative", "positive", "floor", "ceil", "trunc", "reciprocal", "maximum",
-        "minimum", "fmax", "fmin", "hypot", "logaddexp", "arcsin", "arccos", "arctan", "arcsinh", "arccosh",
-        "arctanh", "arctan2", "absolute", "abs", "copysign", "matmul",
-    )},
-    **{name: partial(_on, getattr(torch, name), numbers=True) for name in (
-        "add", "subtract", "multiply", "divide", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide",
-        "remainder", "einsum",
-    )},
-    **{name: partial(_on, getattr(torch, name), in_common=True, numbers=True) for name in (
-        "isnan", "isinf", "isfinite", "signbit", "not_equal", "less", "less_equal", "greater",
-        "greater_equal",
-    )},
-    **{name: partial(_on, getattr(torch, name), in_common=True) for name in (
-        "logical_not", "logical_and", "logical_or", "logical_xor")},
+    **_named(_on, "sin cos tan sinh cosh tanh exp exp2 expm1 log log2 log10 log1p sqrt square negative"
+             " positive floor ceil trunc reciprocal maximum minimum fmax fmin hypot logaddexp arcsin arccos"
+             " arctan arctan2 arcsinh arccosh arctanh absolute abs copysign matmul"),
+    **_named(_on, "add subtract multiply divide bitwise_and bitwise_or bitwise_xor floor_divide remainder"
+             " einsum", numbers=True),
+    **_named(_on, "isnan isinf isfinite signbit not_equal less less_equal greater greater_equal",
+             in_common=True, numbers=True),
+    **_named(_on, "logical_not logical_and logical_or logical_xor", in_common=True),
     "equal": partial(_on, torch.eq, in_common=True, numbers=True),
     "power": partial(_on, torch.pow, numbers=True), "rint": partial(_on, torch.round),
     "invert": partial(_on, torch.bitwise_not), "clip": partial(_on, torch.clamp),
     "dot": partial(_on, torch.matmul, most=2), "outer": partial(_on, torch.outer, most=1),
-    **{name: partial(_along, getattr(torch, name)) for name in (
-        "sum", "mean", "std", "var", "amax", "amin", "any", "all", "prod", "cumsum", "cumprod", "argmax",
-        "argmin")},
+    **_named(_along, "sum mean std var amax amin any all prod cumsum cumprod argmax argmin"),
     "max": partial(_along, torch.amax), "min": partial(_along, torch.amin), "norm": _norm,
-    **{name: partial(_joined, getattr(torch, name)) for name in (
-        "concatenate", "stack", "vstack", "hstack")}, "where": _where, "astype": _astype,
+    **_named(_joined, "concatenate stack vstack hstack"), "where": _where, "astype": _astype,
     "item": lambda trace, fn, a: complex(a) if a.number is None else a.number,  # which says what it lacks
     **dict.fromkeys((*FROM_TENSOR, "asanyarray"), _asarray), "ascontiguousarray": _contiguous, "copy": _copy,
-    **{name: partial(_same, getattr(torch, name)) for name in (
-        "zeros_like", "ones_like", "reshape", "ravel", "squeeze", "tile", "swapaxes", "moveaxis",
-        "broadcast_to")}, "transpose": _transpose, "expand_dims": partial(_same, torch.unsqueeze),
+    **_named(_same, "zeros_like ones_like reshape ravel squeeze tile swapaxes moveaxis broadcast_to"),
+    "transpose": _transpose, "expand_dims": partial(_same, torch.unsqueeze),
 }  # fmt: skip
 
-OPERATORS: Final = {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
-    "mod": "remainder", "pow": "power", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
-    "xor": "bitwise_xor",
-}  # fmt: skip
-COMPARED: Final = {
-    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
-    "ge": "greater_equal", "neg": "negative", "pos": "positive", "invert": "invert", "abs": "abs",
-}  # fmt: skip
+_names = "add sub mul truediv floordiv mod pow matmul and or xor eq ne lt le gt ge neg pos invert abs".split()
+_meant = """add subtract multiply divide floor_divide remainder power matmul bitwise_and bitwise_or
+    bitwise_xor equal not_equal less less_equal greater greater_equal negative positive invert abs""".split()
+MEANT: Final = dict(zip(_names, _meant, strict=True))
+"""What operators are called in NumPy; the first eleven take a second operand, and give one of its kind."""
 
 
 def _in_place(name: str) -> Any:
@@ -483,9 +467,9 @@ def _in_place(name: str) -> Any:
     return method
 
 
-for _name, _function in (OPERATORS | COMPARED).items():
+for _name, _function in MEANT.items():
     setattr(Array, f"__{_name}__", _method(f"__{_name}__", _function))
-for _name, _function in OPERATORS.items():
+for _name, _function in [*MEANT.items()][:11]:
     setattr(Array, f"__r{_name}__", _method(f"__r{_name}__", _function, reverse=True))
     setattr(Array, f"__i{_name}__", _in_place(_name))
 

@@ -477,33 +477,24 @@ class InstanceDict(MutableMapping[str, Any]):
             raise KeyError(name)
         return value
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        store_instance(self.trace, self.owner, name, value)
+    __setitem__: Any = lambda self, name, value: store_instance(self.trace, self.owner, name, value)
 
     def __delitem__(self, name: str) -> None:
         self[name]
         delete_instance(self.trace, self.owner, name)
 
     def _names(self) -> list[str]:
-        names = dict.fromkeys(self.real)
-        for (owner, name), write in self.trace.writes.items():
-            if owner == id(self.owner):
-                if write.value is traces.DELETED:
-                    names.pop(name, None)
-                else:
-                    names[name] = None
-        return list(names)
+        writes = self.trace.writes.items()
+        own = {name: write.value for (owner, name), write in writes if owner == id(self.owner)}
+        return [name for name in {**self.real, **own} if own.get(name) is not traces.DELETED]
 
     def __iter__(self) -> Iterator[str]:
         if self.origin is not None:
             self.trace.guard(Attr(self.origin.source, "__dict__"), Length(len(self.real)))
         return iter(self._names())
 
-    def __len__(self) -> int:
-        return len(self._names())
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self)
+    __len__: Any = lambda self: len(self._names())
+    copy = lambda self: dict(self)
 
 
 # -- writing ---------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ def parameters_of(trace: Trace, optimizer: Any) -> Iterator[Any]:
 
 
 GRAD: Final = inspect.signature(torch.autograd.grad)
+_listed: Any = lambda trace, x: [x] if isinstance(x, Fake) else native(list, iterate(trace, x))
 
 
 @on(torch.autograd.grad)
@@ -82,10 +83,6 @@ def _grad(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     named = {"retain": create if retain is None else retain, "create": create, "as_zeros": as_zeros}
     named["unused"] = bool(asked["allow_unused"] or as_zeros)
     return call_torch(trace, gradients_of, [outputs, inputs, grads], named)
-
-
-def _listed(trace: Trace, value: Any) -> list[Any]:
-    return [value] if isinstance(value, Fake) else native(list, iterate(trace, value))
 
 
 def _is_whole_history(trace: Trace) -> bool:

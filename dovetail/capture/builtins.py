@@ -107,7 +107,8 @@ on(delattr)(lambda trace, args, kwargs: attributes.delete_attr(trace, args[0], a
 on(callable)(lambda trace, args, kwargs: guard_kinship(
     trace, args[0], type(args[0]), (), callable(args[0].original if type(args[0]) is Outside else args[0])
 ))
-on(vars)(lambda trace, args, _: _getattr(trace, [*args, "__dict__"], _) if args else _locals(trace, args, _))
+on(vars)(lambda trace, args, _: _locals(trace, args, _) if not args else native(vars, *args) if (
+    found := _getattr(trace, [*args, "__dict__", NULL], _)) is NULL else found)
 
 
 @on(isinstance)
@@ -150,13 +151,8 @@ on(issubclass)(lambda trace, args, kwargs: (
 LIBRARIES: Final = frozenset({"abc", "typing", "enum", "torch", "collections"})
 
 
-@on(type(None).__class__)
-def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) == 1:
-        return type_of_value(trace, args[0])
-    raise UnknownCall(trace.loc(), function="type() that makes a class")
-
-
+on(type)(lambda trace, args, kwargs: type_of_value(trace, args[0]) if len(args) == 1 else (
+    breaking(UnknownCall, function="type() that makes a class")(trace, args, kwargs)))
 on(id)(lambda trace, args, kwargs: text.Identity(trace, id, *args))
 
 
@@ -183,13 +179,14 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 _counts: dict[tuple[int, int], tuple[Any, ...]] = {
-    (0, 0): (globals, locals), (0, 1): (vars,), (1, 2): (iter, next, format, sum, round),
-    (1, 1): (callable, id, hash, len, any, all, abs, repr, ascii, sorted), (3, 3): (setattr,),
-    (2, 2): (hasattr, delattr, isinstance, issubclass, divmod), (2, 3): (getattr, functools.reduce),
+    (0, 0): (globals, locals), (0, 1): (vars, bool, torch.Size), (1, 2): (iter, next, format, sum, round),
+    (1, 1): (callable, id, hash, len, any, all, abs, repr, ascii, sorted, reversed), (3, 3): (setattr,),
+    (2, 2): (hasattr, delattr, isinstance, issubclass, divmod, filter), (2, 3): (getattr, functools.reduce),
+    (1, 3): (range, type), (1, sys.maxsize - 1): (min, max, map),
 }  # fmt: skip
-COUNTS: Final = {fn: range(least, most + 1) for (least, most), known in _counts.items() for fn in known}
+COUNTS: Final = {id(fn): range(least, most + 1) for (least, most), known in _counts.items() for fn in known}
 """How many arguments they take, none by keyword but for a few."""
-BY_KEYWORD: Final = frozenset({sum, round, sorted})
+BY_KEYWORD: Final = frozenset({sum, round, sorted, min, max})
 
 # -- sizes, truth, iteration -------------------------------------------------------------------------
 
@@ -223,13 +220,9 @@ def drain(trace: Trace, value: Any) -> Args:
     return native(list, iterate(trace, value))  # type: ignore[no-any-return]
 
 
-def any_of(trace: Trace, items: Any, wanted: bool) -> bool:
-    """Whether any item's truth is `wanted`, stopping there as Python does."""
-    return any(truth(trace, item) == wanted for item in operations.steps(trace, items))
-
-
-on(any)(lambda trace, args, kwargs: any_of(trace, args[0], True))
-on(all)(lambda trace, args, kwargs: not any_of(trace, args[0], False))
+for _asking in (any, all):  # which stop where Python does
+    on(_asking)(partial(lambda fn, trace, args, kwargs: fn(
+        truth(trace, item) for item in operations.steps(trace, args[0])), _asking))
 on(functools.cmp_to_key)(lambda trace, args, _: native(functools.cmp_to_key, as_callback(trace, args[0])))
 
 
@@ -262,14 +255,14 @@ on(functools.reduce)(lambda trace, args, kwargs: native(
 ))  # fmt: skip
 
 
-def _unary_number(function: Any, method: str, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if isinstance(args[0], Fake):
-        return trace.call(attributes.load_attr(trace, args[0], method), args[1:], kwargs)
-    own = operations.dunder(trace, type(args[0]), dunder)
+def _unary_number(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], Fake) and function is abs:  # a tensor is not rounded so
+        return trace.call(attributes.load_attr(trace, args[0], "abs"), args[1:], kwargs)
+    own = operations.dunder(trace, type(args[0]), f"__{function.__name__}__")
     return trace.call(own, args, kwargs) if own else native(function, *args, **kwargs)
 
 
-on(abs)(partial(_unary_number, abs, "abs", "__abs__"))
+on(abs)(partial(_unary_number, abs))
 
 
 @on(divmod)
@@ -283,7 +276,7 @@ def _divmod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 def _round(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(args[0], torch.SymInt):  # whose own __round__ forgets the digits
         args = [int(args[0]), *args[1:]] if args[1:] or kwargs else args
-    return _unary_number(round, "round", "__round__", trace, args, kwargs)
+    return _unary_number(round, trace, args, kwargs)
 
 
 on(pow)(lambda trace, args, kwargs: (
@@ -338,13 +331,21 @@ def breaking(kind: type[Break], **fields: str) -> Special:
 on(_abc._abc_register)(breaking(UnknownCall, function="register"))  # type: ignore[attr-defined]
 for _name in ("open", "input", "compile", "breakpoint", "__import__"):
     on(getattr(builtins, _name))(breaking(UnknownCall, function=_name))
-on(torch.manual_seed)(breaking(UnknownCall, function="torch.manual_seed"))
 for _name in ("exec", "eval", "dir"):  # they cannot be called from anywhere else
     _detail = f"call to {_name}(), which looks at its caller's variables"
     on(getattr(builtins, _name))(breaking(SkippedFrame, detail=_detail))
 _dir, _break = SPECIAL[id(dir)], breaking(UnknownCall, function="dir of an object")
 on(dir)(lambda trace, args, kwargs: (_break if args else _dir)(trace, args, kwargs))
 on(globals)(lambda trace, args, kwargs: GlobalsView(trace.places[-1]))
+
+
+@on(torch.random.manual_seed)
+def _seed(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """Done before the graph, as long as nothing in there comes before it."""
+    if trace.calls or trace.is_inner or type(*args, *kwargs.values()) is not int:
+        raise UnknownCall(trace.loc(), function="torch.manual_seed")
+    trace.ask_before(trace.const(torch, "torch"), "", "manual_seed", *args, *kwargs.values())
+    return torch.default_generator
 
 
 @on(locals)
@@ -383,7 +384,8 @@ def _number(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     for name in (f"__{cls.__name__}__", "__index__"):
         own = operations.dunder(trace, kind, name)
         if own is not None and own.__module__ != "enum":
-            return trace.call(own, args, {})
+            args, kind = [trace.call(own, args, {})], cls
+            break
     operations.check_operands(trace, f"{cls.__name__}()", *args)
     operations.check_unknown_float(trace, "int()", *args if cls is int else ())
     return native(cls, *args, **kwargs)
@@ -479,18 +481,14 @@ SLOTS: Final[dict[str, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
 
 # -- everything else in C ----------------------------------------------------------------------------
 
-PURE: Final = frozenset(
-    {"math", "cmath", "operator", "_operator", "itertools", "_functools", "_collections", "collections",
-     "_bisect", "_heapq", "_string", "_sre", "re", "_struct", "unicodedata", "_abc", "typing", "string",
-     "_stat", "_codecs", "_typing", "_contextvars", "_weakref"}
-)  # fmt: skip
+PURE: Final = frozenset("""math cmath operator _operator itertools _functools _collections collections _bisect
+    _heapq _string _sre re _struct unicodedata _abc typing string _stat _codecs _typing _contextvars
+    _weakref zlib binascii""".split())
 
 PURE_BUILTINS: Final = frozenset({"bin", "chr", "hex", "oct", "ord", "ascii"})
 
-CONSUMERS: Final = frozenset(
-    {"extend", "update", "join", "union", "intersection", "difference", "symmetric_difference", "fromkeys",
-     "extendleft", "intersection_update", "difference_update", "from_iterable", "issubset", "issuperset"}
-)  # fmt: skip
+CONSUMERS: Final = frozenset("""extend update join union intersection difference symmetric_difference fromkeys
+    extendleft intersection_update difference_update from_iterable issubset issuperset""".split())
 ELSEWHERE: Final = frozenset({"__enter__", "__exit__", "register_hook", "register_prehook"})
 """Methods of torch.device and of autograd's nodes that change more than their object."""
 READING: Final = frozenset("get keys values items copy index count __len__ __contains__ __getitem__".split())
@@ -551,7 +549,7 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         kwargs = {**kwargs, "key": as_callback(trace, kwargs["key"])}
     if name in ("index", "count", "remove") and isinstance(owner, list):
         if any(operations.is_compared(trace, item) for item in (args[0], *owner)):
-            return search_list(trace, name, owner, args[0])
+            return search_list(trace, name, owner, *args)
     return native(fn, *args, **kwargs)
 
 
@@ -585,8 +583,7 @@ def search_list(trace: Trace, name: str, items: list[Any], wanted: Any) -> Any:
         return sum(1 for _ in places)
     first = next(places, None)
     if first is None:
-        text = f"{wanted!r} is not in list" if name == "index" else "list.remove(x): x not in list"
-        raise Raised(ValueError(text))
+        return native(getattr(list, name), [], wanted)  # which says so
     return first if name == "index" else items.__delitem__(first)  # type: ignore[func-returns-value]
 
 

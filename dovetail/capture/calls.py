@@ -43,7 +43,7 @@ from dovetail.capture.operations import has_fake, is_ours
 from dovetail.capture.origins import wrap
 from dovetail.capture.text import AT_WORK, NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
-from dovetail.capture.trace import PLAIN, Outside, Raised, Trace, is_library_file, is_random
+from dovetail.capture.trace import NULL, PLAIN, Outside, Raised, Trace, is_library_file, is_random
 from dovetail.capture.transforms import BY_NAME, TRANSFORMS, call_transform, closure_of
 from dovetail.errors import Break, DataDependentValue, UnknownCall, UnsupportedGenerator
 from dovetail.fake.tensor import Fake
@@ -58,16 +58,21 @@ CO_ASYNC: Final = 0x80 | 0x100 | 0x200
 
 
 def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    special = known.SPECIAL.get(id(fn))
-    if special is not None:
-        wanted, is_named = known.COUNTS.get(fn), bool(kwargs) and fn not in known.BY_KEYWORD
-        if wanted is not None and (is_named or len(args) not in wanted):
+    special, wanted = known.SPECIAL.get(id(fn)), known.COUNTS.get(id(fn))
+    try:
+        if wanted is not None and (len(args) not in wanted or kwargs and fn not in known.BY_KEYWORD):
             return native(fn, *args, **kwargs)  # which says so
-        return special(trace, args, kwargs)
-    if type(fn) in BY_TYPE:
-        return BY_TYPE[type(fn)](trace, fn, args, kwargs)
-    if isinstance(fn, type):
-        return call_class(trace, fn, args, kwargs)
+        if special is not None:
+            return special(trace, args, kwargs)
+        if type(fn) in BY_TYPE:
+            return BY_TYPE[type(fn)](trace, fn, args, kwargs)
+        if isinstance(fn, type):
+            return call_class(trace, fn, args, kwargs)
+    except Exception as error:  # of a rule that such arguments are no match for: Python knows what they mean
+        is_rule = special is not None or type(fn) in C_KINDS or fn in known.CLASSES
+        if isinstance(error, Break) or errors.is_from_signal(error) or not is_rule:
+            raise
+        raise UnknownCall(trace.loc(), function=f"{fn.__qualname__} with such arguments") from None
     if is_compiled(fn):
         return call_compiled(trace, fn, args, kwargs)
     if isinstance(fn, torch.nn.Module):
@@ -194,9 +199,40 @@ def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any
     function, owner = fn.__func__, fn.__self__
     if is_ours(type(owner)) or type(owner) in NUMBERS:
         return native(fn, *args, **kwargs)
-    if isinstance(owner, random.Random):
-        raise UnknownCall(trace.loc(), function=f"random.{fn.__name__}")
+    if isinstance(owner, random.Random) or type(owner).__qualname__ in STATES:
+        return draw(trace, fn, args, kwargs)
     return call(trace, function, [owner, *args], kwargs)
+
+
+def draw(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A number of a generator of Python's or NumPy's is an input of the graph, as long as nothing asks for
+    its value: the entry draws it before, in the program's order. Capturing puts the state back."""
+    owner, name, policy, bound = fn.__self__, fn.__name__, trace.dynamic, trace.source_of(fn)
+    source: Any = Attr(bound, "__self__") if bound is not None else trace.source_of(owner)
+    read, restore = STATES.get(type(owner).__qualname__, ("", ""))
+    is_plain = getattr(owner, "__dict__", {}).keys() <= {"gauss_next"} and not kwargs and not trace.is_inner
+    made: Any = NULL
+    is_plain &= {int, float}.issuperset(map(type, args))
+    if source and read and policy and policy.seen.draws and is_plain:
+        state = getattr(owner, read)()
+        try:
+            made = native(fn, *args)
+        finally:
+            getattr(owner, restore)(state)
+    if type(made) not in (int, float, type(None)) or type(made) is int and not name.startswith("rand"):
+        raise UnknownCall(trace.loc(), function=f"random.{name}")
+    if not any(drawn.of == source for drawn, _ in trace.draws):
+        trace.ask_before(source, restore, read)  # for a call that has to be repeated
+    where = trace.ask_before(source, "", name, *args)
+    if made is None:
+        return None
+    bounds = min(0, *args, 0), max(0, *args, 0) - (name == "randrange")
+    symbol, number = policy.symbol(trace, made, where, bounds)
+    policy.shapes.drawn.add(symbol)
+    return number
+
+
+STATES: Final = {"Random": ("getstate", "setstate"), "RandomState": ("get_state", "set_state")}
 
 
 # -- C functions -------------------------------------------------------------------------------------
@@ -208,6 +244,8 @@ def call_bound(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_tensor_method(trace, name, [owner, *args], kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
+    if type(owner).__qualname__ in STATES:
+        return draw(trace, fn, args, kwargs)
     if type(owner) in FIELDS and isinstance(args[0], Fake):  # of which classes are told for x.shape
         is_read, where = name == "__get__", (args[0], owner.__name__)
         return trace.tensor_attr(*where, True) if is_read else trace.store_tensor_attr(*where, *args[1:])
@@ -224,7 +262,7 @@ def call_bound(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def call_descriptor(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """str.join, dict.get, torch.Tensor.add... taken from the class and called with an instance."""
-    if args and isinstance(args[0], Fake):
+    if args and isinstance(args[0], Fake) and issubclass(torch.Tensor, fn.__objclass__):
         return call_tensor_method(trace, fn.__name__, args, kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
@@ -244,6 +282,8 @@ def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
     meta_call, _ = find_in_mro(type(cls), "__call__")
     if isinstance(meta_call, FunctionType) and type(cls).__module__ != "enum":
         return call(trace, meta_call, [cls, *args], kwargs)
+    if isinstance(meta_call, type):  # dict, for a TypedDict
+        return call(trace, meta_call, args, kwargs)
     if isinstance(cls, enum.EnumType) and not cls.__members__:
         raise UnknownCall(trace.loc(), function=f"{cls.__name__}() that makes a class")
     if isinstance(meta_call, FunctionType) or known.is_native_class(cls):
@@ -365,7 +405,7 @@ def call_cached(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs)
 
 
 def deeds(trace: Trace) -> tuple[Any, ...]:
-    return sum(map(is_random, trace.calls)), *changes(trace)
+    return sum(map(is_random, trace.calls)), len(trace.draws), *changes(trace)
 
 
 def has_deeds(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -> bool:
@@ -390,11 +430,12 @@ def has_deeds(trace: Trace, fn: Any, wrapped: Any, args: Args, kwargs: Kwargs) -
 LRU_CACHE: Final = type(functools.lru_cache(lambda: None))
 KNOWN_DEEDS: Final[WeakKeyDictionary[Any, dict[str, bool]]] = WeakKeyDictionary()
 
+_told: Any = type(re.compile("").match)  # a method in C that is told its class
+C_KINDS: Final = frozenset({types.BuiltinFunctionType, types.MethodWrapperType, _told, *C_METHODS})
 BY_TYPE: Final[dict[type, Any]] = {
     FunctionType: call_function,
     MethodType: call_method,
-    **dict.fromkeys((types.BuiltinFunctionType, types.MethodWrapperType), call_bound),
-    type(re.compile("").match): call_bound,  # a method in C that is told its class
+    **dict.fromkeys(C_KINDS, call_bound),
     **dict.fromkeys(C_METHODS, call_descriptor),
     functools.partial: lambda trace, fn, args, named: call(
         trace, fn.func, [*fn.args, *args], fn.keywords | named),
@@ -412,11 +453,7 @@ class Generator:
         self.send, self.throw, self.close = self.steps.send, self.steps.throw, self.steps.close
         self.made_at = activation.trace.step
 
-    def __iter__(self) -> Generator:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self.steps)
+    __iter__, __next__ = lambda self: self, lambda self: next(self.steps)
 
     def __del__(self) -> None:
         """Python closes a generator that nobody holds any more; its `finally` blocks run then."""
@@ -463,9 +500,8 @@ STEPS: Final = {
     "radam.py": ASKING, "asgd.py": ASKING, "_adafactor.py": ASKING, "lbfgs.py": ASKING,
 }  # fmt: skip
 """Files of torch.optim whose `step` eager does better."""
-IGNORED: Final = frozenset(
-    {"tag", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_unbacked", "mark_static_address"}
-)
+_marks = "tag mark_dynamic maybe_mark_dynamic mark_static mark_unbacked mark_static_address"
+IGNORED: Final = frozenset(_marks.split())
 
 
 def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -473,7 +509,7 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
     marks = fn.__dict__
     if marks:
         original = marks.get("_torchdynamo_orig_callable")
-        if original is not None and (original.__module__ or "").startswith("torch.optim."):
+        if original is not None and (original.__module__ or "").startswith(("torch.optim.", "torch.random")):
             return trace.call(original, args, kwargs)  # torch keeps them from its own compiler only
         if any(marks.get(name) for name in DISABLES):
             raise errors.DisabledCall(trace.loc(), function=fn.__qualname__)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from dovetail.capture.decode import Code
-from dovetail.capture.frame import CO_VARARGS, CO_VARKEYWORDS
+from dovetail.capture.frame import CO_VARARGS, CO_VARKEYWORDS, slot_count
 from dovetail.capture.text import version_of
 from dovetail.capture.trace import Trace
 from dovetail.errors import AssumedBranch, DataDependentValue, UnknownCall
@@ -109,21 +109,18 @@ def emit_checks(emit: Emitter, names: list[str]) -> list[str]:
     versions = "".join(f"{emit.load(each.source)}._version, " for each in written)
     if written:
         emit.loads.append(f"_versions = {versions}")
-    count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-    given, rest = names[:count], names[named:]
-    if code.co_flags & CO_VARARGS:
-        given.append(f"*{rest.pop(0)}")
-    given += [f"{code.co_varnames[i]}={names[i]}" for i in range(count, named)]
-    if code.co_flags & CO_VARKEYWORDS:
-        given.append(f"**{rest.pop(0)}")
-    maker, cells = emit.const(FunctionType, "FunctionType"), "".join(f"{name}, " for name in rest)
-    function = f"{maker}({emit.const(code, 'code')}, user_globals, {code.co_name!r}, None, ({cells}))"
+    count, flags = slot_count(code), code.co_flags & ~(CO_VARARGS | CO_VARKEYWORDS)
+    flat = code.replace(co_argcount=count, co_posonlyargcount=0, co_kwonlyargcount=0, co_flags=flags)
+    maker, cells = emit.const(FunctionType, "FunctionType"), "".join(f"{name}, " for name in names[count:])
+    function = f"{maker}({emit.const(flat, 'code')}, user_globals, {code.co_name!r}, None, ({cells}))"
     function = f"{emit.const(as_before, 'as_before')}({function}, _states)"
+    states = [(drawn, restore) for drawn, restore in trace.draws if restore]
     failed = [f"bool({emit.value(value)}) is not {is_true}" for value, is_true, _, _ in trace.assumptions]
     return [
         "except Exception:",
         *[f"    if _versions != ({versions}): raise"] * bool(written),
         "    out = None",
         f"if {' or '.join(['out is None', *failed])}:",
-        f"    return run_in_eager({', '.join([function, *given])})",
+        *[f"    {emit.load(state.of)}.{restore}({emit.load(state)})" for state, restore in states],
+        f"    return run_in_eager({', '.join([function, *names[:count]])})",
     ]

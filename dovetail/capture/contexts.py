@@ -40,11 +40,9 @@ SWITCHES: Final[dict[Any, Callable[[], Any]]] = {
     torch._C._set_grad_enabled: torch.is_grad_enabled,
     torch._C._set_default_dtype: torch.get_default_dtype,
     torch._C._set_sdp_priority_order: torch._C._get_sdp_priority_order,
-    **{
-        getattr(torch._C, f"_set_sdp_use_{name}"): getattr(torch._C, f"_get_{name}_sdp_enabled")
-        for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
-    },
-}
+    **{getattr(torch._C, f"_set_sdp_use_{name}"): getattr(torch._C, f"_get_{name}_sdp_enabled")
+       for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")},
+}  # fmt: skip
 """What sets a part of torch's state, and what reads it."""
 
 
@@ -69,6 +67,7 @@ for _setter, _getter in SWITCHES.items():
     add_switch(_setter, _getter)
 
 
+_exit_of: Any = lambda entered: _exit_autocast if isinstance(entered, autocast) else _exit_inference_mode
 on(autocast.__init__)(lambda trace, args, kwargs: native(autocast.__init__, *args, **kwargs))
 
 
@@ -106,10 +105,6 @@ def leave(trace: Trace, context: Any) -> None:
     function = _exit_of(entered)
     native(function, entered)
     trace.record("call_function", function, (entered,), {}, None)
-
-
-def _exit_of(entered: Any) -> Any:
-    return _exit_autocast if isinstance(entered, autocast) else _exit_inference_mode
 
 
 def leave_for_break(trace: Trace) -> list[Any]:

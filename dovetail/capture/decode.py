@@ -173,10 +173,8 @@ def live_before(code: Code) -> list[frozenset[int]]:
 
 # -- stack depths: which entries a comprehension appends to -------------------------------------------
 
-ENDS: Final = frozenset(
-    {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
-     "JUMP_BACKWARD_NO_INTERRUPT"}
-)  # fmt: skip
+ENDS: Final = frozenset("""RETURN_VALUE RETURN_CONST RAISE_VARARGS RERAISE JUMP_FORWARD JUMP_BACKWARD
+    JUMP_BACKWARD_NO_INTERRUPT""".split())
 
 
 def stack_depths(code: Code) -> dict[int, int]:

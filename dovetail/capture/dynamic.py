@@ -53,6 +53,8 @@ class Seen(Noun, frozen=False):
     """Lengths of lists, keys of dicts, texts."""
     dims: dict[str, Dims] = field(default_factory=dict)
     varying: set[str] = field(default_factory=set)
+    draws: bool = True
+    """Whether random numbers of Python's can be inputs of the graph."""
 
 
 class History:
@@ -79,9 +81,6 @@ class Policy:
         self.sources: dict[str, Source] = {}
         self.unsteady: set[str] = set()
         """Floats that are known to change."""
-
-    def fresh(self) -> Policy:
-        return Policy(self.everything, self.seen)
 
     def shapes_of(self, trace: Trace) -> Shapes:
         if self.shapes is None:
@@ -161,17 +160,19 @@ class Policy:
             return None
         shapes, forms = self.shapes_of(trace), seen.forms.setdefault(text, set())
         trace.guard(source, TypeIs(type(value)))
-        is_int = isinstance(value, int)
-        expr: Any = shapes.symbol(value, source, lo=-LARGEST, hi=LARGEST) if is_int else None
-        name = expr.name if is_int else shapes.float_symbol(value, source)
-        self.sources[name] = source
+        name, made = self.symbol(trace, value, source, (-LARGEST, LARGEST))
         forms.add(value)
         shapes.restless.update([name] * (len(forms) > MOST_NUMBERS and not trace.is_whole))
-        if is_int:
-            return make_symint(shapes, expr, value)
-        if is_result or text in seen.varying:
+        if isinstance(value, float) and (is_result or text in seen.varying):
             self.unsteady.add(name)
-        return make_symfloat(shapes, name)
+        return made
+
+    def symbol(self, trace: Trace, value: Any, source: Source, bounds: tuple[int, int]) -> tuple[str, Any]:
+        shapes, is_int = self.shapes_of(trace), isinstance(value, int)
+        expr: Any = shapes.symbol(value, source, *bounds) if is_int else None
+        name = expr.name if is_int else shapes.float_symbol(value, source)
+        self.sources[name] = source
+        return name, make_symint(shapes, expr, value) if is_int else make_symfloat(shapes, name)
 
     def is_other_text(self, value: str, source: Source) -> bool:
         """Whether another text was read there before."""
@@ -215,6 +216,7 @@ class Policy:
         source = Computed(form, value, tuple((self.sources[name], symbols[name].hint) for name in names))
         name = shapes.float_symbol(value.node.hint, source)
         self.sources[name] = source
+        shapes.drawn.update([name] * (not shapes.drawn.isdisjoint(names)))
         return GraphInput(name, source, value.node.hint, make_symfloat(shapes, name))
 
     def node(self, builder: Any, value: Any) -> Any:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
+import gc
 import keyword
 import math
 import re
@@ -37,7 +38,7 @@ from dovetail.capture.frame import traceback_at
 from dovetail.capture.interpreter import Activation, GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import SYMBOLIC
-from dovetail.capture.origins import IDENTITY, is_changed, is_value_type, raw_items
+from dovetail.capture.origins import IDENTITY, VIEWS, is_changed, is_value_type, raw_items
 from dovetail.capture.text import Callback, GivenText, Identity, LateText
 from dovetail.capture.torch_calls import check_leaves
 from dovetail.capture.trace import DELETED, NULL, PLAIN, Appender, Raised, Trace, Write
@@ -133,8 +134,7 @@ class Emitter:
     def refuse(self, value: Any, detail: str, step: int = -1) -> Any:
         raise UnsupportedValue(self.trace.frame.loc, type=type(value).__name__, detail=detail, step=step)
 
-    def items(self, values: Any) -> str:
-        return ", ".join([self.value(item) for item in values])
+    items = lambda self, values: ", ".join([self.value(item) for item in values])
 
     # -- effects
 
@@ -296,7 +296,10 @@ def _constant(emit: Emitter, value: Any) -> str:
 
 def _reduced(emit: Emitter, value: Any) -> str:
     """An iterator or another small C object that knows how to be copied."""
-    function, args, *state = value.__reduce__()
+    try:
+        function, args, *state = value.__reduce__()
+    except TypeError:  # pairwise, tee and others cannot
+        emit.refuse(value, "it cannot be built again outside of the graph")
     name = emit.temp(f"{emit.value(function)}({emit.items(args)})")
     if state and state[0] is not None:
         emit.body.append(f"{name}.__setstate__({emit.value(state[0])})")
@@ -419,12 +422,13 @@ REBUILD: Final[dict[type, Rule]] = {
     Masked: lambda emit, value: str(value.leave()),
     collections.OrderedDict: lambda emit, value: (_instance if vars(value) else _ordered)(emit, value),
     collections.defaultdict: _made_of(
-        collections.defaultdict, lambda emit, v: f"{emit.value(v.default_factory)}, [{_pairs(emit, v)}]"
-    ),
+        collections.defaultdict, lambda emit, v: f"{emit.value(v.default_factory)}, [{_pairs(emit, v)}]"),
     types.SimpleNamespace: _made_of(types.SimpleNamespace, lambda emit, v: f"**{emit.value(vars(v))}"),
     collections.deque: _made_of(collections.deque, lambda emit, v: f"[{emit.items(v)}], {v.maxlen!r}"),
     **{type(iter(made)): _reduced for made in ITERATED},
     **dict.fromkeys((zip, enumerate, map, filter, reversed), _reduced),
+    **dict.fromkeys(VIEWS, lambda emit, view: (
+        f"{emit.value(gc.get_referents(view)[0])}.{type(view).__name__.split('_')[1]}()")),
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import operator
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from itertools import islice
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -97,8 +97,8 @@ def jump_if(
 class Activation:
     """One running frame of the interpreter."""
 
-    __slots__ = ("trace", "code", "function", "globals", "stack", "slots", "at", "next", "result", "handled",
-                 "kw_names", "is_root", "names")  # fmt: skip
+    __slots__ = (*"trace code function globals stack slots at next result handled kw_names is_root".split(),
+                 "names")  # fmt: skip
 
     names: dict[str, Any]
     """What the body of a class has defined."""
@@ -478,17 +478,12 @@ class Activation:
     BUILD_TUPLE, BUILD_LIST, BUILD_SLICE = built(tuple), built(list), built(lambda items: slice(*items))
     BUILD_SET = built(lambda items: native(set, [operations.as_hashable(item) for item in items]))
 
-    def BUILD_MAP(self, arg: int) -> None:
-        items = self.pop(2 * arg)
-        keys = [operations.as_hashable(key) for key in items[::2]]
-        self.stack.append(native(dict, zip(keys, items[1::2])))
-
+    BUILD_MAP = pushed(lambda self, arg: native(
+        dict, zip(map(operations.as_hashable, (items := self.pop(2 * arg))[::2]), items[1::2])))
     BUILD_CONST_KEY_MAP = pushed(lambda self, arg: dict(zip(self.stack.pop(), self.pop(arg))))
 
-    def BUILD_STRING(self, arg: int) -> None:
-        parts = self.pop(arg)
-        self.stack.append(late(self.trace, str.join, ["", parts]) if is_late(parts) else "".join(parts))
-
+    BUILD_STRING = pushed(lambda self, arg: (
+        late(self.trace, str.join, ["", parts]) if is_late(parts := self.pop(arg)) else "".join(parts)))
     LIST_APPEND = lambda self, arg: self.stack[-arg - 1].append(self.stack.pop())
 
     def MAP_ADD(self, arg: int) -> None:
@@ -511,20 +506,19 @@ class Activation:
 
     LIST_TO_TUPLE = result_of(1, lambda trace, items: tuple(items))
 
-    def UNPACK_SEQUENCE(self, arg: int) -> None:
-        items = native(list, islice(operations.iterate(self.trace, self.stack.pop()), arg + 1))
-        if len(items) != arg:
-            many = "too many values to unpack" if len(items) > arg else "not enough values to unpack"
-            got = "" if len(items) > arg else f", got {len(items)}"
-            raise Raised(ValueError(f"{many} (expected {arg}{got})"))
-        self.stack.extend(reversed(items))
+    def unpacked(self, most: int | None, least: int, wanted: str) -> list[Any]:
+        items: list[Any] = native(list, islice(operations.iterate(self.trace, self.stack.pop()), most))
+        if len(items) == most:
+            raise Raised(ValueError(f"too many values to unpack (expected {wanted})"))
+        if len(items) < least:
+            raise Raised(ValueError(f"not enough values to unpack (expected {wanted}, got {len(items)})"))
+        return items
+
+    UNPACK_SEQUENCE = lambda self, arg: self.stack.extend(reversed(self.unpacked(arg + 1, arg, str(arg))))
 
     def UNPACK_EX(self, arg: int) -> None:
         before, after = arg & 255, arg >> 8
-        items = native(list, operations.iterate(self.trace, self.stack.pop()))
-        if len(items) < before + after:
-            wanted = f"expected at least {before + after}, got {len(items)}"
-            raise Raised(ValueError(f"not enough values to unpack ({wanted})"))
+        items = self.unpacked(None, before + after, f"at least {before + after}")
         end = len(items) - after
         self.stack.extend(reversed([*items[:before], items[before:end], *items[end:]]))
 
@@ -725,11 +719,9 @@ class Activation:
     MATCH_MAPPING = pushed(lambda self, arg: bool(type(self.stack[-1]).__flags__ & 1 << 6))  # Py_TPFLAGS_...
     MATCH_SEQUENCE = pushed(lambda self, arg: bool(type(self.stack[-1]).__flags__ & 1 << 5))
 
-    def MATCH_KEYS(self, arg: Any) -> None:
-        keys, subject = self.stack[-1], self.stack[-2]
-        has_all = all(operations.contains(self.trace, subject, key) for key in keys)
-        get = operations.get_item
-        self.stack.append(tuple(get(self.trace, subject, key) for key in keys) if has_all else None)
+    MATCH_KEYS = pushed(lambda self, arg: (
+        tuple([operations.get_item(self.trace, self.stack[-2], key) for key in self.stack[-1]])
+        if all(operations.contains(self.trace, self.stack[-2], key) for key in self.stack[-1]) else None))
 
     def match_class(self, count: int) -> Any:
         subject, klass, names = self.pop(3)
@@ -804,11 +796,8 @@ class GlobalsView(MutableMapping[str, Any]):
     def __delitem__(self, name: str) -> None:
         raise UnsupportedOpcode(self.frame.trace.loc(), opcode="del globals()[...]")
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.real)
-
-    def __len__(self) -> int:
-        return len(self.real)
+    __iter__: Any = lambda self: iter(self.real)
+    __len__: Any = lambda self: len(self.real)
 
 
 def loads_to_append(code: Code) -> list[int]:

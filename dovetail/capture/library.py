@@ -164,8 +164,10 @@ def _deferred(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> None:
     if from the user's line, which warnings and logs name."""
     is_method, name = function is not warnings.warn, function.__name__
     said = [*args[is_method:], *(value for key, value in kwargs.items() if key != "extra")]
-    raises = not is_method and "error" in {action for action, *_ in warnings.filters}
-    if raises or kwargs.get("exc_info") or name == "exception" or not all(map(stays_as_it_is, said)):
+    is_filtered = "error" in {action for action, *_ in warnings.filters}
+    is_filtered |= any(known is _note_filters for known, *_ in trace.deferred)
+    is_now = kwargs.get("exc_info") or name == "exception" or is_filtered and not is_method
+    if is_now or not all(map(stays_as_it_is, said)):
         level = getattr(logging, name.upper(), None)
         if not is_method or type(level) is not int or args[0].isEnabledFor(level):
             raise OutputCall(trace.loc(), function=name)
@@ -192,6 +194,8 @@ def stays_as_it_is(value: Any) -> bool:
 on(print)(breaking(OutputCall, function="print"))
 on(sys.stdout.write)(breaking(OutputCall, function="sys.stdout.write"))
 on(warnings.warn)(partial(_deferred, warnings.warn))
+_note_filters: Any = warnings._filters_mutated  # type: ignore[attr-defined]
+on(_note_filters)(lambda trace, args, kwargs: trace.deferred.append((_note_filters, [], {})))
 for _level in ("debug", "info", "warning", "error", "critical", "exception", "log", "warn"):
     on(getattr(logging.Logger, _level))(partial(_deferred, getattr(logging.Logger, _level)))
 

@@ -452,7 +452,8 @@ def iterate(trace: Trace, value: Any) -> Iterator[Any]:
         return iter(trace.call(load_attr(trace, value, "unbind"), [0], {}))
     method = dunder(trace, kind, "__iter__")
     if method is not None and not is_ours(kind):
-        return trace.call(method, [value], {})  # type: ignore[no-any-return]
+        made = trace.call(method, [value], {})
+        return made if hasattr(type(made), "__next__") else native(iter, value)  # type: ignore[no-any-return]
     if dunder(trace, kind, "__getitem__") is None or hasattr(kind, "__iter__"):
         check_native_use(trace, value, "iteration")
     return native(iter, value)  # type: ignore[no-any-return]

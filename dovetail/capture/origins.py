@@ -492,8 +492,7 @@ WRAPPERS: Final[dict[type, Wrapper]] = {
     tuple: wrap_tuple,
     MethodType: partial(wrap_parts, MethodType, ("__func__", "__self__")),
     partial: partial(
-        wrap_parts, lambda fn, args, named: partial(fn, *args, **named), ("func", "args", "keywords")
-    ),
+        wrap_parts, lambda fn, args, named: partial(fn, *args, **named), ("func", "args", "keywords")),
     slice: partial(wrap_parts, slice, ("start", "stop", "step")),
     MappingProxyType: wrap_proxy,
     **dict.fromkeys(VIEWS, wrap_view),

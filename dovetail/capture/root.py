@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, product
-from types import CodeType, FrameType, FunctionType
+from traceback import walk_stack
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -121,7 +122,7 @@ def capture_frame(
     """See the file's docstring. `history` says which sizes are symbolic; None: all are static. `is_whole`:
     a break would be an error."""
     dynamic = history.policy(frame) if history is not None else None
-    if is_importing():
+    if any(place.f_code.co_filename == "<frozen importlib._bootstrap>" for place, _ in walk_stack(None)):
         raise ImportUnderWay(frame.loc)
     watch_kernels()
     with deep_recursion():
@@ -151,16 +152,6 @@ def _attempts(frame: Frame, options: Options, dynamic: Policy | None, is_whole: 
     raise SkippedFrame(frame.loc, detail=detail)
 
 
-def is_importing() -> bool:
-    """Whether this thread is in the middle of an import statement."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
-
-
 class Attempt:
     """One interpretation of the frame, to its end or to the instruction `stop`."""
 
@@ -169,7 +160,7 @@ class Attempt:
         is_whole: bool = False,
     ) -> None:  # fmt: skip
         self.frame, self.stop, self.why, self.steps = frame, stop, why, 0
-        policy = dynamic.fresh() if dynamic is not None else None
+        policy = Policy(dynamic.everything, dynamic.seen) if dynamic is not None else None
         self.trace = Trace(frame, options, policy, is_whole)
 
     def run(self) -> Capture | Break:
@@ -229,6 +220,8 @@ class Attempt:
             raise NoTensors(frame.loc, name=frame.code.co_qualname)
         graph_name = "graph_0"
         emit = Emitter(trace, root, graph_name)
+        for drawn, _ in trace.draws:
+            emit.load(drawn)
         tail = [f"return {emit.value(root.result)}"] if why is None else emit_break(emit, root)
         names = entry_parameters(root, slot_count(frame.code))
         checks = emit_checks(emit, names)
@@ -260,7 +253,7 @@ class Attempt:
         sources = [i.source for i in inputs if not isinstance(i.source, Computed)]
         return Capture(
             frame.code.co_qualname, graph, tuple(inputs), tuple(trace.guards), text, namespace, graph_name,
-            breaks, symbols, frame.loc, trace.shapes, tuple(sources) if is_worth_fetching(inputs) else (),
+            breaks, symbols, frame.loc, trace.shapes, tuple(sources) if self.fetches(inputs) else (),
         )  # fmt: skip
 
     def text(
@@ -268,7 +261,7 @@ class Attempt:
     ) -> str:
         numbers = [i.source.value for i in inputs or () if isinstance(i.source, Computed)]
         computed = [self.trace.dynamic.text(emit, number) for number in numbers]
-        fetches = is_worth_fetching(inputs or ())
+        fetches = self.fetches(inputs or ())
         read = [i for i in inputs or () if not isinstance(i.source, Computed)]
         given = "*fetched_inputs" if fetches else ", ".join(emit.load(i.source) for i in read)
         parameters = entry_parameters(root, slot_count(self.frame.code))
@@ -294,6 +287,10 @@ class Attempt:
                 w(line)
         return w.text
 
+    def fetches(self, inputs: Sequence[GraphInput]) -> bool:
+        """Many inputs that lie deep in the arguments: the guards have found them already and pass them on."""
+        return not self.trace.draws and sum(each.source.base is not None for each in inputs) > 3
+
 
 def show_error(error: BaseException) -> str:
     """The class of an exception, and its text if that can be known without running the program."""
@@ -301,11 +298,6 @@ def show_error(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Break:
         return type(error).__name__
-
-
-def is_worth_fetching(inputs: Sequence[GraphInput]) -> bool:
-    """Many inputs that lie deep in the arguments: the guards have found them already and pass them on."""
-    return sum(graph_input.source.base is not None for graph_input in inputs) > 3
 
 
 def bare(stop: Break) -> Break:
@@ -330,11 +322,9 @@ def has_effects(trace: Trace) -> bool:
 
 # -- frames that are never captured ----------------------------------------------------------------
 
-PLUMBING: Final = frozenset(
-    {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__repr__", "__str__", "__format__",
-     "__hash__", "__del__", "__instancecheck__", "__subclasscheck__", "__init_subclass__", "__set_name__",
-     "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__torch_function__"}
-)  # fmt: skip
+PLUMBING: Final = frozenset(f"__{name}__" for name in """getattribute getattr setattr delattr repr str format
+    hash del instancecheck subclasscheck init_subclass set_name reduce_ex getstate setstate deepcopy copy
+    torch_function""".split())
 """Capturing these alone gains nothing, and an entry's own reads would run them."""
 GENERATED: Final = ("<dovetail",)
 MODELS: Final = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/optim/", "/torch/distributions/")

@@ -60,17 +60,13 @@ class LateText:
     def is_outdated(self) -> bool:
         return any(version_of(fake) != version for fake, version in self.seen)
 
-    def __add__(self, other: Any) -> Any:
-        return late(self.trace, str.join, ["", [self, other]])
-
-    def __radd__(self, other: Any) -> Any:
-        return late(self.trace, str.join, ["", [other, self]])
+    __add__ = lambda self, other: late(self.trace, str.join, ["", [self, other]])
+    __radd__ = lambda self, other: late(self.trace, str.join, ["", [other, self]])
 
     def __eq__(self, other: object) -> bool:
         return self.now() == (other.now() if isinstance(other, LateText) else other)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.now(), name)
+    __getattr__ = lambda self, name: getattr(self.now(), name)
 
 
 for _name in "str repr format hash len iter contains getitem".split():  # of the text itself

@@ -45,10 +45,8 @@ TENSOR_FUNCTIONS: Final[dict[int, str]] = {
 }
 """Methods of tensors written in Python, by identity."""
 
-STATEFUL: Final = (
-    "set_", "_set_", "_push", "_pop", "_enter", "_exit", "_jit", "_functorch", "_vmap", "_add_", "_log_",
-    "_remove_", "_unset", "_increment", "_decrement", "_maybe_", "_dispatch_t", "_saved_tensors_hooks_",
-)  # fmt: skip
+STATEFUL: Final = tuple("""set_ _set_ _push _pop _enter _exit _jit _functorch _vmap _add_ _log_ _remove_
+    _unset _increment _decrement _maybe_ _dispatch_t _saved_tensors_hooks_""".split())
 """C functions of torch whose names start so change hidden state."""
 
 MOST_STEPS: Final = 256
@@ -63,10 +61,8 @@ SCALED: Final = {"addcdiv_": "value", "addcdiv": "value", "addcmul_": "value", "
                  "add_": "alpha", "add": "alpha", "sub_": "alpha", "sub": "alpha"}  # fmt: skip
 """Methods with a factor that must be a number: a tensor there would have to be read (optimizers do that)."""
 BEGINS: Final = "Tensor.requires_grad_ (a new autograd graph begins)"
-REFUSED_METHODS: Final = frozenset(
-    {"register_post_accumulate_grad_hook", "share_memory_", "storage", "untyped_storage", "_typed_storage",
-     "set_", "pin_memory", "retain_grad", "_use_count"}
-)  # fmt: skip
+REFUSED_METHODS: Final = frozenset("""register_post_accumulate_grad_hook share_memory_ storage untyped_storage
+    _typed_storage set_ pin_memory retain_grad _use_count""".split())
 
 
 def resolve(name: str, trace: Trace, fake: Fake) -> Any:

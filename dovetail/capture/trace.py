@@ -11,6 +11,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
+from operator import methodcaller
 from types import CodeType, EllipsisType, GeneratorType, NoneType, NotImplementedType, TracebackType
 from typing import Any, Final, cast
 
@@ -25,7 +26,7 @@ from dovetail.fake.tensor import Fake
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.graph import Loc
 from dovetail.ir.guard import Bare, Check, Guard
-from dovetail.ir.source import Const, Source
+from dovetail.ir.source import Applied, Const, Source
 from dovetail.options import Options
 from dovetail.util.noun import Noun, field
 
@@ -226,6 +227,8 @@ class Trace:
         self.switched: dict[Any, Any] = {}
         """Switches of torch's that the program set, and what they were before."""
         self.held: dict[int, Any] = {}
+        self.draws: list[tuple[Applied, str]] = []
+        """What the entry asks for before the graph: random numbers, and states that a method can set."""
         self.rounds = 0
         self.is_over = self.catches = self.is_exposed = self.is_atomic = False
         self.is_appending = False
@@ -292,6 +295,12 @@ class Trace:
             self.const_names[id(value)] = name
             self.namespace[name] = value
         return Const(name, value)
+
+    def ask_before(self, owner: Source, restore: str, *call: Any) -> Applied:
+        """A method that the entry calls before the graph."""
+        asked = methodcaller(*call)
+        self.draws.append((Applied(owner, self.const(asked, call[0]).name, asked), restore))
+        return self.draws[-1][0]
 
     def go_round(self) -> None:
         """A jump back: a loop goes on. Python is better at long ones, with tensors in them and without."""

@@ -268,9 +268,8 @@ BY_NAME: Final[dict[tuple[str, str], Special]] = {
 }  # fmt: skip
 """Functions of modules that must not be imported here; known by name when somebody else has."""
 
-CHECKPOINT_OPTIONS: Final = (
-    "use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop",
-)  # fmt: skip
+_options = "use_reentrant context_fn determinism_check debug preserve_rng_state early_stop"
+CHECKPOINT_OPTIONS: Final = _options.split()
 
 
 @on(torch.utils.checkpoint.checkpoint)
@@ -278,23 +277,21 @@ def _checkpoint(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """Recomputing does not change results, save where it writes to buffers a second time. The partitioner
     is told of the wish; one that says which ops to save leaves it to the partitioner."""
     rest = {key: value for key, value in kwargs.items() if key not in CHECKPOINT_OPTIONS}
-    start, before = len(trace.calls), writes_to_inputs(trace)
+    count = lambda: sum(fake._version for fake in trace.input_fakes if not fake.is_inference())
+    start, before = len(trace.calls), count()
     result = trace.call(args[0], args[1:], rest)
-    if torch.is_grad_enabled() and writes_to_inputs(trace) > before:
+    if torch.is_grad_enabled() and count() > before:
         raise UnknownCall(trace.loc(), function="torch.utils.checkpoint of what writes to buffers")
     for call in trace.calls[start:] if "context_fn" not in kwargs else ():
         call.loc = call.loc and replace(call.loc, region=start + 1)
     return result
 
 
-def writes_to_inputs(trace: Trace) -> int:
-    return sum(fake._version for fake in trace.input_fakes if not fake.is_inference())
-
-
 # -- torch.cond and while_loop: the values of tensors decide whether and how often functions run ---
 
 Run = Callable[..., Any]
 """Tensors to a list of tensors, each time by running graphs."""
+looks: Any = lambda fakes: [(fake.shape, fake.dtype, fake.device) for fake in fakes]
 
 
 def run_cond(pred: Any, true_fn: Run, false_fn: Run, operands: Any = ()) -> Any:
@@ -340,10 +337,6 @@ BY_NAME[("torch._higher_order_ops.cond", "CondOp.__call__")] = (  # in which tor
     lambda trace, args, kwargs: call_cond(trace, args[1:], kwargs))  # fmt: skip
 
 
-def looks(fakes: Sequence[Any]) -> list[Any]:
-    return [(fake.shape, fake.dtype, fake.device) for fake in fakes]
-
-
 def trace_arm(trace: Trace, function: Any, operands: list[Any], name: str) -> Inner:
     """A function as a graph of tensors, if it only computes. Where a break is no error, it is compiled on its
     own instead."""
@@ -359,13 +352,9 @@ def trace_arm(trace: Trace, function: Any, operands: list[Any], name: str) -> In
     return inner
 
 
-def one_or_all(parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else tuple(parts)
-
-
 def call_op(trace: Trace, name: str, run: Run, arms: list[Inner], operands: list[Any]) -> Any:
     """Define the op that runs these graphs as `run` says, and call it. Results look like the last one's."""
-    like = arms[-1].examples
+    like, one_or_all = arms[-1].examples, lambda parts: parts[0] if len(parts) == 1 else tuple(parts)
     counts = [len(operands), *(len(arm.free) for arm in arms)]
 
     def real(*given: Any) -> Any:

@@ -25,10 +25,8 @@ BINARY: Final = [getattr(operator, f"__{way}{name}__") for way in ("", "i") for 
 
 COMPARE: Final = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
 
-INTRINSIC_1: Final = (
-    "INVALID", "PRINT", "IMPORT_STAR", "STOPITERATION_ERROR", "ASYNC_GEN_WRAP", "UNARY_POSITIVE",
-    "LIST_TO_TUPLE", "TYPEVAR", "PARAMSPEC", "TYPEVARTUPLE", "SUBSCRIPT_GENERIC", "TYPEALIAS",
-)  # fmt: skip
+INTRINSIC_1: Final = """INVALID PRINT IMPORT_STAR STOPITERATION_ERROR ASYNC_GEN_WRAP UNARY_POSITIVE
+    LIST_TO_TUPLE TYPEVAR PARAMSPEC TYPEVARTUPLE SUBSCRIPT_GENERIC TYPEALIAS""".split()
 
 
 def one(op: str) -> Split:

@@ -181,7 +181,7 @@ def _compare_reals(op: str, a: Node, b: Node) -> bool:
     compared = Real(op, (_as_float(a), _as_float(b)))
     names = {*iter_leaves(compared)}
     symbol = a.shapes.floats.get(str(*names)) if len(names) == 1 else None
-    if symbol is None or isinstance(symbol.source, Computed):
+    if symbol is None or isinstance(symbol.source, Computed) or symbol.name in a.shapes.drawn:
         for node in (a, b):
             _fix(node, "its value was compared")
     else:

@@ -60,6 +60,8 @@ class Shapes(Noun, frozen=False):
     """Comparisons of one run-time float that hold, as Python text."""
     restless: set[str] = field(default_factory=set)
     """Numbers that were others in each of many calls: rather than assume one of them, capture stops."""
+    drawn: set[str] = field(default_factory=set)
+    """Random numbers of Python's, made after the guards were looked at: nothing can be assumed of them."""
     remembered: dict[Any, Any] = field(default_factory=dict)
     """Results of shape rules, by what they were asked; see fake."""
     equalities: dict[Expr, Expr] = field(default_factory=dict)
@@ -171,6 +173,7 @@ class Shapes(Noun, frozen=False):
             for part in condition.operands:
                 self.assume(part, reason)
             return
+        self.check_steady({symbol.name for symbol in symbols(condition)}, self.drawn)
         self.assumptions.append(Assumption(condition, self.where(), reason))
         self._learn(condition)
 
@@ -180,12 +183,12 @@ class Shapes(Noun, frozen=False):
         if value.op == "const":
             return value.value
         hint = self.hint(value)
-        self.check_steady({symbol.name for symbol in symbols(value)})
+        self.check_steady({symbol.name for symbol in symbols(value)}, self.restless)
         self.assume(ir.eq(value, hint), reason)
         return hint
 
-    def check_steady(self, names: set[str]) -> None:
-        if not self.restless.isdisjoint(names):
+    def check_steady(self, names: set[str], others: set[str]) -> None:
+        if not others.isdisjoint(names):
             raise DataDependentNumber(self.where(), function="this line")
 
     def specialise_symbols(self, value: Expr, reason: str = "") -> int:
@@ -197,11 +200,12 @@ class Shapes(Noun, frozen=False):
     def fix(self, reason: str) -> None:
         for symbol in self.symbols.values():
             self.specialise(symbol.expr, reason)
-        self.fixed_floats = list(self.floats.values())
+        for name in self.floats:
+            self.fix_float(name)
 
     def fix_float(self, name: str) -> float:
         symbol = self.floats[name]
-        self.check_steady({name})
+        self.check_steady({name}, self.restless | self.drawn)
         if symbol not in self.fixed_floats:
             self.fixed_floats.append(symbol)
         return symbol.hint
@@ -257,6 +261,8 @@ class Shapes(Noun, frozen=False):
         if final is symbol:
             least = max(natural, self._at_least.get(symbol, -ir.INF))
             most = -self._at_least.get(ir.mul(symbol, -1), -ir.INF)
+        if symbol.name in self.drawn:
+            return []
         below = [ir.le(symbol.lo, free)] if least < symbol.lo else []
         return below + ([ir.le(free, symbol.hi)] if most > symbol.hi else [])
 

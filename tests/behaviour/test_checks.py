@@ -143,3 +143,20 @@ def test_what_was_counted_before_a_graph_raises_stays_counted(backend: str) -> N
         else:
             assert torch.equal(compiled(rows, torch.tensor([index])), rows[index : index + 1])
         assert (model.calls.item(), model.count) == (k + 1, k + 1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "dovetail", lambda module, examples: module.forward])
+def test_a_handler_runs_after_an_input_was_written(backend: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        try:
+            x.mul_(2)
+            return torch.linalg.cholesky(x) + 1
+        except RuntimeError:
+            return x - 100
+
+    compiled = dovetail.compile(program, backend=backend)
+    for sign in (1.0, -1.0, 1.0):
+        inputs = [torch.eye(3) * sign for _ in range(2)]
+        results = [run(x) for run, x in zip((program, compiled), inputs, strict=True)]
+        torch.testing.assert_close(results[1], results[0])
+        torch.testing.assert_close(inputs[1], inputs[0])
