@@ -176,10 +176,10 @@ def _trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         outputs = _derive_outputs(trace, results)
         boundary = len(builder.nodes)
         groups, reached, chains = derive_ties(trace, outputs, results)
-        keeping = [i for i, tensor in enumerate(trace.tensors) if _is_freed(tensor)]
         shown = [recorder.ref(x).storage for x in (*trace.passed, *results) if isinstance(x, torch.Tensor)]
         generations = [storage.generation for storage in shown]
         tangents, grad_inputs, grads = _trace_backward(trace, autocast)
+        keeping = [position for _, position in tangents if _is_freed(trace.tensors[position].grad_fn)]
         if generations != [storage.generation for storage in shown]:
             raise UnsupportedMutation(detail="backward writes to an input or an output of the graph")
     finally:
@@ -542,9 +542,9 @@ def _saved_by(kind: Any) -> list[str]:
     return [name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_")]
 
 
-def _is_freed(tensor: Any) -> bool:
-    """Some node of its history keeps something, so that backward runs once."""
-    nodes = behind([head for head in [getattr(tensor, "grad_fn", None)] if head is not None])
+def _is_freed(head: Any) -> bool:
+    """Some node of this history keeps something, so that backward runs once."""
+    nodes = behind([head] if head is not None else [])
     kept = (getattr(node, name) for node in nodes for name in _saved_by(node.__class__))
     return any(isinstance(value, torch.Tensor) or value for value in kept)
 

@@ -958,3 +958,20 @@ def test_contexts_that_a_checkpoint_is_given() -> None:
     torch.testing.assert_close(dovetail.compile(rounded)(x), rounded(x))
     saving = within(partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default]))
     torch.testing.assert_close(dovetail.compile(saving, fullgraph=True)(x), saving(x))
+
+
+def test_a_write_between_that_backward_refuses_is_no_failure() -> None:
+    """Also where forward says what is kept for backward, which then cannot be looked at."""
+
+    def f(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product = x @ n.t()
+        n.mul_(2)
+        return product, n * 1
+
+    x, n = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True) * 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        product, scaled = dovetail.compile(f)(x, n)
+    assert scaled.sum().backward() is None
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
