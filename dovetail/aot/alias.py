@@ -12,7 +12,7 @@ node the new value and carries it back to the root through the inverse of each s
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Final, TypeAlias
 
@@ -60,6 +60,8 @@ class Ref(Noun, frozen=False, eq=False):
     """For strides, which count from the root, what they were taken of."""
     taken: ViewStep | None = None
     """And how, where as_strided has another gradient: it divides one among the elements that share memory."""
+    part: int | None = None
+    """Which of several results of `node` it is, until somebody reads it: most of a norm's nobody does."""
 
     @property
     def above(self) -> list[Ref]:
@@ -92,6 +94,8 @@ class Memory(Noun, frozen=False):
 
     def read(self, ref: Ref) -> Node:
         if ref.node is not None and ref.generation == ref.storage.generation:
+            if ref.part is not None:
+                ref.node, ref.part = self.builder.get(ref.node, ref.part), None
             return ref.node
         assert ref.parent is not None
         node = base = self.read(ref.parent)
@@ -115,7 +119,7 @@ class Memory(Noun, frozen=False):
         storage.generation += 1
         storage.log.append(Write(*chain[0]))
         for changed, node in chain:
-            changed.node, changed.generation = node, storage.generation
+            changed.node, changed.generation, changed.part = node, storage.generation, None
 
     def undo(self, view: Ref, base: Node, value: Node, loc: Loc | None) -> Node:
         """The base with the part that `view` shows replaced by value."""
@@ -133,6 +137,7 @@ class Memory(Noun, frozen=False):
         return node
 
 
+@lru_cache(4096)
 def overlaps(kind: TensorType) -> bool:
     """Elements may share memory: an expanded dimension, or steps shorter than what they step over."""
     reach = 0

@@ -422,7 +422,7 @@ class _Emitter:
         partition = part.partition
         self.w("ctx.random, ctx.watch = random, watch")
         kept = [self.saved_name(part, s) for _, s in partition.kept(TensorType)]
-        self.w(f"ctx.save_for_backward({', '.join(kept)})")
+        self.w(f"ctx.save_for_backward({', '.join(kept or self.freed(part))})")
         if numbers := [self.saved_name(part, s) for _, s in partition.kept(ScalarType)]:
             self.w(f"ctx.numbers = {_tuple(numbers)}")
         if sizes := part.symbols:
@@ -435,6 +435,10 @@ class _Emitter:
         versions = _tuple(f"{x}._version" if is_counted else "None" for x, is_counted in given)
         is_plain = all(self.joint.counted) and not self.copied
         self.w(f"ctx.versions = {'tuple(map(version_of, inputs))' if is_plain else versions}")
+
+    def freed(self, part: _Part) -> list[str]:
+        """What is saved where backward needs nothing, and eager's keeps something: a second one must fail."""
+        return ["never_asked"] * (not {*self.signature.keeping}.isdisjoint(part.partition.signature.tangents))
 
     def saved_name(self, part: _Part, saved: Saved) -> str:
         index, own = saved.index, part.partition.signature.tangents
@@ -459,7 +463,7 @@ class _Emitter:
             conditions += ["ctx.watch.is_cut"] * bool(self.chains)
             with self.w.block(f"if {' or '.join(conditions)}:"):
                 self.w(by_eager)
-            if kept := [f"saved_{i}" for i, _ in partition.kept(TensorType)]:
+            if kept := [f"saved_{i}" for i, _ in partition.kept(TensorType)] or self.freed(part):
                 with self.w.block("try:"):
                     self.w(f"{_targets(kept)} = ctx.saved_tensors")
                 with self.w.block("except RuntimeError:"):

@@ -26,6 +26,14 @@ def _one_hot(x: Any, num_classes: int = -1) -> Any:
     return F.one_hot(x, num_classes)
 
 
+def _batch_norm(*given: Any, **named: Any) -> Any:
+    """Of what torch does before the CPU's op, capture has done the checks; the rest is for other devices."""
+    if named or len(given) < 8 or given[0].device.type != "cpu" or not given[0].ref.type.numel.hi:
+        return F.batch_norm(*given, **named)
+    x, mean, var, weight, bias, *rest = given
+    return torch.native_batch_norm(x, weight, bias, mean, var, *rest)[0]
+
+
 class CumulativeProduct(torch.autograd.Function):
     """Its gradient in a few scans: torch's own, of tensors without data, is a loop over the elements."""
 
@@ -56,5 +64,5 @@ def _cumprod(input: Any, dim: int, **named: Any) -> Any:
     return CumulativeProduct.apply(input, dim)
 
 
-_PRODUCTS: Final = dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), _cumprod)
-INSTEAD: Final[dict[Any, Any]] = {_sdpa: _attention, F.one_hot: _one_hot, **_PRODUCTS}
+_OTHERS: Final = {torch.cumprod: _cumprod, torch.Tensor.cumprod: _cumprod, F.batch_norm: _batch_norm}
+INSTEAD: Final[dict[Any, Any]] = {_sdpa: _attention, F.one_hot: _one_hot, **_OTHERS}

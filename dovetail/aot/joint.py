@@ -30,7 +30,7 @@ from dovetail.aot.partition import class_of
 from dovetail.aot.record import Recorder, fake_type
 from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
-from dovetail.fake.calls import call_at, symbolic_at
+from dovetail.fake.calls import call_at, symbolic_at, with_numbers
 from dovetail.fake.kernels import watch_kernels
 from dovetail.fake.symbolic import find_shapes
 from dovetail.fake.tensor import key_of
@@ -179,13 +179,14 @@ def _trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         shown = [recorder.ref(x).storage for x in (*trace.passed, *results) if isinstance(x, torch.Tensor)]
         generations = [storage.generation for storage in shown]
         tangents, grad_inputs, grads = _trace_backward(trace, autocast)
+        keeping = [position for _, position in tangents if _is_freed(trace.tensors[position].grad_fn)]
         if generations != [storage.generation for storage in shown]:
             raise UnsupportedMutation(detail="backward writes to an input or an output of the graph")
     finally:
         recorder.close()
         torch._C._set_grad_enabled(grad_mode)
     n, constants = len(example_inputs), tuple(recorder.constants)
-    has_grad = tuple(torch.is_grad_enabled() and leaf is not None for leaf in trace.leaves)
+    has_grad = tuple([grad_mode and leaf is not None for leaf in trace.leaves])
     builder.inputs = [*builder.inputs[:n], *recorder.constant_nodes, *(node for node, _ in tangents)]
     tensors = [(i, x) for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
     loose = tuple(i for i, x in tensors if not isinstance(x, torch.nn.Parameter))
@@ -204,7 +205,7 @@ def _trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
         values=len(trace.values), grad_inputs=tuple(grad_inputs), unread=unread,
         tangents=tuple(position for _, position in tangents), groups=tuple(groups) if grads else (),
         reached=tuple(reached) if grads else (),
-        chains=tuple(chain for chain in chains if grads or chain[0] < 0),
+        chains=tuple(chain for chain in chains if grads or chain[0] < 0), keeping=tuple(keeping),
     )  # fmt: skip
     made = {out.index: x for out, x in zip(outputs, results) if out.kind in ("fresh", "alias")}
     inference = tuple(i for i, x in made.items() if x.is_inference())
@@ -292,7 +293,8 @@ def run_fx(gm: GraphModule, inputs: Sequence[Any], recorder: Recorder, call: Any
             target = _RESOLVES.get(target) or getattr(type(args[0]), target)
         elif node.op == "call_module":
             target = gm.get_submodule(target)
-        env[node] = call(recorder.loc, INSTEAD.get(target, target), args, kwargs)
+        run = with_numbers if target in INSTEAD else call
+        env[node] = run(recorder.loc, INSTEAD.get(target, target), args, kwargs)
     raise UnsupportedMutation(detail="the captured graph has no output")
 
 
@@ -517,8 +519,7 @@ def derive_ties(
     for node, edges in nodes.items():
         found = ({heads[e]} if heads.get(e) in shown else before[e[0]] for e in edges)
         before[node] = set().union(*found)
-    kinds: dict[Any, Any] = {node: type(node) for node in nodes}
-    for tied in {frozenset(above[node]) for node, kind in kinds.items() if _keeps_tensors(kind)}:
+    for tied in {frozenset(above[node]) for node in nodes if _saved_by(node.__class__)}:
         joined = [group for group in groups if not tied.isdisjoint(group)]
         groups = [g for g in groups if g not in joined] + [tuple(sorted(i for g in joined for i in g))]
     groups = sorted(groups) if len(groups) <= MOST_GROUPS else [tuple(i for i, _ in tensors)]
@@ -534,9 +535,18 @@ def derive_ties(
 
 
 @cache
-def _keeps_tensors(kind: type) -> bool:
-    is_custom = issubclass(kind, torch.autograd.function.BackwardCFunction)
-    return is_custom or any(name.startswith("_raw_saved_") for name in dir(kind))
+def _saved_by(kind: Any) -> list[str]:
+    """Attributes of a node of that kind with what it keeps until backward; CopySlices keeps another node."""
+    if issubclass(kind, torch.autograd.function.BackwardCFunction) or kind.__name__ == "CopySlices":
+        return ["next_functions" if kind.__name__ == "CopySlices" else "saved_tensors"]
+    return [name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_")]
+
+
+def _is_freed(head: Any) -> bool:
+    """Some node of this history keeps something, so that backward runs once."""
+    nodes = behind([head] if head is not None else [])
+    kept = (getattr(node, name) for node in nodes for name in _saved_by(node.__class__))
+    return any(isinstance(value, torch.Tensor) or value for value in kept)
 
 
 def _trace_backward(

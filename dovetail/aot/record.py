@@ -10,7 +10,7 @@ alias.py and functional.py). So the graph has no aliasing and no mutation.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate, combinations
 from typing import Any, Final, TypeAlias
 
@@ -26,7 +26,7 @@ from dovetail.errors import UnsupportedMutation
 from dovetail.fake import Fake, expr_of, fake_like, from_torch_device, from_torch_dtype, infer, type_of
 from dovetail.fake.record import Record
 from dovetail.fake.record import record as facts_of
-from dovetail.fake.tensor import FakeMode
+from dovetail.fake.tensor import FakeMode, key_of
 from dovetail.ir.expr import ZERO
 from dovetail.ir.graph import Arg, GraphBuilder, Node
 from dovetail.ir.signature import ViewStep
@@ -40,8 +40,9 @@ Kwargs: TypeAlias = "dict[str, Any]"
 _aten: Final = torch.ops.aten
 _NO_ARGS: Final[dict[str, Any]] = {}
 
+_SAME: Final[frozenset[type]] = frozenset((int, float, bool, complex, str, type(None)))
 _CONVERT: Final[dict[type, Callable[[Any], Arg]]] = {
-    **dict.fromkeys((int, float, bool, complex, str, type(None)), lambda x: x),
+    **dict.fromkeys(_SAME, lambda x: x),
     torch.dtype: from_torch_dtype,
     torch.device: from_torch_device,
     **dict.fromkeys((torch.layout, torch.memory_format), str),
@@ -116,13 +117,12 @@ class Recorder(FakeMode):
 
     # -- tensors
 
-    def own(self, fake: Fake, node: Node, input: int | None = None) -> Ref:
-        """fake is new memory that holds node."""
+    def own(self, fake: Fake, node: Node, input: int | None = None, part: int | None = None) -> None:
+        """fake is new memory that holds node, or that part of it."""
         storage = Storage(fake, ZERO if input is None else expr_of(fake.storage_offset()), input)
         self.storages.append(storage)
-        ref = Ref(storage, node.tensor, node, 0)
-        fake.ref = ref  # type: ignore[attr-defined]
-        return ref
+        kind: Any = node.type
+        fake.ref = Ref(storage, kind if part is None else kind[part], node, 0, part=part)
 
     def ref(self, tensor: torch.Tensor) -> Ref:
         return getattr(tensor, "ref", None) or self.ref(self.constant(tensor))
@@ -149,6 +149,14 @@ class Recorder(FakeMode):
         self.own(fake, node)
         return fake
 
+    def args(self, values: Iterable[Any]) -> tuple[Arg, ...]:
+        """Each as `arg` says; of most that is said here, since there are many."""
+        read = self.memory.read
+        return tuple([
+            read(x.ref) if type(x) is Fake and x.ref else x if type(x) in _SAME else self.arg(x)
+            for x in values
+        ])  # fmt: skip
+
     def arg(self, value: Any) -> Arg:
         convert = _CONVERT.get(type(value))
         if convert is not None:
@@ -156,7 +164,7 @@ class Recorder(FakeMode):
         if isinstance(value, torch.Tensor):
             return self.memory.read(self.ref(value))
         if isinstance(value, (list, tuple)):
-            return tuple(value if NUMBERS.issuperset(map(type, value)) else map(self.arg, value))
+            return tuple(value) if NUMBERS.issuperset(map(type, value)) else self.args(value)
         if isinstance(value, torch.SymFloat):
             node = self.numbers.get(str(value.node.expr))
             return float(value) if node is None else node  # arithmetic on it is done once, and guarded
@@ -169,20 +177,20 @@ class Recorder(FakeMode):
         shown = [(name, self.arg(value)) for name, value in kwargs.items()] if kwargs else ()
         return self.builder.call(op, args, type, shown, self.name, self.loc)
 
-    def results(self, node: Node, result: Any) -> None:
-        """Give the tensors of an op's result their nodes."""
+    def results(self, node: Node, result: Any, part: int | None = None) -> None:
+        """Give the tensors of an op's result, or of that part of it, their nodes."""
         if isinstance(result, torch.Tensor):
-            if getattr(result, "ref", None) is None:
-                self.own(result, node)  # type: ignore[arg-type]
+            if result.ref is None:  # type: ignore[attr-defined]
+                self.own(result, node, part=part)  # type: ignore[arg-type]
         elif isinstance(result, (list, tuple)):
-            for i, part in enumerate(result):
-                if isinstance(part, (torch.Tensor, list, tuple)):
-                    self.results(self.builder.get(node, i), part)
+            node = node if part is None else self.builder.get(node, part)
+            for i, each in enumerate(result):
+                self.results(node, each, i)
 
     def view(self, fake: Fake, parent: Ref, step: ViewStep | None, *seen: Any) -> None:
         label = self.name if step is None else f"{self.name}_{step.op.split('.')[1]}"
         ref = Ref(parent.storage, fake_type(fake), None, -1, parent, step, label, self.loc, *seen)
-        fake.ref = ref  # type: ignore[attr-defined]
+        fake.ref = ref
 
     def stride(self, fake: Fake, root: Ref, *seen: Any) -> None:
         """A view as geometry within the storage, counted from its first element."""
@@ -240,7 +248,7 @@ def record_call(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> An
     if args and type(args[0]) in NUMBERS and isinstance(func._schema.arguments[0].type, torch.TensorType):
         if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
             return record_lift(recorder, _aten.lift_fresh.default, (of_number(func, args, kwargs),), {})
-    nodes = tuple([recorder.arg(a) for a in args])
+    nodes = recorder.args(args)
     result = infer(func, args, kwargs)
     if result is None:  # a check, or what acts on the outside
         recorder.call(facts_of(func).name, nodes, (), kwargs)
@@ -272,7 +280,7 @@ def record_opaque(recorder: Recorder, call: Opaque) -> list[Any]:
     empty, strided = _aten.empty.memory_format, _aten.empty_strided.default
     made = [infer(strided if stride else empty, (x.shape, stride) if stride else (x.shape,), _factory(x))
             for x, stride in zip(call.like, call.strides)]  # fmt: skip
-    nodes = tuple([recorder.arg(tensor) for tensor in call.tensors])
+    nodes = recorder.args(call.tensors)
     recorder.results(recorder.call(call.op, (nodes,), result_type(made)), made)
     return made
 
@@ -297,7 +305,7 @@ def record_view(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> An
     if not isinstance(args[0], torch.Tensor):
         return of_number(func, args, kwargs)
     result = infer(func, args, kwargs)
-    given = tuple([recorder.arg(a) for a in (*args[1:], *kwargs.values())])
+    given = recorder.args((*args[1:], *kwargs.values()))
     if isinstance(result, (list, tuple)):
         raise UnsupportedMutation(recorder.loc, detail=f"{func} returns several views")
     step = None if func in SAME else ViewStep(facts_of(func).name, given)
@@ -310,7 +318,7 @@ def record_as_strided(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs)
     if func is _aten.unfold.default and from_torch_dtype(args[0].dtype) != root.type.dtype:
         return record_view(recorder, func, args, kwargs)
     result = infer(func, args, kwargs)
-    taken = ViewStep(facts_of(func).name, tuple(map(recorder.arg, args[1:])))
+    taken = ViewStep(facts_of(func).name, recorder.args(args[1:]))
     recorder.stride(result, root, recorder.ref(args[0]), taken if func in _TAKEN else None)
     if func is not _aten.as_strided.default or root.storage.input is None:
         return result
@@ -348,26 +356,28 @@ def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
     taken = {name: value for name, value in kwargs.items() if name not in twin.outs}
     args = (*args, *twin.defaults[len(args) :])
     computed = infer(twin.op, args, taken)
-    nodes = tuple([recorder.arg(a) for a in args])
+    nodes = recorder.args(args)
     node = recorder.call(facts_of(twin.op).name, nodes, result_type(computed), taken)
-    parts = [node]
-    if isinstance(computed, tuple):  # a list of tensors counts as one
-        parts = [recorder.builder.get(node, i) for i in range(len(computed))]
-    result = infer(func, args, kwargs)
     targets = [kwargs[n] if n in kwargs else args[twin.positions[n]] for n in twin.written]
+    are_several = isinstance(computed, tuple)  # a list of tensors counts as one
+    fresh = len(computed) - len(targets) if are_several else 0
+    pairs = zip(targets, computed[fresh:] if are_several else (computed,))
+    are_kept = all(type(t) is Fake and t.constant is None and new.key is key_of(t) for t, new in pairs)
+    is_self = not (fresh or facts.is_out) and facts.count == 1 and func.namespace == "aten"
+    is_told = are_kept and (is_self or fresh == facts.count > 1)  # no form or known value changes
+    result = infer(func, args, kwargs) if not is_told else targets[0] if is_self else computed[:fresh]
     is_made = twin.op.namespace == "dovetail"
     if is_made or facts.is_pointwise or any(isinstance(t, (list, tuple)) for t in targets):
         is_alone = is_made and func.namespace != "dovetail"  # programs of a kernel run at once
         _check_shared(recorder, targets, (*args, *kwargs.values()), is_alone)
-    fresh, new = parts[: len(parts) - len(targets)], parts[len(parts) - len(targets) :]
-    for target, part in zip(targets, new):
-        _write_all(recorder, target, part)
+    for i, target in enumerate(targets, fresh):
+        _write_all(recorder, target, recorder.builder.get(node, i) if are_several else node)
     if facts.name in REPLAYED and not kwargs:
         written = recorder.ref(args[0]).storage.log[-1]
         written.op, written.args = facts.name, nodes[1:]
     made = result if isinstance(result, (list, tuple)) else (result,)
-    for fake, part in zip([f for f in made if getattr(f, "ref", None) is None], fresh):
-        recorder.results(part, fake)
+    for i, fake in zip(range(fresh), [f for f in made if getattr(f, "ref", None) is None]):
+        recorder.results(node, fake, i)
     return result
 
 
@@ -378,7 +388,7 @@ REPLAYED: Final = frozenset(("aten.index_copy_.default", "aten.index_put_.defaul
 def record_draw(recorder: Recorder, func: Any, args: Args) -> Any:
     """x.uniform_() and its kind on memory that is not row-major."""
     fake, ref = args[0], recorder.ref(args[0])
-    numbers = tuple([recorder.arg(a) for a in args[1:] if a is not None])
+    numbers = recorder.args(a for a in args[1:] if a is not None)
     given = (recorder.memory.read(ref), facts_of(func).name.split(".")[1], ref.type.stride, numbers)
     infer(func, args, {})
     recorder.write(fake, recorder.call("dovetail.draw.default", given, ref.type))
@@ -452,7 +462,7 @@ def record_reshaped(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -
         recorder.stride(fake, before.root)
         return fake
     name = f"aten.{packet[:-1]}.{'int' if packet == 'transpose_' else overload}"
-    recorder.view(fake, before, ViewStep(name, tuple([recorder.arg(a) for a in args[1:]])))
+    recorder.view(fake, before, ViewStep(name, recorder.args(args[1:])))
     return fake
 
 
@@ -542,7 +552,7 @@ def record_rnn(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any
             real = func(*zeros, **kwargs)[3]
         workspace = infer(_aten.new_empty.default, (workspace, list(real.shape)), {})
     result = (output, hidden, cell, workspace)
-    nodes = tuple([recorder.arg(a) for a in args])
+    nodes = recorder.args(args)
     recorder.results(recorder.call(facts_of(func).name, nodes, result_type(result), kwargs), result)
     return result
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import CellType, FunctionType
 from typing import Any, Final
@@ -72,7 +73,7 @@ class Transformed:
         self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Fake)]
 
     def __call__(self, *inputs: Any) -> Any:
-        return with_numbers(self.run, inputs, {})
+        return with_numbers(None, self.run, inputs, {})
 
     def run(self, *inputs: Any) -> Any:
         free = inputs[len(self.places) :]
@@ -271,12 +272,17 @@ BY_NAME: Final[dict[tuple[str, str], Special]] = {
 _options = "use_reentrant context_fn determinism_check debug preserve_rng_state early_stop"
 CHECKPOINT_OPTIONS: Final = _options.split()
 
+_modes: Final = (f"_{kind}TorchDispatchMode" for kind in ("Caching", "Cached"))
+SELECTIVE: Final = {nullcontext, *(getattr(torch.utils.checkpoint, mode) for mode in _modes)}
+
 
 @on(torch.utils.checkpoint.checkpoint)
 def _checkpoint(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """Recomputing does not change results, save where it writes to buffers a second time. The partitioner
     is told of the wish; one that says which ops to save leaves it to the partitioner."""
     rest = {key: value for key, value in kwargs.items() if key not in CHECKPOINT_OPTIONS}
+    if {*map(type, kwargs.get("context_fn", tuple)())} - SELECTIVE:
+        raise UnknownCall(trace.loc(), function="torch.utils.checkpoint in contexts of the program's own")
     count = lambda: sum(fake._version for fake in trace.input_fakes if not fake.is_inference())
     start, before = len(trace.calls), count()
     result = trace.call(args[0], args[1:], rest)

@@ -43,7 +43,7 @@ class SymbolicCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         loc = None if type(func) is MethodWrapperType else self.where()  # of x.shape nobody is warned
-        return with_numbers(STAND_INS.get(func, func), args, kwargs or {}, loc)
+        return with_numbers(loc, STAND_INS.get(func, func), args, kwargs or {})
 
 
 def call_at(loc: Loc | None, func: Any, args: Any, kwargs: Any) -> Any:
@@ -61,7 +61,7 @@ def symbolic_at(loc: Loc | None, func: Any, args: Any, kwargs: Any) -> Any:
     """The same where sizes may be symbolic. Most functions go to the mode first of all, which takes longer
     than to do here what it does."""
     if isinstance(func, _IN_C) or _asks(getattr(func, "__code__", None)):
-        return with_numbers(STAND_INS.get(func, func), args, kwargs, loc)
+        return with_numbers(loc, STAND_INS.get(func, func), args, kwargs)
     with SymbolicCalls(lambda: loc):
         return call_at(loc, func, args, kwargs)
 
@@ -83,7 +83,7 @@ def needs_data(error: Exception) -> bool:
     return any(hint in str(error) for hint in NEEDS_DATA)
 
 
-def with_numbers(func: Callable[..., Any], args: Any, kwargs: Any, loc: Loc | None = None) -> Any:
+def with_numbers(loc: Loc | None, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Its result; if it fails, that of the same call with the symbols of its arguments fixed."""
     try:
         return call_at(loc, func, args, kwargs)

@@ -57,6 +57,8 @@ class Fake(torch.Tensor):
     form: Form | None = None
     """Symbolic geometry; None where all of it is numbers. `meta` then has the sizes of the hints."""
     shapes: Shapes | None = None
+    ref: Any = None
+    """Where its value is, for who records a program."""
 
     @staticmethod
     def __new__(
@@ -133,11 +135,8 @@ def _mode_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
     return torch._C._InferenceMode(True) if tensor.is_inference() else _NO_MODE
 
 
-def _without_meta(
-    size: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device, **given: Any
-) -> Fake:
-    given.update(strides=stride, storage_offset=offset, dtype=dtype, device=device)
-    return _wrap(Fake, size, **given)  # type: ignore[no-any-return]
+def _without_meta(size: Any, stride: Any, offset: Any, dtype: Any, device: Any, **given: Any) -> Fake:
+    return _wrap(Fake, size, stride, offset, None, dtype, torch.strided, device, **given)
 
 
 def _empty_meta(size: Any, stride: Any, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
@@ -194,9 +193,10 @@ def fake_like(
         return tensor
     with torch._C.DisableTorchFunction():  # modes have nothing to say about reading attributes
         _check_plain(tensor)
-        geometry = tensor.size(), tensor.stride(), tensor.storage_offset()
+        what = tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device
         with _mode_of(tensor):
-            fake = _without_meta(*geometry, tensor.dtype, tensor.device, requires_grad=tensor.requires_grad)
+            fake = _without_meta(*what, requires_grad=tensor.requires_grad)
+    fake.key = _keys.get(what) or _keys.setdefault(what, object())
     if shapes is not None:
         sizes = tuple(extent(d) or const(int(n)) for d, n in enumerate(tensor.shape))
         strides = derive_strides(shapes, sizes, tensor.stride(), extent) or ()

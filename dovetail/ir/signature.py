@@ -118,6 +118,8 @@ class Signature(Noun):
     unread: tuple[int, ...] = ()
     """Inputs, and forward outputs as ~i, that may be written to before backward runs, since eager's backward
     does not read them."""
+    keeping: tuple[int, ...] = ()
+    """Tangents from which eager's backward runs only once, unless the graph is retained."""
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:

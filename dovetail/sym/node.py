@@ -12,7 +12,6 @@ import builtins
 import math
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -229,101 +228,85 @@ _BITS: Final = {
 }  # fmt: skip
 
 
-def _arithmetic(name: str) -> Method:
+def _arithmetic(name: str, self: Node, other: Node) -> Node:
     on_hint = _ARITHMETIC[name]
     of_real, on_expr = _EXTREMES.get(name, (name, on_hint))
-
-    def method(self: Node, other: Node) -> Node:
-        if self.is_float() or other.is_float():
-            if name not in ("floordiv", "int_floordiv"):
-                value = reals.binary(of_real, _as_float(self), _as_float(other))
-                return Node(self.shapes, value, float(on_hint(self.hint, other.hint)))
-            return self.truediv(other).floor().sym_float()
-        if abs(self.hint) >= ir.INF or abs(other.hint) >= ir.INF:
-            for node in (self, other):
-                node.shapes.specialise_symbols(node.expr, "it meets a number of more than 64 bits")
-            return self.wrap_int(on_hint(self.hint, other.hint))
-        if "div" in name or name == "mod":  # expressions divide by positive numbers only
-            if not self.shapes.decide(ir.lt(0, other.expr)):
-                return self.wrap_int(on_hint(self.guard_int(), other.guard_int()))
-        return _integer(self.shapes, on_expr(self.expr, other.expr), on_hint(self.hint, other.hint))
-
-    return method
+    if self.is_float() or other.is_float():
+        if name not in ("floordiv", "int_floordiv"):
+            value = reals.binary(of_real, _as_float(self), _as_float(other))
+            return Node(self.shapes, value, float(on_hint(self.hint, other.hint)))
+        return self.truediv(other).floor().sym_float()
+    if abs(self.hint) >= ir.INF or abs(other.hint) >= ir.INF:
+        for node in (self, other):
+            node.shapes.specialise_symbols(node.expr, "it meets a number of more than 64 bits")
+        return self.wrap_int(on_hint(self.hint, other.hint))
+    if "div" in name or name == "mod":  # expressions divide by positive numbers only
+        if not self.shapes.decide(ir.lt(0, other.expr)):
+            return self.wrap_int(on_hint(self.guard_int(), other.guard_int()))
+    return _integer(self.shapes, on_expr(self.expr, other.expr), on_hint(self.hint, other.hint))
 
 
-def _comparison(name: str) -> Method:
+def _comparison(name: str, self: Node, other: Node) -> Node:
     base, is_swapped, is_negated = _COMPARISONS[name]
-
-    def method(self: Node, other: Node) -> Node:
-        a, b = (other, self) if is_swapped else (self, other)
-        condition: Expr | None
-        if a.is_float() or b.is_float():
-            condition = reals.compare(base, _as_float(a), _as_float(b))
-            if condition is None:
-                return self.wrap_bool(_compare_reals(base, a, b) is not is_negated)
-        else:
-            condition = reals.COMPARED[base](a.expr, b.expr)
-        return _boolean(self.shapes, ir.not_(condition) if is_negated else condition)
-
-    return method
+    a, b = (other, self) if is_swapped else (self, other)
+    condition: Expr | None
+    if a.is_float() or b.is_float():
+        condition = reals.compare(base, _as_float(a), _as_float(b))
+        if condition is None:
+            return self.wrap_bool(_compare_reals(base, a, b) is not is_negated)
+    else:
+        condition = reals.COMPARED[base](a.expr, b.expr)
+    return _boolean(self.shapes, ir.not_(condition) if is_negated else condition)
 
 
-def _remembered(make: Callable[[str], Method], name: str) -> Method:
+def _logic(name: str, self: Node, other: Node) -> Node:
+    if self.is_int():  # Python's & and | on ints
+        return self.wrap_int(_BITS["bitwise_" + name.strip("_")](self.guard_int(), other.guard_int()))
+    return _boolean(self.shapes, _LOGIC[name](self.expr, other.expr))
+
+
+def _bits(name: str, self: Node, other: Node) -> Node:
+    a, b = (node.guard_bool() if node.is_bool() else node.guard_int() for node in (self, other))
+    value = _BITS[name](a, b)
+    return self.wrap_bool(value) if self.is_bool() else self.wrap_int(value)
+
+
+def _on_floats(name: str, self: Node, other: Node) -> Node:
+    op = name.removeprefix("float_")
+    value = reals.binary(op, _as_float(self), _as_float(other))
+    return Node(self.shapes, value, float(reals.BINARY[op](self.hint, other.hint)))
+
+
+def _math(name: str, self: Node) -> Node:
+    name = name.removeprefix("sym_")
+    return Node(self.shapes, reals.unary(name, _as_float(self)), reals.UNARY[name](self.hint))
+
+
+def _method(function: Method, name: str) -> Method:
+    return lambda self, *other: function(name, self, *other)
+
+
+def _remembered(function: Method, name: str) -> Method:
     """Autograd asks the same of the same few sizes again and again: once, until more of them are equal."""
-    method = make(name)
 
     def asked(self: Node, other: Node) -> Node:
         memo, key = self.shapes.remembered, (name, self.expr, other.expr, len(self.shapes.equalities))
         found: Node | None = memo.get(key)
         if found is None:
-            found = memo[key] = method(self, other)
+            found = memo[key] = function(name, self, other)
         return found
 
     return asked
 
 
-def _logic(name: str) -> Method:
-    def method(self: Node, other: Node) -> Node:
-        if self.is_int():  # Python's & and | on ints
-            return self.wrap_int(_BITS["bitwise_" + name.strip("_")](self.guard_int(), other.guard_int()))
-        return _boolean(self.shapes, _LOGIC[name](self.expr, other.expr))
-
-    return method
-
-
-def _bits(name: str) -> Method:
-    def method(self: Node, other: Node) -> Node:
-        a, b = (node.guard_bool() if node.is_bool() else node.guard_int() for node in (self, other))
-        value = _BITS[name](a, b)
-        return self.wrap_bool(value) if self.is_bool() else self.wrap_int(value)
-
-    return method
-
-
-def _on_floats(name: str) -> Method:
-    op = name.removeprefix("float_")
-
-    def method(self: Node, other: Node) -> Node:
-        value = reals.binary(op, _as_float(self), _as_float(other))
-        return Node(self.shapes, value, float(reals.BINARY[op](self.hint, other.hint)))
-
-    return method
-
-
-def _math(name: str) -> Method:
-    name = name.removeprefix("sym_")
-    return lambda self: Node(self.shapes, reals.unary(name, _as_float(self)), reals.UNARY[name](self.hint))
-
-
 _FUNCTIONS: Final = sorted(set(reals.UNARY) - {"neg", "abs"})
-for _make, _keys in (
-    (partial(_remembered, _arithmetic), _ARITHMETIC), (partial(_remembered, _comparison), _COMPARISONS),
-    (_logic, _LOGIC), (_bits, _BITS),
-    (_math, [*_FUNCTIONS, *(f"sym_{name}" for name in _FUNCTIONS)]),
-    (_on_floats, ["float_truediv", "float_pow"]),
+for _make, _function, _keys in (
+    (_remembered, _arithmetic, _ARITHMETIC), (_remembered, _comparison, _COMPARISONS),
+    (_method, _logic, _LOGIC), (_method, _bits, _BITS), (_method, _on_floats, ["float_truediv", "float_pow"]),
+    (_method, _math, [*_FUNCTIONS, *(f"sym_{name}" for name in _FUNCTIONS)]),
 ):  # fmt: skip
     for _name in _keys:
-        setattr(Node, _name, _make(_name))
+        setattr(Node, _name, _make(_function, _name))
 
 
 # -- making and reading ------------------------------------------------------------------------------

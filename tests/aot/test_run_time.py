@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import dovetail
 from dovetail import aot
@@ -60,6 +61,52 @@ def test_retain_graph_and_second_backward() -> None:
     torch.testing.assert_close(inputs[0].grad, first * 2)
     with pytest.raises(RuntimeError, match="second time"):
         out.sum().backward()
+
+
+class Scaled(torch.autograd.Function):
+    """Keeps no tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 3
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: x * 2 + 1, lambda x: x / 3, lambda x: x * torch.ones(4), lambda x: torch.stack([x, x * 2]), lambda x: x**1,
+    lambda x: torch.complex(x, x).real, lambda x: x.new_zeros(6).index_put_((torch.arange(4),), x)[1:],
+    lambda x: torch.cat([x.new_zeros(2), x]).narrow(0, 1, 3).mul_(1), lambda x: x.exp(), lambda x: x + 1, lambda x: x.mean(),
+    lambda x: x.view(2, 2).t().expand(3, 2, 2), lambda x: torch.cat([x, -x]), lambda x: x.double().cumsum(0).flip(0),
+    lambda x: torch.addmm(x, torch.ones(3, 4), torch.ones(4, 4)), lambda x: F.linear(torch.ones(3, 4), torch.ones(4, 4), x),
+    lambda x: torch.addcmul(x, torch.ones(4), torch.ones(4)), lambda x: Scaled.apply(x), lambda x: F.pad(x, (1, 1)),
+])  # fmt: skip
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_second_backward_fails_where_eager_s_does(program: Any, dynamic: bool) -> None:
+    """There some node has kept a tensor, whether our backward needs one or not."""
+    seen = []
+    for run in (program, dovetail.compile(program, dynamic=dynamic)):
+        x = torch.ones(4, requires_grad=True)
+        out = run(x).sum()
+        out.backward()
+        try:
+            out.backward()
+        except RuntimeError as error:
+            seen.append(str(error))
+        else:
+            seen.append("")
+    assert seen[0] == seen[1]
+
+
+def test_outputs_are_differentiated_a_second_time_where_eager_s_are() -> None:
+    x = torch.ones(4, requires_grad=True)
+    scaled, moved = dovetail.compile(lambda x: (x * 2, x + 1))(x)
+    for out in (scaled.sum(), moved.sum(), moved.sum()):
+        out.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        scaled.sum().backward()
 
 
 @pytest.mark.parametrize("has_weights", [True, False])
@@ -923,3 +970,33 @@ def test_hooks_of_a_head_whose_output_nobody_used_are_not_called() -> None:
         seen.clear()
     torch.testing.assert_close([value for _, value in found[1]], [value for _, value in found[0]])
     assert [name for name, _ in found[0]] == [name for name, _ in found[1]]
+
+
+def test_contexts_that_a_checkpoint_is_given() -> None:
+    """Torch's own, which say what to save, are the partitioner's business; others may change results."""
+    x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+
+    def within(contexts: Any) -> Any:
+        return lambda x: checkpoint(lambda x: (x @ w).sin(), x, use_reentrant=False, context_fn=contexts)
+
+    rounded = within(lambda: [torch.autocast("cpu", torch.bfloat16) for _ in range(2)])
+    torch.testing.assert_close(dovetail.compile(rounded)(x), rounded(x))
+    saving = within(partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default]))
+    torch.testing.assert_close(dovetail.compile(saving, fullgraph=True)(x), saving(x))
+
+
+def test_a_write_between_that_backward_refuses_is_no_failure() -> None:
+    """Also where forward says what is kept for backward, which then cannot be looked at."""
+
+    def f(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product = x @ n.t()
+        n.mul_(2)
+        return product, n * 1
+
+    x, n = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True) * 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        product, scaled = dovetail.compile(f)(x, n)
+    assert scaled.sum().backward() is None
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()

@@ -14,10 +14,10 @@ from dovetail.fake import tensor
 from tests.aot.training import Gpt, ResNet
 
 
-@pytest.mark.parametrize("dynamic, most", [(False, 110), (True, 150)])
-def test_calls_per_op(dynamic: bool, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without symbols it was 83, which with what PyTorch does in between takes about 22 microseconds; with
-    symbols 113, about 34."""
+@pytest.mark.parametrize("build, dynamic, most", [(Gpt, False, 95), (Gpt, True, 130), (ResNet, False, 180), (ResNet, True, 200)])
+def test_calls_per_op(build: Any, dynamic: bool, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPT's joint graph; 73 without symbols, about 21 microseconds with what PyTorch does in between, 106 with symbols,
+    about 35. The ResNet's forward alone, where of each norm's results one is read: 159 and 170; were all recorded, 214 and 226."""
     counted: list[float] = []
     trace = aot.trace_joint
 
@@ -29,7 +29,9 @@ def test_calls_per_op(dynamic: bool, most: int, monkeypatch: pytest.MonkeyPatch)
         return joint
 
     monkeypatch.setattr(aot, "trace_joint", counting)
-    dovetail.compile(Gpt(), dynamic=dynamic, options={"cache": False})(torch.randint(50, (4, 16)))
+    given = torch.randint(50, (4, 16)) if build is Gpt else torch.randn(4, 3, 16, 16)
+    with torch.set_grad_enabled(build is Gpt):
+        dovetail.compile(build().train(build is Gpt), dynamic=dynamic, options={"cache": False})(given)
     assert len(counted) == 1 and counted[0] < most, counted
 
 
