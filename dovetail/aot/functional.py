@@ -118,7 +118,7 @@ def _make(func: Any, written: list[Any]) -> Any:
 
 
 _COPIED: Final = {"Tensor": "Tensor", "Optional[Tensor]": "Tensor?", "List[Tensor]": "Tensor[]"}
-_ALIAS: Final = re.compile(r"\(\w+!?( -> [a-z*|]+)?\)(?=[ \[?])")
+_ALIAS: Final = re.compile(r"\([$\w]+!?( -> [a-z*|]*)?\)(?=[ \[?])")
 """The alias annotation of a type: Tensor(a!) x"""
 
 

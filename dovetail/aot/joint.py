@@ -459,9 +459,20 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
 
 def _replayed(base: Any, result: Any, steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
     if not result._is_view():  # what detach() gives is none, for autograd
-        return *steps, _DETACH
-    cut = () if result._base is base else (_DETACH,)
+        return *steps, _cut(base, result)
+    cut = () if result._base is base else (_cut(base, result),)
     return cut + steps or (ViewStep("aten.alias.default"),)
+
+
+def _cut(base: Any, result: Any) -> ViewStep:
+    """detach(), or .data, after which writes are not counted as the base's."""
+    if base.is_inference():
+        return _DETACH
+    before, own = base._version, result._version
+    torch.autograd.graph.increment_version(result)
+    is_same = base._version > before
+    torch._C._autograd._unsafe_set_version_counter((result,), (own,))
+    return _DETACH if is_same else ViewStep("aten.data.default")
 
 
 def _is_replayable(steps: Sequence[ViewStep]) -> bool:

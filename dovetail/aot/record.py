@@ -356,6 +356,9 @@ def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
     taken = {name: value for name, value in kwargs.items() if name not in twin.outs}
     args = (*args, *twin.defaults[len(args) :])
     computed = infer(twin.op, args, taken)
+    outs = tree_leaves([kwargs[name] for name in twin.outs])
+    if any(out.dtype != made.dtype for out, made in zip(outs, tree_leaves(computed))):
+        raise UnsupportedMutation(recorder.loc, detail="out= of a tensor of another element type")
     nodes = recorder.args(args)
     node = recorder.call(facts_of(twin.op).name, nodes, result_type(computed), taken)
     targets = [kwargs[n] if n in kwargs else args[twin.positions[n]] for n in twin.written]
@@ -444,6 +447,8 @@ def _write_all(recorder: Recorder, target: Any, node: Node) -> None:
 def record_copy(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """self.copy_(source): where nothing changes on the way, the source's value itself."""
     target, source = args[:2]
+    if not isinstance(source, torch.Tensor):
+        return record_write(recorder, _aten.fill_.Scalar, (target, source), {})
     ref, value = recorder.ref(target), recorder.memory.read(recorder.ref(source))
     if value.type != ref.type:
         value = recorder.call("aten.copy.default", (recorder.memory.read(ref), value), ref.type)

@@ -280,6 +280,8 @@ def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
         return call_numpy(trace, cls, args, kwargs)
     guard_class(trace, type(cls))
     meta_call, _ = find_in_mro(type(cls), "__call__")
+    if isinstance(meta_call, type):  # TypedDict's is dict
+        return call(trace, meta_call, args, kwargs)
     if isinstance(meta_call, FunctionType) and type(cls).__module__ != "enum":
         return call(trace, meta_call, [cls, *args], kwargs)
     if isinstance(meta_call, type):  # dict, for a TypedDict
@@ -305,7 +307,7 @@ def make_instance(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
         made = native(object.__new__, cls, *args, **kwargs)
     else:
         made = known.construct_new(trace, cls, args, kwargs)
-    if not issubclass(trace.kinds.get(id(made), type(made)), cls):
+    if cls not in trace.kinds.get(id(made), type(made)).__mro__:
         return made
     if isinstance(init, FunctionType):
         call(trace, init, [made, *args], kwargs)

@@ -454,7 +454,7 @@ _ROWS: Final[tuple[tuple[Callable[[Call], bool], str], ...]] = (
     (_index_fits, "gather scatter scatter_add"),
     (_rows_fit, "index_add index_copy index_fill"),
     (lambda c: _fits(c["values"].shape, index(c)), "index_put _index_put_impl"),  # type: ignore[arg-type]
-    (lambda c: _fits(c["src"].shape, c["self"].shape), "copy"),
+    (lambda c: _fits(getattr(c["src"], "shape", ()), c["self"].shape), "copy"),
     (lambda c: _fits(c["mask"].shape, c["self"].shape) and c["mask"].dtype == torch.bool, "masked_fill"),
     (lambda c: c["src"].shape == select(c).shape, "select_scatter"),  # type: ignore[union-attr]
     (lambda c: c["src"].shape == slice_(c).shape, "slice_scatter"),  # type: ignore[union-attr]

@@ -131,7 +131,7 @@ def test_what_one_write_does_to_what_it_reads_is_as_in_eager(program):
 
 
 LIBRARY = torch.library.Library("dovetail_in_place", "DEF")
-LIBRARY.define("turn(Tensor(a!) x, Tensor(b!) y) -> ()")
+LIBRARY.define("turn(Tensor! x, Tensor(b!) y) -> ()")
 LIBRARY.define("spread(Tensor x, Tensor(a!)[] out) -> ()")
 LIBRARY.impl("turn", lambda x, y: (y.sin_(), x.add_(y.sum()), None)[2], "CPU")
 LIBRARY.impl("spread", lambda x, out: [o.copy_(x[i]) for i, o in enumerate(out)] and None, "CPU")

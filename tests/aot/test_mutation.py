@@ -194,9 +194,16 @@ def _data(x: torch.Tensor, y: torch.Tensor) -> Any:
     return x * y
 
 
+def _copied_numbers(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z, counts = x * 2, torch.empty(6, dtype=torch.long)
+    z[1:].copy_(3)
+    return z * y, counts.copy_(2.7) + x
+
+
 PROGRAMS = [
     _no_grad_write, _kv_cache, _index_copy, _aliases, _hidden_base, _swap, _same_twice, _reshaped, _resized,
     _resized_pair, _ints, _promote, _dropout, _dropout_of_permuted, _foreach, _written_then_read, _data,
+    _copied_numbers,
 ]  # fmt: skip
 
 
@@ -317,8 +324,25 @@ def _squeezed(x: torch.Tensor) -> Any:
     return x[:1].squeeze_(0), x * 2
 
 
+def _data_after_a_break(x: torch.Tensor) -> Any:
+    y, part, whole = x * x, x.data[1:], x.data
+    dovetail.graph_break()
+    part.add_(1)
+    whole.mul_(2)
+    return y, x * 2
+
+
+def _out_of_another_type(x: torch.Tensor) -> Any:
+    return torch.cumprod(x.detach()[0] * 5, 0, out=torch.zeros(3, dtype=torch.long)), x * 2
+
+
+def _out_of_a_wrong_type(x: torch.Tensor) -> Any:
+    return torch.amax(x.detach(), 0, out=torch.zeros(3, dtype=torch.double)), x * 2
+
+
 FACTOR = torch.full((3,), 2.0, requires_grad=True)
-SEEN = [_through, _written_data, _written_in_backward, _eig, _raises, _written_with_a_gradient, _squeezed]
+SEEN = [_through, _written_data, _written_in_backward, _eig, _raises, _written_with_a_gradient, _squeezed,
+        _data_after_a_break, _out_of_another_type, _out_of_a_wrong_type]  # fmt: skip
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

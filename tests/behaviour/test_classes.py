@@ -1,6 +1,7 @@
 """SPEC C4: classes, context managers, exceptions and `match`, captured whole and equal to plain Python."""
 from __future__ import annotations
 
+import abc
 import collections
 import contextlib
 import copy
@@ -9,7 +10,7 @@ import enum
 import functools
 import sys
 import threading
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import torch
 
@@ -17,6 +18,7 @@ from tests.behaviour.running import ANY, Suite
 
 suite = Suite()
 case = suite.case
+Held = TypeVar("Held")
 
 
 class Pair(NamedTuple):
@@ -194,6 +196,34 @@ def a_property_a_descriptor_or_a_slot_that_has_nothing_leaves_it_to_getattr() ->
         made = Falling()
         said = [(owner.none, owner.asked, owner.empty, hasattr(owner, "missing")) for owner in (given, made)]
         return x * given.asked, said
+
+    return f, (torch.ones(2),)
+
+
+class Message(TypedDict, Generic[Held], total=False):
+    kind: str
+    value: Held
+
+
+class Lent(metaclass=abc.ABCMeta):  # noqa: B024
+    """Makes something else, which says it is one of these."""
+
+    def __new__(cls) -> Any:
+        return [1, 2]
+
+    def __init__(self) -> None:
+        raise AssertionError
+
+
+Lent.register(list)
+
+
+@case("C4")
+def a_class_that_makes_something_else() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        made, plain = Message[torch.Tensor](kind="sample", value=x), Message()
+        made["done"] = x * 2
+        return made["value"] + made["done"], made, type(made), plain, Lent()
 
     return f, (torch.ones(2),)
 
