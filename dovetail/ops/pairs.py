@@ -25,7 +25,7 @@ Pair: TypeAlias = "tuple[Any, Any]"
 
 PARTWISE: Final = frozenset(
     "alias detach lift lift_fresh view _unsafe_view _reshape_alias squeeze unsqueeze expand permute t "
-    "transpose slice select unsafe_split unsafe_split_with_sizes clone _to_copy copy cat stack "
+    "transpose slice select clone _to_copy copy cat stack "
     "constant_pad_nd flip roll repeat triu tril slice_scatter select_scatter slice_backward select_backward "
     "zeros zeros_like new_zeros zero _efficientzerotensor ones ones_like new_ones full full_like new_full "
     "scalar_tensor fill empty empty_like new_empty empty_strided where masked_fill index index_select "
@@ -37,8 +37,6 @@ VALUES: Final = frozenset("self other tensors value values fill_value src s".spl
 
 
 def is_complex(type: Type) -> bool:
-    if isinstance(type, tuple):
-        return any(map(is_complex, type))
     return isinstance(type, TensorType) and type.dtype.kind == "complex"
 
 
@@ -60,10 +58,9 @@ class _Pairs:
         name = node.op.split(".")[1]
         rule = self.by_parts if name in PARTWISE else FORMS.get(name) or self.by_formula
         try:
-            value = rule(b, node)
+            return b.graph.settle(rule(b, node), node, node.type, node.name)
         except Declined:
             return None
-        return value if type(value) is not Node else b.graph.settle(value, node, node.type, node.name)
 
     def parts(self, b: Build, node: Node) -> Pair:
         if node not in self.known:
@@ -81,26 +78,23 @@ class _Pairs:
         self.known[node] = re, im
         return node
 
-    def by_parts(self, b: Build, node: Node) -> Arg:
+    def by_parts(self, b: Build, node: Node) -> Node:
         """The same op on each of the parts."""
-        several = isinstance(node.type, tuple)
-        types = cast("tuple[TensorType, ...]", node.type if several else (node.type,))
-        decline_if(not all(map(is_complex, types)))
-        decline_if(any([x.tensor.device != types[0].device for x in node.operands]))
-        kinds = tuple(TensorType(t.shape, t.stride, t.dtype.real, t.device) for t in types)
+        type, types = node.type, [x.type for x in node.operands]
+        devices = {x.device for x in types if isinstance(x, TensorType)}
+        if not isinstance(type, TensorType) or not is_complex(type) or not devices <= {type.device}:
+            raise Declined
+        kind = TensorType(type.shape, type.stride, type.dtype.real, type.device)
         names = [argument.name for argument in find_op(node.op)._schema.arguments]
         made = []
         for k, op in enumerate((node.op, node.op.replace("ones", "zeros"))):
             args = [self.part(b, k, arg, name in VALUES) for name, arg in zip(names, node.args)]
             kwargs = [(name, self.part(b, k, arg, name in VALUES)) for name, arg in node.kwargs]
             stem = f"{node.name}_{'im' if k else 're'}"
-            made.append(b.graph.call(op, args, kinds if several else kinds[0], kwargs, stem, node.loc))
-        if several:
-            sides = [[Value(b.graph.get(side, i), b) for side in made] for i in range(len(types))]
-            return tuple(self.join(b, (re, im), type) for (re, im), type in zip(sides, types))
-        pair = Value(made[0], b), Value(made[1], b)
+            made.append(Value(b.graph.call(op, args, kind, kwargs, stem, node.loc), b))
+        pair = made[0], made[1]
         if not is_view_call(node.op) or node.operands[0].op == "prims.view_as_complex":
-            return self.join(b, pair, types[0])
+            return self.join(b, pair, type)
         b.graph.nodes.append(node)  # for who reads what lies in memory
         self.known[node] = pair
         return node

@@ -107,6 +107,16 @@ def test_programs_give_eagers_numbers(name: str, dtype: torch.dtype, dynamic: bo
         assert dovetail.stats()["fallbacks"] == 0
 
 
+def test_numbers_that_change_from_call_to_call() -> None:
+    def f(z: torch.Tensor, n: float, k: int) -> torch.Tensor:
+        return (z[k:] * n + k) / n - z.masked_fill(z == n, k)[: z.shape[0] - k]
+
+    compiled = dovetail.compile(f, dynamic=True, options={"fallback_to_eager": False})
+    for n, k in ((0.5, 2), (1.5, 3), (2.5, 4)):
+        z = torch.randn(8, 3, dtype=torch.complex64)
+        torch.testing.assert_close(compiled(z, n, k), f(z, n, k))
+
+
 PARTS = [0.0, 1.0, -2.0, math.inf, -math.inf, math.nan, 1e30, 1e-30, 3e38]
 SPECIAL: dict[str, Callable[..., torch.Tensor]] = {
     "product": lambda z, w: z * w,
