@@ -44,6 +44,11 @@ class DType(Noun, eq=False):
         """What a complex number is a pair of; itself for the others."""
         return BY_NAME[f"f{self.bits // 2}"] if self.kind == "complex" else self
 
+    @property
+    def pair(self) -> DType:
+        """Complex numbers of two of these floats."""
+        return BY_NAME[f"c{self.bits * 2}"]
+
     def __str__(self) -> str:
         return self.name
 

@@ -419,14 +419,10 @@ def _as_strided(low: _Lowering, node: Node) -> Lazy:
     return window(ir.BufferRef(base.buffer, kind, base.offset + offset))
 
 
-def _view_as_real(low: _Lowering, node: Node) -> Lazy:
-    return window(lazy.as_reals(low.in_memory(cast(Node, node.args[0]))))
-
-
 def _view_as_complex(low: _Lowering, node: Node) -> Lazy:
     """Pairs that lie in memory as they should are there already."""
     value = low.value(node.args[0])
-    ref = lazy.as_complex(value.ref, node.tensor.dtype) if value.ref else None
+    ref = lazy.as_complex(value.ref) if value.ref else None
     return window(ref) if ref else low.store(node, value)
 
 
@@ -457,7 +453,7 @@ RULES: Final[dict[str, Callable[[_Lowering, Node], Lazy]]] = {
         tuple(map(low.value, cast("tuple[Node, ...]", node.args[0]))), node.tensor, cast(int, node.args[1])
     ),
     "prims.as_strided": _as_strided,
-    "prims.view_as_real": _view_as_real,
+    "prims.view_as_real": lambda low, node: window(lazy.as_reals(low.in_memory(node.operands[0]))),
     "prims.view_as_complex": _view_as_complex,
     "prims.take": _take,
     "prims.gather": lambda low, node: lazy.gather(

@@ -43,12 +43,13 @@ def as_reals(ref: ir.BufferRef) -> ir.BufferRef:
     return ref if type is ref.type else ir.BufferRef(ref.buffer, type, mul(ref.offset, 2))
 
 
-def as_complex(ref: ir.BufferRef, dtype: DType) -> ir.BufferRef | None:
+def as_complex(ref: ir.BufferRef) -> ir.BufferRef | None:
     """What it shows of pairs of reals, as complex numbers, if each pair lies where one of those may."""
     *steps, last = ref.type.stride
     if last is not ONE or any(step % 2 is not ZERO for step in (*steps, ref.offset)):
         return None
-    type = TensorType(ref.type.shape[:-1], tuple(step // 2 for step in steps), dtype, ref.type.device)
+    halves, dtype = tuple(step // 2 for step in steps), ref.type.dtype.pair
+    type = TensorType(ref.type.shape[:-1], halves, dtype, ref.type.device)
     return ir.BufferRef(ref.buffer, type, ref.offset // 2)
 
 

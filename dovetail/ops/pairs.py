@@ -63,10 +63,10 @@ class _Pairs:
 
     def parts(self, b: Build, node: Node) -> Pair:
         if node not in self.known:
-            is_made = node.op == "prims.view_as_complex"
-            reals = Value(cast(Node, node.args[0]), b) if is_made else b.prim("view_as_real", node)
-            sides = [b.slice(reals, reals.ndim - 1, k, k + 1) for k in (0, 1)]
-            self.known[node] = b.reshape(sides[0], node.tensor.shape), b.reshape(sides[1], node.tensor.shape)
+            both = side_by_side(b, node)
+            sides = (b.slice(both, both.ndim - 1, k, k + 1) for k in (0, 1))
+            re, im = (b.reshape(side, node.tensor.shape) for side in sides)
+            self.known[node] = re, im
         return self.known[node]
 
     def join(self, b: Build, pair: Pair, type: TensorType) -> Node:
@@ -135,15 +135,13 @@ class _Pairs:
         return b.expand(result.to(node.tensor.dtype), node.tensor.shape).node
 
 
-def _view_as_real(b: Build, node: Node) -> Node:
-    source = node.operands[0]
-    if source.op == "prims.view_as_complex":
-        return b.prim("copy", source.args[0]).node
-    return b.prim("view_as_real", source).node
+def side_by_side(b: Build, node: Node) -> Value:
+    is_made = node.op == "prims.view_as_complex"
+    return Value(cast(Node, node.args[0]), b) if is_made else b.prim("view_as_real", node)
 
 
 FORMS: Final[dict[str, Callable[[Build, Node], Node]]] = {
-    "view_as_real": _view_as_real,
+    "view_as_real": lambda b, node: b.prim("copy", side_by_side(b, node.operands[0])).node,
     "view_as_complex": lambda b, node: b.prim("view_as_complex", *node.args).node,
 }
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias, cast
 
-from dovetail.ir.expr import Expr, add, as_expr, ceildiv, total
+from dovetail.ir.expr import Expr, add, as_expr, ceildiv, const, total
 from dovetail.ir.graph import Arg, Node
 from dovetail.ir.loop import SCALAR_OPS
-from dovetail.ir.types import BOOL, BY_NAME, I64, DType, TensorType, as_reals
+from dovetail.ir.types import BOOL, I64, DType, TensorType
 from dovetail.util.noun import Noun
 
 Shape: TypeAlias = "tuple[Expr, ...]"
@@ -77,11 +77,6 @@ def _slice(args: tuple[Arg, ...]) -> Result:
     shape = list(x.shape)
     shape[dim] = ceildiv(add(stop, as_expr(start) * -1), step)
     return tuple(shape), x.dtype
-
-
-def _view_as_complex(args: tuple[Arg, ...]) -> Result:
-    x = _tensor(args[0])
-    return x.shape[:-1], BY_NAME[f"c{x.dtype.bits * 2}"]
 
 
 def _pad(args: tuple[Arg, ...]) -> Result:
@@ -144,8 +139,8 @@ def _declare() -> dict[str, Prim]:
     declare("view", reshape=_reshape, permute=_permute, slice=_slice, flip=_same)
     declare("view", broadcast=_reshape, as_strided=_reshape)
     # the two forms of complex numbers: each shows the memory of the other
-    declare("view", view_as_real=lambda args: (as_reals(_tensor(args[0])).shape, _tensor(args[0]).dtype.real))
-    declare("pair", view_as_complex=_view_as_complex)
+    declare("view", view_as_real=lambda args: ((*(x := _tensor(args[0])).shape, const(2)), x.dtype.real))
+    declare("pair", view_as_complex=lambda args: ((x := _tensor(args[0])).shape[:-1], x.dtype.pair))
     declare("pointwise", copy=_same)
     declare("join", pad=_pad, cat=_cat)
     declare("reduction", sum=_reduce, prod=_reduce, max=_reduce, min=_reduce)
