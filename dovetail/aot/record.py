@@ -286,9 +286,13 @@ def record_opaque(recorder: Recorder, call: Opaque) -> list[Any]:
 
 
 def record_composite(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """An op made of others, seen whole in inference mode."""
+    """An op made of others: seen whole in inference mode, or one of those below."""
+    kinds = [f"Composite{kind}" for kind in ("ImplicitAutograd", "ExplicitAutograd")]
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = (kind for kind in kinds if has_kernel(func.name(), kind))
+    key = next(found, "CompositeExplicitAutogradNonFunctional")
     with recorder:
-        return func.decompose(*args, **kwargs)
+        return func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
 
 
 def record_kernels(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -586,6 +590,9 @@ ROUTES: Final[dict[str, Route]] = {
         recorder, _aten.resize_.default, (args[0], list(args[1].shape)), kwargs
     ),
     "aten.set_.source_Tensor": record_set,
+    **{f"aten.{x}.default": record_composite
+       for x in ("_euclidean_dist", "binary_cross_entropy_with_logits", "stack")},
+    **{f"aten.{x}.default": record_composite for x in ("pixel_shuffle", "pixel_unshuffle")},
     **{f"aten.{x}.default": record_eig for x in ("linalg_eig", "_linalg_eigh", "_linalg_svd")},
     "aten.mkldnn_rnn_layer.default": record_rnn,
     **{f"aten.{kind}.default": record_batch_norm
@@ -602,7 +609,7 @@ ROUTES: Final[dict[str, Route]] = {
 def _route(func: Any, facts: Record) -> Route:
     if facts.name in ROUTES:
         return ROUTES[facts.name]
-    if facts.fate == "decompose":
+    if facts.fate == "decompose" or facts.name.startswith("aten._foreach_"):
         return record_composite
     if facts.changes_shape:
         return record_reshaped

@@ -293,14 +293,5 @@ static PyMethodDef guards_methods[] = {
     {NULL},
 };
 
-PyTypeObject GuardsType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native.Guards",
-    .tp_basicsize = sizeof(Guards),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "A program of guards; built by dovetail.runtime.guards.make_guards.",
-    .tp_new = guards_new,
-    .tp_dealloc = (destructor)guards_dealloc,
-    .tp_traverse = (traverseproc)guards_traverse,
-    .tp_clear = (inquiry)guards_clear,
-    .tp_methods = guards_methods,
-};
+TYPE(Guards, guards, "A program of guards; built by dovetail.runtime.guards.make_guards.",
+     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC);

@@ -466,17 +466,8 @@ static PyMethodDef context_methods[] = {
     {NULL},
 };
 
-PyTypeObject ContextType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native.Context",
-    .tp_basicsize = sizeof(Context),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "One per compiled function: the entries of every code object met under it.",
-    .tp_new = context_new,
-    .tp_dealloc = (destructor)context_dealloc,
-    .tp_traverse = (traverseproc)context_traverse,
-    .tp_clear = (inquiry)context_clear,
-    .tp_methods = context_methods,
-};
+TYPE(Context, context, "One per compiled function: the entries of every code object met under it.",
+     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC);
 
 /* -- functions of the module */
 

@@ -262,16 +262,6 @@ static PyMethodDef launch_methods[] = {
     {NULL},
 };
 
-PyTypeObject LaunchType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native.Launch",
-    .tp_basicsize = sizeof(Launch),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "A generated host program, called with tensors and numbers; returns a list of tensors.",
-    .tp_new = launch_new,
-    .tp_methods = launch_methods,
-    .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Launch, vectorcall),
-    .tp_dealloc = (destructor)launch_dealloc,
-    .tp_traverse = (traverseproc)launch_traverse,
-    .tp_clear = (inquiry)launch_clear,
-};
+TYPE(Launch, launch, "A generated host program, called with tensors and numbers; returns a list of tensors.",
+     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+     .tp_call = PyVectorcall_Call, .tp_vectorcall_offset = offsetof(Launch, vectorcall));

@@ -13,6 +13,15 @@
 
 #include "cpython/cpython.h"
 
+/* A class whose objects hold others; its functions have names that begin with `stem`. */
+#define TYPE(Name, stem, doc, ...)                                                                  \
+    PyTypeObject Name##Type = {                                                                     \
+        PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail._native." #Name,                         \
+        .tp_basicsize = sizeof(Name), .tp_doc = doc, .tp_methods = stem##_methods,                  \
+        .tp_new = stem##_new, .tp_dealloc = (destructor)stem##_dealloc,                             \
+        .tp_traverse = (traverseproc)stem##_traverse, .tp_clear = (inquiry)stem##_clear,            \
+        __VA_ARGS__}
+
 /* The frame of a call as guards see it. Everything is borrowed. */
 typedef struct {
     PyObject **args;

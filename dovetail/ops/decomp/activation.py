@@ -92,10 +92,11 @@ for _name, _formula in FORMULAS.items():
 
 @decomposes("aten.log_sigmoid_forward")
 def log_sigmoid(b: Build, x: Value) -> tuple[Value, Value]:
-    """And what eager keeps for the gradient, on the CPU."""
-    decline_if(x.dtype.is_low_precision or x.type.device.kind != "cpu")
+    """And what eager keeps for the gradient, which on a GPU is nothing."""
+    decline_if(x.dtype.is_low_precision)
     z = b.call("exp", -b.call("abs", x))
-    return b.call("minimum", x, 0.0) - b.call("log1p", z), z
+    kept = z if x.type.device.kind == "cpu" else b.full((0,), 0.0, x.dtype, x.type.device)
+    return b.call("minimum", x, 0.0) - b.call("log1p", z), kept
 
 
 @decomposes("aten.gelu")

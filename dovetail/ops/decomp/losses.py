@@ -83,21 +83,6 @@ for _name, (_value, _slope) in LOSSES.items():
     decomposes(f"aten.{_name}_backward")(partial(_loss_backward, _slope))
 
 
-@decomposes("aten.binary_cross_entropy_with_logits")
-def bce_with_logits(
-    b: Build, x: Value, target: Value, weight: Maybe = None, pos_weight: Maybe = None, reduction: int = MEAN
-) -> Value:
-    decline_if(b.out.dtype.is_low_precision)
-    v, t = b.value(x), b.value(target)
-    soft = b.call("log1p", b.call("exp", -b.call("abs", v))) - b.call("minimum", v, 0.0)  # -log(sigmoid(v))
-    if pos_weight is None:
-        loss = (1.0 - t) * v + soft
-    else:
-        scale = (b.expand(b.value(pos_weight), t.shape) - 1.0) * t + 1.0
-        loss = (1.0 - t) * v + scale * soft
-    return reduced(b, loss if weight is None else loss * b.expand(b.value(weight), loss.shape), reduction)
-
-
 # -- negative log likelihood -----------------------------------------------------------------------
 
 

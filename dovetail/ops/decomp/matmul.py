@@ -136,17 +136,6 @@ WIDEST: Final = 16
 """Sums that fit into registers."""
 
 
-@decomposes("aten._euclidean_dist")
-def euclidean_dist(b: Build, x: Value, y: Value) -> Value:
-    """One product of rows with their squares beside them, as in eager; what surrounds it fuses."""
-    decline_if(x.ndim != 2)
-    squares = [b.reduce("sum", v * v, (1,), True) for v in (x, y)]
-    ones = [b.full(v.shape, 1.0, v.dtype, v.type.device) for v in squares]
-    left, right = b.cat((x * -2.0, squares[0], ones[0]), 1), b.cat((y, ones[1], squares[1]), 1)
-    made = b.extern("aten.mm.default", (left, b.permute(right, (1, 0))), b.out)
-    return b.call("sqrt", b.call("maximum", made, 0.0))
-
-
 @decomposes("aten._cdist_forward")
 def cdist(b: Build, x: Value, y: Value, p: float, mode: Any) -> Value:
     """Distances along the axes in a few dimensions, on a GPU, whose library takes a program for each pair."""

@@ -31,16 +31,31 @@ def _affine(b: Build, y: Value, weight: Maybe, bias: Maybe = None, dims: Sequenc
     return y if bias is None else y + _along(b, bias, y, dims)
 
 
+def _normal(b: Build, v: Value, dims: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
+    """Distances from the mean in units of the spread; the mean, and 1 / the spread."""
+    mean, squares = moments(b, v, dims, keepdim=True)
+    rstd = _rstd(b, squares, count(v, dims), eps)
+    return (v - mean) * rstd, mean, rstd
+
+
+def _behind(
+    b: Build, g: Value, normal: Value, rstd: Value, dims: Sequence[int], is_centred: bool = True
+) -> Value:
+    """The gradient by what was normalised."""
+    size = as_float(count(g, dims))
+    slope = b.reduce("sum", g * normal, dims, keepdim=True) / size
+    centred = g - b.reduce("sum", g, dims, keepdim=True) / size if is_centred else g
+    return (centred - normal * slope) * rstd
+
+
 @decomposes("aten.native_layer_norm")
 def layer_norm(
     b: Build, x: Value, normalized_shape: Sequence[Expr], weight: Maybe, bias: Maybe, eps: float
 ) -> Results:
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     check_not_empty(x, range(x.ndim))
-    v = accumulate(x, x.dtype)
-    mean, squares = moments(b, v, dims, keepdim=True)
-    rstd = _rstd(b, squares, count(x, dims), eps)
-    return b.results(_affine(b, (v - mean) * rstd, weight, bias, dims), mean, rstd)
+    normal, mean, rstd = _normal(b, accumulate(x, x.dtype), dims, eps)
+    return b.results(_affine(b, normal, weight, bias, dims), mean, rstd)
 
 
 @decomposes("aten.native_layer_norm_backward")
@@ -55,11 +70,7 @@ def layer_norm_backward(
     g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
     scale = rstd.to(v.dtype)
     normal = (v if mean is None else v - mean.to(v.dtype)) * scale
-    gw = _affine(b, g, weight, dims=inner)
-    size = as_float(count(x, inner))
-    centred = gw if mean is None else gw - b.reduce("sum", gw, inner, keepdim=True) / size
-    slope = b.reduce("sum", gw * normal, inner, keepdim=True) / size
-    to_x = (centred - normal * slope) * scale
+    to_x = _behind(b, _affine(b, g, weight, dims=inner), normal, scale, inner, mean is not None)
     return b.results(to_x, b.reduce("sum", g * normal, outer), b.reduce("sum", g, outer))
 
 
@@ -153,8 +164,8 @@ def batch_norm_backward(
 # -- group norm ------------------------------------------------------------------------------------
 
 
-def _grouped(b: Build, x: Value, n: Expr, c: Expr, hw: Expr, group: int) -> Value:
-    return b.reshape(x, (n, group, c // group, hw))
+def _grouped(b: Build, x: Value, group: int) -> Value:
+    return b.reshape(x, (x.shape[0], group, x.shape[1] // group, product(x.shape[2:])))
 
 
 @decomposes("aten.native_group_norm")
@@ -162,12 +173,8 @@ def group_norm(
     b: Build, x: Value, weight: Maybe, bias: Maybe, N: Expr, C: Expr, HxW: Expr, group: int, eps: float
 ) -> Results:
     check_not_empty(x, range(x.ndim))
-    v = accumulate(x, x.dtype)
-    parts = _grouped(b, v, x.shape[0], x.shape[1], product(x.shape[2:]), group)
-    mean, squares = moments(b, parts, (2, 3), keepdim=False)
-    rstd = _rstd(b, squares, count(parts, (2, 3)), eps)
-    shape = parts.shape
-    normal = (parts - b.broadcast(mean, shape, (0, 1))) * b.broadcast(rstd, shape, (0, 1))
+    normal, *found = _normal(b, _grouped(b, accumulate(x, x.dtype), group), (2, 3), eps)
+    mean, rstd = (b.reshape(each, each.shape[:2]) for each in found)
     return b.results(_affine(b, b.reshape(normal, x.shape), weight, bias), mean, rstd)
 
 
@@ -177,15 +184,8 @@ def group_norm_backward(
     HxW: Expr, group: int, output_mask: Sequence[bool],
 ) -> Results:  # fmt: skip
     g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
-    n, c, hw = x.shape[0], x.shape[1], product(x.shape[2:])
-    parts = _grouped(b, v, n, c, hw, group)
-    shape = parts.shape
-    scale = b.broadcast(rstd.to(v.dtype), shape, (0, 1))
-    normal = (parts - b.broadcast(mean.to(v.dtype), shape, (0, 1))) * scale
-    gw = _grouped(b, _affine(b, g, weight), n, c, hw, group)
-    size = as_float(count(parts, (2, 3)))
-    first = b.broadcast(b.reduce("sum", gw, (2, 3)) / size, shape, (0, 1))
-    second = b.broadcast(b.reduce("sum", gw * normal, (2, 3)) / size, shape, (0, 1))
-    to_x = b.reshape((gw - first - normal * second) * scale, x.shape)
+    centre, scale = (b.unsqueeze(each.to(v.dtype), (2, 3)) for each in (mean, rstd))
+    normal = (_grouped(b, v, group) - centre) * scale
+    to_x = _behind(b, _grouped(b, _affine(b, g, weight), group), normal, scale, (2, 3))
     to_weight = b.reduce("sum", g * b.reshape(normal, x.shape), others := _others(x))
-    return b.results(to_x, to_weight, b.reduce("sum", g, others))
+    return b.results(b.reshape(to_x, x.shape), to_weight, b.reduce("sum", g, others))

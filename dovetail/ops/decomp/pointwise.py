@@ -14,9 +14,9 @@ from typing import Any, Final
 import torch
 
 from dovetail.ir.loop import FLOAT_UNARY
-from dovetail.ir.types import BOOL, DType, TensorType
+from dovetail.ir.types import BOOL, DType
 from dovetail.ops.build import Build, Number, Operand, Value, compute_dtype, promoted, rounded
-from dovetail.ops.registry import DECOMPOSITIONS, Declined, decline_if, decomposes
+from dovetail.ops.registry import Declined, decline_if, decomposes
 
 
 def finish(b: Build, x: Value) -> Value:
@@ -74,7 +74,7 @@ def _changing(prim: str, is_changed: Callable[[DType], bool]) -> Callable[..., V
 ROUNDINGS: Final = ("floor", "ceil", "trunc", "round")
 for _name in ROUNDINGS:
     decomposes(f"aten.{_name}", prim=True)(_changing(_name, lambda dtype: dtype.is_float))
-decomposes("aten.neg", prim=True)(_unary("neg"))
+decomposes("aten.neg", "aten._neg_view", prim=True)(_unary("neg"))
 decomposes("aten.abs", prim=True)(_changing("abs", lambda dtype: dtype is not BOOL))
 decomposes("aten.sign", "aten.sgn", prim=True)(_changing("sign", lambda dtype: dtype is not BOOL))
 decomposes("aten.logical_not", prim=True)(lambda b, x: finish(b, ~truth(b, x)))
@@ -175,7 +175,8 @@ def _binary(prim: str, on_bool: str = "") -> Callable[..., Value]:
     return pointwise(lambda b, x, y: b.call(on_bool if on_bool and b.out.dtype is BOOL else prim, x, y))
 
 
-decomposes("aten.atan2", prim=True)(_binary("atan2"))
+for _name in ("atan2", "hypot"):
+    decomposes(f"aten.{_name}", prim=True)(_binary(_name))
 decomposes("aten.copysign.Tensor", "aten.copysign.Scalar", prim=True)(_binary("copysign"))
 for _name, _on_bool in (("fmax", "or"), ("fmin", "and"), ("maximum", "or"), ("minimum", "and")):
     decomposes(f"aten.{_name}", prim=True)(_binary(_name, f"logical_{_on_bool}"))
@@ -275,44 +276,3 @@ def lerp(b: Build, start: Value, end: Value, weight: Operand) -> Value:
         weight = b.full((), weight, start.dtype, start.type.device)
     near, far = start + gap * weight, end - gap * (1.0 - weight)
     return b.where(b.call("abs", weight) < 0.5, near, far)
-
-
-# -- optimizers' list operations: one ordinary op per tensor, which then fuse -----------------------
-
-
-NUMBERS: Final = ("Scalar", "ScalarList")
-UNARY: Final = {*FLOAT_UNARY, *ROUNDINGS, "abs", "neg", "sign"} - {"exp2", "asinh", "acosh", "atanh"}
-BINARY: Final = {
-    "add": "aten.add.Tensor", "sub": "aten.sub.Tensor", "mul": "aten.mul.Tensor", "div": "aten.div.Tensor",
-    "maximum": "aten.maximum.default", "minimum": "aten.minimum.default", "pow": "aten.pow.Tensor_Tensor",
-    "clamp_min": "aten.maximum.default", "clamp_max": "aten.minimum.default", "lerp": "aten.lerp.Tensor",
-}  # fmt: skip
-SINGLE: Final = {
-    **{name: f"aten.{name}.default" for name in (*UNARY, "copy", "zero", "clone")},
-    **{f"{name}.{kind}": op for name, op in BINARY.items() for kind in ("List", *NUMBERS)},
-    **{f"{name}.Tensor": BINARY[name] for name in ("add", "mul", "div")},
-    "pow.ScalarAndTensor": "aten.pow.Scalar", "pow.Scalar": "aten.pow.Tensor_Scalar",
-    **{f"{name}.{kind}": f"aten.{name}.default" for name in ("addcmul", "addcdiv") for kind in NUMBERS},
-}  # fmt: skip
-"""Those of lists, and what each is of one tensor."""
-
-
-def each(op: str, b: Build, *columns: Any, **kwargs: Any) -> list[Value]:
-    """Apply an op to every row of arguments, with that row's result type. What is no list is the same in
-    every row."""
-    whole = b.out_type
-    assert isinstance(whole, tuple)
-    listed = [x if isinstance(x, (tuple, list)) else [x] * len(whole) for x in columns]
-    results = []
-    for type, *row in zip(whole, *listed, strict=True):
-        assert isinstance(type, TensorType)
-        b.out_type = type
-        results.append(DECOMPOSITIONS[op](b, *row, **kwargs))
-    b.out_type = whole
-    return results
-
-
-for _name, _op in SINGLE.items():
-    decomposes(f"aten._foreach_{_name}")(partial(each, _op))
-decomposes("aten._foreach_norm.Scalar")(
-    lambda b, xs, ord=2, dtype=None: each("aten.linalg_vector_norm.default", b, xs, ord))

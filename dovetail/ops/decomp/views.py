@@ -2,7 +2,6 @@
 
     aten.select.int(x, 0, 3)      ->  slice, reshape
     aten.expand(x, [8, -1])       ->  broadcast
-    aten.unsafe_split(x, 16, 1)   ->  one slice per part
 """
 from __future__ import annotations
 
@@ -74,19 +73,6 @@ def select(b: Build, x: Value, dim: int, index: Size) -> Value:
     dim %= x.ndim
     first = wrapped(as_expr(index), x.shape[dim], is_inside=True)
     return b.reshape(b.slice(x, dim, first, first + 1), [s for d, s in enumerate(x.shape) if d != dim])
-
-
-@decomposes("aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes")
-def split(b: Build, x: Value, sections: object, dim: int = 0) -> list[Value]:
-    """The parts' types say where to cut."""
-    dim %= x.ndim
-    parts, at = [], as_expr(0)
-    for type in b.outs:
-        assert isinstance(type, TensorType)
-        size = type.shape[dim]
-        parts.append(b.slice(x, dim, at, at + size))
-        at = at + size
-    return parts
 
 
 @decomposes("aten.as_strided")
