@@ -500,9 +500,8 @@ class _Emitter:
         kept = {passed[output] for output in targets if output in passed}
         if gone := [name for name in dict.fromkeys(given) if name.startswith("saved_") and name not in kept]:
             self.w(f"del {', '.join(gone)}")
-        with self.w.block("if not keeps_graph():"):
-            self.w("ctx.maybe_clear_saved_tensors()")
-            self.w("ctx.inputs = ctx.random = None")
+        if self.freed(part):  # else eager's may run again
+            self.w("if not keeps_graph(): ctx.inputs = ctx.random = ctx.maybe_clear_saved_tensors()")
         outputs = [f"g{i}" for i in range(len(backward.outputs))]
         self.emit_run(f"{_targets(outputs)} = ", "consume", "given")
         at: dict[int | None, str] = dict.fromkeys([None], "None")

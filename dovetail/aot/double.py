@@ -97,7 +97,8 @@ class Eager:
         is_plain = is_kept and ctx.random is None and not self.joint.autocast
         with nullcontext() if is_plain else self.as_it_was(ctx.random):
             if (is_kept or is_cut or goals) and not lack_memory(*tangents):
-                kept = [t for t, node in zip(ctx.saved_tensors, self.saved) if node is not None]
+                pairs = zip(ctx.saved_tensors, self.saved) if self.saved else ()
+                kept = [tensor for tensor, node in pairs if node is not None]
                 program, given = self.program_for(inputs, tangents, kept, asked)
                 if program is not None:
                     grads = program(*given)
@@ -223,17 +224,21 @@ class Eager:
         return GraphModule(module, graph)
 
     @cached_property
-    def is_overwritten(self) -> bool:
-        """What backward was given depends on the old value of an input that has a new one by now."""
+    def needed(self) -> set[Node]:
+        """What backward was given, and all that this was computed from."""
         graph = self.partition.forward
-        given = [(graph.outputs if s.source == "output" else graph.inputs)[s.index]
-                 for s in self.partition.saved if s.expr is None]  # fmt: skip
-        needed = set(nodes_in(given))
+        ends, saved = {"output": graph.outputs, "input": graph.inputs}, self.partition.saved
+        needed = set(nodes_in([ends[s.source][s.index] for s in saved if s.expr is None]))
         for node in reversed(graph.nodes):
             if node in needed:
                 running = node.args[3:5] if node.op in _BATCH_NORMS and node.args[5] is not False else ()
                 needed.update(operand for operand in node.operands if operand not in running)
-        return any(graph.inputs[i] in needed for i in self.mutated)
+        return needed
+
+    @property
+    def is_overwritten(self) -> bool:
+        """That depends on the old value of an input that has a new one by now."""
+        return any(self.given[i] in self.needed for i in self.mutated)
 
     def values(self, inputs: Sequence[Any], results: list[Any]) -> list[Any]:
         found: list[Any] = [None] * self.signature.values
@@ -270,7 +275,8 @@ def differentiate(eager: Eager, ctx: Any, tangents: Sequence[Any]) -> tuple[Any,
     if ctx.inputs is None:
         _ = ctx.saved_tensors  # raises as eager does when the graph was freed
     for i, (value, version) in enumerate(zip(ctx.inputs, ctx.versions)):
-        if version is not None and value._version != version and i not in eager.mutated:
+        is_other = version is not None and value._version != version and i not in eager.mutated
+        if is_other and eager.given[i] in eager.needed:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 f"operation: input {i} of a compiled region, whose backward is being differentiated"

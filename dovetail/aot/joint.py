@@ -33,7 +33,6 @@ from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
 from dovetail.fake.calls import call_at, symbolic_at, with_numbers
 from dovetail.fake.kernels import watch_kernels
 from dovetail.fake.symbolic import find_shapes
-from dovetail.fake.tensor import key_of
 from dovetail.ir.expr import ZERO, Expr, le
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, GraphBuilder, Known, Node, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
@@ -229,7 +228,6 @@ def _add_inputs(trace: _Trace, names: Sequence[str]) -> None:
             _add_number(trace, name, example)
             continue
         leaf: Any = example.__deepcopy__({}) if type(example) is Fake else fake_like(example)
-        key_of(leaf)  # which its type is remembered by
         node = recorder.builder.input(name, fake_type(leaf))
         if id(example) in seen:  # the same tensor passed twice: one value
             first = seen[id(example)]
@@ -555,8 +553,7 @@ def _saved_by(kind: Any) -> list[str]:
 
 def _is_freed(head: Any) -> bool:
     """Some node of this history keeps something, so that backward runs once."""
-    nodes = behind([head] if head is not None else [])
-    kept = (getattr(node, name) for node in nodes for name in _saved_by(node.__class__))
+    kept = (getattr(node, name) for node in behind([head]) for name in _saved_by(node.__class__))
     return any(isinstance(value, torch.Tensor) or value for value in kept)
 
 

@@ -221,10 +221,7 @@ _types: Final[dict[object, TensorType]] = {}
 
 def fake_type(fake: Any) -> TensorType:
     """type_of, remembered by the key that fakes of the same metadata share, and by what symbols are known."""
-    key = getattr(fake, "key", None)
-    if key is None:
-        return type_of(fake)
-    types = _types
+    types, key = _types, key_of(fake)
     if fake.form is not None:
         types, key = fake.shapes.remembered, (key, len(fake.shapes.equalities))
     return types.get(key) or types.setdefault(key, type_of(fake))

@@ -11,7 +11,7 @@ import torch
 def behind(heads: Iterable[Any]) -> dict[Any, list[tuple[Any, int]]]:
     """The nodes of these histories and the edges of each, which lead to nodes before it."""
     found: dict[Any, list[tuple[Any, int]]] = {}
-    left = list(heads)
+    left = [head for head in heads if head is not None]
     while left:
         edges = [edge for edge in left[-1].next_functions if edge[0] is not None]
         if unknown := [node for node, _ in edges if node not in found]:

@@ -264,3 +264,28 @@ def test_symbolic_sizes_stay_symbolic(monkeypatch: pytest.MonkeyPatch) -> None:
         x = torch.randn(size, 4, requires_grad=True)
         torch.testing.assert_close(step(compiled, x), step(net, x))
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("program, is_read", [
+    (lambda x, other: torch.cat([x, other])[1:3] * 2, False), (lambda x, other: (x + other.sum()).relu().t(), True),
+    (lambda x, other: x.sin() + other, False), (lambda x, other: (x + 1, x * other)[0], False),
+    (lambda x, other: x * other, True),
+])  # fmt: skip
+def test_inputs_may_be_written_to_that_the_gradient_does_not_depend_on(program: Any, is_read: bool) -> None:
+    for run in (program, dovetail.compile(program)):
+        x, other = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
+        out = run(x, other).sum()
+        other.add_(1)
+        if is_read and run is not program:
+            with pytest.raises(RuntimeError, match="inplace"):
+                torch.autograd.grad(out, x, create_graph=True)
+        elif not is_read:
+            (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+            torch.testing.assert_close(gradient, torch.autograd.grad(program(x, other).sum(), x)[0])
+
+
+def test_the_gradient_of_what_keeps_nothing_is_there_after_a_backward() -> None:
+    x = torch.ones(4, requires_grad=True)
+    out = dovetail.compile(lambda x: (x + 1).view(2, 2))(x).sum()
+    out.backward()
+    torch.testing.assert_close(torch.autograd.grad(out, x, create_graph=True)[0], torch.ones(4))
