@@ -495,6 +495,7 @@ class InstanceDict(MutableMapping[str, Any]):
 
     __len__: Any = lambda self: len(self._names())
     copy = lambda self: dict(self)
+    keys: Any = lambda self: dict.fromkeys(self).keys()
 
 
 # -- writing ---------------------------------------------------------------------------------------

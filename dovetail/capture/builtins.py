@@ -182,7 +182,7 @@ _counts: dict[tuple[int, int], tuple[Any, ...]] = {
     (0, 0): (globals, locals), (0, 1): (vars, bool, torch.Size), (1, 2): (iter, next, format, sum, round),
     (1, 1): (callable, id, hash, len, any, all, abs, repr, ascii, sorted, reversed), (3, 3): (setattr,),
     (2, 2): (hasattr, delattr, isinstance, issubclass, divmod, filter), (2, 3): (getattr, functools.reduce),
-    (1, 3): (range, type), (1, sys.maxsize - 1): (min, max, map),
+    (1, 3): (range,), (1, sys.maxsize - 1): (min, max, map),
 }  # fmt: skip
 COUNTS: Final = {id(fn): range(least, most + 1) for (least, most), known in _counts.items() for fn in known}
 """How many arguments they take, none by keyword but for a few."""
@@ -256,8 +256,8 @@ on(functools.reduce)(lambda trace, args, kwargs: native(
 
 
 def _unary_number(function: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    if isinstance(args[0], Fake) and function is abs:  # a tensor is not rounded so
-        return trace.call(attributes.load_attr(trace, args[0], "abs"), args[1:], kwargs)
+    if isinstance(args[0], Fake) and hasattr(torch.Tensor, f"__{function.__name__}__"):
+        return trace.call(attributes.load_attr(trace, args[0], function.__name__), args[1:], kwargs)
     own = operations.dunder(trace, type(args[0]), f"__{function.__name__}__")
     return trace.call(own, args, kwargs) if own else native(function, *args, **kwargs)
 
@@ -384,8 +384,7 @@ def _number(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     for name in (f"__{cls.__name__}__", "__index__"):
         own = operations.dunder(trace, kind, name)
         if own is not None and own.__module__ != "enum":
-            args, kind = [trace.call(own, args, {})], cls
-            break
+            return _number(trace, cls, [trace.call(own, args, {})], {})
     operations.check_operands(trace, f"{cls.__name__}()", *args)
     operations.check_unknown_float(trace, "int()", *args if cls is int else ())
     return native(cls, *args, **kwargs)

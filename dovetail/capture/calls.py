@@ -199,7 +199,7 @@ def call_method(trace: Trace, fn: MethodType, args: Args, kwargs: Kwargs) -> Any
     function, owner = fn.__func__, fn.__self__
     if is_ours(type(owner)) or type(owner) in NUMBERS:
         return native(fn, *args, **kwargs)
-    if isinstance(owner, random.Random) or type(owner).__qualname__ in STATES:
+    if isinstance(owner, random.Random) or type(owner).__module__ == MTRAND:
         return draw(trace, fn, args, kwargs)
     return call(trace, function, [owner, *args], kwargs)
 
@@ -209,7 +209,7 @@ def draw(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     its value: the entry draws it before, in the program's order. Capturing puts the state back."""
     owner, name, policy, bound = fn.__self__, fn.__name__, trace.dynamic, trace.source_of(fn)
     source: Any = Attr(bound, "__self__") if bound is not None else trace.source_of(owner)
-    read, restore = STATES.get(type(owner).__qualname__, ("", ""))
+    read, restore = STATES.get((type(owner).__module__, type(owner).__qualname__), ("", ""))
     is_plain = getattr(owner, "__dict__", {}).keys() <= {"gauss_next"} and not kwargs and not trace.is_inner
     made: Any = NULL
     is_plain &= {int, float}.issuperset(map(type, args))
@@ -226,13 +226,15 @@ def draw(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     where = trace.ask_before(source, "", name, *args)
     if made is None:
         return None
-    bounds = min(0, *args, 0), max(0, *args, 0) - (name == "randrange")
+    bounds = min(0, *args, 0), max(0, *args, 0) - (name == "randrange" and len(args) < 3)
     symbol, number = policy.symbol(trace, made, where, bounds)
     policy.shapes.drawn.add(symbol)
     return number
 
 
-STATES: Final = {"Random": ("getstate", "setstate"), "RandomState": ("get_state", "set_state")}
+MTRAND: Final = "numpy.random.mtrand"
+STATES: Final = {("random", "Random"): ("getstate", "setstate"),
+                 (MTRAND, "RandomState"): ("get_state", "set_state")}  # fmt: skip
 
 
 # -- C functions -------------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def call_bound(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_tensor_method(trace, name, [owner, *args], kwargs)
     if is_torch_call(fn):
         return call_torch(trace, fn, args, kwargs)
-    if type(owner).__qualname__ in STATES:
+    if type(owner) is random.Random:
         return draw(trace, fn, args, kwargs)
     if type(owner) in FIELDS and isinstance(args[0], Fake):  # of which classes are told for x.shape
         is_read, where = name == "__get__", (args[0], owner.__name__)

@@ -150,8 +150,7 @@ def overridden(trace: Trace, fn: Any, args: Args, kwargs: Kwargs | None = None) 
     return MISSING
 
 
-def kind_of(trace: Trace, value: Any) -> type:
-    return trace.kinds.get(id(value), type(value))
+kind_of: Any = lambda trace, value: trace.kinds.get(id(value), type(value))
 
 
 def find_overriding(trace: Trace, given: Any) -> Args:

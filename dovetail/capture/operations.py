@@ -452,8 +452,10 @@ def iterate(trace: Trace, value: Any) -> Iterator[Any]:
         return iter(trace.call(load_attr(trace, value, "unbind"), [0], {}))
     method = dunder(trace, kind, "__iter__")
     if method is not None and not is_ours(kind):
-        made = trace.call(method, [value], {})
-        return made if hasattr(type(made), "__next__") else native(iter, value)  # type: ignore[no-any-return]
+        made: Iterator[Any] = trace.call(method, [value], {})
+        if not hasattr(type(made), "__next__"):
+            raise Raised(TypeError(f"iter() returned non-iterator of type '{type(made).__name__}'"))
+        return made
     if dunder(trace, kind, "__getitem__") is None or hasattr(kind, "__iter__"):
         check_native_use(trace, value, "iteration")
     return native(iter, value)  # type: ignore[no-any-return]

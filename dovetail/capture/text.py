@@ -140,7 +140,11 @@ LATE: Final = (LateText, GivenText)
 
 
 def late(trace: Trace, function: Callable[..., str], args: Any) -> Any:
-    """The text function(*args), made later; a break if something in it could change until then."""
+    """The text function(*args), made later; a break if something in it could change until then, or if what it
+    may raise is caught here."""
+    is_safe = function in (str, repr, str.join) or type(args[-1]) is str and not args[-1]  # no format
+    if not is_safe and trace.is_caught() and any(True for _ in unknown_in(args)):
+        raise DataDependentValue(trace.loc(), function=UNKNOWN)
     return LateText(trace, function, snapshot(trace, tuple(args)))
 
 

@@ -310,7 +310,7 @@ def tensor_attr(trace: Trace, fake: Fake, name: str, is_plain: bool = False) -> 
         elif not hasattr(torch.Tensor, name):
             trace.bare(origin.source).missing.append(name)
     if name in OWN_FIELDS or not (hasattr(Fake, name) or name in fake.__dict__):
-        raise Raised(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'"))
+        raise Raised(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name))
     value = native(getattr, fake, name)
     if isinstance(value, Fake) and value is not fake:
         trace.record("call_function", getattr, (fake, name), {}, value)

@@ -268,7 +268,7 @@ def unknown_c_function() -> Any:
     return f, (x4(),)
 
 
-@case("C3", breaks=3)
+@case("C3")
 def python_random_matches() -> Any:
     def f(x: torch.Tensor) -> Any:
         random.seed(5)
@@ -277,7 +277,7 @@ def python_random_matches() -> Any:
     return f, [(x4(),), (x4(),)]
 
 
-@case("C3", breaks=2)
+@case("C3", breaks=1)
 def names_of_an_object() -> Any:
     def f(x: torch.Tensor) -> Any:
         torch.manual_seed(3)

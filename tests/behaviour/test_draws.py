@@ -50,6 +50,20 @@ def repeated(x: torch.Tensor) -> Any:
         return x + random.random()
 
 
+class Random(torch.nn.Module):
+    """Of the user's own, in spite of its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.scaled(x) + 1
+
+    def scaled(self, x: torch.Tensor) -> Any:
+        return x * self.scale
+
+
 class Owner(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -86,6 +100,9 @@ PROGRAMS: dict[str, tuple[Any, int]] = {
     "a window": (lambda x: x[:, (i := random.randint(0, 4)) : i + 4] * 2, 0),
     "a margin": (lambda x: F.pad(x, (random.randint(0, 2), 1)), 0),
     "a generator of one's own": (Owner(), 0),
+    "a class of that name": (Random(), 0),
+    "a place from the end": (lambda x: x[:, random.randrange(7, 0, -2)] * 2, 1),
+    "a system's generator": (lambda x: x * (random.SystemRandom().random() * 0), 2),
     "a branch": (branching, 1),
     "a size": (lambda x: torch.zeros(random.randint(1, 5), 3) + x.sum(), 1),
     "a text": (lambda x: (x + 1, f"{random.random():.3f}"), 0),

@@ -60,6 +60,20 @@ def what_an_op_refuses_has_the_context_of_the_program() -> Any:
     return f, twice()
 
 
+@case("C4", breaks=2)
+def a_text_that_cannot_be_made_of_a_tensor() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        made = [f"{x}"]
+        for text in ("{:.1f}", "{:d}"):
+            try:
+                made.append(f"{x:.2f}" if text == "{:d}" else text.format(x))
+            except TypeError as error:
+                made.append(str(error))
+        return x + 1, made
+
+    return f, twice()
+
+
 @case("C3", breaks=1)
 def break_in_except_block() -> Any:
     def f(x: torch.Tensor) -> Any:
