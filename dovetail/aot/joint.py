@@ -456,21 +456,15 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
 
 
 def _replayed(base: Any, result: Any, steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
-    if not result._is_view():  # what detach() gives is none, for autograd
-        return *steps, _cut(base, result)
-    cut = () if result._base is base else (_cut(base, result),)
-    return cut + steps or (ViewStep("aten.alias.default"),)
-
-
-def _cut(base: Any, result: Any) -> ViewStep:
-    """detach(), or .data, after which writes are not counted as the base's."""
-    if base.is_inference():
-        return _DETACH
-    before, own = base._version, result._version
-    torch.autograd.graph.increment_version(result)
-    is_same = base._version > before
-    torch._C._autograd._unsafe_set_version_counter((result,), (own,))
-    return _DETACH if is_same else ViewStep("aten.data.default")
+    if result._is_view() and result._base is base:
+        return steps or (ViewStep("aten.alias.default"),)
+    cut = _DETACH
+    if not base.is_inference():  # and writes to .data are not counted as the base's
+        before, own = base._version, result._version
+        torch.autograd.graph.increment_version(result)
+        cut = _DETACH if base._version > before else ViewStep("aten.data.default")
+        torch._C._autograd._unsafe_set_version_counter((result,), (own,))
+    return (cut, *steps) if result._is_view() else (*steps, cut)  # what detach() gives is none, for autograd
 
 
 def _is_replayable(steps: Sequence[ViewStep]) -> bool:
