@@ -424,7 +424,7 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
     if storage.input is not None and _has_history_of(owner, result) and _is_replayable(ref.steps):
         if result is owner:
             return OutputIs("input", storage.input, ref.type, requires_grad=wants_grad)
-        steps = _replayed(owner, result, ref.way)
+        steps = _replayed(owner, result, ref.way, shared[id(storage)] == 1)
         return OutputIs("view", storage.input, ref.type, steps, None, wants_grad, is_hidden)
     base: Any = storage.owner
     root = ref.root if base is None else trace.recorder.ref(base)  # perhaps a view of itself before t_
@@ -439,7 +439,7 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
         index = bases[id(storage)]
         if result is base:
             return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
-        steps = _replayed(base, result, ref.way[own:])
+        steps = _replayed(base, result, ref.way[own:], False)
         return OutputIs("alias", index, ref.type, steps, None, wants_grad, is_hidden)
     is_detached = not result._is_view() or (result._base is not owner and shared[id(storage)] == 1)
     is_own = is_detached if storage.log else result._base is owner  # else a Function of the program made it
@@ -455,22 +455,16 @@ def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: di
     return OutputIs("fresh", index, ref.type, requires_grad=wants_grad)
 
 
-def _replayed(base: Any, result: Any, steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
-    if not result._is_view():  # what detach() gives is none, for autograd
-        return *steps, _cut(base, result)
-    cut = () if result._base is base else (_cut(base, result),)
-    return cut + steps or (ViewStep("aten.alias.default"),)
-
-
-def _cut(base: Any, result: Any) -> ViewStep:
-    """detach(), or .data, after which writes are not counted as the base's."""
-    if base.is_inference():
-        return _DETACH
-    before, own = base._version, result._version
-    torch.autograd.graph.increment_version(result)
-    is_same = base._version > before
-    torch._C._autograd._unsafe_set_version_counter((result,), (own,))
-    return _DETACH if is_same else ViewStep("aten.data.default")
+def _replayed(base: Any, result: Any, steps: tuple[ViewStep, ...], is_alone: bool) -> tuple[ViewStep, ...]:
+    if result._is_view() and result._base is base:
+        return steps or (ViewStep("aten.alias.default"),)
+    cut = _DETACH
+    if is_alone and not base.is_inference():  # and writes to .data are not counted as the base's
+        before, own = base._version, result._version
+        torch.autograd.graph.increment_version(result)
+        cut = _DETACH if base._version > before else ViewStep("aten.data.default")
+        torch._C._autograd._unsafe_set_version_counter((result,), (own,))
+    return (cut, *steps) if result._is_view() else (*steps, cut)  # what detach() gives is none, for autograd
 
 
 def _is_replayable(steps: Sequence[ViewStep]) -> bool:

@@ -282,12 +282,9 @@ def call_class(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
         return call_numpy(trace, cls, args, kwargs)
     guard_class(trace, type(cls))
     meta_call, _ = find_in_mro(type(cls), "__call__")
-    if isinstance(meta_call, type):  # TypedDict's is dict
-        return call(trace, meta_call, args, kwargs)
-    if isinstance(meta_call, FunctionType) and type(cls).__module__ != "enum":
-        return call(trace, meta_call, [cls, *args], kwargs)
-    if isinstance(meta_call, type):  # dict, for a TypedDict
-        return call(trace, meta_call, args, kwargs)
+    if isinstance(meta_call, (type, FunctionType)) and type(cls).__module__ != "enum":
+        is_bound = isinstance(meta_call, FunctionType)  # TypedDict's is dict, and no method
+        return call(trace, meta_call, [cls, *args] if is_bound else args, kwargs)
     if isinstance(cls, enum.EnumType) and not cls.__members__:
         raise UnknownCall(trace.loc(), function=f"{cls.__name__}() that makes a class")
     if isinstance(meta_call, FunctionType) or known.is_native_class(cls):
