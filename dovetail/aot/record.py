@@ -358,7 +358,7 @@ def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
     result = infer(func, args, kwargs)
     targets = [kwargs[n] if n in kwargs else args[twin.positions[n]] for n in twin.written]
     is_made = twin.op.namespace == "dovetail"
-    if is_made or facts.is_pointwise or any(isinstance(t, (list, tuple)) for t in targets):
+    if is_made or facts.is_pointwise:
         is_alone = is_made and func.namespace != "dovetail"  # programs of a kernel run at once
         _check_shared(recorder, targets, (*args, *kwargs.values()), is_alone)
     fresh, new = parts[: len(parts) - len(targets)], parts[len(parts) - len(targets) :]
@@ -388,18 +388,17 @@ def record_draw(recorder: Recorder, func: Any, args: Args) -> Any:
 
 
 def _check_shared(recorder: Recorder, targets: list[Any], given: Args, is_alone: bool = False) -> None:
-    """What x[1:].add_(x[:-1]) reads is written elsewhere: eager refuses it, or does it in some order. A list
-    op goes item by item, so that item 1 would see what item 0 wrote. What two arguments of an op share that
-    is alone with its memory would be two in its twin, which writes to copies."""
-    at: dict[int, list[tuple[int, Any]]] = {}
-    for each in given:
-        for i, x in enumerate(each if isinstance(each, (list, tuple)) else (each,)):
-            if type(x) is Fake:
-                at.setdefault(id(recorder.ref(x).storage), []).append((i, x))
+    """What x[1:].add_(x[:-1]) reads is written elsewhere: eager refuses it, or does it in some order. What
+    two arguments of an op share that is alone with its memory would be two in its twin, which writes to
+    copies."""
+    at: dict[int, list[Any]] = {}
+    for x in tree_leaves(given):
+        if type(x) is Fake:
+            at.setdefault(id(recorder.ref(x).storage), []).append(x)
     pairs = [pair for shown in at.values() for pair in combinations(shown, 2)]
     written = {id(target) for target in tree_leaves(targets)} if pairs else set()
-    for (i, x), (j, y) in pairs:
-        if not written.isdisjoint((id(x), id(y))) and (i != j or _meet(x, y, is_alone)):
+    for x, y in pairs:
+        if not written.isdisjoint((id(x), id(y))) and _meet(x, y, is_alone):
             raise UnsupportedMutation(recorder.loc, detail="a part of what is written is read as well")
 
 
