@@ -277,10 +277,8 @@ def record_opaque(recorder: Recorder, call: Opaque) -> list[Any]:
 
 def record_composite(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """An op made of others: seen whole in inference mode, or one of those below."""
-    kinds = [f"Composite{kind}" for kind in ("ImplicitAutograd", "ExplicitAutograd")]
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    found = (kind for kind in kinds if has_kernel(func.name(), kind))
-    key = next(found, "CompositeExplicitAutogradNonFunctional")
+    is_implicit = facts_of(func).fate == "decompose"
+    key = f"Composite{'Implicit' if is_implicit else 'Explicit'}Autograd"
     with recorder:
         return func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
 
@@ -573,8 +571,7 @@ ROUTES: Final[dict[str, Route]] = {
     ),
     "aten.set_.source_Tensor": record_set,
     **{f"aten.{x}.default": record_composite
-       for x in ("_euclidean_dist", "binary_cross_entropy_with_logits", "stack")},
-    **{f"aten.{x}.default": record_composite for x in ("pixel_shuffle", "pixel_unshuffle")},
+       for x in ("_euclidean_dist", "binary_cross_entropy_with_logits")},
     **{f"aten.{x}.default": record_eig for x in ("linalg_eig", "_linalg_eigh", "_linalg_svd")},
     "aten.mkldnn_rnn_layer.default": record_rnn,
     **{f"aten.{kind}.default": record_batch_norm
