@@ -284,10 +284,8 @@ def record_opaque(recorder: Recorder, call: Opaque) -> list[Any]:
 
 def record_composite(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """An op made of others: seen whole in inference mode, or one of those below."""
-    kinds = [f"Composite{kind}" for kind in ("ImplicitAutograd", "ExplicitAutograd")]
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    found = (kind for kind in kinds if has_kernel(func.name(), kind))
-    key = next(found, "CompositeExplicitAutogradNonFunctional")
+    is_implicit = facts_of(func).fate == "decompose"
+    key = f"Composite{'Implicit' if is_implicit else 'Explicit'}Autograd"
     with recorder:
         return func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
 
@@ -371,7 +369,7 @@ def record_write(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> A
     is_told = are_kept and (is_self or fresh == facts.count > 1)  # no form or known value changes
     result = infer(func, args, kwargs) if not is_told else targets[0] if is_self else computed[:fresh]
     is_made = twin.op.namespace == "dovetail"
-    if is_made or facts.is_pointwise or any(isinstance(t, (list, tuple)) for t in targets):
+    if is_made or facts.is_pointwise:
         is_alone = is_made and func.namespace != "dovetail"  # programs of a kernel run at once
         _check_shared(recorder, targets, (*args, *kwargs.values()), is_alone)
     for i, target in enumerate(targets, fresh):
@@ -400,18 +398,17 @@ def record_draw(recorder: Recorder, func: Any, args: Args) -> Any:
 
 
 def _check_shared(recorder: Recorder, targets: list[Any], given: Args, is_alone: bool = False) -> None:
-    """What x[1:].add_(x[:-1]) reads is written elsewhere: eager refuses it, or does it in some order. A list
-    op goes item by item, so that item 1 would see what item 0 wrote. What two arguments of an op share that
-    is alone with its memory would be two in its twin, which writes to copies."""
-    at: dict[int, list[tuple[int, Any]]] = {}
-    for each in given:
-        for i, x in enumerate(each if isinstance(each, (list, tuple)) else (each,)):
-            if type(x) is Fake:
-                at.setdefault(id(recorder.ref(x).storage), []).append((i, x))
+    """What x[1:].add_(x[:-1]) reads is written elsewhere: eager refuses it, or does it in some order. What
+    two arguments of an op share that is alone with its memory would be two in its twin, which writes to
+    copies."""
+    at: dict[int, list[Any]] = {}
+    for x in tree_leaves(given):
+        if type(x) is Fake:
+            at.setdefault(id(recorder.ref(x).storage), []).append(x)
     pairs = [pair for shown in at.values() for pair in combinations(shown, 2)]
     written = {id(target) for target in tree_leaves(targets)} if pairs else set()
-    for (i, x), (j, y) in pairs:
-        if not written.isdisjoint((id(x), id(y))) and (i != j or _meet(x, y, is_alone)):
+    for x, y in pairs:
+        if not written.isdisjoint((id(x), id(y))) and _meet(x, y, is_alone):
             raise UnsupportedMutation(recorder.loc, detail="a part of what is written is read as well")
 
 
@@ -588,8 +585,7 @@ ROUTES: Final[dict[str, Route]] = {
     ),
     "aten.set_.source_Tensor": record_set,
     **{f"aten.{x}.default": record_composite
-       for x in ("_euclidean_dist", "binary_cross_entropy_with_logits", "stack")},
-    **{f"aten.{x}.default": record_composite for x in ("pixel_shuffle", "pixel_unshuffle")},
+       for x in ("_euclidean_dist", "binary_cross_entropy_with_logits")},
     **{f"aten.{x}.default": record_eig for x in ("linalg_eig", "_linalg_eigh", "_linalg_svd")},
     "aten.mkldnn_rnn_layer.default": record_rnn,
     **{f"aten.{kind}.default": record_batch_norm

@@ -44,11 +44,6 @@ class DType(Noun, eq=False):
         """What a complex number is a pair of; itself for the others."""
         return BY_NAME[f"f{self.bits // 2}"] if self.kind == "complex" else self
 
-    @property
-    def pair(self) -> DType:
-        """Complex numbers of two of these floats."""
-        return BY_NAME[f"c{self.bits * 2}"]
-
     def __str__(self) -> str:
         return self.name
 
@@ -73,6 +68,7 @@ F8E5M2: Final = DType("f8e5m2", "float", 8, "float8_e5m2")
 DTYPES: Final = (
     BOOL, U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64, C32, C64, C128, F8E4M3, F8E5M2,
 )  # fmt: skip
+PAIRS: Final = {F16: C32, F32: C64, F64: C128}
 BY_NAME: Final = {dtype.name: dtype for dtype in DTYPES}
 BY_TORCH_NAME: Final = {dtype.torch_name: dtype for dtype in DTYPES}
 

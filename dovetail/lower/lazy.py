@@ -48,7 +48,7 @@ def as_complex(ref: ir.BufferRef) -> ir.BufferRef | None:
     *steps, last = ref.type.stride
     if last is not ONE or any(step % 2 is not ZERO for step in (*steps, ref.offset)):
         return None
-    halves, dtype = tuple(step // 2 for step in steps), ref.type.dtype.pair
+    halves, dtype = tuple(step // 2 for step in steps), types.PAIRS[ref.type.dtype]
     type = TensorType(ref.type.shape[:-1], halves, dtype, ref.type.device)
     return ir.BufferRef(ref.buffer, type, ref.offset // 2)
 

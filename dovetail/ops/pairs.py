@@ -25,7 +25,7 @@ Pair: TypeAlias = "tuple[Any, Any]"
 
 PARTWISE: Final = frozenset(
     "alias detach lift lift_fresh view _unsafe_view _reshape_alias squeeze unsqueeze expand permute t "
-    "transpose slice select clone _to_copy copy cat constant_pad_nd flip roll repeat triu tril "
+    "transpose slice select clone _to_copy copy cat stack constant_pad_nd flip roll repeat triu tril "
     "slice_scatter select_scatter slice_backward select_backward zeros zeros_like new_zeros zero ones "
     "_efficientzerotensor ones_like new_ones full full_like new_full scalar_tensor fill empty empty_like "
     "new_empty empty_strided where masked_fill index index_select add sub rsub neg _neg_view sum mean".split()

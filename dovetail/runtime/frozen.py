@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dovetail import _native
 from dovetail.events import EVENTS
 from dovetail.ir.types import TensorType
-from dovetail.runtime.torch_abi import IMPL_BYTES, UnknownLayout, attach, impl_of, is_pointer, only, words_at
+from dovetail.runtime.torch_abi import IMPL_BYTES, UnknownLayout, attach, is_pointer, only, words_at
 from dovetail.util.noun import Noun
 
 COUNTER_WORDS: Final = 4
@@ -40,7 +40,7 @@ def attach_watch() -> None:
         before = 1000
         torch._C._autograd._unsafe_set_version_counter((tensor,), (before,))  # type: ignore[attr-defined]
         tensors = tensor, tensor.detach(), torch.zeros(60013)[31337:]
-        words, alias, other = (words_at(impl_of(each), IMPL_BYTES // 8) for each in tensors)
+        words, alias, other = (words_at(each._cdata, IMPL_BYTES // 8) for each in tensors)
         shared = [w if w == a and w != o else 0 for w, a, o in zip(words, alias, other)]
         storage = tensor.untyped_storage()
         inside = words_at(storage._cdata, STORAGE_WORDS)

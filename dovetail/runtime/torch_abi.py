@@ -36,16 +36,8 @@ def words_at(address: int, count: int) -> list[int]:
     return list((ctypes.c_uint64 * count).from_address(address))
 
 
-def bytes_at(address: int, count: int) -> bytes:
-    return ctypes.string_at(address, count)
-
-
 def is_pointer(word: int) -> bool:
     return word > 0xFFFF and word % 8 == 0
-
-
-def impl_of(tensor: torch.Tensor) -> int:
-    return int(tensor._cdata)
 
 
 def only(name: str, candidates: Iterable[int]) -> int:
@@ -61,12 +53,12 @@ def find_word(name: str, fits: Callable[[int], bool], first: int = 2, last: int 
 
 
 def impl_words(tensor: torch.Tensor) -> list[int]:
-    return words_at(impl_of(tensor), IMPL_BYTES // 8)
+    return words_at(tensor._cdata, IMPL_BYTES // 8)
 
 
 def find_bytes(name: str, wanted: Iterable[tuple[torch.Tensor, bytes]], step: int) -> int:
     """The offset of two bytes that are these in each of the tensors."""
-    raw = [(bytes_at(impl_of(tensor), IMPL_BYTES), two) for tensor, two in wanted]
+    raw = [(ctypes.string_at(tensor._cdata, IMPL_BYTES), two) for tensor, two in wanted]
     return only(name, (i for i in range(16, IMPL_BYTES, step) if all(r[i : i + 2] == two for r, two in raw)))
 
 
@@ -82,16 +74,16 @@ def find_meta() -> int:
 
 
 def meta_of(tensor: torch.Tensor, offset: int) -> int:
-    return words_at(impl_of(tensor) + offset, 1)[0]
+    return words_at(tensor._cdata + offset, 1)[0]
 
 
 def find_flag(meta: int) -> int:
     """Of the byte that requires_grad_() sets."""
     tensor = torch.empty(2, requires_grad=True)
     address = meta_of(tensor, meta)
-    on = bytes_at(address, META_BYTES)
-    off = bytes_at(meta_of(tensor.requires_grad_(False), meta), META_BYTES)
-    again = bytes_at(meta_of(tensor.requires_grad_(True), meta), META_BYTES)
+    on = ctypes.string_at(address, META_BYTES)
+    off = ctypes.string_at(meta_of(tensor.requires_grad_(False), meta), META_BYTES)
+    again = ctypes.string_at(meta_of(tensor.requires_grad_(True), meta), META_BYTES)
     return only("requires_grad", (i for i in range(8, META_BYTES) if (on[i], off[i], again[i]) == (1, 0, 1)))
 
 
@@ -130,7 +122,7 @@ def find_layout() -> dict[str, int]:
     # two bytes, the kind of device and its index, which is -1 on the CPU
     kinds = (tensor, number.aoti_torch_device_type_cpu()), (on_meta, number.aoti_torch_device_type_meta())
     return {
-        "impl": find_word("the TensorImpl pointer", lambda i: own[i] == impl_of(tensor), last=8),
+        "impl": find_word("the TensorImpl pointer", lambda i: own[i] == tensor._cdata, last=8),
         "keys": find_word("the dispatch keys", lambda i: all(impl_words(t)[i] == raw_keys(t) for t in keyed)),
         "dtype": find_bytes("the dtype", typed, 2),
         "device": find_bytes("the device", [(each, bytes((kind, 0xFF))) for each, kind in kinds], 1),

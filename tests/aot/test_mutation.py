@@ -177,7 +177,8 @@ def _foreach(x: torch.Tensor, y: torch.Tensor) -> Any:
     a, b = x.clone(), y.clone()
     torch._foreach_add_([a, b], 1.0)
     torch._foreach_mul_([a, b], [x * 2, y])
-    return a, b
+    torch._foreach_add_([a[:1], a[1:2]], [a[1:2], a[:1]])  # one after the other
+    return a, b, *torch._foreach_max([a, b])
 
 
 def _written_then_read(x: torch.Tensor, y: torch.Tensor) -> Any:

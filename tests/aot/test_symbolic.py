@@ -123,3 +123,24 @@ def test_symbolic_sizes_on_a_gpu_fit_its_indices(rows: int) -> None:
     assert product.tensor.shape[0].is_const == (rows > 6)
     guarded = [str(assumption.condition) for assumption in shapes.freeze()]
     assert guarded[-1:] == (["s0 == 1048576"] if rows > 6 else ["(4096*s0) <= 2147418112"]), guarded
+
+
+WHOLE: dict[str, Any] = {
+    "stack": lambda x: torch.stack([x, x * 2], 1),
+    "stack_last": lambda x: torch.stack([x, x * 2], -1),
+    "shuffle": lambda x: F.pixel_shuffle(x.view(-1, 4, 1, 3), 2),
+    "unshuffle": lambda x: F.pixel_unshuffle(x.view(-1, 1, 2, 6), 2),
+    "logits": lambda x: F.binary_cross_entropy_with_logits(x, x.sigmoid(), pos_weight=x[0].exp()),
+    "lists": lambda x: torch._foreach_mul(torch._foreach_add([x, x + 1], 1.0), [x, x]),
+    "complex": lambda x: torch.view_as_real(torch.view_as_complex(x.view(-1, 6, 2)) * torch.polar(x[:, :6], x[:, 6:])),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_no_op_fixes_the_sizes_that_it_sees(name: str) -> None:
+    dovetail.reset()
+    run = dovetail.compile(WHOLE[name], dynamic=True, options={"fallback_to_eager": False})
+    for rows in (5, 6, 9):
+        x = torch.randn(rows, 12)
+        torch.testing.assert_close(run(x), WHOLE[name](x))
+    assert dovetail.stats()["recompiles"] == 0

@@ -43,6 +43,13 @@ def cat(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
     return b.prim("copy", parts[0]) if len(parts) == 1 else b.cat(parts, dim % b.out.ndim)
 
 
+@decomposes("aten.stack")
+def stack(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
+    at = dim % b.out.ndim
+    parts = [b.unsqueeze(t.to(b.out.dtype), (at,)) for t in tensors]
+    return b.prim("copy", parts[0]) if len(parts) == 1 else b.cat(parts, at)
+
+
 @decomposes("aten.constant_pad_nd")
 def constant_pad_nd(b: Build, x: Value, pad: Sequence[Size], value: Number = 0) -> Value:
     """Pairs from the last dimension backwards; negative sizes cut."""

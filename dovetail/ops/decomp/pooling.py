@@ -18,7 +18,7 @@ from itertools import product as combinations
 from typing import Any, Final
 
 from dovetail.fake.rules import per_axis
-from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, row_major
+from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product, row_major
 from dovetail.ir.types import F32, F64, I64, DType
 from dovetail.ops.build import Build, Value, compute_dtype, number
 from dovetail.ops.decomp.index import check_room, move_first
@@ -201,7 +201,7 @@ for _rank in (2, 3):
         decomposes(f"aten.{_name.format(_rank)}")(partial(_rule, _rank))
 
 
-# -- resizing of images: index maps ---------------------------------------------------------------
+# -- resizing and shuffling of images: index maps --------------------------------------------------
 
 
 def _repeats(small: Sequence[Expr], large: Sequence[Expr]) -> list[int]:
@@ -294,3 +294,16 @@ def im2col(
     at = [b.broadcast(k, shape, (d,)) + b.broadcast(n, shape, (2 + d,)) for d, (k, n) in enumerate(places)]
     taken = b.prim("take", x, tuple(at), (lead, lead + 1))
     return b.reshape(move_first(b, taken, 4, lead), b.out.shape)
+
+
+def _shuffle(is_wider: bool, b: Build, x: Value, r: int) -> Value:
+    """Pixels out of channels, or the other way round."""
+    lead, (c, h, w) = product(x.shape[:-3]), x.shape[-3:]
+    wider, narrower = (lead, c // (r * r), r, r, h, w), (lead, c, h // r, r, w // r, r)
+    order = (0, 1, 4, 2, 5, 3) if is_wider else (0, 1, 3, 5, 2, 4)
+    parts = b.permute(b.reshape(x, wider if is_wider else narrower), order)
+    return b.prim("copy", b.reshape(parts, b.out.shape))
+
+
+decomposes("aten.pixel_shuffle")(partial(_shuffle, True))
+decomposes("aten.pixel_unshuffle")(partial(_shuffle, False))
