@@ -162,8 +162,8 @@ def live_before(code: Code) -> list[frozenset[int]]:
                 after |= live[region.target]
             if op == "STORE_FAST" and not always:
                 after -= {arg}
-            elif op.startswith("LOAD_GLOBAL") and arg == "super":  # it takes the first argument by itself
-                after |= {0}
+            elif "LOAD_SUPER" in op or op.startswith("LOAD_GLOBAL") and arg == "super":
+                after |= {0}  # it takes the first argument by itself
             elif op in READS:
                 after |= {arg}
             if after != live[i]:

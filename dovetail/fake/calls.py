@@ -174,6 +174,14 @@ def matmul(x: Any, y: Any, **kwargs: Any) -> Any:
     return left.bmm(right).view(*batch, x.shape[-2], y.shape[-1])
 
 
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """All rows in one product: torch's C++ before 2.13 asks for their number where they lie apart."""
+    if x.dim() < 3 or weight.dim() != 2:
+        return F.linear(x, weight, bias)
+    made = F.linear(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias)
+    return made.view(*x.shape[:-1], weight.shape[0])
+
+
 def lstm(x: Any, state: Any, *given: Any) -> Any:
     """Layer by layer in the library's kernels, as torch does where sizes are numbers: with symbolic ones it
     goes step by step, and so asks how many. Training does, too: what it saves has a size nobody knows."""
@@ -212,5 +220,5 @@ STAND_INS: Final[dict[Any, Callable[..., Any]]] = {
     F.interpolate: interpolate, **dict.fromkeys((torch.Tensor.__getitem__, operator.getitem), get_item),
     **dict.fromkeys((torch.Tensor.__setitem__, operator.setitem), set_item),
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, operator.matmul), matmul),
-    torch.lstm: lstm, F.max_pool1d: max_pool1d,
+    F.linear: linear, torch.lstm: lstm, F.max_pool1d: max_pool1d,
 }  # fmt: skip
