@@ -449,11 +449,15 @@ CALLS: Final[dict[str, Rule]] = {
     "transpose": _transpose, "expand_dims": partial(_same, torch.unsqueeze),
 }  # fmt: skip
 
-_names = "add sub mul truediv floordiv mod pow matmul and or xor eq ne lt le gt ge neg pos invert abs".split()
-_meant = """add subtract multiply divide floor_divide remainder power matmul bitwise_and bitwise_or
-    bitwise_xor equal not_equal less less_equal greater greater_equal negative positive invert abs""".split()
-MEANT: Final = dict(zip(_names, _meant, strict=True))
-"""What operators are called in NumPy; the first eleven take a second operand, and give one of its kind."""
+OPERATORS: Final = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "power", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor",
+}  # fmt: skip
+COMPARED: Final = {
+    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
+    "ge": "greater_equal", "neg": "negative", "pos": "positive", "invert": "invert", "abs": "abs",
+}  # fmt: skip
 
 
 def _in_place(name: str) -> Any:
@@ -467,9 +471,9 @@ def _in_place(name: str) -> Any:
     return method
 
 
-for _name, _function in MEANT.items():
+for _name, _function in (OPERATORS | COMPARED).items():
     setattr(Array, f"__{_name}__", _method(f"__{_name}__", _function))
-for _name, _function in [*MEANT.items()][:11]:
+for _name, _function in OPERATORS.items():
     setattr(Array, f"__r{_name}__", _method(f"__r{_name}__", _function, reverse=True))
     setattr(Array, f"__i{_name}__", _in_place(_name))
 

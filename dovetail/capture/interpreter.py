@@ -97,8 +97,8 @@ def jump_if(
 class Activation:
     """One running frame of the interpreter."""
 
-    __slots__ = (*"trace code function globals stack slots at next result handled kw_names is_root".split(),
-                 "names")  # fmt: skip
+    __slots__ = ("trace", "code", "function", "globals", "stack", "slots", "at", "next", "result", "handled",
+                 "kw_names", "is_root", "names")  # fmt: skip
 
     names: dict[str, Any]
     """What the body of a class has defined."""
@@ -478,12 +478,17 @@ class Activation:
     BUILD_TUPLE, BUILD_LIST, BUILD_SLICE = built(tuple), built(list), built(lambda items: slice(*items))
     BUILD_SET = built(lambda items: native(set, [operations.as_hashable(item) for item in items]))
 
-    BUILD_MAP = pushed(lambda self, arg: native(
-        dict, zip(map(operations.as_hashable, (items := self.pop(2 * arg))[::2]), items[1::2])))
+    def BUILD_MAP(self, arg: int) -> None:
+        items = self.pop(2 * arg)
+        keys = [operations.as_hashable(key) for key in items[::2]]
+        self.stack.append(native(dict, zip(keys, items[1::2])))
+
     BUILD_CONST_KEY_MAP = pushed(lambda self, arg: dict(zip(self.stack.pop(), self.pop(arg))))
 
-    BUILD_STRING = pushed(lambda self, arg: (
-        late(self.trace, str.join, ["", parts]) if is_late(parts := self.pop(arg)) else "".join(parts)))
+    def BUILD_STRING(self, arg: int) -> None:
+        parts = self.pop(arg)
+        self.stack.append(late(self.trace, str.join, ["", parts]) if is_late(parts) else "".join(parts))
+
     LIST_APPEND = lambda self, arg: self.stack[-arg - 1].append(self.stack.pop())
 
     def MAP_ADD(self, arg: int) -> None:
@@ -719,9 +724,11 @@ class Activation:
     MATCH_MAPPING = pushed(lambda self, arg: bool(type(self.stack[-1]).__flags__ & 1 << 6))  # Py_TPFLAGS_...
     MATCH_SEQUENCE = pushed(lambda self, arg: bool(type(self.stack[-1]).__flags__ & 1 << 5))
 
-    MATCH_KEYS = pushed(lambda self, arg: (
-        tuple([operations.get_item(self.trace, self.stack[-2], key) for key in self.stack[-1]])
-        if all(operations.contains(self.trace, self.stack[-2], key) for key in self.stack[-1]) else None))
+    def MATCH_KEYS(self, arg: Any) -> None:
+        keys, subject = self.stack[-1], self.stack[-2]
+        has_all = all(operations.contains(self.trace, subject, key) for key in keys)
+        get = operations.get_item
+        self.stack.append(tuple(get(self.trace, subject, key) for key in keys) if has_all else None)
 
     def match_class(self, count: int) -> Any:
         subject, klass, names = self.pop(3)
