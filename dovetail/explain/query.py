@@ -220,23 +220,19 @@ def _failure(event: Event) -> Failure:
     return Failure(event.kind, _text(event, "function"), " ".join(filter(None, told)))
 
 
-def _line(place: Place) -> Place:
-    return Place(place.file, place.line)
-
-
 def _lines(
     programs: Iterable[GraphView], fusions: Iterable[FusionView], fallbacks: list[Event]
 ) -> tuple[LineSeen, ...]:
     ops: dict[str, Counter[Place]] = {"joint": Counter(), "prims": Counter()}
     for program in programs:
         for stage in (stage for stage in ops if stage in program.stage):
-            ops[stage].update(_line(node.place) for node in program.nodes)
+            ops[stage].update(node.place for node in program.nodes)
     ran: dict[str, dict[Place, dict[str, None]]] = {"kernel": {}, "library": {}, "fallback": {}}
     for group in (group for fusion in fusions for group in fusion.groups):
         for nest in group.nests:
-            ran[group.kind].setdefault(_line(nest.place), {})[group.name] = None
+            ran[group.kind].setdefault(nest.place, {})[group.name] = None
     for event in fallbacks:
-        ran["fallback"].setdefault(_line(place_of(event.get("loc"))), {})[_text(event, "op")] = None
+        ran["fallback"].setdefault(place_of(event.get("loc")), {})[_text(event, "op")] = None
     tables: list[Mapping[Place, object]] = [*ops.values(), *ran.values()]
     found = []
     for place in sorted({p for table in tables for p in table if p.file}, key=lambda p: (p.file, p.line)):

@@ -33,9 +33,10 @@ READERS: Final[dict[str, Callable[[], object]]] = {
 }
 
 _ONLY_WITH: Final = {
-    "autocast_cpu_dtype": "autocast_cpu",
-    "autocast_cuda_dtype": "autocast_cuda",
-    "default_device": "function_modes",  # a default device is a mode
+    "autocast_cpu_dtype": ("autocast_cpu",),
+    "autocast_cuda_dtype": ("autocast_cuda",),
+    "autocast_cache": ("autocast_cpu", "autocast_cuda"),
+    "default_device": ("function_modes",),  # a default device is a mode
 }
 
 
@@ -43,9 +44,6 @@ def read_state() -> tuple[tuple[str, object], ...]:
     """The state now, in the order of READERS."""
     state: dict[str, object] = {}
     for name, read in READERS.items():
-        needed = _ONLY_WITH.get(name)
-        if needed is None or state[needed]:
+        if name not in _ONLY_WITH or any(state[needed] for needed in _ONLY_WITH[name]):
             state[name] = read()
-    if not (state["autocast_cpu"] or state["autocast_cuda"]):
-        del state["autocast_cache"]
     return tuple(state.items())
