@@ -35,6 +35,7 @@ from dovetail.control import stance
 from dovetail.events import EVENTS
 from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.graph import Graph, Known
+from dovetail.ir.guard import Guard
 from dovetail.ir.source import DictAttr
 from dovetail.ir.types import TensorType
 from dovetail.options import Options
@@ -514,7 +515,7 @@ class Compiler:
             return "skip_callees" if isinstance(error, errors.CompilerMissing) else False
 
     def _install(self, frame: capture.Frame, captured: Capture) -> Verdict:
-        guards = functools.cache(lambda: make_guards(capture.all_guards(captured), captured.fetched))
+        guards = functools.cache(lambda: make_guards(told_guards(captured), captured.fetched))
         if captured.graph is not None:
             if self._can_wait(captured):
                 self._bind_later(frame, captured)
@@ -576,13 +577,17 @@ def is_steady(item: GraphInput) -> bool:
     return item.symbolic is None and is_plain and tensor.layout is torch.strided and not tensor.is_inference()
 
 
+def told_guards(captured: Capture) -> deque[Guard]:
+    held = captured.namespace["_guards"] = deque(capture.all_guards(captured))  # which hold users' classes
+    EVENTS.emit("guards", function=captured.name, value=weakref.ref(held))
+    return held
+
+
 def _report(captured: Capture) -> None:
     module: Any = captured.graph
     for point in captured.breaks:
         told = {"code": point.code, "text": point.text, "hint": point.hint, "loc": point.loc}
         EVENTS.emit("graph_break", function=captured.name, **told)
-    held = captured.namespace["_guards"] = deque(captured.guards)  # by the entry: they hold users' classes
-    EVENTS.emit("guards", function=captured.name, value=weakref.ref(held))
     EVENTS.emit("entry", function=captured.name, loc=captured.loc, value=captured.text)
     if module is None:
         return

@@ -191,7 +191,9 @@ class _Program(Noun, frozen=False):
         elif isinstance(check, checks.State):
             self.instructions.append((code, index, -1, -1, 0, encode_state(check), None))
         elif isinstance(check, checks.Holds):
-            self.instructions.append((code, index, -1, -1, 0, str(check), self.condition(check, index)))
+            read = ", ".join(f"{name} is {source}" for name, source in check.reads)
+            text = f"{check} ({read}; {guard.loc or 'assumed'})"
+            self.instructions.append((code, index, -1, -1, 0, text, self.condition(check, index)))
         elif isinstance(check, checks.SameAs):
             slot, other = self.slot_of(guard.source, index), self.slot_of(check.other, index)
             self.instructions.append((code, index, slot, other, int(check.same), None, None))
