@@ -26,9 +26,9 @@ from dovetail.capture.decode import Region, live_before
 from dovetail.capture.emit import Emitter
 from dovetail.capture.frame import caught_at
 from dovetail.capture.interpreter import Activation
-from dovetail.capture.resume import HANDLED, NONE_THERE, VALUE, Layout, make_resume, origin_of
+from dovetail.capture.resume import GROWING, HANDLED, NONE_THERE, VALUE, Layout, make_resume, origin_of
 from dovetail.capture.text import format_value
-from dovetail.capture.trace import NULL, Handling, LastInstruction, Outside, place_loc
+from dovetail.capture.trace import NULL, Handling, LastInstruction, Outside, Unread, place_loc
 from dovetail.capture.transforms import AS_PYTHON
 from dovetail.capture.versions import NULL_FIRST
 from dovetail.errors import SkippedFrame
@@ -69,17 +69,21 @@ class Site:
         self.arg: Any = root.code.args[root.at]
         self.origin, self.prologue = origin_of(root.code)
         self.count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
-        self.stack = [self.entry_text(value) for value in root.stack]
+        self.stack = [self.entry_text(*pair) for pair in zip(root.stack, [*root.stack[1:], None])]
         self.slots = self.slot_texts()
         self.lines = Writer()
         self.values = list(root.stack)
 
-    def entry_text(self, value: Any) -> str:
+    def entry_text(self, value: Any, above: Any = None) -> str:
         if isinstance(value, Handling):
             return "None" if value.is_over else HandledText(self.emit.value(value.error))
         if isinstance(value, LastInstruction):
             return str(self.origin.offsets[value - self.prologue] // 2)
-        return NULL_TEXT if value is NULL else self.emit.value(value)
+        if value is NULL:
+            return NULL_TEXT
+        is_list = type(value) in (list, Unread) and hasattr(type(above), "__next__")  # over which a loop goes
+        is_growing = is_list and ("LIST_APPEND", "JUMP") in zip(self.code.ops, self.code.ops[1:])
+        return (GrowingText if is_growing else str)(self.emit.value(value))
 
     def slot_texts(self) -> dict[int, str]:
         """Texts of all slots that may be read by anything after this instruction."""
@@ -184,9 +188,15 @@ class HandledText(str):
     """The text of an exception that is being handled."""
 
 
+class GrowingText(str):
+    """The text of a list to which a comprehension goes on to append."""
+
+
 def kind_of(text: str) -> str:
     if isinstance(text, HandledText):
         return HANDLED
+    if isinstance(text, GrowingText):
+        return GROWING
     return NONE_THERE if text == NULL_TEXT else VALUE
 
 

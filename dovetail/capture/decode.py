@@ -27,7 +27,6 @@ CACHES: Final = {
     if number < 256
 }
 JUMPS: Final = frozenset(opcode.opname[op] for op in (*opcode.hasjrel, *opcode.hasjabs) if op < 256)
-HAVE_ARGUMENT: Final = opcode.HAVE_ARGUMENT
 NO_FALL_THROUGH: Final = frozenset({"RETURN_VALUE", "JUMP", "RAISE_VARARGS", "RERAISE"})
 
 
@@ -169,49 +168,3 @@ def live_before(code: Code) -> list[frozenset[int]]:
             if after != live[i]:
                 live[i], changed = after, True
     return live
-
-
-# -- stack depths: which entries a comprehension appends to -------------------------------------------
-
-ENDS: Final = frozenset("""RETURN_VALUE RETURN_CONST RAISE_VARARGS RERAISE JUMP_FORWARD JUMP_BACKWARD
-    JUMP_BACKWARD_NO_INTERRUPT""".split())
-
-
-def stack_depths(code: Code) -> dict[int, int]:
-    """How many entries the stack has before the instruction at each offset."""
-    steps = list(dis.get_instructions(code.code))
-    after = {step.offset: following for step, following in zip(steps, steps[1:])}
-    found: dict[int, int] = {}
-    work = [(steps[0], 0)]
-    at = {step.offset: step for step in steps}
-    for region in code.regions:
-        work.append((at[code.offsets[region.target]], region.depth + region.keeps_last + 1))
-    while work:
-        step, depth = work.pop()
-        while step.offset not in found:
-            found[step.offset] = depth
-            arg = step.arg if step.opcode >= HAVE_ARGUMENT else None
-            if step.opname in JUMPS:
-                work.append((at[step.argval], depth + dis.stack_effect(step.opcode, arg, jump=True)))
-            if step.opname in ENDS:
-                break
-            depth += dis.stack_effect(step.opcode, arg, jump=False)
-            step = after[step.offset]
-    return found
-
-
-def growing_entries(code: Code, target: int) -> frozenset[int]:
-    """Stack positions at an instruction that hold a list to which a comprehension goes on to append; [a, *b]
-    has LIST_APPEND too, and no loop."""
-    pairs: Any = enumerate(zip(code.ops, code.ops[1:], code.args[1:]))
-    appends = [i for i, (op, then, to) in pairs if (op, then) == ("LIST_APPEND", "JUMP") and to < i]
-    if not appends:
-        return frozenset()
-    depths = stack_depths(code)
-    found = set()
-    for i in appends:
-        position = depths[code.offsets[i]] - 1 - int(code.args[i])  # type: ignore[call-overload]
-        between = range(min(i, target), max(i, target) + 1)
-        if all(depths.get(code.offsets[j], 0) > position for j in between):
-            found.add(position)
-    return frozenset(found)

@@ -100,7 +100,10 @@ class Unread(Noun, frozen=False, eq=False):
     shadow: list[Any] | None = None
 
     def append(self, item: Any) -> None:
-        (self.added if self.shadow is None else self.shadow).append(item)
+        self.extend([item])
+
+    def extend(self, items: Any) -> None:
+        (self.added if self.shadow is None else self.shadow).extend(items)
 
 
 class Appender(Noun, eq=False):
