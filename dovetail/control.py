@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ContextDecorator
 from typing import Any, Final, TypeVar
 
 import torch
@@ -39,7 +40,7 @@ def stance() -> str:
     return _stance
 
 
-class set_stance:
+class set_stance(ContextDecorator):
     """Set the stance at once; as a context manager or decorator, only for the block or the call.
 
     set_stance("force_eager")
@@ -66,15 +67,11 @@ class set_stance:
 
     def __call__(self, fn: F) -> F:
         """As a decorator: the stance holds during calls of fn, not from here on."""
-        global _stance
-        _stance = self.before
+        self.__exit__()
+        return super().__call__(fn)
 
-        @functools.wraps(fn)
-        def with_stance(*args: Any, **kwargs: Any) -> Any:
-            with set_stance(self.name):
-                return fn(*args, **kwargs)
-
-        return with_stance  # type: ignore[return-value]
+    def _recreate_cm(self) -> set_stance:
+        return set_stance(self.name)
 
 
 # -- markers on functions --------------------------------------------------------------------------

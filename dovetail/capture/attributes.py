@@ -653,12 +653,12 @@ Rule = Callable[[Trace, Any, str], Any]
 RULES: Final[dict[type, Rule]] = {
     **dict.fromkeys((
         int, float, str, bool, bytes, complex, type(None), list, tuple, set, frozenset, dict, range, slice,
-        torch.dtype, torch.device, torch.Size, InstanceDict, *NUMBERS, LateText, traces.Appender,
+        torch.dtype, torch.device, torch.Size, InstanceDict, *NUMBERS, LateText,
         BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     ), _native_rule),
     **dict.fromkeys((super, TensorSuper), super_attr),
     Unread: lambda trace, obj, name: (
-        traces.Appender(obj) if name == "append" else load_attr(trace, read_list(trace, obj), name)),
+        obj.append if name == "append" else load_attr(trace, read_list(trace, obj), name)),
     Outside: lambda trace, obj, name: instance_attr(trace, obj.original, name),
     FunctionType: function_attr,
     MethodType: lambda trace, obj, name: (

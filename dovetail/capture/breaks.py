@@ -214,7 +214,7 @@ def emit_break(emit: Emitter, root: Activation) -> list[str]:
 
 def _in_the_rest(site: Site) -> None:
     """An instruction that only the frame itself can do: the rest begins with it, and runs in eager."""
-    if site.prologue and site.root.steps <= site.prologue:  # type: ignore[attr-defined]
+    if site.prologue and site.root.steps <= site.prologue:
         raise SkippedFrame(site.root.trace.loc(), detail=f"a break at {site.op}")
     site.lines(site.resume(site.at, site.stack))
 

@@ -39,7 +39,7 @@ from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import is_value_type, read_list, wrap
 from dovetail.capture.text import NUMBERS, Callback, LateText, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
-from dovetail.capture.trace import NULL, PLAIN, Appender, Outside, Raised, Trace, Unread, is_library_file
+from dovetail.capture.trace import NULL, PLAIN, Outside, Raised, Trace, Unread, is_library_file
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Predicate
@@ -672,7 +672,7 @@ CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     operator.methodcaller: _call_methodcaller,
     weakref.ref: _call_reference,
     types.GenericAlias: lambda trace, fn, args, kwargs: trace.call(fn.__origin__, args, kwargs),
-    **dict.fromkeys((Callback, Appender, type(functools.cmp_to_key(max))), lambda _, fn, args, named: native(
+    **dict.fromkeys((Callback, type(functools.cmp_to_key(max))), lambda _, fn, args, named: native(
         fn, *args, **named)),
 }
 

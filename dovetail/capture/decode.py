@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dis
 import opcode
-from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cache
 from types import CodeType
@@ -50,21 +49,16 @@ class Code(Noun, frozen=False, eq=False):
     regions: tuple[Region, ...]
     slot_names: tuple[str, ...]
     cell_slots: frozenset[int]
-    _starts: list[int] = field(default_factory=list)
     _lines: list[int] = field(default_factory=list)
     bound: list[object] = field(default_factory=list)
     """The interpreter's method for each op, filled by the interpreter on first use."""
 
     def line(self, index: int) -> int:
         """The line of an instruction."""
-        if not self._starts:
-            for start, _, line in self.code.co_lines():
-                self._starts.append(start)
-                self._lines.append(line or 0)
-        at = bisect_right(self._starts, self.offsets[index]) - 1
-        while at >= 0 and not self._lines[at]:
-            at -= 1
-        return self._lines[at] if at >= 0 else self.code.co_firstlineno
+        if not self._lines:
+            self._lines = [line or 0 for line, *_ in self.code.co_positions()]
+        before = self._lines[self.offsets[index] // 2 :: -1]
+        return next(filter(None, before), self.code.co_firstlineno)
 
     def region(self, index: int) -> Region | None:
         """The innermost region that covers an instruction (CPython writes them innermost first)."""

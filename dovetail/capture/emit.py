@@ -41,7 +41,7 @@ from dovetail.capture.operations import SYMBOLIC
 from dovetail.capture.origins import IDENTITY, VIEWS, is_changed, is_value_type, raw_items
 from dovetail.capture.text import Callback, GivenText, Identity, LateText
 from dovetail.capture.torch_calls import check_leaves
-from dovetail.capture.trace import DELETED, NULL, PLAIN, Appender, Raised, Trace, Write
+from dovetail.capture.trace import DELETED, NULL, PLAIN, Raised, Trace, Unread, Write
 from dovetail.capture.transforms import Pullback
 from dovetail.errors import Break, UnfinishedGenerator, UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -212,7 +212,7 @@ def _made_of(
 
 
 def _method(emit: Emitter, value: MethodType) -> str:
-    if type(value.__self__) is Array:
+    if type(value.__self__) in (Array, Unread):
         return f"{emit.value(value.__self__)}.{value.__name__}"
     return f"{emit.const(MethodType, 'MethodType')}({emit.items((value.__func__, value.__self__))})"
 
@@ -408,7 +408,6 @@ REBUILD: Final[dict[type, Rule]] = {
     Callback: lambda emit, value: emit.value(value.fn),
     # a view: the base of an array is None or another, never a tensor
     Array: lambda emit, value: f"{emit.value(value.fake)}.numpy()[{'()' if value.is_scalar else '...'}]",
-    Appender: lambda emit, value: f"{emit.load(value.owner.source)}.append",
     LateText: _late_text,
     GivenText: lambda emit, value: emit.load(value.source),
     Identity: lambda emit, value: f"{value.function.__name__}({emit.value(value.owner)})",

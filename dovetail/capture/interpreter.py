@@ -37,6 +37,10 @@ RETURN: Final = "return"
 YIELD: Final = "yield"
 
 
+class Stop(Exception):
+    """The instruction before which this capture ends has been reached."""
+
+
 def push(value: Any) -> Callable[[Activation, Any], None]:
     """(-- value)"""
     return lambda self, arg: self.stack.append(value)
@@ -98,14 +102,15 @@ class Activation:
     """One running frame of the interpreter."""
 
     __slots__ = ("trace", "code", "function", "globals", "stack", "slots", "at", "next", "result", "handled",
-                 "kw_names", "is_root", "names")  # fmt: skip
+                 "kw_names", "steps", "stop", "names")  # fmt: skip
 
     names: dict[str, Any]
     """What the body of a class has defined."""
 
-    def __init__(self, trace: Trace, function: FunctionType, slots: list[Any], is_root: bool = False) -> None:
+    def __init__(self, trace: Trace, function: FunctionType, slots: list[Any], stop: int = -1) -> None:
+        """`stop`: after how many instructions it ends, unless that is negative."""
         code = decode(function.__code__)
-        self.trace, self.code, self.function, self.is_root = trace, code, function, is_root
+        self.trace, self.code, self.function, self.steps, self.stop = trace, code, function, 0, stop
         self.globals: dict[str, Any] = function.__globals__
         closure = list(function.__closure__ or ())
         empty = len(code.slot_names) - len(slots) - len(closure)
@@ -147,16 +152,23 @@ class Activation:
             places.pop()
 
     def _loop(self) -> str:
-        methods, args = self.code.bound, self.code.args
+        methods, args, trace = self.code.bound, self.code.args, self.trace
         while True:
             at = self.at
+            if self.steps == self.stop:
+                raise Stop
+            self.steps += 1
             self.next = at + 1
             done = methods[at](self, args[at])  # type: ignore[operator]
+            if done is RETURN:
+                self.slots = [NULL] * len(self.slots)  # generators that a frame lets go of end with it
+            if trace.postponed is not None:
+                raise trace.postponed
             if done is not None:
                 return done  # type: ignore[no-any-return]
             self.at = self.next
             if self.at <= at:
-                self.trace.go_round()
+                trace.go_round()
 
     def unwind(self, error: BaseException) -> bool:
         """Go to the code that handles the exception; False when it leaves the frame."""
@@ -282,7 +294,7 @@ class Activation:
         if own is not None:
             return Attr(own, "cell_contents")
         position = slot - (len(self.slots) - len(self.code.code.co_freevars))
-        if self.is_root:
+        if self is self.trace.places[0]:
             return Cell(position, self.code.slot_names[slot])
         source = self.trace.source_of(self.function)
         return ClosureOf(source or self.trace.const(self.function, self.function.__name__), position)

@@ -31,7 +31,7 @@ import torch
 
 from dovetail.capture.resume import is_resumed
 from dovetail.capture.text import GivenText, LateText
-from dovetail.capture.trace import OPERATORS, PLAIN, Appender, Origin, Outside, Trace, Unread
+from dovetail.capture.trace import OPERATORS, PLAIN, Origin, Outside, Trace, Unread
 from dovetail.errors import ShapelessParameter, UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
@@ -266,8 +266,7 @@ def wrap_bound(trace: Trace, value: Any, source: Source) -> Any:
     trace.is_appending = False
     if type(owner) is Outside or found is None:
         return wrap_instance(trace, value, source)
-    is_unread, is_own = type(owner) is Unread, isinstance(owner, found.__objclass__)
-    method = Appender(owner) if is_unread else found.__get__(owner) if is_own else getattr(owner, name)
+    method = found.__get__(owner) if isinstance(owner, found.__objclass__) else getattr(owner, name)
     trace.keep.append(method)
     return method
 

@@ -106,16 +106,6 @@ class Unread(Noun, frozen=False, eq=False):
         (self.added if self.shadow is None else self.shadow).extend(items)
 
 
-class Appender(Noun, eq=False):
-    """The bound method `append` of such a list."""
-
-    owner: Unread
-    __name__ = "append"
-
-    def __call__(self, item: Any) -> None:
-        self.owner.append(item)
-
-
 class Outside:
     """Stands in for an object that existed before the frame and is left to Python: an iterator of C, as what
     it has given cannot be taken back; a list or a dict whose length keeps changing."""
