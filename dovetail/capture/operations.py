@@ -264,20 +264,14 @@ def check_operands(trace: Trace, what: str, *values: Any) -> None:
 def as_hashable(value: Any) -> Any:
     """A symbolic number cannot be hashed: as a key it must be known."""
     kind = type(value)
-    if kind is tuple:
-        return tuple([as_hashable(item) for item in value])
-    return native(text.known, value) if kind in SYMBOLIC or kind is text.LateText else value
+    return native(text.known, value) if kind in SYMBOLIC or kind in (text.LateText, tuple) else value
 
 
 def as_known(value: Any) -> Any:
     """The same value to be shown as text: numbers in it must be known, also within containers."""
-    kind = type(value)
-    if kind in (list, tuple, set, torch.Size):
-        items = [as_known(item) for item in value]
-        return value if all(new is old for new, old in zip(items, value)) else kind(items)
     if isinstance(value, BaseException):
         value.args = as_known(value.args)
-    return {k: as_known(v) for k, v in value.items()} if kind is dict else as_hashable(value)
+    return native(text.known, value) if is_late(value) else value
 
 
 def as_key(trace: Trace, container: Any, key: Any) -> Any:

@@ -215,14 +215,16 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[int]:
             yield id(value)
 
 
-def _is_constant(items: Any) -> bool:
-    return all(type(item) in PLAIN or isinstance(item, (*IDENTITY, FunctionType))
-               or type(item) in (tuple, frozenset) and _is_constant(item) for item in items)  # fmt: skip
+def is_fixed(value: Any) -> bool:
+    """Always the same, down to what lies in it."""
+    if type(value) in (tuple, frozenset):
+        return all(map(is_fixed, value))
+    return type(value) in PLAIN or isinstance(value, (*IDENTITY, FunctionType))
 
 
 def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
     """Sets are read whole; their members must be constants, as there is no path to one."""
-    if not _is_constant(value) or type(value).__eq__ not in (set.__eq__, frozenset.__eq__):
+    if not all(map(is_fixed, value)) or type(value).__eq__ not in (set.__eq__, frozenset.__eq__):
         return leave_outside(trace, value, source)
     if isinstance(value, frozenset):
         trace.guard(source, Equals(value))
@@ -303,7 +305,7 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
         elif not is_held(key):
             detail = f"{source} has keys of type {type(key).__name__}"
             raise UnsupportedValue(trace.loc(), type="dict", detail=detail)
-        elif type(key) not in PLAIN and not is_constant(key) and not isinstance(key, IDENTITY):
+        elif not is_fixed(key):
             inner = wrap(trace, key, DictKey(source, i), stable=True)  # an object, which has attributes
         step: Source = Item(source, key, own_base(kind))
         if not is_constant(key):
@@ -322,12 +324,8 @@ def raw_items(value: Any) -> list[tuple[Any, Any]]:
 def is_held(key: Any) -> bool:
     """May a guard hold on to this key: it is compared by identity, or is a constant."""
     if type(key) is tuple:
-        return all(is_held(item) for item in key)
-    if isinstance(key, torch.Tensor):
-        return False
-    kind = type(key)
-    is_constant = kind in PLAIN or isinstance(key, IDENTITY)
-    return is_constant or kind.__eq__ is object.__eq__ or kind.__module__ == "typing"
+        return all(map(is_held, key))
+    return is_fixed(key) or type(key).__eq__ is object.__eq__ or type(key).__module__ == "typing"
 
 
 def is_changed(origin: Origin) -> bool:
