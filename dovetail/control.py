@@ -84,10 +84,8 @@ def _turn(enabled: bool) -> bool:
     return enabled if native is None else native.set_enabled(enabled)  # type: ignore[no-any-return]
 
 
-class _Disabled:
+class _Disabled(ContextDecorator):
     """`with dovetail.disable():` no compiled code on this thread in the block."""
-
-    _dovetail_disable = True
 
     def __enter__(self) -> None:
         self.before = _turn(False)
@@ -95,18 +93,11 @@ class _Disabled:
     def __exit__(self, *_: object) -> None:
         _turn(self.before)
 
+    def _recreate_cm(self) -> _Disabled:
+        return _Disabled()
+
     def __call__(self, fn: F) -> F:
-        return _disable(fn)
-
-
-def _disable(fn: F) -> F:
-    @functools.wraps(fn)
-    def disabled(*args: Any, **kwargs: Any) -> Any:
-        with _Disabled():
-            return fn(*args, **kwargs)
-
-    disabled._dovetail_disable = True  # type: ignore[attr-defined]
-    return disabled  # type: ignore[return-value]
+        return _mark(super().__call__(fn), "_dovetail_disable")
 
 
 def disable(fn: Any = None, *, recursive: bool = True, reason: str | None = None) -> Any:
@@ -123,7 +114,7 @@ def disable(fn: Any = None, *, recursive: bool = True, reason: str | None = None
         fn.forward = disable(fn.forward, recursive=recursive, reason=reason)
         return fn
     if recursive:
-        return _disable(fn)
+        return _Disabled()(fn)
     marked: Any = functools.wraps(fn)(lambda *args, **kwargs: fn(*args, **kwargs))
     marked._dovetail_disable = "frame"
     return marked

@@ -261,12 +261,15 @@ def _line(form: str, count: int, site: Site, pushed: Sequence[str] = ()) -> None
 
 def _branch(jumps_if: bool, keeps: bool, site: Site) -> None:
     """A jump that depends on a truth value: one resume function for each way."""
-    rest = site.stack[:-1]
     site.do(f"_r = bool({site.stack[-1]})")
-    jumped = site.resume(site.arg, [*rest, site.stack[-1]] if keeps else rest)
+    _two_ways(site, site.at, jumps_if, site.stack[:-1], site.stack[-1:] if keeps else [])
+
+
+def _two_ways(site: Site, jump: int, jumps_if: bool, rest: list[str], kept: Sequence[str] = ()) -> None:
+    target: Any = site.code.args[jump]
     with site.lines.block("if _r:" if jumps_if else "if not _r:"):
-        site.lines(jumped)
-    site.lines(site.resume(site.at + 1, rest))
+        site.lines(site.resume(target, [*rest, *kept]))
+    site.lines(site.resume(jump + 1, rest))
 
 
 def _truth(form: str, count: int, site: Site) -> None:
@@ -275,12 +278,8 @@ def _truth(form: str, count: int, site: Site) -> None:
     rest, following = site.stack[: len(site.stack) - count], site.code.ops[site.at + 1]
     site.do(f"_r = {form.format(*site.stack[-count:], operation=operation)}")
     if following not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
-        site.go_on("_r", drop=count)
-        return
-    target: Any = site.code.args[site.at + 1]
-    with site.lines.block("if _r:" if following == "POP_JUMP_IF_TRUE" else "if not _r:"):
-        site.lines(site.resume(target, rest))
-    site.lines(site.resume(site.at + 2, rest))
+        return site.go_on("_r", drop=count)
+    _two_ways(site, site.at + 1, following == "POP_JUMP_IF_TRUE", rest)
 
 
 def _for_iter(site: Site) -> None:

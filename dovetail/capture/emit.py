@@ -231,12 +231,6 @@ def _builtin_method(emit: Emitter, value: Any) -> str:
     return f"{emit.value(owner)}.{value.__name__}"
 
 
-def _partial(emit: Emitter, value: functools.partial[Any]) -> str:
-    args = [emit.value(arg) for arg in (value.func, *value.args)]
-    args += [f"{key}={emit.value(item)}" for key, item in value.keywords.items()]
-    return f"{emit.const(functools.partial, 'partial')}({', '.join(args)})"
-
-
 def _function(emit: Emitter, value: FunctionType) -> str:
     """A function the frame made; one that existed before is held on to."""
     if id(value) not in emit.trace.made:
@@ -374,13 +368,9 @@ def set_field(owner: str, kind: type, name: str, value: str) -> str:
 
 def instance_fields(value: Any) -> dict[str, Any]:
     """Attributes in __dict__ and in slots."""
-    fields = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                fields[name] = getattr(value, name)
-    return fields
+    state = object.__getstate__(value)  # type: ignore[attr-defined]
+    fields, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(fields or {}), **(slots or {})}
 
 
 def _pairs(emit: Emitter, value: Any) -> str:
@@ -400,7 +390,6 @@ REBUILD: Final[dict[type, Rule]] = {
     **{kind: _made_of(kind) for kind in (set, frozenset, torch.Size)},
     slice: lambda emit, value: f"slice({emit.items((value.start, value.stop, value.step))})",
     MethodType: _method,
-    functools.partial: _partial,
     FunctionType: _function,
     CellType: _cell,
     InstanceDict: lambda emit, value: f"{emit.value(value.owner)}.__dict__",
@@ -425,7 +414,7 @@ REBUILD: Final[dict[type, Rule]] = {
     types.SimpleNamespace: _made_of(types.SimpleNamespace, lambda emit, v: f"**{emit.value(vars(v))}"),
     collections.deque: _made_of(collections.deque, lambda emit, v: f"[{emit.items(v)}], {v.maxlen!r}"),
     **{type(iter(made)): _reduced for made in ITERATED},
-    **dict.fromkeys((zip, enumerate, map, filter, reversed), _reduced),
+    **dict.fromkeys((zip, enumerate, map, filter, reversed, functools.partial), _reduced),
     **dict.fromkeys(VIEWS, lambda emit, view: (
         f"{emit.value(gc.get_referents(view)[0])}.{type(view).__name__.split('_')[1]}()")),
 }

@@ -21,7 +21,7 @@ from dovetail.capture import attributes, operations
 from dovetail.capture import trace as traces
 from dovetail.capture.attributes import MISSING, delete_attr, find_in_mro, load_attr, store_attr, store_global
 from dovetail.capture.checks import assume, expected
-from dovetail.capture.decode import Code, decode
+from dovetail.capture.decode import decode
 from dovetail.capture.origins import read_list, wrap
 from dovetail.capture.resume import growing_slots, is_resumed
 from dovetail.capture.text import format_value, is_late, late, native
@@ -124,8 +124,6 @@ class Activation:
         if not code.bound:
             code.bound = [METHODS.get(op) or partial(unsupported, op) for op in code.ops]
             GLOBALS_OF[code.code.co_filename] = self.globals
-            for i in loads_to_append(code):
-                code.bound[i] = partial(appending, code.bound[i])
 
     # -- running
 
@@ -133,7 +131,6 @@ class Activation:
         """To the next return or yield."""
         places = self.trace.places
         places.append(self)
-        self.trace.is_appending = False
         try:
             while True:
                 try:
@@ -763,7 +760,6 @@ RAISED_AGAIN: Final = frozenset({("RERAISE", 0), ("RERAISE", 1), ("RAISE_VARARGS
 """Instructions that leave an exception's context and lines as they are."""
 AUGMENTED: Final = ["SWAP", "SWAP", "STORE_SUBSCR"]
 """What follows the operator in `x[i] += 1`: the item is written back."""
-LOADS: Final = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR"})
 NO_ERRORS: Final = "catching classes that do not inherit from BaseException is not allowed"
 NO_GROUPS: Final = "catching ExceptionGroup with except* is not allowed. Use except instead."
 FUNCTION_FIELDS: Final = {8: "__closure__", 4: "__annotations__", 2: "__kwdefaults__", 1: "__defaults__"}
@@ -817,21 +813,6 @@ class GlobalsView(MutableMapping[str, Any]):
 
     __iter__: Any = lambda self: iter(self.real)
     __len__: Any = lambda self: len(self.real)
-
-
-def loads_to_append(code: Code) -> list[int]:
-    """Instructions that read something for the sake of its method `append`."""
-    pairs = enumerate(zip(code.ops, code.ops[1:], code.args[1:]))
-    reads = ("LOAD_METHOD", "LOAD_ATTR")
-    return [i for i, pair in pairs if pair[0] in LOADS and pair[1] in reads and pair[2] == "append"]
-
-
-def appending(method: Any, self: Activation, arg: Any) -> None:
-    self.trace.is_appending = True
-    try:
-        method(self, arg)
-    finally:
-        self.trace.is_appending = False
 
 
 def unsupported(op: str, self: Activation, arg: Any) -> None:

@@ -172,8 +172,7 @@ def make_fake(
 
 
 def wrap_list(trace: Trace, value: Any, source: Source) -> Any:
-    if trace.is_appending and type(value) is list:
-        trace.is_appending = False
+    if type(value) is list and trace.is_appending:
         trace.guard(source, TypeIs(list))
         return leave_unread(trace, value, source)
     if is_unsteady(trace, source, (len(value), *arguments_in(trace, value))):
@@ -263,9 +262,14 @@ def wrap_bound(trace: Trace, value: Any, source: Source) -> Any:
     found = next((e for e in own if hasattr(e, "__objclass__") and e.__get__(real) == value), None)
     trace.guard(source, TypeIs(type(value)))
     trace.guard(Attr(source, "__name__"), Equals(name))
-    trace.is_appending = name == "append"
-    owner = wrap(trace, real, Attr(source, "__self__"))
-    trace.is_appending = False
+    where, seen = Attr(source, "__self__"), trace.known.get(id(real))
+    is_list = name == "append" and type(real) is list
+    if is_list and seen is not None:
+        owner = seen.stand_in
+        trace.guard(where, SameAs(seen.source))
+    else:
+        trace.guard(where, TypeIs(type(real)))
+        owner = (leave_unread if is_list else wrap)(trace, real, where)
     if type(owner) is Outside or found is None:
         return wrap_instance(trace, value, source)
     method = found.__get__(owner) if isinstance(owner, found.__objclass__) else getattr(owner, name)

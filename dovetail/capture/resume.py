@@ -128,12 +128,11 @@ def _shift_slots(raw: bytes, first: int, by: int) -> bytes:
     offset = 0
     while offset < len(made):
         op, arg = made[offset], made[offset + 1]
-        if op == OP["EXTENDED_ARG"] and made[offset + 2] in SLOT_OPS:
-            raise SkippedFrame(detail="more than 255 local variables")
+        is_far = op == OP["EXTENDED_ARG"] and made[offset + 2] in SLOT_OPS
         if op in SLOT_OPS and arg >= first:
-            if arg + by > 255:
-                raise SkippedFrame(detail="more than 255 local variables")
-            made[offset + 1] = arg + by
+            is_far, made[offset + 1] = arg + by > 255, arg + by & 255
+        if is_far:
+            raise SkippedFrame(detail="more than 255 local variables")
         if op in PAIR_OPS and (arg >> 4 >= first or arg & 15 >= first):
             raise SkippedFrame(detail="a closure variable is read together with another one")
         offset += 2 + 2 * CACHES.get(opcode.opname[op], 0)

@@ -72,6 +72,7 @@ PLAIN: Final = frozenset(
 
 DRAWS: Final = frozenset({"bernoulli", "normal", "log_normal", "uniform", "multinomial", "poisson", "cauchy",
                           "exponential", "geometric", "rrelu"})  # fmt: skip
+LOADS: Final = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR"})
 MOST_ROUNDS: Final = 50_000
 MOST_CALLS: Final = 20_000
 
@@ -224,8 +225,6 @@ class Trace:
         """What the entry asks for before the graph: random numbers, and states that a method can set."""
         self.rounds = 0
         self.is_over = self.catches = self.is_exposed = self.is_atomic = False
-        self.is_appending = False
-        """The list that is read next is only appended to."""
         self.changed_classes: set[int] = set()
         self.touched: list[int] = []
         """Containers that were changed, if only for a while."""
@@ -262,6 +261,14 @@ class Trace:
 
     def locs(self) -> tuple[Loc, ...]:
         return tuple(place_loc(place) for place in self.places)
+
+    @property
+    def is_appending(self) -> bool:
+        """Whether what is read now is read for the sake of its method `append`."""
+        if not self.places or self.places[-1].code.ops[self.places[-1].at] not in LOADS:
+            return False
+        code, following = self.places[-1].code, self.places[-1].at + 1
+        return code.ops[following] in ("LOAD_METHOD", "LOAD_ATTR") and code.args[following] == "append"
 
     def is_caught(self) -> bool:
         """Whether the program has an `except` clause for what is raised here."""
