@@ -397,7 +397,8 @@ def _accumulate(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _reference(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    if isinstance(args[-1], FunctionType) and not is_library_file(args[-1].__code__.co_filename):
+    told = getattr(args[-1], "__func__", args[-1]) if len(args) > 1 else None
+    if told is not None and not is_library_file(getattr(told, "__code__", as_name.__code__).co_filename):
         raise UnknownCall(trace.loc(), function="weakref.ref with a function to be called at the end")
     return native(cls, *args)
 

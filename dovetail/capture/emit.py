@@ -164,7 +164,7 @@ class Emitter:
             return f"{'type' if write.how == 'class' else 'object'}.__delattr__({owner}, {write.name!r})"
         value = self.value(write.value)
         if write.how == "class":
-            return f"setattr({owner}, {write.name!r}, {value})"
+            return f"type.__setattr__({owner}, {write.name!r}, {value})"
         if isinstance(write.owner, (BaseException, Fake)):
             return f"{owner}.{write.name} = {value}"
         return set_field(owner, type(write.owner), write.name, value)

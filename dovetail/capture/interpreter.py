@@ -349,7 +349,7 @@ class Activation:
                 known = trace.const(vars(builtins), "builtins")
                 trace.guard(*(known, Lacks(name)) if value is MISSING else (Item(known, name), Is(value)))
             if value is MISSING:
-                raise Raised(NameError(f"name '{name}' is not defined"))
+                raise Raised(NameError(f"name '{name}' is not defined", name=name))
         elif not (stable and (type(value) in PLAIN or isinstance(value, type))):
             value = wrap(trace, value, self.global_source(name), stable)
         return trace.remember(key, value)
