@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -183,6 +184,57 @@ def test_gradients_are_left_to_the_class() -> None:
     (mine,) = torch.autograd.grad(dovetail.compile(function)(x, make(Rounded)), x)
     (other,) = torch.autograd.grad(function(x, make(Rounded)), x)
     torch.testing.assert_close(mine, other)
+
+
+class Bits(NamedTuple):
+    most: int
+    is_signed: bool = True
+
+
+@dataclass
+class Settings:
+    bits: Bits
+    name: str = "int8"
+    inner: Settings | None = None
+
+
+class Quantize(torch.autograd.Function):
+    """Gives a tensor around others."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, settings: Settings) -> Any:
+        scale = x.abs().amax(1, keepdim=True) / settings.bits.most
+        return Scaled((x / scale).round().to(torch.int8), scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+        return gradient, None
+
+
+class QuantizedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, settings: Settings, bits: Bits) -> Any:
+        ctx.save_for_backward(x, w)
+        assert settings.inner is not None and bits.is_signed
+        return Quantize.apply(x, settings) @ Quantize.apply(w, settings.inner).t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        by_row = Quantize.apply(gradient, Settings(Bits(127)))
+        return by_row @ w, gradient.t() @ x, None, None
+
+
+def test_function_that_computes_with_them() -> None:
+    settings = Settings(Bits(127), inner=Settings(Bits(63)))
+    function = lambda x, w: QuantizedProduct.apply(x.sin(), w, settings, settings.bits).square().mean()
+    compiled = dovetail.compile(function, fullgraph=True)
+    for most in (127, 127, 15):
+        settings.bits = Bits(most)
+        given = [torch.randn(5, 16, requires_grad=True), torch.randn(8, 16, requires_grad=True)]
+        mine, other = compiled(*given), function(*given)
+        torch.testing.assert_close(mine, other)
+        torch.testing.assert_close(torch.autograd.grad(mine, given), torch.autograd.grad(other, given))
 
 
 def test_class_with_memory_of_its_own() -> None:
