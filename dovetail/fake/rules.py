@@ -104,18 +104,16 @@ def reduction(c: Call) -> Result:
 
 
 def matmul(c: Call) -> Result:
-    """Of matrices or of batches of them; perhaps something is added."""
-    a, b = c.get("mat1", c.get("batch1", c.get("self"))), c.get("mat2", c.get("batch2"))
+    """Of matrices or of batches of them, or of a matrix and a vector; perhaps something is added."""
+    a, b = c.get("mat1", c.get("batch1", c.get("mat", c.get("self")))), c.get("mat2", c.get("batch2"))
+    if b is None:
+        v = c.get("vec", c.get("tensor", c.get("other")))
+        forms.same_size(c.shapes, a.shape[-1], v.shape[0])
+        return a.shape[:-1]  # type: ignore[no-any-return]
     forms.same_size(c.shapes, a.shape[-1], b.shape[-2])
     batch = [forms.same_size(c.shapes, m, n) for m, n in zip(a.shape[:-2], b.shape[:-2])]
     shape = (*batch, a.shape[-2], b.shape[-1])
     return shape if a is c.get("self") else forms.broadcast(c.shapes, shape, c["self"].shape)
-
-
-def mv(c: Call) -> Result:
-    a, v = c.get("mat", c["self"]), c.get("vec", c.get("tensor", c.get("other")))
-    forms.same_size(c.shapes, a.shape[-1], v.shape[0])
-    return a.shape[:-1]  # type: ignore[no-any-return]
 
 
 # -- views -----------------------------------------------------------------------------------------
@@ -494,8 +492,7 @@ RULES: Final[dict[str, Rule]] = _table(
     (reduction, """
         sum mean amax amin var std var_mean std_mean logsumexp all any argmax argmin prod max min nansum
         norm linalg_vector_norm median nanmedian count_nonzero mode aminmax kthvalue"""),
-    (matmul, "mm addmm _addmm_activation _int_mm bmm baddbmm"),
-    (mv, "mv addmv dot vdot"),
+    (matmul, "mm addmm _addmm_activation _int_mm bmm baddbmm mv addmv dot vdot"),
     (lambda c: (), "scalar_tensor trace dist _is_all_true _is_any_true"),
     (pointwise, "complex polar masked_fill normal linalg_cross copy"),
     (likes("self", "self"), "log_sigmoid_forward _prelu_kernel_backward"),
