@@ -37,10 +37,11 @@ class GraphSeen(Noun):
 
 
 class BreakSeen(Noun):
-    """A graph break, or (kind 'skip') a frame left to Python as a whole."""
+    """A graph break, or (kind 'skip') a frame left to Python as a whole. The callers of a function that
+    breaks do so as well, at the same place."""
 
     kind: str
-    function: str
+    function: str = field(compare=False)
     place: Place
     code: str
     reason: str
@@ -364,7 +365,8 @@ def _break_lines(found: Explanation, kind: str) -> list[str]:
         if item.kind == kind:
             often = f"  ({item.count} times)" if item.count > 1 else ""
             hint = f"; hint: {item.hint}" if item.hint else ""
-            lines.append(f"{item.place} in {item.function or '?'}: {item.code} {item.reason}{hint}{often}")
+            where = f"{item.place} in {item.place.function or item.function or '?'}"
+            lines.append(f"{where}: {item.code} {item.reason}{hint}{often}")
     return lines
 
 
