@@ -29,7 +29,7 @@ from dovetail.fake import form as forms
 from dovetail.fake.form import Extent, Form, derive_strides, hint_geometry, iterator_strides, static_form
 from dovetail.fake.known import Suspected, derive_known
 from dovetail.fake.record import Record, record
-from dovetail.fake.symbolic import bind, derive_forms, find_shapes, fix_symbols, hinted
+from dovetail.fake.symbolic import ask_kernel, bind, derive_forms, find_shapes, fix_symbols, hinted
 from dovetail.ir.expr import const
 from dovetail.sym import Shapes, make_symint
 from dovetail.util.noun import Noun, field, replace
@@ -281,7 +281,8 @@ def _run(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     is_new = [isinstance(r, torch.Tensor) and id(r) not in given for r in results]
     found = [r if new or facts.changes_shape else None for r, new in zip(results, is_new)]
     metas = [r.meta if isinstance(r, Fake) else r for r in found]
-    forms = derive_forms(facts, call, metas)
+    rule = facts.rule or (lambda call: ask_kernel(func, facts, args, kwargs))
+    forms = derive_forms(facts, rule, call, metas)
     if facts.changes_shape:
         _reshape_in_place(args[0], forms[0] if forms else static_form(args[0].meta), shapes)
         return args[0]

@@ -15,7 +15,7 @@ from typing import Final
 
 from dovetail.errors import Reason
 from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul, product, row_major, substitute
-from dovetail.ir.loop import SCANS, Loops, Nest, Range, Scalar, Write, index_value, moved_write
+from dovetail.ir.loop import SCANS, Nest, Range, Scalar, Write, index_value, moved_write
 from dovetail.util.noun import Noun, replace
 
 UNKNOWN: Final = None
@@ -250,14 +250,6 @@ def _positioned(write: Write, nest: Nest) -> Write:
         return write
     place = row_major([r.var for r in nest.reduce], [r.size for r in nest.reduce])
     return replace(write, index_scalar=index_value(place))
-
-
-def buffer_sizes(loops: Loops) -> dict[str, int]:
-    """Bytes of each buffer; a symbolic size counts as if each symbol were at least 16."""
-    return {
-        b.name: max(b.type.bytes.lo, 16) if b.type.bytes.op != "const" else b.type.bytes.value
-        for b in loops.buffers
-    }
 
 
 # -- two iteration domains brought to common loop variables ----------------------------------------

@@ -41,7 +41,7 @@ def ready_rounded(b: Build, args: tuple[Operand, ...]) -> tuple[Any, ...]:
     (Multiplication and division do not; nor do the GPU's kernels.)"""
     dtype = b.out.dtype
     if dtype is BOOL:
-        dtype = promoted([x.type if isinstance(x, Value) else x for x in args])
+        dtype = promoted(args)
     if not dtype.is_low_precision or b.out.device.kind != "cpu":
         return ready(b, args)
     return ready(b, tuple(_rounded(b, x, dtype) for x in args))
