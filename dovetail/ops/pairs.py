@@ -118,8 +118,7 @@ class _Pairs:
         formula = FORMULAS.get(node.op.split(".")[1])
         if formula is None or node.kwargs:
             raise Declined
-        types = [arg.type if isinstance(arg, Node) else arg for arg in node.args]
-        dtype = compute_dtype(promoted(types).real)
+        dtype = compute_dtype(promoted([cast(Any, wrap(arg, b)) for arg in node.args]).real)
 
         def pair(arg: Any) -> Pair:
             if isinstance(arg, (int, float, complex)):
