@@ -15,15 +15,13 @@ from typing import Final, TypeAlias
 from dovetail.codegen.analysis import neutral
 from dovetail.ir.expr import Expr, spell
 from dovetail.ir.loop import FLOAT_UNARY
-from dovetail.ir.types import BF16, BOOL, C32, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
+from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 
 C_TYPE: Final = {
     BOOL: "bool", U8: "uint8_t", U16: "uint16_t", U32: "uint32_t", U64: "uint64_t", I8: "int8_t",
     I16: "int16_t", I32: "int32_t", I64: "int64_t", F16: "f16", BF16: "bf16", F32: "float", F64: "double",
-    C32: "int32_t", C64: "int64_t",  # loops only copy complex numbers
 }  # fmt: skip
-_VECTORS: Final = {BOOL: "mask", C32: "i32v", C64: "i64v"}
-VECTOR_TYPE: Final = {dtype: _VECTORS.get(dtype, f"{dtype.name}v") for dtype in C_TYPE}
+VECTOR_TYPE: Final = {dtype: "mask" if dtype is BOOL else f"{dtype.name}v" for dtype in C_TYPE}
 
 Entry: TypeAlias = "str | Callable[[DType, tuple[DType, ...]], str]"
 
@@ -41,7 +39,7 @@ def _float_or(name: str, count: int, integer: str) -> Entry:
     return lambda result, args: _call(name, count) if args[0].is_float else integer
 
 
-_BINARY: Final = ("atan2", "copysign", "remainder", "floordiv", "truncdiv", "pow")
+_BINARY: Final = ("atan2", "hypot", "copysign", "remainder", "floordiv", "truncdiv", "pow")
 
 _SHARED: Final[dict[str, Entry]] = {
     **{name: _call(name, 1) for name in FLOAT_UNARY},
