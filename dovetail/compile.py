@@ -412,7 +412,7 @@ class Compiler:
         with self.lock:
             if len(self.context.entries(code)) != entries:
                 return True  # another thread compiled it meanwhile: look again
-            return self._on_miss(capture.Frame(code, function, globals, args, closure or ()), why, entries)
+            return self._on_miss(capture.Frame(code, function, globals, args), why, entries)
 
     def _pass_by(self, code: CodeType, why: str, is_refused: bool) -> Verdict:
         """This call runs in eager; the next may not."""

@@ -375,7 +375,7 @@ def with_symbols(graph: Graph, saved: tuple[Saved, ...]) -> tuple[Graph, tuple[S
 
 _BY_KIND: Final = {
     "pointwise": "cheap", "view": "view", "create": "cheap", "reduction": "reduction", "gather": "cheap",
-    "scatter": "reduction", "scan": "reduction", "join": "cheap",
+    "scatter": "reduction", "scan": "reduction", "join": "cheap", "pair": "view",
 }  # fmt: skip
 
 

@@ -299,15 +299,16 @@ def make_instance(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
         raise UnknownCall(trace.loc(), function=cls.__qualname__)
     trace.asks = trace.asks or hasattr(cls, "__torch_function__")
     maker, _ = find_in_mro(cls, "__new__")
-    init, _ = find_in_mro(cls, "__init__")
     if isinstance(maker, staticmethod) or maker is torch.Tensor.__new__:
         made = call(trace, getattr(maker, "__func__", maker), [cls, *args], kwargs)
     elif maker is object.__new__ or maker is None:
         made = native(object.__new__, cls, *args, **kwargs)
     else:
         made = known.construct_new(trace, cls, args, kwargs)
-    if cls not in trace.kinds.get(id(made), type(made)).__mro__:
+    kind = trace.kinds.get(id(made), type(made))
+    if cls not in kind.__mro__:
         return made
+    init, _ = find_in_mro(kind, "__init__")
     if isinstance(init, FunctionType):
         call(trace, init, [made, *args], kwargs)
     elif isinstance(init, WrapperDescriptorType):

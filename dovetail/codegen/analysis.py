@@ -313,7 +313,7 @@ def neutral(kind: str, dtype: DType) -> int | float:
 
 # -- cost ------------------------------------------------------------------------------------------
 
-COSTLY: Final = frozenset((*FUNCTIONS, "pow", "atan2", "sigmoid", "remainder", "floordiv"))
+COSTLY: Final = frozenset((*FUNCTIONS, "pow", "atan2", "hypot", "sigmoid", "remainder", "floordiv"))
 
 
 def work(group: Group) -> Expr:

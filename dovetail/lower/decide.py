@@ -43,6 +43,7 @@ MANY: Final = 8
 
 VIEWS: Final = frozenset((
     "prims.reshape", "prims.permute", "prims.slice", "prims.broadcast", "prims.as_strided",
+    "prims.view_as_real",
 ))  # fmt: skip
 """Views that memory can show by strides alone (reshape: often)."""
 OVERLAPPED: Final = VIEWS | {"prims.pad"}
@@ -194,7 +195,7 @@ def _is_aligned(node: Node, users: list[Node], stored: set[Node], aligned: dict[
         is_turned = user.op == "prims.permute" and aligned[user]
         if (is_put or is_turned) and user.tensor.device.kind != "cpu":
             continue
-        if kind_of(user.op) != "pointwise" or not (user in stored or aligned[user]):
+        if kind_of(user.op) not in ("pointwise", "pair") or not (user in stored or aligned[user]):
             return False
     return True
 

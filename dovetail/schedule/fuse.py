@@ -19,9 +19,9 @@ from dovetail.events import EVENTS
 from dovetail.ir.expr import ONE, Expr, product, symbols
 from dovetail.ir.loop import BufferRef, Extern, Loops, Nest, Range
 from dovetail.ir.schedule import Group, Schedule
-from dovetail.ir.types import F32, Device, TensorType
+from dovetail.ir.types import F32, Device, TensorType, bytes_of
 from dovetail.options import Options
-from dovetail.schedule.cluster import Cluster, buffer_sizes, derive_levels, join, make_cluster, rewritten
+from dovetail.schedule.cluster import Cluster, derive_levels, join, make_cluster, rewritten
 from dovetail.util.library import has_mkldnn
 from dovetail.util.noun import Noun, field, replace
 
@@ -170,7 +170,8 @@ def _why_not_parallel(joined: Cluster) -> Reason | None:
 
 def schedule(loops: Loops, options: Options) -> Schedule:
     loops = choose_libraries(loops)
-    fuser = Fuser(options, buffer_sizes(loops), {b.name: b.type.device for b in loops.buffers})
+    sizes = {b.name: bytes_of(b.type) for b in loops.buffers}
+    fuser = Fuser(options, sizes, {b.name: b.type.device for b in loops.buffers})
     externs: dict[int, Extern] = {}
     for step, item in enumerate(loops.steps):
         if isinstance(item, Extern):

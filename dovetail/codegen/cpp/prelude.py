@@ -24,9 +24,9 @@ INTEGERS: Final = Path(__file__).with_name("integers.h").read_text()
 # {v} and {s} are replaced by float and double variants.
 _SLEEF: Final = {
     **dict.fromkeys([name for name in FUNCTIONS if name not in ("asinh", "acosh")], ("x",)),
-    **dict.fromkeys(("pow", "atan2"), ("x", "y")),
+    **dict.fromkeys(("pow", "atan2", "hypot"), ("x", "y")),
 }
-_ACCURACY: Final = {"sin": "u35", "cos": "u35", "erfc": "u15"}
+_ACCURACY: Final = {"sin": "u35", "cos": "u35", "erfc": "u15", "hypot": "u05"}
 """Tenths of a unit in the last place; of the others u10."""
 
 _UNARY: Final = {
