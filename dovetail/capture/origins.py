@@ -98,6 +98,10 @@ def wrap_constant(trace: Trace, value: Any, source: Source) -> Any:
         symbolic = trace.dynamic.number(trace, value, source)
         if symbolic is not None:
             return symbolic
+    if kind is torch.Size:
+        trace.guard(source, TypeIs(kind))
+        trace.guard(source, Length(len(value)))
+        return torch.Size([wrap(trace, size, Item(source, i)) for i, size in enumerate(value)])
     if kind is str and trace.dynamic is not None and trace.dynamic.is_other_text(value, source):
         trace.guard(source, TypeIs(str))
         return LateText(trace, str, (GivenText(trace, value, source, is_unsteady(trace, source, value)),))
