@@ -567,12 +567,9 @@ def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if attributes is not None and has_setter(type(obj), name):
         attributes[name] = value
         return
-    try:
-        native(object.__setattr__, obj, name, value)
-    except Raised as raised:
-        if not isinstance(raised.value, TypeError):
-            raise
-        native(setattr, obj, name, value)
+    own: Any = type(obj).__setattr__
+    is_in_c = type(own) is types.WrapperDescriptorType and own.__name__ == "__setattr__"  # it may be another
+    native(own if is_in_c else object.__setattr__, obj, name, value)
 
 
 def _store_module_attr(trace: Trace, obj: Any, name: str, value: Any) -> bool:

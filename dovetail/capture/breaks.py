@@ -36,6 +36,7 @@ from dovetail.fake.tensor import Fake
 from dovetail.util.writer import Writer
 
 NULL_TEXT: Final = ""
+kind_of: Any = lambda text: NONE_THERE if text == NULL_TEXT else getattr(text, "kind", VALUE)
 HELD: Final = re.compile(r"\b(?:stack_|_v)\d+\b")
 
 
@@ -111,7 +112,7 @@ class Site:
                 slots[slot] = stack.pop()
         live = live_before(self.origin)[target]
         kept = [i in slots and (i in live or i in self.origin.cell_slots) for i in range(self.count)]
-        layout = Layout(tuple(not keep for keep in kept), tuple(kind_of(text) for text in stack))
+        layout = Layout(tuple(not keep for keep in kept), tuple(map(kind_of, stack)))
         made = make_resume(self.origin, target, layout)
         passed = [slots[i] if keep else "None" for i, keep in enumerate(kept)]
         args = "".join([f"{text}, " for text in (*passed, *stack) if text != NULL_TEXT])
@@ -168,7 +169,7 @@ class Site:
         for text, value in zip(self.stack[region.depth :], self.values[region.depth :]):
             if type(value) is Outside and text.isidentifier() and text not in needed:
                 self.lines(f"{text} = None")  # or the error's traceback would hold it
-        kept = [last or self.entry_text(LastInstruction(self.at))] * region.keeps_last
+        kept = [last or self.entry_text(LastInstruction(self.at))] * region.lasti
         self.lines(self.resume(region.target, [*self.stack[: region.depth], *kept, error]))
 
     def do_handling(self, line: str) -> None:
@@ -187,17 +188,13 @@ class Site:
 class HandledText(str):
     """The text of an exception that is being handled."""
 
+    kind = HANDLED
+
 
 class GrowingText(str):
     """The text of a list to which a comprehension goes on to append."""
 
-
-def kind_of(text: str) -> str:
-    if isinstance(text, HandledText):
-        return HANDLED
-    if isinstance(text, GrowingText):
-        return GROWING
-    return NONE_THERE if text == NULL_TEXT else VALUE
+    kind = GROWING
 
 
 def emit_break(emit: Emitter, root: Activation) -> list[str]:

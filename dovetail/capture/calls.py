@@ -521,9 +521,9 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
     marks = fn.__dict__
     if marks:
         original = marks.get("_torchdynamo_orig_callable")
-        if original is not None and (original.__module__ or "").startswith(("torch.optim.", "torch.random")):
-            return trace.call(original, args, kwargs)  # torch keeps them from its own compiler only
-        if any(marks.get(name) for name in DISABLES):
+        home = getattr(original, "__module__", None) or ""
+        is_kept = not home.startswith(("torch.optim.", "torch.random"))  # not only from torch's own compiler
+        if any(marks.get(name) for name in DISABLES) and is_kept:
             raise errors.DisabledCall(trace.loc(), function=fn.__qualname__)
         if marks.get("_dovetail_graph_break"):
             raise errors.UserBreak(trace.loc())
@@ -531,10 +531,8 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
             return native(fn, *args, **kwargs)
         if marks.get("_dovetail_allow_in_graph"):
             return call_torch(trace, fn, args, kwargs)
-        if "_torchdynamo_orig_callable" in marks:
-            return trace.call(
-                wrap(trace, marks["_torchdynamo_orig_callable"], trace.const(fn, "original")), args, kwargs
-            )
+        if original is not None:
+            return trace.call(original, args, kwargs)
     module = fn.__module__ or ""
     if module.startswith("torch._dynamo"):
         if fn.__name__ in ("graph_break", "skip_frame"):

@@ -13,7 +13,8 @@ Such a method is interpreted; what it is told, torch itself tells a mode of ours
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 from types import FunctionType
@@ -283,25 +284,22 @@ on(torch._C._len_torch_dispatch_stack)(lambda *_: 0)
 on(is_in_torch_dispatch_mode)(lambda *_: False)
 
 
-class Plainly:
-    """Stands in for a context in which classes are not asked, and perhaps no modes either."""
-
-    def __init__(self, trace: Trace, modes: Args) -> None:
-        self.trace, self.state = trace, (True, modes)
-
-    def swap(self, *error: Any) -> None:
-        before, trace = self.state, self.trace
-        self.state = trace.is_plain, trace.modes
+@contextmanager
+def plainly(trace: Trace, modes: Args) -> Iterator[None]:
+    """Classes are not asked meanwhile, and perhaps no modes either."""
+    before = trace.is_plain, trace.modes
+    trace.is_plain, trace.modes = True, modes
+    try:
+        yield
+    finally:
         trace.is_plain, trace.modes = before
-
-    __enter__ = __exit__ = swap
 
 
 def _refuse(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     raise UnknownCall(trace.loc(), function=cls.__name__)
 
 
-CLASSES[torch._C.DisableTorchFunction] = lambda trace, cls, args, kwargs: Plainly(trace, [])
-CLASSES[torch._C.DisableTorchFunctionSubclass] = lambda trace, *_: Plainly(trace, trace.modes)
+CLASSES[torch._C.DisableTorchFunction] = lambda trace, cls, args, kwargs: plainly(trace, [])
+CLASSES[torch._C.DisableTorchFunctionSubclass] = lambda trace, *_: plainly(trace, trace.modes)
 CLASSES[torch._C._DisableTorchDispatch] = _refuse  # Fakes would not be asked, either
 CLASSES[torch._C._ExcludeDispatchKeyGuard] = _refuse

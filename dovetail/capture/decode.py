@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import dis
 import opcode
-from collections.abc import Iterator
 from functools import cache
 from types import CodeType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from dovetail.capture.versions import ARGUMENTS, FOR_ITER_SKIPS, TABLE
 from dovetail.util.noun import Noun, field
@@ -29,14 +28,9 @@ JUMPS: Final = frozenset(opcode.opname[op] for op in (*opcode.hasjrel, *opcode.h
 NO_FALL_THROUGH: Final = frozenset({"RETURN_VALUE", "JUMP", "RAISE_VARARGS", "RERAISE"})
 
 
-class Region(Noun):
-    """One row of the exception table, in instruction indices: [start, end) unwinds to target."""
-
-    start: int
-    end: int
-    target: int
-    depth: int
-    keeps_last: bool
+Region: TypeAlias = Any
+"""A row of the exception table as `dis` has it, in instruction indices: [start, end) unwinds to target, where
+the stack is `depth` high; `lasti` says whether the instruction that raised is put there as well."""
 
 
 class Code(Noun, frozen=False, eq=False):
@@ -119,13 +113,11 @@ def decode(code: CodeType) -> Code:
     names = slot_names(code)
     in_cells = {*code.co_cellvars, *code.co_freevars}
     cells = frozenset(i for i, name in enumerate(names) if name in in_cells)
-    return Code(code, ops, args, offsets, tuple(_regions(code, index_at)), names, cells)
-
-
-def _regions(code: CodeType, index_at: dict[int, int]) -> Iterator[Region]:
-    for row in dis._parse_exception_table(code):  # type: ignore[attr-defined]
-        first, last, to = (index_at[offset] for offset in (row.start, row.end, row.target))
-        yield Region(first, last, to, row.depth, row.lasti)
+    regions = [
+        row._replace(start=index_at[row.start], end=index_at[row.end], target=index_at[row.target])
+        for row in dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    ]
+    return Code(code, ops, args, offsets, tuple(regions), names, cells)
 
 
 # -- liveness: which slots an instruction's future still reads ----------------------------------------

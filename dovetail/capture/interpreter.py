@@ -174,7 +174,7 @@ class Activation:
             return False
         self.give_up(self.stack[region.depth :])
         del self.stack[region.depth :]
-        if region.keeps_last:
+        if region.lasti:
             self.stack.append(traces.LastInstruction(self.at))
         self.stack.append(error)
         self.at = region.target

@@ -124,7 +124,7 @@ def by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str) 
             if result is not NotImplemented:
                 return True, result
         elif not isinstance(owner, Fake):
-            result = _builtin_dunder(trace, owner, operand, forward if owner is left else backward)
+            result = _builtin_dunder(owner, operand, forward if owner is left else backward)
             if result is not NotImplemented:
                 return True, result
     if forward in ("__eq__", "__ne__"):
@@ -140,14 +140,10 @@ def is_same(trace: Trace, left: Any, right: Any) -> bool:
     return left is right
 
 
-def _builtin_dunder(trace: Trace, owner: Any, operand: Any, name: str) -> Any:
+def _builtin_dunder(owner: Any, operand: Any, name: str) -> Any:
     method = getattr(type(owner), name, None)
     if method is None or isinstance(method, FunctionType):
         return NotImplemented
-    equal = dunder(trace, type(owner), "__eq__") if method is object.__ne__ else None
-    if equal is not None:
-        result = trace.call(equal, [owner, operand], {})
-        return result if result is NotImplemented else not truth(trace, result)
     return native(method, owner, operand)
 
 

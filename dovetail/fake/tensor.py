@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch._compile import _disable_dynamo
 from torch._library.triton import set_wrap_triton_enabled
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.errors import DataDependentSize, DataDependentValue, FailedFake
@@ -120,6 +120,14 @@ class FakeMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """False: torch would otherwise import its own compiler to hide this mode from it."""
         return False
+
+    def __enter__(self) -> FakeMode:
+        """As torch does it, less the flags for its own compiler, which are the same for all threads."""
+        _push_mode(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _pop_mode()
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: Args = (), kwargs: Kwargs | None = None

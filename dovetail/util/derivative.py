@@ -1,9 +1,10 @@
 """Autograd's histories: what is behind a tensor, and gradients by it."""
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -21,14 +22,36 @@ def behind(heads: Iterable[Any]) -> dict[Any, list[tuple[Any, int]]]:
     return found
 
 
+class _Here(threading.local):
+    """True on threads on which the user's own code runs on Fakes."""
+
+    depth = 0
+
+    def __bool__(self) -> bool:
+        return self.depth > 0
+
+
+_here: Final = _Here()
+_before: Final[list[Any]] = []
+_lock: Final = threading.Lock()
+
+
 @contextmanager
 def compiling() -> Iterator[None]:
-    """The user's own code runs on Fakes: is_compiling() tells it what it did where it was interpreted."""
-    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+    """The user's own code runs on Fakes: is_compiling() tells it what it did where it was interpreted. Its
+    flag is one for all threads: the first to enter replaces it, the last to leave restores it."""
+    with _lock:
+        _before.append(_before[0] if _before else torch.compiler._is_compiling_flag)
+        torch.compiler._is_compiling_flag = _here  # type: ignore[assignment]
+    _here.depth += 1
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = before
+        _here.depth -= 1
+        with _lock:
+            before = _before.pop()
+            if not _before:
+                torch.compiler._is_compiling_flag = before
 
 
 def gradients_of(

@@ -16,9 +16,11 @@ from typing import Any, Final
 
 import pytest
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import dovetail
 from dovetail.capture import builtins as known
+from dovetail.util.derivative import compiling
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -255,6 +257,29 @@ def test_threads_with_different_functions() -> None:
         thread.join(120)
     assert not wrong and not any(thread.is_alive() for thread in threads)
     assert sys.getrecursionlimit() == limit, "captures at the same time raise it and restore it together"
+    assert torch.compiler.is_compiling() is False and not is_in_torch_dispatch_mode()
+
+
+def test_whether_a_thread_compiles_is_no_other_s_business() -> None:
+    seen: list[bool] = []
+    first, second = compiling(), compiling()
+
+    def work() -> None:
+        with first:
+            seen.append(bool(torch.compiler.is_compiling()))
+            entered.set()
+            left.wait(60)
+
+    entered, left = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(60)
+    assert not torch.compiler.is_compiling()
+    with second:
+        left.set()
+        thread.join(60)
+        assert torch.compiler.is_compiling()
+    assert seen == [True] and torch.compiler.is_compiling() is False
 
 
 def test_memory_does_not_grow_with_calls_or_recompiles() -> None:

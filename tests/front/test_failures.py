@@ -183,3 +183,14 @@ def test_under_another_compiler():
         x = torch.randn(rows, 4)
         torch.testing.assert_close(around(x), model(x) * 2)
     assert dovetail.stats()["graphs"] > before
+
+
+def test_around_another_compiler():
+    """What torch.compile wraps is captured with its caller, once."""
+    inner = torch.compile(lambda x: x * 2 + 1, backend="eager")
+    compiled = dovetail.compile(lambda x: inner(x.sin()), backend="eager", fullgraph=True)
+    before = dovetail.stats()["recompiles"]
+    for _ in range(4):
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x), x.sin() * 2 + 1)
+    assert dovetail.stats()["recompiles"] == before
