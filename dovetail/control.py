@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ContextDecorator
 from typing import Any, Final, TypeVar
 
 import torch
@@ -39,7 +40,7 @@ def stance() -> str:
     return _stance
 
 
-class set_stance:
+class set_stance(ContextDecorator):
     """Set the stance at once; as a context manager or decorator, only for the block or the call.
 
     set_stance("force_eager")
@@ -66,15 +67,11 @@ class set_stance:
 
     def __call__(self, fn: F) -> F:
         """As a decorator: the stance holds during calls of fn, not from here on."""
-        global _stance
-        _stance = self.before
+        self.__exit__()
+        return super().__call__(fn)
 
-        @functools.wraps(fn)
-        def with_stance(*args: Any, **kwargs: Any) -> Any:
-            with set_stance(self.name):
-                return fn(*args, **kwargs)
-
-        return with_stance  # type: ignore[return-value]
+    def _recreate_cm(self) -> set_stance:
+        return set_stance(self.name)
 
 
 # -- markers on functions --------------------------------------------------------------------------
@@ -87,10 +84,8 @@ def _turn(enabled: bool) -> bool:
     return enabled if native is None else native.set_enabled(enabled)  # type: ignore[no-any-return]
 
 
-class _Disabled:
+class _Disabled(ContextDecorator):
     """`with dovetail.disable():` no compiled code on this thread in the block."""
-
-    _dovetail_disable = True
 
     def __enter__(self) -> None:
         self.before = _turn(False)
@@ -98,18 +93,11 @@ class _Disabled:
     def __exit__(self, *_: object) -> None:
         _turn(self.before)
 
+    def _recreate_cm(self) -> _Disabled:
+        return _Disabled()
+
     def __call__(self, fn: F) -> F:
-        return _disable(fn)
-
-
-def _disable(fn: F) -> F:
-    @functools.wraps(fn)
-    def disabled(*args: Any, **kwargs: Any) -> Any:
-        with _Disabled():
-            return fn(*args, **kwargs)
-
-    disabled._dovetail_disable = True  # type: ignore[attr-defined]
-    return disabled  # type: ignore[return-value]
+        return _mark(super().__call__(fn), "_dovetail_disable")
 
 
 def disable(fn: Any = None, *, recursive: bool = True, reason: str | None = None) -> Any:
@@ -126,7 +114,7 @@ def disable(fn: Any = None, *, recursive: bool = True, reason: str | None = None
         fn.forward = disable(fn.forward, recursive=recursive, reason=reason)
         return fn
     if recursive:
-        return _disable(fn)
+        return _Disabled()(fn)
     marked: Any = functools.wraps(fn)(lambda *args, **kwargs: fn(*args, **kwargs))
     marked._dovetail_disable = "frame"
     return marked

@@ -413,15 +413,9 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     guard_class(trace, type(obj))
     found, owner = find_in_class(trace, obj, name)
     meta_found, meta = find_in_mro(type(obj), name)
-    if isinstance(meta_found, property):  # which comes before what the class has itself
-        return trace.call(meta_found.fget, [obj], {})
-    if found is MISSING:
-        if meta is not None and not hasattr(type(meta_found), "__get__"):
-            return class_value(trace, meta, name, meta_found)
-        if isinstance(meta_found, FunctionType):
-            return MethodType(meta_found, obj)
-        return native(getattr, obj, name)
-    if type(found) in C_METHODS:
+    if is_property(meta_found) or found is MISSING and meta is not None:  # a property comes first
+        return bind_class_value(trace, meta_found, meta, obj, type(obj), name)
+    if found is MISSING or type(found) in C_METHODS:
         return native(getattr, obj, name)
     return bind_class_value(trace, found, owner, None, obj, name)
 
@@ -507,11 +501,7 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if isinstance(obj, ModuleType) and not has_setter(type(obj), name):
         store_global(trace, obj.__dict__, name, value, DictAttr(trace.const(obj, obj.__name__), name))
         return
-    if isinstance(obj, type):
-        store_in_class(trace, obj, name, value)
-        return
-    kind = type(obj)
-    override, _ = find_in_mro(kind, "__setattr__")
+    override, _ = find_in_mro(type(obj), "__setattr__")
     if override is torch.nn.Module.__setattr__:
         if _store_module_attr(trace, obj, name, value):
             return
@@ -562,6 +552,8 @@ def has_setter(kind: type, name: str, also: str = "__set__") -> bool:
 
 def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
     """Write where no descriptor is in the way."""
+    if isinstance(obj, type):
+        return store_in_class(trace, obj, name, value)
     if is_own_dict(trace.origins.get(id(obj))):
         return dict.__setitem__(obj, name, value)
     if existed(trace, obj, name):
@@ -653,12 +645,12 @@ Rule = Callable[[Trace, Any, str], Any]
 RULES: Final[dict[type, Rule]] = {
     **dict.fromkeys((
         int, float, str, bool, bytes, complex, type(None), list, tuple, set, frozenset, dict, range, slice,
-        torch.dtype, torch.device, torch.Size, InstanceDict, *NUMBERS, LateText, traces.Appender,
+        torch.dtype, torch.device, torch.Size, InstanceDict, *NUMBERS, LateText,
         BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     ), _native_rule),
     **dict.fromkeys((super, TensorSuper), super_attr),
     Unread: lambda trace, obj, name: (
-        traces.Appender(obj) if name == "append" else load_attr(trace, read_list(trace, obj), name)),
+        obj.append if name == "append" else load_attr(trace, read_list(trace, obj), name)),
     Outside: lambda trace, obj, name: instance_attr(trace, obj.original, name),
     FunctionType: function_attr,
     MethodType: lambda trace, obj, name: (

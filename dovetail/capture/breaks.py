@@ -26,9 +26,9 @@ from dovetail.capture.decode import Region, live_before
 from dovetail.capture.emit import Emitter
 from dovetail.capture.frame import caught_at
 from dovetail.capture.interpreter import Activation
-from dovetail.capture.resume import HANDLED, NONE_THERE, VALUE, Layout, make_resume, origin_of
+from dovetail.capture.resume import GROWING, HANDLED, NONE_THERE, VALUE, Layout, make_resume, origin_of
 from dovetail.capture.text import format_value
-from dovetail.capture.trace import NULL, Handling, LastInstruction, Outside, place_loc
+from dovetail.capture.trace import NULL, Handling, LastInstruction, Outside, Unread, place_loc
 from dovetail.capture.transforms import AS_PYTHON
 from dovetail.capture.versions import NULL_FIRST
 from dovetail.errors import SkippedFrame
@@ -69,17 +69,21 @@ class Site:
         self.arg: Any = root.code.args[root.at]
         self.origin, self.prologue = origin_of(root.code)
         self.count = len(self.origin.slot_names) - len(self.origin.code.co_freevars)
-        self.stack = [self.entry_text(value) for value in root.stack]
+        self.stack = [self.entry_text(*pair) for pair in zip(root.stack, [*root.stack[1:], None])]
         self.slots = self.slot_texts()
         self.lines = Writer()
         self.values = list(root.stack)
 
-    def entry_text(self, value: Any) -> str:
+    def entry_text(self, value: Any, above: Any = None) -> str:
         if isinstance(value, Handling):
             return "None" if value.is_over else HandledText(self.emit.value(value.error))
         if isinstance(value, LastInstruction):
             return str(self.origin.offsets[value - self.prologue] // 2)
-        return NULL_TEXT if value is NULL else self.emit.value(value)
+        if value is NULL:
+            return NULL_TEXT
+        is_list = type(value) in (list, Unread) and hasattr(type(above), "__next__")  # over which a loop goes
+        is_growing = is_list and ("LIST_APPEND", "JUMP") in zip(self.code.ops, self.code.ops[1:])
+        return (GrowingText if is_growing else str)(self.emit.value(value))
 
     def slot_texts(self) -> dict[int, str]:
         """Texts of all slots that may be read by anything after this instruction."""
@@ -184,9 +188,15 @@ class HandledText(str):
     """The text of an exception that is being handled."""
 
 
+class GrowingText(str):
+    """The text of a list to which a comprehension goes on to append."""
+
+
 def kind_of(text: str) -> str:
     if isinstance(text, HandledText):
         return HANDLED
+    if isinstance(text, GrowingText):
+        return GROWING
     return NONE_THERE if text == NULL_TEXT else VALUE
 
 
@@ -204,7 +214,7 @@ def emit_break(emit: Emitter, root: Activation) -> list[str]:
 
 def _in_the_rest(site: Site) -> None:
     """An instruction that only the frame itself can do: the rest begins with it, and runs in eager."""
-    if site.prologue and site.root.steps <= site.prologue:  # type: ignore[attr-defined]
+    if site.prologue and site.root.steps <= site.prologue:
         raise SkippedFrame(site.root.trace.loc(), detail=f"a break at {site.op}")
     site.lines(site.resume(site.at, site.stack))
 
@@ -251,12 +261,15 @@ def _line(form: str, count: int, site: Site, pushed: Sequence[str] = ()) -> None
 
 def _branch(jumps_if: bool, keeps: bool, site: Site) -> None:
     """A jump that depends on a truth value: one resume function for each way."""
-    rest = site.stack[:-1]
     site.do(f"_r = bool({site.stack[-1]})")
-    jumped = site.resume(site.arg, [*rest, site.stack[-1]] if keeps else rest)
+    _two_ways(site, site.at, jumps_if, site.stack[:-1], site.stack[-1:] if keeps else [])
+
+
+def _two_ways(site: Site, jump: int, jumps_if: bool, rest: list[str], kept: Sequence[str] = ()) -> None:
+    target: Any = site.code.args[jump]
     with site.lines.block("if _r:" if jumps_if else "if not _r:"):
-        site.lines(jumped)
-    site.lines(site.resume(site.at + 1, rest))
+        site.lines(site.resume(target, [*rest, *kept]))
+    site.lines(site.resume(jump + 1, rest))
 
 
 def _truth(form: str, count: int, site: Site) -> None:
@@ -265,12 +278,8 @@ def _truth(form: str, count: int, site: Site) -> None:
     rest, following = site.stack[: len(site.stack) - count], site.code.ops[site.at + 1]
     site.do(f"_r = {form.format(*site.stack[-count:], operation=operation)}")
     if following not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
-        site.go_on("_r", drop=count)
-        return
-    target: Any = site.code.args[site.at + 1]
-    with site.lines.block("if _r:" if following == "POP_JUMP_IF_TRUE" else "if not _r:"):
-        site.lines(site.resume(target, rest))
-    site.lines(site.resume(site.at + 2, rest))
+        return site.go_on("_r", drop=count)
+    _two_ways(site, site.at + 1, following == "POP_JUMP_IF_TRUE", rest)
 
 
 def _for_iter(site: Site) -> None:

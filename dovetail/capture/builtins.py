@@ -39,7 +39,7 @@ from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
 from dovetail.capture.origins import is_value_type, read_list, wrap
 from dovetail.capture.text import NUMBERS, Callback, LateText, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
-from dovetail.capture.trace import NULL, PLAIN, Appender, Outside, Raised, Trace, Unread, is_library_file
+from dovetail.capture.trace import NULL, PLAIN, Outside, Raised, Trace, Unread, is_library_file
 from dovetail.errors import Break, DataDependentValue, SkippedFrame, UnknownCall
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Predicate
@@ -397,7 +397,8 @@ def _accumulate(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _reference(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
-    if isinstance(args[-1], FunctionType) and not is_library_file(args[-1].__code__.co_filename):
+    told = getattr(args[-1], "__func__", args[-1]) if len(args) > 1 else None
+    if told is not None and not is_library_file(getattr(told, "__code__", as_name.__code__).co_filename):
         raise UnknownCall(trace.loc(), function="weakref.ref with a function to be called at the end")
     return native(cls, *args)
 
@@ -672,7 +673,7 @@ CALLABLE_KINDS: Final[dict[type, Callable[[Trace, Any, Args, Kwargs], Any]]] = {
     operator.methodcaller: _call_methodcaller,
     weakref.ref: _call_reference,
     types.GenericAlias: lambda trace, fn, args, kwargs: trace.call(fn.__origin__, args, kwargs),
-    **dict.fromkeys((Callback, Appender, type(functools.cmp_to_key(max))), lambda _, fn, args, named: native(
+    **dict.fromkeys((Callback, type(functools.cmp_to_key(max))), lambda _, fn, args, named: native(
         fn, *args, **named)),
 }
 

@@ -37,6 +37,7 @@ from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
 from dovetail.capture.attributes import C_METHODS, FIELDS, find_in_mro, guard_class, load_attr
 from dovetail.capture.autograd import changes
 from dovetail.capture.builtins import Args, Kwargs
+from dovetail.capture.dynamic import LARGEST
 from dovetail.capture.frame import bind
 from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.operations import has_fake, is_ours
@@ -212,7 +213,7 @@ def draw(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     read, restore = STATES.get((type(owner).__module__, type(owner).__qualname__), ("", ""))
     is_plain = getattr(owner, "__dict__", {}).keys() <= {"gauss_next"} and not kwargs and not trace.is_inner
     made: Any = NULL
-    is_plain &= {int, float}.issuperset(map(type, args))
+    is_plain &= all(type(arg) in (int, float) and abs(arg) < LARGEST for arg in args)
     if source and read and policy and policy.seen.draws and is_plain:
         state = getattr(owner, read)()
         try:
@@ -299,15 +300,16 @@ def make_instance(trace: Trace, cls: type, args: Args, kwargs: Kwargs) -> Any:
         raise UnknownCall(trace.loc(), function=cls.__qualname__)
     trace.asks = trace.asks or hasattr(cls, "__torch_function__")
     maker, _ = find_in_mro(cls, "__new__")
-    init, _ = find_in_mro(cls, "__init__")
     if isinstance(maker, staticmethod) or maker is torch.Tensor.__new__:
         made = call(trace, getattr(maker, "__func__", maker), [cls, *args], kwargs)
     elif maker is object.__new__ or maker is None:
         made = native(object.__new__, cls, *args, **kwargs)
     else:
         made = known.construct_new(trace, cls, args, kwargs)
-    if cls not in trace.kinds.get(id(made), type(made)).__mro__:
+    kind = trace.kinds.get(id(made), type(made))
+    if cls not in kind.__mro__:
         return made
+    init, _ = find_in_mro(kind, "__init__")
     if isinstance(init, FunctionType):
         call(trace, init, [made, *args], kwargs)
     elif isinstance(init, WrapperDescriptorType):
@@ -463,8 +465,17 @@ class Generator:
             try:
                 self.close()
             except Exception:  # cannot leave __del__: the capture breaks where the generator was made instead
-                name = self.activation.code.code.co_qualname
-                trace.postponed = errors.UnfinishedGenerator(trace.loc(), name=name, step=self.made_at)
+                trace.postponed = self.unfinished
+
+    @property
+    def unfinished(self) -> Break:
+        trace, name = self.activation.trace, self.activation.code.code.co_qualname
+        return errors.UnfinishedGenerator(trace.loc(), name=name, step=self.made_at)
+
+    def __getattr__(self, name: str) -> Any:
+        """gi_frame and the like only a real one has."""
+        is_asked = name.startswith("gi_") or name in ("__name__", "__qualname__")
+        raise self.unfinished if is_asked else AttributeError(f"'generator' object has no attribute '{name}'")
 
 
 def steps(activation: Activation) -> PythonGenerator[Any, Any, Any]:
@@ -527,6 +538,8 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
     module = fn.__module__ or ""
     if module.startswith("torch._dynamo"):
         if fn.__name__ in ("graph_break", "skip_frame"):
+            if trace.places[-1].code.code.co_filename.endswith("/torch/optim/optimizer.py"):
+                return None  # around each step, for the sake of torch's compiler
             raise errors.UserBreak(trace.loc())
         if fn.__name__ in IGNORED:
             return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dis
 import opcode
-from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cache
 from types import CodeType
@@ -27,7 +26,6 @@ CACHES: Final = {
     if number < 256
 }
 JUMPS: Final = frozenset(opcode.opname[op] for op in (*opcode.hasjrel, *opcode.hasjabs) if op < 256)
-HAVE_ARGUMENT: Final = opcode.HAVE_ARGUMENT
 NO_FALL_THROUGH: Final = frozenset({"RETURN_VALUE", "JUMP", "RAISE_VARARGS", "RERAISE"})
 
 
@@ -51,21 +49,16 @@ class Code(Noun, frozen=False, eq=False):
     regions: tuple[Region, ...]
     slot_names: tuple[str, ...]
     cell_slots: frozenset[int]
-    _starts: list[int] = field(default_factory=list)
     _lines: list[int] = field(default_factory=list)
     bound: list[object] = field(default_factory=list)
     """The interpreter's method for each op, filled by the interpreter on first use."""
 
     def line(self, index: int) -> int:
         """The line of an instruction."""
-        if not self._starts:
-            for start, _, line in self.code.co_lines():
-                self._starts.append(start)
-                self._lines.append(line or 0)
-        at = bisect_right(self._starts, self.offsets[index]) - 1
-        while at >= 0 and not self._lines[at]:
-            at -= 1
-        return self._lines[at] if at >= 0 else self.code.co_firstlineno
+        if not self._lines:
+            self._lines = [line or 0 for line, *_ in self.code.co_positions()]
+        before = self._lines[self.offsets[index] // 2 :: -1]
+        return next(filter(None, before), self.code.co_firstlineno)
 
     def region(self, index: int) -> Region | None:
         """The innermost region that covers an instruction (CPython writes them innermost first)."""
@@ -169,49 +162,3 @@ def live_before(code: Code) -> list[frozenset[int]]:
             if after != live[i]:
                 live[i], changed = after, True
     return live
-
-
-# -- stack depths: which entries a comprehension appends to -------------------------------------------
-
-ENDS: Final = frozenset("""RETURN_VALUE RETURN_CONST RAISE_VARARGS RERAISE JUMP_FORWARD JUMP_BACKWARD
-    JUMP_BACKWARD_NO_INTERRUPT""".split())
-
-
-def stack_depths(code: Code) -> dict[int, int]:
-    """How many entries the stack has before the instruction at each offset."""
-    steps = list(dis.get_instructions(code.code))
-    after = {step.offset: following for step, following in zip(steps, steps[1:])}
-    found: dict[int, int] = {}
-    work = [(steps[0], 0)]
-    at = {step.offset: step for step in steps}
-    for region in code.regions:
-        work.append((at[code.offsets[region.target]], region.depth + region.keeps_last + 1))
-    while work:
-        step, depth = work.pop()
-        while step.offset not in found:
-            found[step.offset] = depth
-            arg = step.arg if step.opcode >= HAVE_ARGUMENT else None
-            if step.opname in JUMPS:
-                work.append((at[step.argval], depth + dis.stack_effect(step.opcode, arg, jump=True)))
-            if step.opname in ENDS:
-                break
-            depth += dis.stack_effect(step.opcode, arg, jump=False)
-            step = after[step.offset]
-    return found
-
-
-def growing_entries(code: Code, target: int) -> frozenset[int]:
-    """Stack positions at an instruction that hold a list to which a comprehension goes on to append; [a, *b]
-    has LIST_APPEND too, and no loop."""
-    pairs: Any = enumerate(zip(code.ops, code.ops[1:], code.args[1:]))
-    appends = [i for i, (op, then, to) in pairs if (op, then) == ("LIST_APPEND", "JUMP") and to < i]
-    if not appends:
-        return frozenset()
-    depths = stack_depths(code)
-    found = set()
-    for i in appends:
-        position = depths[code.offsets[i]] - 1 - int(code.args[i])  # type: ignore[call-overload]
-        between = range(min(i, target), max(i, target) + 1)
-        if all(depths.get(code.offsets[j], 0) > position for j in between):
-            found.add(position)
-    return frozenset(found)

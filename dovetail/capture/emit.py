@@ -41,9 +41,9 @@ from dovetail.capture.operations import SYMBOLIC
 from dovetail.capture.origins import IDENTITY, VIEWS, is_changed, is_value_type, raw_items
 from dovetail.capture.text import Callback, GivenText, Identity, LateText
 from dovetail.capture.torch_calls import check_leaves
-from dovetail.capture.trace import DELETED, NULL, PLAIN, Appender, Raised, Trace, Write
+from dovetail.capture.trace import DELETED, NULL, PLAIN, Raised, Trace, Unread, Write
 from dovetail.capture.transforms import Pullback
-from dovetail.errors import Break, UnfinishedGenerator, UnsupportedValue
+from dovetail.errors import Break, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Arg, Const, Source
 
@@ -109,6 +109,10 @@ class Emitter:
             text = self.load(origin.source)
         elif kind in SYMBOLIC:
             text = self.trace.dynamic.text(self, value)
+        elif id(value) in self.trace.wrappers:  # what is around others gets them as attributes, later
+            _, args, kwargs = self.trace.wrappers[id(value)]
+            maker = self.const(torch.Tensor._make_wrapper_subclass)
+            text = self.temp(f"{maker}({self.items(args)}, **{self.value(kwargs)})")
         elif kind is Fake:
             if self.trace.leaves:
                 check_leaves(self.trace, value)
@@ -164,7 +168,7 @@ class Emitter:
             return f"{'type' if write.how == 'class' else 'object'}.__delattr__({owner}, {write.name!r})"
         value = self.value(write.value)
         if write.how == "class":
-            return f"setattr({owner}, {write.name!r}, {value})"
+            return f"type.__setattr__({owner}, {write.name!r}, {value})"
         if isinstance(write.owner, (BaseException, Fake)):
             return f"{owner}.{write.name} = {value}"
         return set_field(owner, type(write.owner), write.name, value)
@@ -212,7 +216,7 @@ def _made_of(
 
 
 def _method(emit: Emitter, value: MethodType) -> str:
-    if type(value.__self__) is Array:
+    if type(value.__self__) in (Array, Unread):
         return f"{emit.value(value.__self__)}.{value.__name__}"
     return f"{emit.const(MethodType, 'MethodType')}({emit.items((value.__func__, value.__self__))})"
 
@@ -229,12 +233,6 @@ def _builtin_method(emit: Emitter, value: Any) -> str:
         method = next(found for found in named if type(found) in C_METHODS and found.__get__(owner) == value)
         return f"{emit.const(method, value.__name__)}.__get__({emit.value(owner)})"
     return f"{emit.value(owner)}.{value.__name__}"
-
-
-def _partial(emit: Emitter, value: functools.partial[Any]) -> str:
-    args = [emit.value(arg) for arg in (value.func, *value.args)]
-    args += [f"{key}={emit.value(item)}" for key, item in value.keywords.items()]
-    return f"{emit.const(functools.partial, 'partial')}({', '.join(args)})"
 
 
 def _function(emit: Emitter, value: FunctionType) -> str:
@@ -274,11 +272,6 @@ def _cell(emit: Emitter, value: CellType) -> str:
 
 def _globals(emit: Emitter, where: dict[str, Any]) -> str:
     return "user_globals" if where is emit.trace.frame.globals else emit.const(where, "globals")
-
-
-def _unfinished(emit: Emitter, value: Generator) -> str:
-    name = value.activation.code.code.co_qualname
-    raise UnfinishedGenerator(emit.trace.frame.loc, name=name, step=value.made_at)
 
 
 def _late_text(emit: Emitter, value: LateText) -> str:
@@ -374,13 +367,9 @@ def set_field(owner: str, kind: type, name: str, value: str) -> str:
 
 def instance_fields(value: Any) -> dict[str, Any]:
     """Attributes in __dict__ and in slots."""
-    fields = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                fields[name] = getattr(value, name)
-    return fields
+    state = object.__getstate__(value)  # type: ignore[attr-defined]
+    fields, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(fields or {}), **(slots or {})}
 
 
 def _pairs(emit: Emitter, value: Any) -> str:
@@ -400,7 +389,6 @@ REBUILD: Final[dict[type, Rule]] = {
     **{kind: _made_of(kind) for kind in (set, frozenset, torch.Size)},
     slice: lambda emit, value: f"slice({emit.items((value.start, value.stop, value.step))})",
     MethodType: _method,
-    functools.partial: _partial,
     FunctionType: _function,
     CellType: _cell,
     InstanceDict: lambda emit, value: f"{emit.value(value.owner)}.__dict__",
@@ -408,13 +396,12 @@ REBUILD: Final[dict[type, Rule]] = {
     Callback: lambda emit, value: emit.value(value.fn),
     # a view: the base of an array is None or another, never a tensor
     Array: lambda emit, value: f"{emit.value(value.fake)}.numpy()[{'()' if value.is_scalar else '...'}]",
-    Appender: lambda emit, value: f"{emit.load(value.owner.source)}.append",
     LateText: _late_text,
     GivenText: lambda emit, value: emit.load(value.source),
     Identity: lambda emit, value: f"{value.function.__name__}({emit.value(value.owner)})",
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): lambda emit, value: "None",
-    Generator: _unfinished,
+    Generator: lambda emit, value: str(value.gi_frame),  # which it does not have
     TracebackType: lambda emit, value: emit.temp(
         f"{emit.const(traceback_at)}({emit.const(emit.trace.raised[id(value)][1], 'lines')})"),
     Pullback: lambda emit, value: str(
@@ -426,7 +413,7 @@ REBUILD: Final[dict[type, Rule]] = {
     types.SimpleNamespace: _made_of(types.SimpleNamespace, lambda emit, v: f"**{emit.value(vars(v))}"),
     collections.deque: _made_of(collections.deque, lambda emit, v: f"[{emit.items(v)}], {v.maxlen!r}"),
     **{type(iter(made)): _reduced for made in ITERATED},
-    **dict.fromkeys((zip, enumerate, map, filter, reversed), _reduced),
+    **dict.fromkeys((zip, enumerate, map, filter, reversed, functools.partial), _reduced),
     **dict.fromkeys(VIEWS, lambda emit, view: (
         f"{emit.value(gc.get_referents(view)[0])}.{type(view).__name__.split('_')[1]}()")),
 }

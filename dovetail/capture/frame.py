@@ -1,6 +1,6 @@
 """The call that is being captured, and code that stands at its lines, for what looks at the stack.
 
-    f(x, flag=True)  ->  Frame(code of f, f, globals, (x, True), closure)
+    f(x, flag=True)  ->  Frame(code of f, f, globals, (x, True))
     traceback_at([model.py:12 in g, model.py:40 in f])         the traceback that shows these lines
     called_from(warnings.warn, places)("old")                  the warning names the user's line
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from types import CellType, CodeType, FunctionType, TracebackType
+from types import CodeType, FunctionType, TracebackType
 from typing import Any, Final
 
 import torch
@@ -29,7 +29,6 @@ class Frame(Noun, eq=False):
     function: FunctionType
     globals: dict[str, Any]
     args: tuple[Any, ...]
-    closure: tuple[CellType, ...] = ()
 
     @property
     def key(self) -> tuple[CodeType, int]:

@@ -21,7 +21,7 @@ from dovetail.capture import attributes, operations
 from dovetail.capture import trace as traces
 from dovetail.capture.attributes import MISSING, delete_attr, find_in_mro, load_attr, store_attr, store_global
 from dovetail.capture.checks import assume, expected
-from dovetail.capture.decode import Code, decode
+from dovetail.capture.decode import decode
 from dovetail.capture.origins import read_list, wrap
 from dovetail.capture.resume import growing_slots, is_resumed
 from dovetail.capture.text import format_value, is_late, late, native
@@ -35,6 +35,10 @@ from dovetail.ir.source import Attr, Cell, ClosureOf, DictAttr, Global, Item, So
 
 RETURN: Final = "return"
 YIELD: Final = "yield"
+
+
+class Stop(Exception):
+    """The instruction before which this capture ends has been reached."""
 
 
 def push(value: Any) -> Callable[[Activation, Any], None]:
@@ -98,14 +102,15 @@ class Activation:
     """One running frame of the interpreter."""
 
     __slots__ = ("trace", "code", "function", "globals", "stack", "slots", "at", "next", "result", "handled",
-                 "kw_names", "is_root", "names")  # fmt: skip
+                 "kw_names", "steps", "stop", "names")  # fmt: skip
 
     names: dict[str, Any]
     """What the body of a class has defined."""
 
-    def __init__(self, trace: Trace, function: FunctionType, slots: list[Any], is_root: bool = False) -> None:
+    def __init__(self, trace: Trace, function: FunctionType, slots: list[Any], stop: int = -1) -> None:
+        """`stop`: after how many instructions it ends, unless that is negative."""
         code = decode(function.__code__)
-        self.trace, self.code, self.function, self.is_root = trace, code, function, is_root
+        self.trace, self.code, self.function, self.steps, self.stop = trace, code, function, 0, stop
         self.globals: dict[str, Any] = function.__globals__
         closure = list(function.__closure__ or ())
         empty = len(code.slot_names) - len(slots) - len(closure)
@@ -119,8 +124,6 @@ class Activation:
         if not code.bound:
             code.bound = [METHODS.get(op) or partial(unsupported, op) for op in code.ops]
             GLOBALS_OF[code.code.co_filename] = self.globals
-            for i in loads_to_append(code):
-                code.bound[i] = partial(appending, code.bound[i])
 
     # -- running
 
@@ -128,7 +131,6 @@ class Activation:
         """To the next return or yield."""
         places = self.trace.places
         places.append(self)
-        self.trace.is_appending = False
         try:
             while True:
                 try:
@@ -147,16 +149,23 @@ class Activation:
             places.pop()
 
     def _loop(self) -> str:
-        methods, args = self.code.bound, self.code.args
+        methods, args, trace = self.code.bound, self.code.args, self.trace
         while True:
             at = self.at
+            if self.steps == self.stop:
+                raise Stop
+            self.steps += 1
             self.next = at + 1
             done = methods[at](self, args[at])  # type: ignore[operator]
+            if done is RETURN:
+                self.slots = [NULL] * len(self.slots)  # generators that a frame lets go of end with it
+            if trace.postponed is not None:
+                raise trace.postponed
             if done is not None:
                 return done  # type: ignore[no-any-return]
             self.at = self.next
             if self.at <= at:
-                self.trace.go_round()
+                trace.go_round()
 
     def unwind(self, error: BaseException) -> bool:
         """Go to the code that handles the exception; False when it leaves the frame."""
@@ -282,7 +291,7 @@ class Activation:
         if own is not None:
             return Attr(own, "cell_contents")
         position = slot - (len(self.slots) - len(self.code.code.co_freevars))
-        if self.is_root:
+        if self is self.trace.places[0]:
             return Cell(position, self.code.slot_names[slot])
         source = self.trace.source_of(self.function)
         return ClosureOf(source or self.trace.const(self.function, self.function.__name__), position)
@@ -340,7 +349,7 @@ class Activation:
                 known = trace.const(vars(builtins), "builtins")
                 trace.guard(*(known, Lacks(name)) if value is MISSING else (Item(known, name), Is(value)))
             if value is MISSING:
-                raise Raised(NameError(f"name '{name}' is not defined"))
+                raise Raised(NameError(f"name '{name}' is not defined", name=name))
         elif not (stable and (type(value) in PLAIN or isinstance(value, type))):
             value = wrap(trace, value, self.global_source(name), stable)
         return trace.remember(key, value)
@@ -751,7 +760,6 @@ RAISED_AGAIN: Final = frozenset({("RERAISE", 0), ("RERAISE", 1), ("RAISE_VARARGS
 """Instructions that leave an exception's context and lines as they are."""
 AUGMENTED: Final = ["SWAP", "SWAP", "STORE_SUBSCR"]
 """What follows the operator in `x[i] += 1`: the item is written back."""
-LOADS: Final = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR"})
 NO_ERRORS: Final = "catching classes that do not inherit from BaseException is not allowed"
 NO_GROUPS: Final = "catching ExceptionGroup with except* is not allowed. Use except instead."
 FUNCTION_FIELDS: Final = {8: "__closure__", 4: "__annotations__", 2: "__kwdefaults__", 1: "__defaults__"}
@@ -805,21 +813,6 @@ class GlobalsView(MutableMapping[str, Any]):
 
     __iter__: Any = lambda self: iter(self.real)
     __len__: Any = lambda self: len(self.real)
-
-
-def loads_to_append(code: Code) -> list[int]:
-    """Instructions that read something for the sake of its method `append`."""
-    pairs = enumerate(zip(code.ops, code.ops[1:], code.args[1:]))
-    reads = ("LOAD_METHOD", "LOAD_ATTR")
-    return [i for i, pair in pairs if pair[0] in LOADS and pair[1] in reads and pair[2] == "append"]
-
-
-def appending(method: Any, self: Activation, arg: Any) -> None:
-    self.trace.is_appending = True
-    try:
-        method(self, arg)
-    finally:
-        self.trace.is_appending = False
 
 
 def unsupported(op: str, self: Activation, arg: Any) -> None:

@@ -54,6 +54,9 @@ def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 on(copy.deepcopy)(lambda trace, args, kwargs: deep_copy(trace, *args, **kwargs))
 MAPPINGS: Final = (dict, collections.OrderedDict)
+_ways = "new reduce_ex reduce getstate setstate getnewargs getnewargs_ex".split()
+COPYING: Final = [f"__{name}__" for name in _ways]
+"""Methods by which a class says how its instances are copied."""
 COPYABLE: Final = (list, set, tuple, *MAPPINGS, collections.deque, collections.defaultdict)
 
 
@@ -91,9 +94,8 @@ def deep_copy(trace: Trace, x: Any, memo: Any = None) -> Any:
 def copy_instance(trace: Trace, value: Any, each: Callable[[Any], Any]) -> Any:
     """A new instance with the same attributes, each passed through `each`."""
     kind = type(value)
-    is_plain = find_in_mro(kind, "__reduce_ex__")[0] is object.__reduce_ex__
-    is_plain = is_plain and not isinstance(value, torch.nn.Module)
-    if not is_plain or find_in_mro(kind, "__new__")[0] is not object.__new__ or "__slots__" in vars(kind):
+    is_plain = all(getattr(kind, name, None) is getattr(object, name, None) for name in COPYING)
+    if not is_plain or "__slots__" in vars(kind):
         raise UnknownCall(trace.loc(), function=f"a copy of {kind.__qualname__}")
     made = object.__new__(kind)
     for name, item in InstanceDict(trace, value).items():

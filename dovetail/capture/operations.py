@@ -114,7 +114,8 @@ def by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str) 
     if type(left) is type(right) and (forward, backward) not in COMPARISONS.values():
         pairs.pop()  # Python does not ask the same class again
     is_sequence = forward in ("__add__", "__mul__") and isinstance(left, (list, tuple, str, bytes))
-    is_asked_last = first is None and is_sequence or issubclass(type(right), type(left))
+    is_own = (forward, backward) in COMPARISONS.values() or second is not python_method(type(left), backward)
+    is_asked_last = first is None and is_sequence or issubclass(type(right), type(left)) and is_own
     if type(left) is not type(right) and is_asked_last and second is not None:
         pairs.reverse()
     for method, owner, operand in pairs:
@@ -122,8 +123,8 @@ def by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str) 
             result = trace.call(method, [owner, operand], {})
             if result is not NotImplemented:
                 return True, result
-        elif owner is left and not isinstance(owner, Fake):
-            result = _builtin_dunder(trace, owner, operand, forward)
+        elif not isinstance(owner, Fake):
+            result = _builtin_dunder(trace, owner, operand, forward if owner is left else backward)
             if result is not NotImplemented:
                 return True, result
     if forward in ("__eq__", "__ne__"):
@@ -178,7 +179,7 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
 
 def items_equal(trace: Trace, left: Any, right: Any) -> bool:
     """Containers of one kind; their items may have an __eq__ in Python."""
-    if len(left) != len(right) or isinstance(left, dict) and left.keys() != right.keys():
+    if len(left) != len(right) or isinstance(left, dict) and native(operator.ne, left.keys(), right.keys()):
         return False
     pairs = [(left[key], right[key]) for key in (left if isinstance(left, dict) else range(len(left)))]
     return all(a is b or truth(trace, compare(trace, operator.eq, a, b)) for a, b in pairs)
@@ -264,20 +265,14 @@ def check_operands(trace: Trace, what: str, *values: Any) -> None:
 def as_hashable(value: Any) -> Any:
     """A symbolic number cannot be hashed: as a key it must be known."""
     kind = type(value)
-    if kind is tuple:
-        return tuple([as_hashable(item) for item in value])
-    return native(text.known, value) if kind in SYMBOLIC or kind is text.LateText else value
+    return native(text.known, value) if kind in SYMBOLIC or kind in (text.LateText, tuple) else value
 
 
 def as_known(value: Any) -> Any:
     """The same value to be shown as text: numbers in it must be known, also within containers."""
-    kind = type(value)
-    if kind in (list, tuple, set, torch.Size):
-        items = [as_known(item) for item in value]
-        return value if all(new is old for new, old in zip(items, value)) else kind(items)
     if isinstance(value, BaseException):
         value.args = as_known(value.args)
-    return {k: as_known(v) for k, v in value.items()} if kind is dict else as_hashable(value)
+    return native(text.known, value) if is_late(value) else value
 
 
 def as_key(trace: Trace, container: Any, key: Any) -> Any:

@@ -31,7 +31,7 @@ import torch
 
 from dovetail.capture.resume import is_resumed
 from dovetail.capture.text import GivenText, LateText
-from dovetail.capture.trace import OPERATORS, PLAIN, Appender, Origin, Outside, Trace, Unread
+from dovetail.capture.trace import OPERATORS, PLAIN, Origin, Outside, Trace, Unread
 from dovetail.errors import ShapelessParameter, UnsupportedValue
 from dovetail.fake.tensor import Fake, fake_like
 from dovetail.ir.capture import GraphInput
@@ -98,9 +98,13 @@ def wrap_constant(trace: Trace, value: Any, source: Source) -> Any:
         symbolic = trace.dynamic.number(trace, value, source)
         if symbolic is not None:
             return symbolic
+    if kind is torch.Size:
+        trace.guard(source, TypeIs(kind))
+        trace.guard(source, Length(len(value)))
+        return torch.Size([wrap(trace, size, Item(source, i)) for i, size in enumerate(value)])
     if kind is str and trace.dynamic is not None and trace.dynamic.is_other_text(value, source):
         trace.guard(source, TypeIs(str))
-        return LateText(trace, str, (GivenText(trace, value, source),))
+        return LateText(trace, str, (GivenText(trace, value, source, is_unsteady(trace, source, value)),))
     by_identity = kind is bool or value is None or kind in (torch.dtype, types.CodeType, types.EllipsisType)
     trace.guard(source, Is(value) if by_identity else Equals(value))
     return value
@@ -141,11 +145,15 @@ def _wrap_strided(trace: Trace, value: torch.Tensor, source: Source, plain: Sour
     name, example = f"input_{len(trace.inputs)}", value if plain is source else as_plain(value)
     trace.inputs.append(GraphInput(name, plain, example, symbolic))
     trace.input_fakes.append(fake)
+    guard_tensor(trace, value, source, free_shape, free_stride)
+    return fake
+
+
+def guard_tensor(trace: Trace, value: torch.Tensor, source: Source, shape: Any, stride: Any) -> None:
+    """`shape` and `stride` are None where they may change."""
     index = value.device.index
     about = type(value), value.dtype, value.device.type, -1 if index is None else index, value.requires_grad
-    keys = torch._C._dispatch_keys(value).raw_repr()
-    trace.guard(source, TensorIs(*about, free_shape, free_stride, keys))
-    return fake
+    trace.guard(source, TensorIs(*about, shape, stride, torch._C._dispatch_keys(value).raw_repr()))
 
 
 def may_be_written(value: torch.Tensor) -> bool:
@@ -172,8 +180,7 @@ def make_fake(
 
 
 def wrap_list(trace: Trace, value: Any, source: Source) -> Any:
-    if trace.is_appending and type(value) is list:
-        trace.is_appending = False
+    if type(value) is list and trace.is_appending:
         trace.guard(source, TypeIs(list))
         return leave_unread(trace, value, source)
     if is_unsteady(trace, source, (len(value), *arguments_in(trace, value))):
@@ -215,14 +222,16 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[int]:
             yield id(value)
 
 
-def _is_constant(items: Any) -> bool:
-    return all(type(item) in PLAIN or isinstance(item, (*IDENTITY, FunctionType))
-               or type(item) in (tuple, frozenset) and _is_constant(item) for item in items)  # fmt: skip
+def is_fixed(value: Any) -> bool:
+    """Always the same, down to what lies in it."""
+    if type(value) in (tuple, frozenset):
+        return all(map(is_fixed, value))
+    return type(value) in PLAIN or isinstance(value, (*IDENTITY, FunctionType))
 
 
 def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
     """Sets are read whole; their members must be constants, as there is no path to one."""
-    if not _is_constant(value) or type(value).__eq__ not in (set.__eq__, frozenset.__eq__):
+    if not all(map(is_fixed, value)) or type(value).__eq__ not in (set.__eq__, frozenset.__eq__):
         return leave_outside(trace, value, source)
     if isinstance(value, frozenset):
         trace.guard(source, Equals(value))
@@ -261,13 +270,17 @@ def wrap_bound(trace: Trace, value: Any, source: Source) -> Any:
     found = next((e for e in own if hasattr(e, "__objclass__") and e.__get__(real) == value), None)
     trace.guard(source, TypeIs(type(value)))
     trace.guard(Attr(source, "__name__"), Equals(name))
-    trace.is_appending = name == "append"
-    owner = wrap(trace, real, Attr(source, "__self__"))
-    trace.is_appending = False
+    where, seen = Attr(source, "__self__"), trace.known.get(id(real))
+    is_list = name == "append" and type(real) is list
+    if is_list and seen is not None:
+        owner = seen.stand_in
+        trace.guard(where, SameAs(seen.source))
+    else:
+        trace.guard(where, TypeIs(type(real)))
+        owner = (leave_unread if is_list else wrap)(trace, real, where)
     if type(owner) is Outside or found is None:
         return wrap_instance(trace, value, source)
-    is_unread, is_own = type(owner) is Unread, isinstance(owner, found.__objclass__)
-    method = Appender(owner) if is_unread else found.__get__(owner) if is_own else getattr(owner, name)
+    method = found.__get__(owner) if isinstance(owner, found.__objclass__) else getattr(owner, name)
     trace.keep.append(method)
     return method
 
@@ -304,7 +317,7 @@ def wrap_dict(trace: Trace, value: Any, source: Source) -> Any:
         elif not is_held(key):
             detail = f"{source} has keys of type {type(key).__name__}"
             raise UnsupportedValue(trace.loc(), type="dict", detail=detail)
-        elif type(key) not in PLAIN and not is_constant(key) and not isinstance(key, IDENTITY):
+        elif not is_fixed(key):
             inner = wrap(trace, key, DictKey(source, i), stable=True)  # an object, which has attributes
         step: Source = Item(source, key, own_base(kind))
         if not is_constant(key):
@@ -323,12 +336,8 @@ def raw_items(value: Any) -> list[tuple[Any, Any]]:
 def is_held(key: Any) -> bool:
     """May a guard hold on to this key: it is compared by identity, or is a constant."""
     if type(key) is tuple:
-        return all(is_held(item) for item in key)
-    if isinstance(key, torch.Tensor):
-        return False
-    kind = type(key)
-    is_constant = kind in PLAIN or isinstance(key, IDENTITY)
-    return is_constant or kind.__eq__ is object.__eq__ or kind.__module__ == "typing"
+        return all(map(is_held, key))
+    return is_fixed(key) or type(key).__eq__ is object.__eq__ or type(key).__module__ == "typing"
 
 
 def is_changed(origin: Origin) -> bool:
@@ -435,6 +444,8 @@ def wrap_proxy(trace: Trace, value: Any, source: Source) -> Any:
     keys, inner = list(value), gc.get_referents(value)[0]
     if id(inner) in trace.known or not all(is_constant(key) for key in keys):
         return wrap_instance(trace, value, source)
+    if is_unsteady(trace, source, tuple(keys)):
+        return leave_outside(trace, value, source)
     trace.proxied[id(inner)] = inner
     trace.guard(source, TypeIs(MappingProxyType))
     trace.guard(source, Predicate(lambda now: list(now) == keys, f"keys == {keys}"))
@@ -447,8 +458,8 @@ def wrap_view(trace: Trace, value: Any, source: Source) -> Any:
     trace.guard(source, TypeIs(type(value)))
     proxy = value.mapping
     mapping = wrap_proxy(trace, proxy, Attr(source, "mapping"))
-    if mapping is proxy:
-        return wrap_instance(trace, value, source)
+    if mapping is proxy or type(mapping) is Outside:
+        return leave_outside(trace, value, source)
     stand_in = getattr(mapping, type(value).__name__.split("_")[1])()
     return register(trace, value, stand_in, source)
 
@@ -461,12 +472,33 @@ def wrap_subclass(trace: Trace, value: Any, source: Source) -> Any:
     """A tensor like others, whose class may say what operators and functions do to it: the graph has a plain
     one."""
     kind: Any = type(value)
+    if is_dispatching(kind):
+        return wrap_dispatching(trace, value, source)
     check_class(trace, kind)
     is_asked = kind.__torch_function__ is not NOT_ASKED
     plain = Applied(source, trace.const(as_plain, "as_plain").name, as_plain) if is_asked else source
     fake, trace.asks = wrap_tensor(trace, value, source, plain), True
     trace.kinds[id(fake)] = kind
     return fake
+
+
+def wrap_dispatching(trace: Trace, value: torch.Tensor, source: Source) -> Any:
+    """Its class says what each op does to it, mostly to tensors that are its attributes: those are in the
+    graph, and the Fake that stands in for it is not."""
+    with torch._C.DisableTorchFunction():
+        if value.requires_grad:
+            raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail="it requires a gradient")
+        fake, free_shape, free_stride, _ = make_fake(trace, value, source)
+        register(trace, value, fake, source)
+        guard_tensor(trace, value, source, free_shape, free_stride)
+    trace.kinds[id(fake)], trace.asks = type(value), True
+    return fake
+
+
+def is_dispatching(kind: Any) -> bool:
+    """Whether a class says what each op does. Those of torch.distributed are far too much code to capture."""
+    is_own = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and kind is not Fake
+    return is_own and not kind.__module__.startswith(("torch.distributed.", "torch.nested."))
 
 
 def check_class(trace: Trace, kind: Any) -> None:

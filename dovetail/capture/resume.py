@@ -17,7 +17,7 @@ from functools import cache
 from types import CodeType
 from typing import Final
 
-from dovetail.capture.decode import CACHES, Code, decode, growing_entries
+from dovetail.capture.decode import CACHES, Code, decode
 from dovetail.capture.frame import as_parameters, line_table
 from dovetail.errors import SkippedFrame
 from dovetail.util.noun import Noun
@@ -27,7 +27,7 @@ SLOT_NAMES: Final = ("LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF"
                      "LOAD_FROM_DICT_OR_DEREF", "LOAD_FAST", "LOAD_FAST_CHECK")  # fmt: skip
 PAIR_NAMES: Final = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST")
 SLOT_OPS, PAIR_OPS = ({OP[x] for x in names if OP.get(x, 256) < 256} for names in (SLOT_NAMES, PAIR_NAMES))
-VALUE, NONE_THERE, HANDLED = "value", "null", "handled"
+VALUE, NONE_THERE, HANDLED, GROWING = "value", "null", "handled", "growing"
 NO_LOCATION: Final = 15
 ARGS_FLAGS: Final = 4 | 8
 
@@ -38,7 +38,7 @@ class Layout(Noun):
     dead: tuple[bool, ...]
     stack: tuple[str, ...]
     """VALUE: an argument. NONE_THERE: NULL. HANDLED: an argument that is the exception being handled; the
-    entry itself is what was handled before."""
+    entry itself is what was handled before. GROWING: a list to which a comprehension goes on to append."""
 
 
 class Resume(Noun, eq=False):
@@ -115,9 +115,8 @@ def _make(origin: Code, target: int, layout: Layout) -> Resume:
         co_name=f"{code.co_name}_resumed_at_{origin.line(target)}",
         co_qualname=f"{code.co_qualname} resumed at line {origin.line(target)}",
     )
-    positions = growing_entries(origin, target)
-    values = [i for i, kind in enumerate(layout.stack) if kind != NONE_THERE]
-    growing = frozenset(len(slots) + at for at, i in enumerate(values) if i in positions)
+    given = [kind for kind in layout.stack if kind != NONE_THERE]
+    growing = frozenset(len(slots) + i for i, kind in enumerate(given) if kind == GROWING)
     return Resume(made, code, len(units), growing)
 
 
@@ -129,12 +128,11 @@ def _shift_slots(raw: bytes, first: int, by: int) -> bytes:
     offset = 0
     while offset < len(made):
         op, arg = made[offset], made[offset + 1]
-        if op == OP["EXTENDED_ARG"] and made[offset + 2] in SLOT_OPS:
-            raise SkippedFrame(detail="more than 255 local variables")
+        is_far = op == OP["EXTENDED_ARG"] and made[offset + 2] in SLOT_OPS
         if op in SLOT_OPS and arg >= first:
-            if arg + by > 255:
-                raise SkippedFrame(detail="more than 255 local variables")
-            made[offset + 1] = arg + by
+            is_far, made[offset + 1] = arg + by > 255, arg + by & 255
+        if is_far:
+            raise SkippedFrame(detail="more than 255 local variables")
         if op in PAIR_OPS and (arg >> 4 >= first or arg & 15 >= first):
             raise SkippedFrame(detail="a closure variable is read together with another one")
         offset += 2 + 2 * CACHES.get(opcode.opname[op], 0)
@@ -142,13 +140,9 @@ def _shift_slots(raw: bytes, first: int, by: int) -> bytes:
 
 
 def _number(value: int, is_first: bool = False) -> bytes:
-    parts = [value & 63]
-    while value := value >> 6:
-        parts.append(value & 63)
-    parts.reverse()
-    made = [part | 64 for part in parts[:-1]] + [parts[-1]]
-    if is_first:
-        made[0] |= 128
+    """In parts of six bits, each of which says whether another follows."""
+    made = [value >> shift & 63 | 64 for shift in (24, 18, 12, 6) if value >> shift] + [value & 63]
+    made[0] |= 128 * is_first
     return bytes(made)
 
 

@@ -33,10 +33,10 @@ from dovetail.capture.dynamic import History, Policy
 from dovetail.capture.emit import Emitter, entry_parameters, safe_name
 from dovetail.capture.frame import Frame, slot_count
 from dovetail.capture.graphs import GraphBuilder
-from dovetail.capture.interpreter import Activation
+from dovetail.capture.interpreter import Activation, Stop
 from dovetail.capture.origins import is_changed, leave_unread, may_be_written, wrap
 from dovetail.capture.text import AT_WORK, OWN_FOLDER
-from dovetail.capture.trace import NULL, Raised, Trace, is_library_file, is_random
+from dovetail.capture.trace import Raised, Trace, is_library_file, is_random
 from dovetail.errors import Break, FrameRaises, ImportUnderWay, NoTensors, Reason, ResumedLoop, SkippedFrame
 from dovetail.fake import Fake, FakeMode, SymbolicCalls
 from dovetail.fake.kernels import watch_kernels
@@ -44,7 +44,7 @@ from dovetail.ir.capture import BreakPoint, Capture, GraphInput
 from dovetail.ir.guard import Equals, Guard, Predicate, SameAs, State
 from dovetail.ir.source import Arg, Computed, Const, DictAttr, Item, KeyItem, Source
 from dovetail.options import Options
-from dovetail.util.torch_state import read_state
+from dovetail.util.torch_state import READERS, read_state
 from dovetail.util.writer import Writer
 
 MAX_ATTEMPTS = 4
@@ -69,41 +69,6 @@ def deep_recursion() -> Iterator[None]:
         with _lock:
             before = _limits.pop()
             sys.setrecursionlimit(max(before, RECURSION_LIMIT) if _limits else before)
-
-
-class Stop(Exception):
-    """The instruction before which this capture ends has been reached."""
-
-
-class Root(Activation):
-    """The captured frame itself: counts instructions, and stops before the one that breaks."""
-
-    __slots__ = ("steps", "stop")
-
-    def __init__(self, trace: Trace, frame: Frame, slots: list[Any], stop: int | None) -> None:
-        super().__init__(trace, frame.function, slots, is_root=True)  # type: ignore[arg-type]
-        if frame.closure:
-            self.slots[len(self.slots) - len(frame.closure) :] = frame.closure
-        self.steps, self.stop = 0, stop
-
-    def _loop(self) -> str:
-        methods, args = self.code.bound, self.code.args
-        while True:
-            at = self.at
-            if self.steps == self.stop:
-                raise Stop
-            self.steps += 1
-            self.next = at + 1
-            done = methods[at](self, args[at])  # type: ignore[operator]
-            if done is not None:
-                self.slots = [NULL] * len(self.slots)  # generators that a frame lets go of end with it
-            if self.trace.postponed is not None:
-                raise self.trace.postponed
-            if done is not None:
-                return done  # type: ignore[no-any-return]
-            self.at = self.next
-            if self.at <= at:
-                self.trace.go_round()
 
 
 def make_entry(captured: Capture) -> FunctionType:
@@ -131,7 +96,7 @@ def capture_frame(
 
 def _attempts(frame: Frame, options: Options, dynamic: Policy | None, is_whole: bool) -> Capture:
     """The whole frame, or else the part before the first break."""
-    attempt = Attempt(frame, options, dynamic, None, None, is_whole)
+    attempt = Attempt(frame, options, dynamic, -1, None, is_whole)
     found = attempt.run()
     if isinstance(found, Capture):
         return found
@@ -156,7 +121,7 @@ class Attempt:
     """One interpretation of the frame, to its end or to the instruction `stop`."""
 
     def __init__(
-        self, frame: Frame, options: Options, dynamic: Any, stop: int | None, why: Break | None,
+        self, frame: Frame, options: Options, dynamic: Any, stop: int, why: Break | None,
         is_whole: bool = False,
     ) -> None:  # fmt: skip
         self.frame, self.stop, self.why, self.steps = frame, stop, why, 0
@@ -166,12 +131,12 @@ class Attempt:
     def run(self) -> Capture | Break:
         trace = self.trace
         trace.guards += state_guards()
-        root: Root | None = None
+        root: Activation | None = None
         before, AT_WORK.trace = getattr(AT_WORK, "trace", None), trace
         try:
             with FakeMode(), SymbolicCalls(trace.loc):
                 slots = self.wrap_arguments()
-                root = Root(trace, self.frame, slots, self.stop)
+                root = Activation(trace, self.frame.function, slots, self.stop)  # type: ignore[arg-type]
                 try:
                     root.run()
                     return self.finish(root, None)
@@ -213,7 +178,7 @@ class Attempt:
             found.append((leave_unread if is_new else wrap)(self.trace, value, Arg(i, safe_name(name, i))))
         return found
 
-    def finish(self, root: Root, why: Break | None) -> Capture:
+    def finish(self, root: Activation, why: Break | None) -> Capture:
         trace, frame = self.trace, self.frame
         hopeless = why is None or is_installed_file(frame.code.co_filename)
         if hopeless and not trace.inputs and not trace.calls:
@@ -238,7 +203,7 @@ class Attempt:
         inputs: tuple[GraphInput, ...] = ()
         if emit.outputs or has_effects(trace):
             graph, inputs = GraphBuilder(trace).build(emit.outputs, frame.code.co_name)
-        text = self.text(emit, root, inputs if graph is not None else None, checks, tail, why)
+        text = self.text(emit, inputs if graph is not None else None, checks, tail, why)
         symbols: tuple[Any, ...] = ()
         if trace.dynamic is not None:
             trace.dynamic.finish(trace)
@@ -257,14 +222,14 @@ class Attempt:
         )  # fmt: skip
 
     def text(
-        self, emit: Emitter, root: Root, inputs: Any, checks: list[str], tail: list[str], why: Break | None
+        self, emit: Emitter, inputs: Any, checks: list[str], tail: list[str], why: Break | None
     ) -> str:
         numbers = [i.source.value for i in inputs or () if isinstance(i.source, Computed)]
         computed = [self.trace.dynamic.text(emit, number) for number in numbers]
         fetches = self.fetches(inputs or ())
         read = [i for i in inputs or () if not isinstance(i.source, Computed)]
         given = "*fetched_inputs" if fetches else ", ".join(emit.load(i.source) for i in read)
-        parameters = entry_parameters(root, slot_count(self.frame.code))
+        parameters = entry_parameters(emit.root, slot_count(self.frame.code))
         w = Writer()
         with w.block(f"def entry({', '.join([*parameters, *['*fetched_inputs'] * fetches])}):"):
             if fetches:
@@ -384,6 +349,8 @@ def why_not_now() -> tuple[str, bool] | None:
     whether that is an error with fullgraph=True: a transform could be applied inside instead."""
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return "torch.jit.trace and dispatch modes see what runs in eager", False
+    if READERS["below_classes"]():
+        return "no class of tensors is asked for what ops do, not even that of tensors without data", False
     for i in range(torch._C._len_torch_function_stack()):
         if type(torch._C._get_function_stack_at(i)) is not DeviceContext:
             return "a torch function mode sees what runs in eager", False

@@ -80,8 +80,11 @@ class GivenText(Noun, eq=False):
     trace: Trace
     value: str
     source: Source
+    is_unsteady: bool
 
     def now(self) -> str:
+        if self.is_unsteady:
+            raise DataDependentValue(self.trace.loc(), function="a text that changes from call to call")
         self.trace.guard(self.source, Equals(self.value))
         return self.value
 
@@ -150,14 +153,10 @@ def late(trace: Trace, function: Callable[..., str], args: Any) -> Any:
 
 def snapshot(trace: Trace, value: Any) -> Any:
     """A copy that later changes of containers do not reach."""
-    kind = type(value)
-    if kind in PLAIN or kind in NUMBERS or kind in LATE or isinstance(value, (Fake, BaseException)):
-        return value
-    if kind in (list, tuple):
-        return kind([snapshot(trace, item) for item in value])
-    if kind is dict:
-        return {key: snapshot(trace, item) for key, item in value.items()}
-    raise DataDependentValue(trace.loc(), function=UNKNOWN)
+    known_kinds = (*PLAIN, *NUMBERS, *LATE, Fake)
+    if not all(type(leaf) in known_kinds or isinstance(leaf, BaseException) for leaf in leaves(value)):
+        raise DataDependentValue(trace.loc(), function=UNKNOWN)
+    return rebuilt(value, lambda leaf: leaf)
 
 
 def unknown_in(value: Any) -> Iterator[Any]:
@@ -169,26 +168,26 @@ def unknown_in(value: Any) -> Iterator[Any]:
             yield from unknown_in(leaf.args)
 
 
+def rebuilt(value: Any, each: Callable[[Any], Any]) -> Any:
+    """With `each` applied to what lies in lists, tuples, sets, dicts and slices, which are made anew."""
+    kind = type(value)
+    if kind in (list, tuple, set, torch.Size):
+        return kind([rebuilt(item, each) for item in value])
+    if kind is slice:
+        return slice(*[rebuilt(end, each) for end in (value.start, value.stop, value.step)])
+    return {key: rebuilt(item, each) for key, item in value.items()} if kind is dict else each(value)
+
+
 def known(value: Any) -> Any:
     """With the numbers that symbols have now; asking for them assumes them."""
-    kind = type(value)
-    if kind in NUMBERS:
-        return NUMBERS[kind](value)
-    if kind in LATE:
-        return value.now()
-    if kind in (list, tuple):
-        return kind([known(item) for item in value])
-    return {key: known(item) for key, item in value.items()} if kind is dict else value
+    number: Any = lambda leaf: NUMBERS[type(leaf)](leaf) if type(leaf) in NUMBERS else leaf
+    return rebuilt(value, lambda leaf: leaf.now() if type(leaf) in LATE else number(leaf))
 
 
 def as_numbers(value: Any, beside: Any = None) -> Any:
     """What torch computes with, perhaps beside a tensor: for a scalar of NumPy's its number."""
-    kind = type(value)
-    if kind in (list, tuple):
-        return kind([as_numbers(item, beside) for item in value])
-    if kind is slice:
-        return slice(*as_numbers([value.start, value.stop, value.step]))
-    return value.as_number(beside) if kind.__module__ == "dovetail.capture.arrays" else value
+    is_array: Any = lambda leaf: type(leaf).__module__ == "dovetail.capture.arrays"
+    return rebuilt(value, lambda leaf: leaf.as_number(beside) if is_array(leaf) else leaf)
 
 
 AT_WORK: Final = threading.local()

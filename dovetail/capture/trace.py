@@ -72,6 +72,7 @@ PLAIN: Final = frozenset(
 
 DRAWS: Final = frozenset({"bernoulli", "normal", "log_normal", "uniform", "multinomial", "poisson", "cauchy",
                           "exponential", "geometric", "rrelu"})  # fmt: skip
+LOADS: Final = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR"})
 MOST_ROUNDS: Final = 50_000
 MOST_CALLS: Final = 20_000
 
@@ -100,17 +101,10 @@ class Unread(Noun, frozen=False, eq=False):
     shadow: list[Any] | None = None
 
     def append(self, item: Any) -> None:
-        (self.added if self.shadow is None else self.shadow).append(item)
+        self.extend([item])
 
-
-class Appender(Noun, eq=False):
-    """The bound method `append` of such a list."""
-
-    owner: Unread
-    __name__ = "append"
-
-    def __call__(self, item: Any) -> None:
-        self.owner.append(item)
+    def extend(self, items: Any) -> None:
+        (self.added if self.shadow is None else self.shadow).extend(items)
 
 
 class Outside:
@@ -207,6 +201,8 @@ class Trace:
         self.owned: dict[int, Fake] = {}
         self.kinds: dict[int, type] = {}
         """Tensors that are of a subclass."""
+        self.wrappers: dict[int, tuple[Fake, list[Any], dict[str, Any]]] = {}
+        """Tensors around others that the program made, and what with."""
         self.modes: list[Any] = []
         """Those for torch functions that the program has entered."""
         self.asks = self.is_plain = False
@@ -231,8 +227,6 @@ class Trace:
         """What the entry asks for before the graph: random numbers, and states that a method can set."""
         self.rounds = 0
         self.is_over = self.catches = self.is_exposed = self.is_atomic = False
-        self.is_appending = False
-        """The list that is read next is only appended to."""
         self.changed_classes: set[int] = set()
         self.touched: list[int] = []
         """Containers that were changed, if only for a while."""
@@ -269,6 +263,14 @@ class Trace:
 
     def locs(self) -> tuple[Loc, ...]:
         return tuple(place_loc(place) for place in self.places)
+
+    @property
+    def is_appending(self) -> bool:
+        """Whether what is read now is read for the sake of its method `append`."""
+        if not self.places or self.places[-1].code.ops[self.places[-1].at] not in LOADS:
+            return False
+        code, following = self.places[-1].code, self.places[-1].at + 1
+        return code.ops[following] in ("LOAD_METHOD", "LOAD_ATTR") and code.args[following] == "append"
 
     def is_caught(self) -> bool:
         """Whether the program has an `except` clause for what is raised here."""

@@ -10,6 +10,7 @@ import enum
 import functools
 import sys
 import threading
+import weakref
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import torch
@@ -1181,6 +1182,130 @@ def subclasses_looked_for_and_made_once() -> Any:
         return x * Backend.made["first"].scale()
 
     return f, [(x4(),)] * 8, lambda: [(name, type(backend)) for name, backend in Backend.made.items()]
+
+
+class Reflecting:
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __sub__(self, other: Any) -> Any:
+        return "sub", self.x - other.x
+
+    def __rsub__(self, other: Any) -> Any:
+        return "rsub", other.x - self.x
+
+
+class Inheriting(Reflecting):
+    pass
+
+
+class Overriding(Reflecting):
+    def __rsub__(self, other: Any) -> Any:
+        return "own", other.x - self.x
+
+
+@case("C4")
+def reflected_operators_of_subclasses() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        plain = Reflecting(x)
+        return plain - Inheriting(x * 2), plain - Overriding(x * 3), Inheriting(x) - plain
+
+    return f, [(x4(),)] * 2
+
+
+@case("C4", breaks=0)
+def members_of_enums_stay_what_they_are() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            Color.RED = 3  # type: ignore[misc, assignment]
+        except AttributeError as error:
+            return x * Color.RED.value, str(error)
+        return x, None
+
+    return f, [(x4(),)] * 2
+
+
+class SettingTwice(type):
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value * 2 if name == "size" else value)
+
+
+class Sized(metaclass=SettingTwice):
+    size = 1
+
+
+@case("C4", breaks=0, recompiles=ANY)
+def metaclass_that_sees_assignments() -> Any:
+    Sized.size = 1
+
+    def f(x: torch.Tensor) -> Any:
+        Sized.size = 5
+        return x + Sized.size
+
+    return f, [(x4(),)] * 2, lambda: Sized.size
+
+
+class Saved:
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.x = state["x"] + 1
+
+
+@case("C4", breaks=2)
+def copies_that_a_class_makes_its_own_way() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return copy.copy(Saved(x)).x, copy.deepcopy(Saved(x * 2)).x
+
+    return f, [(x4(),)] * 2
+
+
+class Choosing:
+    def __new__(cls, x: Any) -> Any:
+        return object.__new__(Chosen)
+
+
+class Chosen(Choosing):
+    def __init__(self, x: Any) -> None:
+        self.x = x * 2
+
+
+@case("C4")
+def class_that_makes_another() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        return Choosing(x).x  # type: ignore[attr-defined]
+
+    return f, [(x4(),)] * 2
+
+
+@case("C4")
+def counter_that_equals_a_dict() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        counted = collections.Counter("aab")
+        return x * 2, counted == {"a": 2, "b": 1}, counted != {"a": 2, "b": 1}, {"a": 2, "b": 1} == counted
+
+    return f, [(x4(),)] * 2
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def gone(self, reference: Any) -> None:
+        self.seen += 1
+
+
+@case("C4", breaks=ANY)
+def end_of_an_object_told_to_a_method() -> Any:
+    watcher = Watcher()
+
+    def f(x: torch.Tensor) -> Any:
+        held = Reflecting(x)
+        reference = weakref.ref(held, watcher.gone)
+        return x + 1, reference() is held
+
+    return f, [(x4(),)] * 2, lambda: watcher.seen
 
 
 test_program = suite.test()
