@@ -189,7 +189,10 @@ def _trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     tensors = [(i, x) for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
     loose = tuple(i for i, x in tensors if not isinstance(x, torch.nn.Parameter))
     if indexing := [node for node in builder.nodes[:boundary] if node.op.startswith((*_INDEXING, _LOSS))]:
-        _read_unread(builder, indexing, prune(builder.finish((*trace.values, *grads))))
+        logs = [storage.log for storage in recorder.storages if storage.input is not None]
+        replayed = {write.value for log in logs for write in log if write.op}
+        kept = prune(builder.finish((*trace.values, *grads))).nodes
+        _read_unread(builder, [node for node in indexing if node not in replayed.union(kept)])
     graph = builder.finish((*trace.values, *grads))
     open_to_writes = [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))]
     unread = _unread(graph, boundary, open_to_writes, len(trace.values))
@@ -658,10 +661,9 @@ def _simplified(value: Any, shapes: Shapes, made: dict[Any, Any]) -> Any:
     return value
 
 
-def _read_unread(builder: GraphBuilder, indexing: list[Node], kept: Graph) -> None:
+def _read_unread(builder: GraphBuilder, indexing: list[Node]) -> None:
     """An index out of range raises also where nobody needs what is there: a check of nothing reads it."""
-    needed = set(kept.nodes)
-    for node in (node for node in indexing if node not in needed):
+    for node in indexing:
         value = node if isinstance(node.type, TensorType) else builder.get(node, 0)
         builder.call("aten._assert_tensor_metadata.default", (value,), ())
 

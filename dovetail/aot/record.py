@@ -84,7 +84,7 @@ class Recorder(FakeMode):
             return NotImplemented
         route = _routes.get(func)
         if route is None:
-            if isinstance(func, HigherOrderOperator):
+            if isinstance(func, HigherOrderOperator) or func._schema.name == "aten::set_":
                 raise UnsupportedMutation(self.loc, detail=f"{func} is not recorded")
             route = _routes[func] = _route(func, facts_of(func))
         if self.is_backward:
@@ -307,8 +307,6 @@ def record_view(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> An
         return of_number(func, args, kwargs)
     result = infer(func, args, kwargs)
     given = recorder.args((*args[1:], *kwargs.values()))
-    if isinstance(result, (list, tuple)):
-        raise UnsupportedMutation(recorder.loc, detail=f"{func} returns several views")
     step = None if func in SAME else ViewStep(facts_of(func).name, given)
     recorder.view(result, recorder.ref(args[0]), step)
     return result
@@ -490,16 +488,6 @@ def record_resize(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> 
     return fake
 
 
-def record_set(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """self.set_(source): self becomes another name of source."""
-    fake, source = args[:2]
-    if recorder.ref(fake).storage.input is not None:
-        raise UnsupportedMutation(recorder.loc, detail="set_ of an input of the graph")
-    result = infer(func, args, kwargs)
-    recorder.view(fake, recorder.ref(source), None)
-    return result
-
-
 def record_lift(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """torch.tensor(...) in the program: one number is a fill, more are a constant input."""
     (real,) = args
@@ -585,7 +573,6 @@ ROUTES: Final[dict[str, Route]] = {
     "aten.resize_as_.default": lambda recorder, func, args, kwargs: record_resize(
         recorder, _aten.resize_.default, (args[0], list(args[1].shape)), kwargs
     ),
-    "aten.set_.source_Tensor": record_set,
     **{f"aten.{x}.default": record_composite
        for x in ("_euclidean_dist", "binary_cross_entropy_with_logits")},
     **{f"aten.{x}.default": record_eig for x in ("linalg_eig", "_linalg_eigh", "_linalg_svd")},

@@ -50,27 +50,21 @@ def of_numbers(c: Call, *values: Any) -> torch.dtype:
     return c.get("dtype") or (torch.bool if is_bool else plain)
 
 
-def joined(c: Call) -> torch.dtype:
-    """Of all tensors; eager's promotion is left to the kernel."""
-    kinds = {t.dtype for t in c.tensors}
-    if len(kinds) > 1:
-        raise Unruled
-    return kinds.pop()  # type: ignore[return-value]
+def only(holds: Callable[[Call], bool], dtypes: DTypes) -> Any:
+    """Only where that holds; other calls are left to the kernel."""
+
+    def derive(c: Call) -> Any:
+        if not holds(c):
+            raise Unruled
+        return dtypes(c)
+
+    return derive
 
 
-def floating(c: Call) -> torch.dtype:
-    """Only for floats; eager's promotion of the rest is left to the kernel."""
-    found = asked(c)
-    if not found.is_floating_point:
-        raise Unruled
-    return found
-
-
-def plain_float(c: Call) -> torch.dtype:
-    found = first(c)
-    if found not in (torch.float32, torch.float64):
-        raise Unruled
-    return found
+on_cpu = partial(only, lambda c: c.device == "cpu")
+joined = only(lambda c: len({t.dtype for t in c.tensors}) == 1, first)
+floating = only(lambda c: asked(c).is_floating_point, asked)
+plain_float = only(lambda c: first(c) in (torch.float32, torch.float64), first)
 
 
 def statistics(c: Call, on_gpu: torch.dtype | None = None) -> list[torch.dtype | None]:
@@ -81,13 +75,6 @@ def statistics(c: Call, on_gpu: torch.dtype | None = None) -> list[torch.dtype |
         return [plain_float(c)] * 3
     kept = on_gpu if c.device != "cpu" else torch.float32 if torch.float32 in kinds else first(c)
     return [first(c), kept, kept]
-
-
-def on_cpu(dtypes: DTypes, c: Call) -> Any:
-    """Only for the CPU; other devices return something else."""
-    if c.device != "cpu":
-        raise Unruled
-    return dtypes(c)
 
 
 def _of_weight(c: Call) -> torch.dtype:
@@ -221,9 +208,9 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (masked, from_contiguous, "native_group_norm_backward native_batch_norm_backward"),
     (masked, contiguous, "native_layer_norm_backward _fused_rms_norm_backward"),
     (statistics, normalised, "native_batch_norm"),
-    (partial(on_cpu, statistics), normalised,
+    (on_cpu(statistics), normalised,
      "_native_batch_norm_legit _native_batch_norm_legit_no_training"),
-    (partial(on_cpu, lambda c: [*statistics(c), c["running_mean"].dtype, c["running_var"].dtype]), normalised,
+    (on_cpu(lambda c: [*statistics(c), c["running_mean"].dtype, c["running_var"].dtype]), normalised,
      "_native_batch_norm_legit_functional"),
     (lambda c: [first(c), *[_of_weight(c)] * 2] if c.device == "cpu" else statistics(c), from_contiguous,
      "native_group_norm"),
@@ -245,7 +232,7 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, contiguous, """
         embedding_dense_backward slice_backward select_backward masked_fill amax amin cudnn_grid_sampler
         mse_loss_backward smooth_l1_loss_backward huber_loss_backward"""),
-    (partial(on_cpu, lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
+    (on_cpu(lambda c: [first(c)] * 2), contiguous, "log_sigmoid_forward"),
     (summed, contiguous, "sum prod"),
     (floating, contiguous, "mean var std logsumexp linalg_vector_norm norm"),
     (lambda c: [floating(c)] * 2, contiguous, "var_mean std_mean"),
@@ -273,9 +260,9 @@ KNOWN: Final[dict[str, tuple[DTypes, Layout]]] = _table(
     (first, as_image, """
         avg_pool2d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d
         max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward"""),
-    (partial(on_cpu, first), concatenated,
+    (on_cpu(first), concatenated,
      "channel_shuffle upsample_nearest2d_backward upsample_bilinear2d_backward"),
-    (partial(on_cpu, first), as_image, """
+    (on_cpu(first), as_image, """
         upsample_bicubic2d upsample_linear1d upsample_trilinear3d pixel_shuffle reflection_pad2d
         replication_pad2d reflection_pad3d replication_pad3d reflection_pad2d_backward
         replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward"""),

@@ -26,7 +26,6 @@ FATES: Final[dict[str, str]] = {
     **{f"aten.{name}.default": name for name in ("size", "stride", "numel")},
     **{f"aten.{name}.Tensor": "index" for name in ("index", "_unsafe_index")},
     **{f"aten.{name}.default": "alias" for name in ("_conj", "_neg_view")},
-    "aten.set_.source_Tensor": "set",
 }
 """Ops that the schema alone does not describe."""
 
@@ -44,7 +43,8 @@ PROBED: Final = frozenset({"aten.isin.Tensor_Tensor", "aten.histogram.bin_ct"}) 
     _embedding_bag _embedding_bag_forward_only _fft_c2r _fft_r2c _linalg_svd linalg_eig max_unpool2d
     max_unpool3d geqrf _histogramdd_bin_edges _histogramdd_from_bin_cts fractional_max_pool3d_backward
     multi_margin_loss_backward multilabel_margin_loss_backward _ctc_loss_backward _sample_dirichlet
-    _dirichlet_grad multi_margin_loss multilabel_margin_loss_forward max_pool3d_with_indices""".split()
+    _dirichlet_grad multi_margin_loss multilabel_margin_loss_forward max_pool3d_with_indices
+    nonzero_static""".split()
 }  # fmt: skip
 """Ops whose meta kernel is missing, or says other sizes or strides than the CPU gives: tried out on zeros."""
 

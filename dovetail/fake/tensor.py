@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.errors import DataDependentSize, DataDependentValue, FailedFake
-from dovetail.fake import form as forms
 from dovetail.fake.form import Extent, Form, derive_strides, hint_geometry, iterator_strides
 from dovetail.fake.known import Suspected, derive_known
 from dovetail.fake.record import Record, record
@@ -189,7 +188,7 @@ def make_static(fake: Fake, reason: str) -> None:
 
 
 def _become(fake: Fake, meta: torch.Tensor, form: Form | None = None, shapes: Shapes | None = None) -> None:
-    """t_, resize_, set_...: the same Fake with the geometry that meta has, or the symbolic one behind it."""
+    """t_, resize_...: the same Fake with the geometry that meta has, or the symbolic one behind it."""
     made = Fake(meta, fake.device)
     if form is not None and shapes is not None:
         made = _symbolic(made, form, shapes)
@@ -450,9 +449,6 @@ def _by_meta(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     corrected = CORRECTIONS.get(facts.name)
     if corrected is not None:
         result = corrected(device, new_args, result)
-    elif facts.is_pointwise and facts.count == 1 and not facts.mutates and forms.is_ambiguous(metas.values()):
-        strides = iterator_strides(result.size(), [(m.size(), m.stride()) for _, m in inputs])
-        result = _empty_meta(result.size(), strides, result.dtype)
     if facts.mutates:
         return _written(func, facts, inputs, args, kwargs, result, device)
     constant = _constant(func, facts, fakes, args, kwargs)
@@ -758,14 +754,6 @@ def _plain_geometry(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any
     return [int(n) for n in getattr(fake, facts.fate)()]
 
 
-def _set(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
-    """self.set_(source): self now is what source is."""
-    target, source = args
-    _become(target, source.meta, source.form, source.shapes)
-    target.constant = source.constant
-    return target
-
-
 _SPECIAL: Final[dict[str, Callable[..., Any]]] = {
     "lift": _lift,
     "item": _item,
@@ -774,6 +762,5 @@ _SPECIAL: Final[dict[str, Callable[..., Any]]] = {
     "index": _index,
     # Lazy conjugate and negative: the op stays in the graph, so the Fake needs no bit.
     "alias": lambda func, facts, args, kwargs: infer(torch.ops.aten.alias.default, args, {}),
-    "set": _set,
     **dict.fromkeys(("size", "stride", "numel"), _plain_geometry),
 }

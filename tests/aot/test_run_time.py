@@ -500,6 +500,19 @@ def test_small_write_is_repeated_on_the_input() -> None:
     assert first.steps and second.op == "aten.index_copy_.default"
 
 
+def test_what_is_repeated_on_the_input_is_not_computed_too() -> None:
+    def program(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(0, at, new)
+        cache.index_copy_(0, at + 1, new * 2)
+        return new.sum()
+
+    make = lambda: [torch.randn(64, 4), torch.tensor([5, 7]), torch.randn(2, 4)]  # noqa: E731
+    check(program, make)
+    joint = aot.trace_joint(as_module(program, 3), make())
+    assert [m.op for m in joint.signature.mutations] == ["aten.index_copy_.default"] * 2
+    assert not any("index_copy" in node.op or "assert" in node.op for node in joint.graph.nodes)
+
+
 def test_constant_attribute() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")

@@ -346,3 +346,12 @@ def test_norms_keep_their_statistics_as_the_cpu_does(dtype: torch.dtype, paramet
             with FakeMode():
                 fakes = op(*[fake_like(a) if isinstance(a, torch.Tensor) else a for a in given])
             assert [(t.size(), t.stride(), t.dtype) for t in fakes] == [(t.size(), t.stride(), t.dtype) for t in real]
+
+
+@pytest.mark.parametrize("shape", [(5, 5, 5), (5, 0, 5), (4, 4)])
+def test_a_result_of_a_given_number_of_rows(shape: tuple[int, ...]) -> None:
+    """PyTorch's meta kernel says columns, as nonzero gives them; the CPU gives rows."""
+    x = torch.rand(shape)
+    found = dovetail.compile(lambda x: torch.nonzero_static(x, size=6))(x)
+    wanted = torch.nonzero_static(x, size=6)
+    assert torch.equal(found, wanted) and found.stride() == wanted.stride()

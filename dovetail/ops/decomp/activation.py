@@ -32,11 +32,6 @@ def _mish_backward(b: Build, grad: Value, x: Value) -> Value:
     return grad * (t + x * b.call("sigmoid", x) * (1.0 - t * t))
 
 
-def _clamped(b: Build, x: Value) -> Value:
-    """Between 0 and 6."""
-    return clamp_values(b, x, 0.0, 6.0)
-
-
 def _elu(b: Build, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
     below = b.call("expm1", x * plain(input_scale)) * (plain(alpha) * plain(scale))
     return b.where(x <= 0.0, below, x * plain(scale))
@@ -58,9 +53,9 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "silu_backward": _silu_backward,
     "sigmoid_backward": lambda b, grad, y: grad * (1.0 - y) * y,
     "tanh_backward": lambda b, grad, y: grad * (1.0 - y * y),
-    "hardsigmoid": lambda b, x: _clamped(b, x + 3.0) / 6.0,
+    "hardsigmoid": lambda b, x: clamp_values(b, x + 3.0, 0.0, 6.0) / 6.0,
     "hardsigmoid_backward": lambda b, grad, x: b.where((x > -3.0) & (x < 3.0), grad * (1.0 / 6.0), 0.0),
-    "hardswish": lambda b, x: x * _clamped(b, x + 3.0) / 6.0,
+    "hardswish": lambda b, x: x * clamp_values(b, x + 3.0, 0.0, 6.0) / 6.0,
     "hardswish_backward": lambda b, grad, x: b.where(
         x <= -3.0, 0.0, b.where(x >= 3.0, grad, grad * (x / 3.0 + 0.5))),
     "_prelu_kernel": lambda b, x, weight: b.where(x > 0.0, x, weight * x),
