@@ -220,13 +220,8 @@ def is_numpy(value: Any) -> bool:
 
 def is_known(trace: Trace, value: Any) -> bool:
     """Whether NumPy may read the value now: it is a constant of the trace."""
-    if isinstance(value, (list, tuple)):
-        return all(is_known(trace, item) for item in value)
-    if isinstance(value, slice):
-        return is_known(trace, [value.start, value.stop, value.step])
-    if type(value) in PLAIN or isinstance(value, type):
-        return True
-    return type(value).__module__.startswith("numpy") and id(value) not in trace.origins
+    is_own: Any = lambda x: type(x).__module__.startswith("numpy") and id(x) not in trace.origins
+    return all(type(x) in PLAIN or isinstance(x, type) or is_own(x) for x in leaves(value))
 
 
 def has_array(value: Any) -> bool:

@@ -413,15 +413,9 @@ def class_attr(trace: Trace, obj: type, name: str) -> Any:
     guard_class(trace, type(obj))
     found, owner = find_in_class(trace, obj, name)
     meta_found, meta = find_in_mro(type(obj), name)
-    if isinstance(meta_found, property):  # which comes before what the class has itself
-        return trace.call(meta_found.fget, [obj], {})
-    if found is MISSING:
-        if meta is not None and not hasattr(type(meta_found), "__get__"):
-            return class_value(trace, meta, name, meta_found)
-        if isinstance(meta_found, FunctionType):
-            return MethodType(meta_found, obj)
-        return native(getattr, obj, name)
-    if type(found) in C_METHODS:
+    if is_property(meta_found) or found is MISSING and meta is not None:  # a property comes first
+        return bind_class_value(trace, meta_found, meta, obj, type(obj), name)
+    if found is MISSING or type(found) in C_METHODS:
         return native(getattr, obj, name)
     return bind_class_value(trace, found, owner, None, obj, name)
 

@@ -37,6 +37,7 @@ from dovetail.capture.arrays import MODULES, call_numpy, is_numpy
 from dovetail.capture.attributes import C_METHODS, FIELDS, find_in_mro, guard_class, load_attr
 from dovetail.capture.autograd import changes
 from dovetail.capture.builtins import Args, Kwargs
+from dovetail.capture.dynamic import LARGEST
 from dovetail.capture.frame import bind
 from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.operations import has_fake, is_ours
@@ -212,7 +213,7 @@ def draw(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     read, restore = STATES.get((type(owner).__module__, type(owner).__qualname__), ("", ""))
     is_plain = getattr(owner, "__dict__", {}).keys() <= {"gauss_next"} and not kwargs and not trace.is_inner
     made: Any = NULL
-    is_plain &= {int, float}.issuperset(map(type, args))
+    is_plain &= all(type(arg) in (int, float) and abs(arg) < LARGEST for arg in args)
     if source and read and policy and policy.seen.draws and is_plain:
         state = getattr(owner, read)()
         try:
@@ -464,8 +465,17 @@ class Generator:
             try:
                 self.close()
             except Exception:  # cannot leave __del__: the capture breaks where the generator was made instead
-                name = self.activation.code.code.co_qualname
-                trace.postponed = errors.UnfinishedGenerator(trace.loc(), name=name, step=self.made_at)
+                trace.postponed = self.unfinished
+
+    @property
+    def unfinished(self) -> Break:
+        trace, name = self.activation.trace, self.activation.code.code.co_qualname
+        return errors.UnfinishedGenerator(trace.loc(), name=name, step=self.made_at)
+
+    def __getattr__(self, name: str) -> Any:
+        """gi_frame and the like only a real one has."""
+        is_asked = name.startswith("gi_") or name in ("__name__", "__qualname__")
+        raise self.unfinished if is_asked else AttributeError(f"'generator' object has no attribute '{name}'")
 
 
 def steps(activation: Activation) -> PythonGenerator[Any, Any, Any]:

@@ -227,8 +227,6 @@ class Policy:
 
     def text(self, emit: Any, value: Any) -> str:
         """A symbolic number as Python text."""
-        if isinstance(value, torch.SymBool):
-            return repr(bool(value))
         expr = self.simplified(value)
         names = {name: emit.load(self.sources[name]) for name in leaves(expr)}
 

@@ -43,7 +43,7 @@ from dovetail.capture.text import Callback, GivenText, Identity, LateText
 from dovetail.capture.torch_calls import check_leaves
 from dovetail.capture.trace import DELETED, NULL, PLAIN, Raised, Trace, Unread, Write
 from dovetail.capture.transforms import Pullback
-from dovetail.errors import Break, UnfinishedGenerator, UnsupportedValue
+from dovetail.errors import Break, UnsupportedValue
 from dovetail.fake.tensor import Fake
 from dovetail.ir.source import Arg, Const, Source
 
@@ -274,11 +274,6 @@ def _globals(emit: Emitter, where: dict[str, Any]) -> str:
     return "user_globals" if where is emit.trace.frame.globals else emit.const(where, "globals")
 
 
-def _unfinished(emit: Emitter, value: Generator) -> str:
-    name = value.activation.code.code.co_qualname
-    raise UnfinishedGenerator(emit.trace.frame.loc, name=name, step=value.made_at)
-
-
 def _late_text(emit: Emitter, value: LateText) -> str:
     if value.is_outdated:
         emit.refuse(value, "a tensor in the text was changed since")
@@ -406,7 +401,7 @@ REBUILD: Final[dict[type, Rule]] = {
     Identity: lambda emit, value: f"{value.function.__name__}({emit.value(value.owner)})",
     types.BuiltinFunctionType: _builtin_method,
     type(NULL): lambda emit, value: "None",
-    Generator: _unfinished,
+    Generator: lambda emit, value: str(value.gi_frame),  # which it does not have
     TracebackType: lambda emit, value: emit.temp(
         f"{emit.const(traceback_at)}({emit.const(emit.trace.raised[id(value)][1], 'lines')})"),
     Pullback: lambda emit, value: str(

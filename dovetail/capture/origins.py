@@ -104,7 +104,7 @@ def wrap_constant(trace: Trace, value: Any, source: Source) -> Any:
         return torch.Size([wrap(trace, size, Item(source, i)) for i, size in enumerate(value)])
     if kind is str and trace.dynamic is not None and trace.dynamic.is_other_text(value, source):
         trace.guard(source, TypeIs(str))
-        return LateText(trace, str, (GivenText(trace, value, source),))
+        return LateText(trace, str, (GivenText(trace, value, source, is_unsteady(trace, source, value)),))
     by_identity = kind is bool or value is None or kind in (torch.dtype, types.CodeType, types.EllipsisType)
     trace.guard(source, Is(value) if by_identity else Equals(value))
     return value
@@ -444,6 +444,8 @@ def wrap_proxy(trace: Trace, value: Any, source: Source) -> Any:
     keys, inner = list(value), gc.get_referents(value)[0]
     if id(inner) in trace.known or not all(is_constant(key) for key in keys):
         return wrap_instance(trace, value, source)
+    if is_unsteady(trace, source, tuple(keys)):
+        return leave_outside(trace, value, source)
     trace.proxied[id(inner)] = inner
     trace.guard(source, TypeIs(MappingProxyType))
     trace.guard(source, Predicate(lambda now: list(now) == keys, f"keys == {keys}"))
@@ -456,8 +458,8 @@ def wrap_view(trace: Trace, value: Any, source: Source) -> Any:
     trace.guard(source, TypeIs(type(value)))
     proxy = value.mapping
     mapping = wrap_proxy(trace, proxy, Attr(source, "mapping"))
-    if mapping is proxy:
-        return wrap_instance(trace, value, source)
+    if mapping is proxy or type(mapping) is Outside:
+        return leave_outside(trace, value, source)
     stand_in = getattr(mapping, type(value).__name__.split("_")[1])()
     return register(trace, value, stand_in, source)
 

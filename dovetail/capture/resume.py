@@ -140,13 +140,9 @@ def _shift_slots(raw: bytes, first: int, by: int) -> bytes:
 
 
 def _number(value: int, is_first: bool = False) -> bytes:
-    parts = [value & 63]
-    while value := value >> 6:
-        parts.append(value & 63)
-    parts.reverse()
-    made = [part | 64 for part in parts[:-1]] + [parts[-1]]
-    if is_first:
-        made[0] |= 128
+    """In parts of six bits, each of which says whether another follows."""
+    made = [value >> shift & 63 | 64 for shift in (24, 18, 12, 6) if value >> shift] + [value & 63]
+    made[0] |= 128 * is_first
     return bytes(made)
 
 

@@ -80,8 +80,11 @@ class GivenText(Noun, eq=False):
     trace: Trace
     value: str
     source: Source
+    is_unsteady: bool
 
     def now(self) -> str:
+        if self.is_unsteady:
+            raise DataDependentValue(self.trace.loc(), function="a text that changes from call to call")
         self.trace.guard(self.source, Equals(self.value))
         return self.value
 

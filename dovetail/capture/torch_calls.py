@@ -22,7 +22,7 @@ from dovetail.capture.masks import Masked, call_masked
 from dovetail.capture.operations import get_item, has_fake, set_item
 from dovetail.capture.origins import NOT_ASKED, TENSOR_TYPES, wrap
 from dovetail.capture.text import NUMBERS, LateText, as_numbers, native
-from dovetail.capture.trace import HELD, Raised, Trace, Write
+from dovetail.capture.trace import HELD, Raised, Trace, Write, leaves
 from dovetail.errors import BackwardCall, DataDependentValue, FailedFake, UnknownCall, UnsupportedValue
 from dovetail.fake import type_of
 from dovetail.fake.tensor import Fake
@@ -142,7 +142,7 @@ def call_torch(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -
         return METHOD_RULES[name](trace, args[0])
     if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         check_recurrent(trace, name, args)
-    check_arguments(trace, fn, (args, kwargs))
+    check_arguments(trace, fn, args, kwargs)
     if "as_strided" in name:
         ask_input("storage_offset", trace, [*args, *kwargs.values()][0])  # a place is counted from there
     result = perform(trace, fn, args, kwargs)
@@ -192,25 +192,19 @@ def perform(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> A
         raise
 
 
-def check_arguments(trace: Trace, fn: Any, value: Any) -> None:
+def check_arguments(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
     """Python callables must not be run by torch behind the interpreter's back."""
-    if isinstance(value, (list, tuple, dict)):
-        if isinstance(value, dict) and value.get("requires_grad") is True and torch.is_grad_enabled():
-            raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with requires_grad=True")
-        for item in value.values() if isinstance(value, dict) else value:
-            check_arguments(trace, fn, item)
-    elif type(value) is Fake or type(value) in HELD:
-        return
-    elif type(value) is Masked:
-        value.leave()
-    elif type(value).__module__.startswith("dovetail.capture") or (
-        hasattr(type(value), "__torch_function__") and not isinstance(value, torch.Tensor)  # torch.fx.Proxy
-    ):
-        name, kind = getattr(fn, "__name__", fn), type_of_value(trace, value).__name__
-        raise UnknownCall(trace.loc(), function=f"{name} with a value of type {kind}")
-    elif isinstance(value, FunctionType) or isinstance(value, torch.Tensor) and not isinstance(value, Fake):
-        what = "Python function" if isinstance(value, FunctionType) else type(value).__name__
-        raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with a {what}")
+    what = "requires_grad=True" if kwargs.get("requires_grad") is True and torch.is_grad_enabled() else ""
+    for leaf in leaves([args, kwargs]):
+        if type(leaf) is Fake or type(leaf) in HELD:
+            continue
+        if type(leaf) is Masked:
+            leaf.leave()
+        is_ours = type(leaf).__module__.startswith("dovetail.capture")
+        if is_ours or hasattr(type(leaf), "__torch_function__") or isinstance(leaf, FunctionType):
+            what = f"a {type_of_value(trace, leaf).__name__}"  # a tensor that is no Fake, torch.fx.Proxy
+    if what:
+        raise UnknownCall(trace.loc(), function=f"{getattr(fn, '__name__', fn)} with {what}")
 
 
 def check_leaves(trace: Trace, value: Fake) -> None:
@@ -258,7 +252,7 @@ def call_tensor_method(trace: Trace, name: str, args: list[Any], kwargs: dict[st
     if kwargs and name in SCALED and isinstance(kwargs.get(SCALED[name]), Fake):
         return scale_by_tensor(trace, name, args, kwargs)
     args, kwargs = with_texts(args, kwargs)
-    check_arguments(trace, name, (args, kwargs))
+    check_arguments(trace, name, args, kwargs)
     result = perform(trace, getattr(args[0], name), args[1:], kwargs)
     if has_fake(result) or (result is None and not name.startswith("__")):
         trace.record("call_method", name, tuple(args), kwargs, result)

@@ -25,8 +25,7 @@ BINARY: Final = [getattr(operator, f"__{way}{name}__") for way in ("", "i") for 
 
 COMPARE: Final = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
 
-INTRINSIC_1: Final = """INVALID PRINT IMPORT_STAR STOPITERATION_ERROR ASYNC_GEN_WRAP UNARY_POSITIVE
-    LIST_TO_TUPLE TYPEVAR PARAMSPEC TYPEVARTUPLE SUBSCRIPT_GENERIC TYPEALIAS""".split()
+INTRINSIC_1: Final = {3: "STOPITERATION_ERROR", 5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}
 
 
 def one(op: str) -> Split:
@@ -41,12 +40,6 @@ def low_bit(plain: str, marked: str) -> Split:
 def pair(first: str, second: str) -> Split:
     """Two arguments of four bits each."""
     return lambda arg: [(first, arg >> 4), (second, arg & 15)]
-
-
-def _intrinsic_1(arg: int) -> list[tuple[str, int]]:
-    name = INTRINSIC_1[arg] if arg < len(INTRINSIC_1) else "INVALID"
-    known = {"UNARY_POSITIVE", "LIST_TO_TUPLE", "STOPITERATION_ERROR"}
-    return [(name if name in known else "UNSUPPORTED_INTRINSIC", 0)]
 
 
 BOTH: Final[dict[str, Split]] = {
@@ -71,7 +64,7 @@ PY312: Final[dict[str, Split]] = {
     "LOAD_SUPER_ATTR": lambda arg: [("LOAD_SUPER_METHOD" if arg & 1 else "LOAD_SUPER_ATTR", arg >> 2)],
     "RETURN_CONST": lambda arg: [("LOAD_CONST", arg), ("RETURN_VALUE", 0)],
     "COMPARE_OP": lambda arg: [("COMPARE_OP", arg >> 4)],
-    "CALL_INTRINSIC_1": _intrinsic_1,
+    "CALL_INTRINSIC_1": lambda arg: [(INTRINSIC_1.get(arg, "UNSUPPORTED_INTRINSIC"), 0)],
     "CALL_INTRINSIC_2": lambda arg: [("PREP_RERAISE_STAR" if arg == 1 else "UNSUPPORTED_INTRINSIC", 0)],
     "LOAD_FAST_CHECK": one("LOAD_FAST"),
     "YIELD_VALUE": lambda arg: [("YIELD_VALUE", 0)],

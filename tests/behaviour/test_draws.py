@@ -102,6 +102,7 @@ PROGRAMS: dict[str, tuple[Any, int]] = {
     "a generator of one's own": (Owner(), 0),
     "a class of that name": (Random(), 0),
     "a place from the end": (lambda x: x[:, random.randrange(7, 0, -2)] * 2, 1),
+    "more than 64 bits": (lambda x: x * (random.randrange(2**70) % 5), 1),
     "a system's generator": (lambda x: x * (random.SystemRandom().random() * 0), 2),
     "a branch": (branching, 1),
     "a size": (lambda x: torch.zeros(random.randint(1, 5), 3) + x.sum(), 1),

@@ -314,6 +314,22 @@ def texts_that_decide() -> Any:
     return f, [(x4(), name) for name in ("sin", "cos", "constant", "other", "sin")]
 
 
+@case("C2", breaks=1, recompiles=6)
+def texts_that_are_always_others_are_left_to_python() -> Any:
+    def f(x: torch.Tensor, name: str) -> Any:
+        return {name: x.sin() * 2}
+
+    return f, [(x4(), f"n{i}") for i in range(20)]
+
+
+@case("C2", breaks=ANY, recompiles=14)
+def dicts_that_always_have_other_keys() -> Any:
+    def f(x: torch.Tensor, batch: dict[str, Any]) -> Any:
+        return {key: value * x.sin() for key, value in batch.items()}
+
+    return f, [(x4(), {f"k{i}": x4()}) for i in range(30)]
+
+
 class Tracked(set):  # type: ignore[type-arg]
     def add(self, item: Any) -> None:
         super().add(item.lower())

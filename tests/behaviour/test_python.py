@@ -863,4 +863,18 @@ def python_types_and_ranges_for_torch() -> Any:
     return lambda x: ((x * 5).to(bool).to(float), torch.tensor(range(3))), (x4().detach(),)
 
 
+@case("C4", breaks=ANY)
+def generator_asked_for_what_only_a_real_one_has() -> Any:
+    def count(x: torch.Tensor) -> Any:
+        yield x
+        yield x * 2
+
+    def f(x: torch.Tensor) -> Any:
+        counting = count(x.sin())
+        first = next(counting)
+        return first, counting.__name__, hasattr(counting, "gi_code"), hasattr(counting, "other"), list(counting)
+
+    return f, [(x4(),)] * 2
+
+
 test_program = suite.test()

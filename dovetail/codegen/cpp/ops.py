@@ -100,7 +100,7 @@ def functions_of(template: str, args: tuple[DType, ...]) -> set[str]:
     """Names of the prelude functions a template calls."""
     found = set(_FUNCTION.findall(template))
     if found and args and args[-1].is_integer:
-        return {"int:base", *(f"int:{name}" for name in found)}
+        return {"integers"}
     return found
 
 
@@ -178,10 +178,7 @@ def combine(kind: str, dtype: DType, is_vector: bool) -> str:
         "sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bit_or", "all": "bit_and",
     }[kind]  # fmt: skip
     if kind in ("max", "min") and dtype.is_float:
-        sign = ">" if kind == "max" else "<"
-        if is_vector:
-            return f"((({{1}} {sign} {{0}}) | ({{1}} != {{1}})) ? {{1}} : {{0}})"
-        return f"({{1}} {sign} {{0}} || {{1}} != {{1}} ? {{1}} : {{0}})"
+        return f"{name}_({{1}}, {{0}})"  # whether the value is a NaN is known before the accumulator is
     return template(table, name, dtype, (dtype, dtype))
 
 
