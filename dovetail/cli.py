@@ -17,6 +17,7 @@ import platform
 import runpy
 import shutil
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -222,10 +223,19 @@ CACHE: Final[dict[str, Callable[[Store, argparse.Namespace], None]]] = {
 
 
 def cache(args: argparse.Namespace) -> None:
-    CACHE[args.action](Store(args.folder), args)
+    try:
+        CACHE[args.action](Store(args.folder), args)
+    except (OSError, tarfile.TarError) as error:  # no such bundle, or no bundle
+        sys.exit(f"dovetail cache {args.action}: {error}")
 
 
 # -- arguments -------------------------------------------------------------------------------------
+
+
+def program_file(path: str) -> str:
+    if not Path(path.partition(":")[0]).exists():
+        raise argparse.ArgumentTypeError(f"there is no {path}")
+    return path
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -242,10 +252,11 @@ def make_parser() -> argparse.ArgumentParser:
     page = command(report, "the same as an HTML page")
     page.add_argument("-o", "--output", default="dovetail-report.html")
     for made in (told, page):
-        made.add_argument("script")
+        made.add_argument("script", type=program_file)
         made.add_argument("arguments", nargs=argparse.REMAINDER)
     made = command(bench, "time eager against compiled")
-    made.add_argument("what", nargs="?", help="file.py:make, where make() returns (model, args)")
+    text = "file.py:make, where make() returns (model, args)"
+    made.add_argument("what", nargs="?", type=program_file, help=text)
     made.add_argument("--mode", default="default")
     command(doctor, "say what on this machine is missing")
     command(ops, "print the fate of every ATen op").add_argument("match", nargs="?", default="")

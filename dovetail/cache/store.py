@@ -274,7 +274,7 @@ def explain_miss(wanted: Mapping[str, str], entries: Iterable[Stored]) -> list[s
     nearest = min(of_kind, key=lambda entry: len(differing(entry)))
     return [
         f"{name}: wanted {wanted.get(name)}, stored {nearest.parts.get(name)}" for name in differing(nearest)
-    ] or ["the entry is there"]
+    ] or ["differs in nothing that is kept of its key"]
 
 
 # -- programs by the graphs they were made of

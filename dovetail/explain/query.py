@@ -16,6 +16,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -157,7 +158,8 @@ class Explanation(Noun):
         return sum(kernel.bytes_moved for kernel in self.kernels)
 
     def __str__(self) -> str:
-        return show_explanation(self)
+        parts = (_section(title, lines) for title, lines in _sections(self))
+        return "\n".join([summary(self), *chain.from_iterable(parts)])
 
     def html(self, path: str | Path) -> Path:
         """Write the report as one HTML file without outside assets."""
@@ -402,13 +404,6 @@ def _sections(found: Explanation) -> Iterator[tuple[str, list[str]]]:
     yield "trouble", [f"{item.kind} {item.function}: {item.text}" for item in found.failures]
 
 
-def show_explanation(found: Explanation) -> str:
-    lines = [summary(found)]
-    for title, content in _sections(found):
-        lines += _section(title, content)
-    return "\n".join(lines)
-
-
 # -- an Explanation as one self-contained page -----------------------------------------------------
 
 TEMPLATE: Final = Path(__file__).with_name("report.html")
@@ -427,19 +422,13 @@ def plain(value: object) -> Any:
     return value[:LONGEST] if isinstance(value, str) else value
 
 
-def read_sources(files: Iterable[str]) -> dict[str, list[str]]:
+def read_sources(found: Explanation) -> dict[str, list[str]]:
     """The lines of the user's files; a file that cannot be read (a notebook cell, stdin) has none."""
-    found: dict[str, list[str]] = {}
-    for file in files:
-        path = Path(file)
-        found[file] = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    return found
-
-
-def files_of(found: Explanation) -> list[str]:
     places = [line for graph in found.graphs for line in (graph.place, *graph.lines)]
     places += [item.place for item in found.breaks] + [item.place for item in found.recompiles]
-    return sorted({place.file for place in places if place.file})
+    files = sorted({place.file for place in places if place.file})
+    texts = (Path(file).read_text(errors="replace") if Path(file).is_file() else "" for file in files)
+    return {file: text.splitlines() for file, text in zip(files, texts)}
 
 
 def show_page(found: Explanation) -> str:
@@ -447,7 +436,7 @@ def show_page(found: Explanation) -> str:
     JSON; the script draws the views from it."""
     content = plain(found)
     content |= {"seconds": found.seconds, "compile_seconds": found.compile_seconds}
-    content |= {"summary": summary(found), "sources": read_sources(files_of(found))}
+    content |= {"summary": summary(found), "sources": read_sources(found)}
     # "</" must not end the script element that holds the JSON
     text = json.dumps(content).replace("</", "<\\/")
     page = TEMPLATE.read_text(encoding="utf-8")

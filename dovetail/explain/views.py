@@ -7,8 +7,6 @@ Views are plain values (they become JSON). Sizes that are symbols count as their
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from dovetail.ir.graph import Graph, Node, show_arg, show_type
 from dovetail.ir.loop import Extern, Nest
 from dovetail.ir.schedule import Group, Plan, Schedule
@@ -80,16 +78,6 @@ class FusionView(Noun):
 # -- graphs ----------------------------------------------------------------------------------------
 
 
-def find_graphs(value: object) -> Iterator[tuple[str, Graph]]:
-    """The graphs in what a stage made: itself, or those it holds by name."""
-    if isinstance(value, Graph):
-        yield value.name, value
-        return
-    for role in ("graph", "forward", "backward"):
-        if isinstance(found := getattr(value, role, None), Graph):
-            yield role, found
-
-
 def view_node(node: Node) -> NodeView:
     shown = [show_arg(arg) for arg in node.args]
     shown += [f"{key}={show_arg(value)}" for key, value in node.kwargs]
@@ -98,8 +86,13 @@ def view_node(node: Node) -> NodeView:
 
 
 def view_graphs(unit: str, stage: str, value: object) -> list[GraphView]:
+    """Of the graphs in what a stage made: itself, or those it holds by name."""
+    held = {role: getattr(value, role, None) for role in ("graph", "forward", "backward")}
+    given = {value.name: value} if isinstance(value, Graph) else held
     found = []
-    for role, graph in find_graphs(value):
+    for role, graph in given.items():
+        if not isinstance(graph, Graph):
+            continue
         inputs = tuple((node.name, show_type(node.type)) for node in graph.inputs)
         outputs = tuple(out.name if isinstance(out, Node) else show_arg(out) for out in graph.outputs)
         found.append(GraphView(unit, stage, role, inputs, tuple(map(view_node, graph.nodes)), outputs))

@@ -218,6 +218,16 @@ def test_cli_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not other.exists()
 
 
+@pytest.mark.parametrize("arguments", [("explain",), ("report",), ("bench",), ("cache", "import")])
+def test_cli_says_which_file_is_missing(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*arguments, "no_such_file.py"])
+    told = f"{stopped.value.code} {capsys.readouterr().err}"
+    assert "no_such_file.py" in told and "Traceback" not in told
+
+
 def test_cli_doctor_finds_this_machine_ready(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     assert "ready" in capsys.readouterr().out
