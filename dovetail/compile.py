@@ -29,12 +29,13 @@ from torch.amp.autocast_mode import _enter_autocast
 from torch.fx import GraphModule
 
 from dovetail import _native, aot, capture, codegen, errors, lower, ops, passes, runtime, schedule
-from dovetail.cache.store import default_folder, program_key, programs_in
+from dovetail.cache.store import default_folder, program_key, store_in
 from dovetail.choose import chooser
 from dovetail.control import stance
 from dovetail.events import EVENTS
 from dovetail.ir.capture import Capture, GraphInput
 from dovetail.ir.graph import Graph, Known
+from dovetail.ir.guard import Guard
 from dovetail.ir.source import DictAttr
 from dovetail.ir.types import TensorType
 from dovetail.options import Options
@@ -57,7 +58,8 @@ NODES_A_WORKER: Final = 16
 MODULES_OF_A_CLASS: Final = 16
 """How many times its limit a code may be compiled when each time it is for another module."""
 
-_numbers: Final = itertools.count()
+_units: Final = map("graph_{}".format, itertools.count())
+"""What graphs, and all that is made of each, are called in events."""
 
 
 # -- from a graph of torch calls to one callable -----------------------------------------------------
@@ -77,14 +79,14 @@ def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool
     if not options.cache or is_watched():
         program: Any = run_stages(graph.name, stages, graph)
     else:
-        programs = programs_in(default_folder())
+        store = store_in(default_folder())
         key, parts = program_key(graph, options, target_of(graph))
-        program = programs.find(key)
+        program = store.find(key)
         if program is None:
             if any(type.device.kind == "cuda" for type in tensor_types(graph)):
                 runtime.start_workers(1 + len(graph.nodes) // NODES_A_WORKER, options)
             program = run_stages(graph.name, stages, graph)
-            keep = functools.partial(programs.keep, key, program, parts)
+            keep = functools.partial(store.keep, key, program, parts)
     work = lambda: (keep(), meanwhile())
     loaded: Any = run_stage(graph.name, "90.executable", lambda: runtime.load(program, options, work))
     return loaded  # type: ignore[no-any-return]
@@ -111,7 +113,7 @@ def compile_graph(
     module: GraphModule, examples: Sequence[Any], options: Options, known: tuple[Known, ...] = ()
 ) -> Callable[..., Any]:
     """Dovetail's own backend. Backward is built when it is first needed."""
-    unit, meanwhile = f"graph_{next(_numbers)}", module.meta.pop("meanwhile", bool)
+    unit, meanwhile = module.meta.get("unit") or next(_units), module.meta.pop("meanwhile", bool)
     joint: Any = run_stage(unit, "10.joint", lambda: trace_joint(module, examples))
     types = [node.type for node in (*joint.graph.inputs, *joint.graph.nodes)]
     if not {type.device.kind for type in types if isinstance(type, TensorType)} <= {"cpu", "cuda"}:
@@ -125,6 +127,7 @@ def compile_graph(
         stages.insert(0, ("15.layout", passes.channels_last_where_it_pays))
     stages += [("35.reuse", functools.partial(passes.reuse, known=other)) for other in known]
     graph: Any = run_stages(unit, stages, joint.graph if frozen is None else frozen.main)
+    graph = replace(graph, name=unit)
     if frozen is not None:
         return aot.bind(*assemble(unit, graph, frozen, joint, options, meanwhile), joint)
     budget = options.activation_memory_budget
@@ -160,16 +163,9 @@ def saved_as_they_are() -> Iterator[None]:
 def compile_again(
     module: GraphModule, examples: Sequence[Any], known: tuple[Known, ...], options: Options
 ) -> Callable[..., Any] | None:
-    """A program that a compiled one asks for at run time: its gradient, to be differentiated. None where
-    it cannot be compiled, which is said."""
-    try:
-        return _native.without(compile_graph, module, examples, options, known)  # type: ignore[no-any-return]
-    except Exception as error:
-        if errors.is_from_signal(error) or not (options.fallback_to_eager or isinstance(error, errors.Break)):
-            raise
-        shown = f"{type(error).__name__}: {error}"
-        EVENTS.emit("fallback_to_eager", function="the gradient of a gradient", error=shown)
-        return None
+    """A program that a compiled one asks for at run time: its gradient, to be differentiated."""
+    work = functools.partial(compile_graph, module, examples, options, known)
+    return made_later("the gradient of a gradient", options, work)
 
 
 def freeze(unit: str, joint: aot.Joint, steady: Collection[int], options: Options) -> passes.Frozen | None:
@@ -230,14 +226,18 @@ def why_not_record(graph: Graph, executable: runtime.Executable) -> errors.Reaso
 
 
 def build_later(graph: Graph, options: Options) -> Callable[..., Any] | None:
+    return made_later(graph.name, options, functools.partial(record, graph, options))
+
+
+def made_later(name: str, options: Options, make: Callable[[], Any]) -> Callable[..., Any] | None:
     """What a running program needs for the first time. None where that fails, which is said: the caller
     knows how to go on without."""
     try:
-        return _native.without(record, graph, options)  # type: ignore[no-any-return]
+        return _native.without(make)  # type: ignore[no-any-return]
     except Exception as error:
-        if not options.fallback_to_eager or errors.is_from_signal(error):
+        if errors.is_from_signal(error) or not (options.fallback_to_eager or isinstance(error, errors.Break)):
             raise
-        name, shown = graph.name, f"{type(error).__name__}: {error}"
+        shown = f"{type(error).__name__}: {error}"
         EVENTS.emit("fallback_to_eager", function=name, error=shown)
         text = f"Dovetail failed to compile {name}, and eager runs instead:\n{shown}"
         warnings.warn(text, errors.InternalWarning, stacklevel=2)
@@ -384,23 +384,21 @@ class Compiler:
         self.backend, self.options = choose_backend(backend, options), options
         self.is_own, self.builds = not callable(backend), backend == "dovetail"
         self.fullgraph, self.is_dynamic = fullgraph, dynamic
-        self.history = capture.History(dynamic)
         self.context = _native.Context(self, Compiler.on_frame)
+        self.lock = threading.RLock()
+        self.forget()
+
+    def forget(self) -> None:
+        """As if nothing had been called yet."""
+        self.context.clear()
+        self.history = capture.History(self.is_dynamic)
         self.has_failed = False
-        self.raised: dict[CodeType, int] = {}
+        self.raised: Counter[CodeType] = Counter()
         self.mistaken: set[CodeType] = set()
         self.passed_by: set[CodeType] = set()
         """Code that ran under a transform, which is reported once."""
         self.compiled: Counter[tuple[CodeType, int]] = Counter()
         """How often each code was compiled for each module: one class may have many different instances."""
-        self.lock = threading.RLock()
-
-    def forget(self) -> None:
-        self.context.clear()
-        self.compiled.clear()
-        self.raised.clear()
-        self.mistaken.clear()
-        self.history = capture.History(self.is_dynamic)
 
     def on_frame(
         self, code: CodeType, function: FunctionType, globals: dict[str, Any], args: tuple[Any, ...],
@@ -472,7 +470,7 @@ class Compiler:
         """Nothing is kept of a call that raises. A function that never does anything else is left alone."""
         if frame.code in self.mistaken:
             return False
-        times = self.raised[frame.code] = self.raised.get(frame.code, 0) + 1
+        times = self.raised[frame.code] = self.raised[frame.code] + 1
         if entries or times < self.options.recompile_limit:
             is_certain = type(reason) is not errors.FrameRaises
             return None if is_certain else functools.partial(self._tell_mistake, frame.code, reason.text)
@@ -517,7 +515,7 @@ class Compiler:
             return "skip_callees" if isinstance(error, errors.CompilerMissing) else False
 
     def _install(self, frame: capture.Frame, captured: Capture) -> Verdict:
-        guards = functools.cache(lambda: make_guards(capture.all_guards(captured), captured.fetched))
+        guards = functools.cache(lambda: make_guards(told_guards(captured), captured.fetched))
         if captured.graph is not None:
             if self._can_wait(captured):
                 self._bind_later(frame, captured)
@@ -579,20 +577,26 @@ def is_steady(item: GraphInput) -> bool:
     return item.symbolic is None and is_plain and tensor.layout is torch.strided and not tensor.is_inference()
 
 
+def told_guards(captured: Capture) -> deque[Guard]:
+    held = captured.namespace["_guards"] = deque(capture.all_guards(captured))  # which hold users' classes
+    EVENTS.emit("guards", function=captured.name, value=weakref.ref(held))
+    return held
+
+
 def _report(captured: Capture) -> None:
     module: Any = captured.graph
     for point in captured.breaks:
         told = {"code": point.code, "text": point.text, "hint": point.hint, "loc": point.loc}
         EVENTS.emit("graph_break", function=captured.name, **told)
-    held = captured.namespace["_guards"] = deque(captured.guards)  # by the entry: they hold users' classes
-    EVENTS.emit("guards", function=captured.name, value=weakref.ref(held))
     EVENTS.emit("entry", function=captured.name, loc=captured.loc, value=captured.text)
     if module is None:
         return
     calls = [n for n in module.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]
+    unit = module.meta["unit"] = next(_units)
     EVENTS.emit(
-        "graph", function=captured.name, loc=captured.loc, ops=len(calls), inputs=len(captured.inputs),
-        whole=not captured.breaks, lines=tuple(n.meta.get("loc") for n in calls), value=module,
+        "graph", unit=unit, function=captured.name, loc=captured.loc, ops=len(calls),
+        inputs=len(captured.inputs), whole=not captured.breaks,
+        lines=tuple(n.meta.get("loc") for n in calls), value=module,
     )  # fmt: skip
 
 

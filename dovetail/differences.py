@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dovetail.compile import compile_graph
 from dovetail.front import compile
@@ -76,22 +76,12 @@ class Comparison(Noun):
         return "\n".join(lines)
 
 
-class _Keep(Interpreter):
-    """Runs a graph and keeps a copy of every tensor it makes, before anything can change it."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.kept: dict[str, torch.Tensor] = {}
-
-    def run_node(self, node: Node) -> Any:
-        value = super().run_node(node)
-        if isinstance(value, torch.Tensor) and node.op not in ("placeholder", "output", "get_attr"):
-            self.kept[node.name] = value.detach().clone()
-        return value
+def copy_of(value: Any) -> torch.Tensor | None:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else None
 
 
-def expose(module: GraphModule, names: Sequence[str]) -> GraphModule:
-    """The same graph, returning copies of the named values."""
+def expose(module: GraphModule) -> tuple[GraphModule, list[str]]:
+    """The same graph, returning copies of its values, taken before anything changes them, and their names."""
     graph = Graph()
     copies: dict[str, Node] = {}
     renamed: dict[Node, Node] = {}
@@ -99,10 +89,10 @@ def expose(module: GraphModule, names: Sequence[str]) -> GraphModule:
         if node.op == "output":
             continue
         renamed[node] = graph.node_copy(node, lambda old: renamed[old])
-        if node.name in names:
-            copies[node.name] = graph.call_method("clone", (renamed[node],))
-    graph.output(tuple(copies[name] for name in names))
-    return GraphModule(module, graph)
+        if node.op not in ("placeholder", "get_attr"):
+            copies[node.name] = graph.call_function(copy_of, (renamed[node],))
+    graph.output(tuple(copies.values()))
+    return GraphModule(module, graph), list(copies)
 
 
 def widen(value: Any) -> Any:
@@ -111,20 +101,10 @@ def widen(value: Any) -> Any:
     return value.to(torch.promote_types(value.dtype, torch.float64)) if is_wider else value
 
 
-def run_kept(module: GraphModule, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-    keep = _Keep(module)
+def run(function: Callable[..., Any], inputs: Sequence[Any]) -> Sequence[torch.Tensor | None]:
     torch.manual_seed(0)
     with torch.no_grad():
-        keep.run(*inputs)
-    return keep.kept
-
-
-def run_exactly(module: GraphModule, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """In fp64; nothing when some op insists on another type."""
-    try:
-        return run_kept(copy.deepcopy(module).double(), [widen(value) for value in copies_of(inputs)])
-    except (RuntimeError, TypeError, ValueError):
-        return {}
+        return function(*copies_of(inputs))  # type: ignore[no-any-return]
 
 
 def copies_of(inputs: Sequence[Any]) -> list[Any]:
@@ -152,29 +132,32 @@ def is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
 def compare_graph(
     module: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]
 ) -> tuple[Difference, ...]:
-    eager = run_kept(module, copies_of(inputs))
-    exact = run_exactly(module, inputs)
+    exposed, names = expose(module)
+    eager = run(exposed, inputs)
+    try:
+        exact = run(copy.deepcopy(exposed).double(), [widen(value) for value in inputs])
+    except (RuntimeError, TypeError, ValueError):  # some op insists on another type
+        exact = [None] * len(names)
     options = make_options(settings.get("mode"), settings.get("options"))
     with torch.no_grad():
-        ours = compile_graph(expose(module, list(eager)), copies_of(inputs), options)
-        torch.manual_seed(0)
-        compiled = dict(zip(eager, ours(*copies_of(inputs)), strict=True))
+        ours = compile_graph(exposed, copies_of(inputs), options)
+    values = dict(zip(names, zip(run(ours, inputs), eager, exact), strict=True))
     rows = []
     for node in module.graph.nodes:
-        if (name := node.name) in eager:
-            a, b = compiled[name], eager[name]
-            true = exact.get(name) if a.is_floating_point() else None
+        a, b, true = values.get(node.name, (None, None, None))
+        if a is not None and b is not None:
+            true = true if a.is_floating_point() else None
             away = [None if true is None else distance(x, true) for x in (b, a)]
             same = torch.equal(a, b), is_close(a, b), distance(a, b)
             op = f"{getattr(node.target, '__name__', node.target)}"
-            rows.append(Difference(name, op, node.meta.get("loc"), *same, *away))
+            rows.append(Difference(node.name, op, node.meta.get("loc"), *same, *away))
     return tuple(rows)
 
 
 def compare(model: Callable[..., Any], **settings: Any) -> Callable[..., Comparison]:
     """`compare(f)(*args)` runs f on copies of the arguments; the model itself is copied too."""
 
-    def run(*args: Any, **kwargs: Any) -> Comparison:
+    def compared(*args: Any, **kwargs: Any) -> Comparison:
         graphs: list[tuple[GraphModule, list[Any]]] = []
 
         def keep(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -185,4 +168,4 @@ def compare(model: Callable[..., Any], **settings: Any) -> Callable[..., Compari
         compile(target, **{**settings, "backend": keep})(*copy.deepcopy(args), **copy.deepcopy(kwargs))
         return Comparison(tuple(compare_graph(module, inputs, settings) for module, inputs in graphs))
 
-    return run
+    return compared

@@ -131,12 +131,10 @@ class CompiledFunction:
 
 def _has_frame(fn: Callable[..., Any]) -> bool:
     """Does calling fn run Python code that the frame hook will see, and that is captured?"""
-    if isinstance(fn, types.FunctionType):
-        return not is_library_code(fn.__code__)
     while isinstance(fn, (functools.partial, types.MethodType)):
         fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
     if isinstance(fn, types.FunctionType):
-        return True
+        return not is_library_code(fn.__code__)
     return isinstance(type(fn).__call__, types.FunctionType)
 
 
@@ -151,7 +149,9 @@ def _give_frame(builtin: Callable[..., Any]) -> Callable[..., Any]:
     torch.func.vmap returns: those are captured when other code calls them."""
     space: dict[str, Any] = {"builtin": builtin}
     exec(FRAME, space)
-    return space["call"]  # type: ignore[no-any-return]
+    call: Any = space["call"]
+    call.__code__ = call.__code__.replace(co_qualname=getattr(builtin, "__qualname__", "call"))
+    return call  # type: ignore[no-any-return]
 
 
 def _recompile(fn: Any, settings: Settings) -> Any:

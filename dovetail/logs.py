@@ -36,10 +36,10 @@ KIND_LOGS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Log name -> the kinds of events it prints."""
 
-RESULT_LOGS: Final[dict[str, str]] = {"graph": "graph", "bytecode": "entry"}
-"""Log name -> the kind of events whose value it prints: captured graphs, the text that replaces a frame."""
+RESULT_LOGS: Final[dict[str, tuple[str, ...]]] = {"graph": ("graph",), "bytecode": ("entry",), **STAGE_LOGS}
+"""And words in the kinds of events whose value it prints: captured graphs, the text that replaces a frame."""
 
-KNOWN: Final = (*KIND_LOGS, *RESULT_LOGS, *STAGE_LOGS, "all", "none")
+KNOWN: Final = (*KIND_LOGS, *RESULT_LOGS, "all", "none")
 
 
 def parse_names(text: str) -> set[str]:
@@ -94,12 +94,9 @@ def show_result(event: Event) -> str:
 
 
 def is_result_wanted(event: Event, names: Iterable[str]) -> bool:
-    if event.get("value") is None:
-        return False
-    if event.kind == "stage":
-        stage = str(event.get("stage", ""))
-        return any(word in stage for name in names for word in STAGE_LOGS.get(name, ()))
-    return any(RESULT_LOGS.get(name) == event.kind for name in names)
+    label = event.get("stage", event.kind)
+    words = (word for name in names for word in RESULT_LOGS.get(name, ()))
+    return event.get("value") is not None and any(word in label for word in words)
 
 
 def start_logging(stream: EventStream, text: str | None = None, out: TextIO | None = None) -> None:
@@ -107,10 +104,10 @@ def start_logging(stream: EventStream, text: str | None = None, out: TextIO | No
 
     Whatever was asked for, a program that ran slower than it could says so when it ends (`none`: not)."""
     names = parse_names(os.environ.get("DOVETAIL_LOGS", "") if text is None else text)
-    if text is None and "none" not in names and sys.stderr.isatty():
-        stream.listeners.append(Progress(sys.stderr))
     if text is None and "none" not in names:
         atexit.register(say_at_exit, stream)
+        if sys.stderr.isatty():
+            stream.listeners.append(Progress(sys.stderr))
     if not names:
         return
     kinds = {kind for name in names for kind in KIND_LOGS.get(name, ())}

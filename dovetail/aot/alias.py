@@ -169,12 +169,6 @@ def _reshape(whole: TensorType, step: ViewStep, base: Node, value: Node) -> Call
     return "aten.view.default", (value, whole.shape)
 
 
-def _unexpand(whole: TensorType, step: ViewStep, base: Node, value: Node) -> Call:
-    if value.tensor.numel is not whole.numel:
-        raise UnsupportedMutation(value.loc, detail="writing to a part of an expanded tensor")
-    return _reshape(whole, step, base, value)
-
-
 def _unpermute(whole: TensorType, step: ViewStep, base: Node, value: Node) -> Call:
     order = [int(dim) % whole.ndim for dim in step.args[0]]  # type: ignore[arg-type, union-attr]
     return "aten.permute.default", (value, tuple(order.index(i) for i in range(whole.ndim)))
@@ -185,9 +179,8 @@ INVERSES: Final[dict[str, Inverse]] = {
     "aten.select.int": partial(_scatter, "aten.select_scatter.default"),
     "aten.diagonal.default": partial(_scatter, "aten.diagonal_scatter.default"),
     "aten.as_strided.default": partial(_scatter, "aten.as_strided_scatter.default"),
-    **dict.fromkeys(("aten.view.default", "aten.unsqueeze.default"), _reshape),
+    **dict.fromkeys(("aten.view.default", "aten.unsqueeze.default", "aten.expand.default"), _reshape),
     **dict.fromkeys(("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"), _reshape),
-    "aten.expand.default": _unexpand,
     "aten.permute.default": _unpermute,
     **dict.fromkeys(  # their own inverses
         ("aten.transpose.int", "aten.t.default", "aten._conj.default", "aten._neg_view.default"),

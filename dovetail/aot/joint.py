@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -33,10 +32,10 @@ from dovetail.fake import Fake, expr_of, fake_like, infer, type_of
 from dovetail.fake.calls import call_at, symbolic_at, with_numbers
 from dovetail.fake.kernels import watch_kernels
 from dovetail.fake.symbolic import find_shapes
-from dovetail.ir.expr import ZERO, Expr, le
+from dovetail.ir.expr import Expr, le
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, GraphBuilder, Known, Node, nodes_in
 from dovetail.ir.signature import Mutation, OutputIs, Signature, ValueRef, ViewStep
-from dovetail.ir.types import BOOL, F64, I64, NARROW, ScalarType, TensorType, bytes_of
+from dovetail.ir.types import F64, I64, NARROW, ScalarType, TensorType, bytes_of
 from dovetail.ops.build import is_dense
 from dovetail.sym import Shapes
 from dovetail.util.derivative import behind, gradients_of
@@ -190,7 +189,7 @@ def _trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     tensors = [(i, x) for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
     loose = tuple(i for i, x in tensors if not isinstance(x, torch.nn.Parameter))
     if indexing := [node for node in builder.nodes[:boundary] if node.op.startswith((*_INDEXING, _LOSS))]:
-        _check_unread(builder, indexing, prune(builder.finish((*trace.values, *grads))))
+        _read_unread(builder, indexing, prune(builder.finish((*trace.values, *grads))))
     graph = builder.finish((*trace.values, *grads))
     open_to_writes = [i for i in loose if not (has_grad[i] and _is_leaf(example_inputs[i]))]
     unread = _unread(graph, boundary, open_to_writes, len(trace.values))
@@ -659,28 +658,12 @@ def _simplified(value: Any, shapes: Shapes, made: dict[Any, Any]) -> Any:
     return value
 
 
-def _check_unread(builder: GraphBuilder, indexing: list[Node], kept: Graph) -> None:
-    """An index out of range raises also where nobody reads what is there: that much stays of the program.
-    Eager looks at the indices in brackets only where they choose elements."""
+def _read_unread(builder: GraphBuilder, indexing: list[Node], kept: Graph) -> None:
+    """An index out of range raises also where nobody needs what is there: a check of nothing reads it."""
     needed = set(kept.nodes)
     for node in (node for node in indexing if node not in needed):
-        source, (given, *rest) = node.args[0].tensor, node.args[1:]  # type: ignore[union-attr]
-        is_flat, is_tuple = node.op.startswith(_FLAT), isinstance(given, tuple)
-        shape = (source.numel,) if is_flat else source.shape
-        axis = 1 if node.op.startswith(_LOSS) and len(shape) > 1 else 0
-        one: Any = (axis, given) if is_tuple or isinstance(given, Node) else (given, rest[0])
-        pairs: Any = enumerate(given) if is_tuple else [one]  # type: ignore[arg-type]
-        is_empty = is_tuple and (ZERO, None) in zip_longest(shape, given)  # type: ignore[arg-type]
-        for dim, index in pairs if shape and not is_empty else ():
-            if isinstance(index, Node) and index.tensor.dtype.is_integer:
-                most, least = shape[dim] - 1, -shape[dim] if is_flat or is_tuple else ZERO
-                bounded = builder.call("aten.clamp.default", (index, least, most), index.type)
-                same = builder.call("aten.eq.Tensor", (bounded, index), replace(index.tensor, dtype=BOOL))
-                if node.op.startswith(_LOSS):
-                    away = builder.call("aten.eq.Scalar", (index, node.args[4]), same.type)
-                    same = builder.call("aten.logical_or.default", (same, away), same.type)
-                whole = builder.call("aten.all.default", (same,), replace(same.tensor, shape=(), stride=()))
-                builder.call("aten._assert_async.msg", (whole, "index out of range"), ())
+        value = node if isinstance(node.type, TensorType) else builder.get(node, 0)
+        builder.call("aten._assert_tensor_metadata.default", (value,), ())
 
 
 def prune(graph: Graph) -> Graph:

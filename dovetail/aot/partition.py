@@ -91,15 +91,15 @@ def partition(graph: Graph, signature: Signature, budget: float = 1.0) -> Partit
     backward, kept = with_symbols(backward, tuple(entry for _, entry in saved))
     outputs = sum(entry.source == "output" and entry.index >= signature.values for entry in kept)
     result = Partition(forward, backward, replace(signature, saved=outputs), kept, tuple(p for _, p in used))
-    _report(result, problem)
+    _report(graph.name, result, problem)
     return result
 
 
-def _report(result: Partition, problem: _Problem) -> None:
+def _report(unit: str, result: Partition, problem: _Problem) -> None:
     recomputed = [n.name for n in result.backward.nodes if n.name in problem.names] if result.backward else []
     total = sum(entry.bytes for entry in result.saved if entry.source == "output")
     told = {"saved": tuple(map(str, result.saved)), "recomputed": tuple(recomputed)}
-    EVENTS.emit("partition", unit=result.forward.name, saved_bytes=total, **told)
+    EVENTS.emit("partition", unit=unit, saved_bytes=total, **told)
 
 
 def dependents(graph: Graph, roots: Iterable[Node]) -> set[Node]:
@@ -375,7 +375,7 @@ def with_symbols(graph: Graph, saved: tuple[Saved, ...]) -> tuple[Graph, tuple[S
 
 _BY_KIND: Final = {
     "pointwise": "cheap", "view": "view", "create": "cheap", "reduction": "reduction", "gather": "cheap",
-    "scatter": "reduction", "scan": "reduction", "join": "cheap",
+    "scatter": "reduction", "scan": "reduction", "join": "cheap", "pair": "view",
 }  # fmt: skip
 
 

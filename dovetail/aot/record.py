@@ -78,8 +78,10 @@ class Recorder(FakeMode):
     supports_higher_order_operators = True  # they arrive here, and are refused
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None
+        self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
+        if any([kind is not Fake for kind in types]):  # a tensor around Fakes: its class does it to them
+            return NotImplemented
         route = _routes.get(func)
         if route is None:
             if isinstance(func, HigherOrderOperator):

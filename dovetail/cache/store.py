@@ -11,7 +11,7 @@ whole entry or none. Whatever goes wrong (a full disk, a read-only folder, damag
 event that says so. The parts of a key are kept (long ones as their hash), so that `dovetail cache explain`
 can say which of them differs between what is wanted and what is there.
 
-    programs.find(program_key(graph, options, target)) -> Program | None;  programs.keep(key, program, parts)
+    store.find(program_key(graph, options, target)) -> Program | None;  store.keep(key, program, parts)
 """
 from __future__ import annotations
 
@@ -73,6 +73,8 @@ class Stored(Noun):
 class Store:
     def __init__(self, folder: Path | str, limit: int = 4 << 30) -> None:
         self.folder, self.limit, self.puts, self.is_told = Path(folder), limit, 0, False
+        self.known: dict[str, Program] = {}
+        """Programs that this process made or read."""
 
     # -- one entry
 
@@ -135,6 +137,34 @@ class Store:
                 self._file(key, suffix).unlink(missing_ok=True)
             except OSError as error:
                 EVENTS.emit("cache", what="unwritable", key=key, text=str(error))
+
+    # -- programs: one that was seen before skips lowering, scheduling and codegen
+
+    def find(self, key: str) -> Program | None:
+        if key in self.known:
+            return self.known[key]
+        content = self.get(key)
+        if content is None:
+            return None
+        try:
+            program = _Nouns(io.BytesIO(content)).load()
+            if not isinstance(program, Program):
+                raise pickle.UnpicklingError(f"a {type(program).__name__}")
+        except (pickle.PickleError, AttributeError, EOFError, IndexError, TypeError, ImportError) as error:
+            EVENTS.emit("cache", what="damaged", key=key, text=str(error))
+            return None
+        self.known[key] = program
+        return program
+
+    def keep(self, key: str, program: Program, parts: dict[str, str]) -> None:
+        self.known[key] = program
+        try:
+            content = pickle.dumps(program)
+            _Nouns(io.BytesIO(content)).load()  # what cannot be read back is not written
+        except (pickle.PickleError, AttributeError, TypeError) as error:
+            EVENTS.emit("cache", what="uncachable", key=key, text=str(error))
+            return
+        self.put(key, content, parts)
 
     # -- all of them
 
@@ -247,7 +277,7 @@ def explain_miss(wanted: Mapping[str, str], entries: Iterable[Stored]) -> list[s
     ] or ["the entry is there"]
 
 
-# -- programs by the graphs they were made of: one seen before skips lowering, scheduling and codegen
+# -- programs by the graphs they were made of
 
 
 KIND: Final = "program"
@@ -311,43 +341,3 @@ class _Nouns(pickle.Unpickler):
             if getattr(found, "__module__", None) == module:  # not what it imports: `re.enum.sys.exit`
                 return found
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in a program")
-
-
-@functools.cache
-def programs_in(folder: Path) -> Programs:
-    """One memory per folder and process."""
-    return Programs(store_in(folder))
-
-
-class Programs:
-    """A memory of this process in front of the store on disk."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.known: dict[str, Program] = {}
-
-    def find(self, key: str) -> Program | None:
-        if key in self.known:
-            return self.known[key]
-        content = self.store.get(key)
-        if content is None:
-            return None
-        try:
-            program = _Nouns(io.BytesIO(content)).load()
-            if not isinstance(program, Program):
-                raise pickle.UnpicklingError(f"a {type(program).__name__}")
-        except (pickle.PickleError, AttributeError, EOFError, IndexError, TypeError, ImportError) as error:
-            EVENTS.emit("cache", what="damaged", key=key, text=str(error))
-            return None
-        self.known[key] = program
-        return program
-
-    def keep(self, key: str, program: Program, parts: dict[str, str]) -> None:
-        self.known[key] = program
-        try:
-            content = pickle.dumps(program)
-            _Nouns(io.BytesIO(content)).load()  # what cannot be read back is not written
-        except (pickle.PickleError, AttributeError, TypeError) as error:
-            EVENTS.emit("cache", what="uncachable", key=key, text=str(error))
-            return
-        self.store.put(key, content, parts)

@@ -18,16 +18,16 @@ import torch
 from torch.optim.optimizer import _get_value
 from torch.utils._pytree import tree_leaves
 
-from dovetail.capture.attributes import load_attr, store_attr
+from dovetail.capture.attributes import MISSING, load_attr, store_attr
 from dovetail.capture.builtins import Args, Kwargs, on
 from dovetail.capture.operations import get_item, has_fake, iterate, truth
 from dovetail.capture.origins import is_changed, wrap
-from dovetail.capture.text import native
+from dovetail.capture.text import NUMBERS, known, native
 from dovetail.capture.torch_calls import call_tensor_method, call_torch, perform, to_dtype
 from dovetail.capture.trace import PLAIN, Raised, Trace
 from dovetail.errors import BackwardCall, DisabledCall, UnknownCall
 from dovetail.fake.tensor import Fake
-from dovetail.ir.guard import Equals, Length, Predicate
+from dovetail.ir.guard import Length, Predicate
 from dovetail.ir.source import DictAttr, Item
 from dovetail.util.derivative import compiling, gradients_of
 
@@ -150,11 +150,14 @@ _applies: dict[tuple[Any, ...], Apply] = {}
 @on(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
 def _apply(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     cls, *rest = args
+    if trace.is_rerun and not torch.is_grad_enabled():  # inside of another, which will call it as it is
+        return _run_forward(trace, cls, Context(rest), rest)
     if cls.setup_context is not torch.autograd.Function.setup_context:  # which is given the defaults as well
         (bound := native(inspect.signature(cls.forward).bind, *rest)).apply_defaults()
         rest = [*bound.args]
     look_inside(trace, cls, rest)
-    members = tuple([copy.copy(arg) if is_settings(trace, arg) else None for arg in rest])
+    kept = [MISSING if type(arg) in PLAIN or type(arg) in NUMBERS else setting(trace, arg) for arg in rest]
+    members = tuple([None if member is MISSING else member for member in kept])
     rest = [arg if member is None else None for arg, member in zip(rest, members)]
     target = _applies.setdefault((cls, *map(id, members)), Apply(cls, members))
     result = perform(trace, target, rest, kwargs)
@@ -163,18 +166,21 @@ def _apply(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-def is_settings(trace: Trace, value: Any) -> bool:
-    """A member of an enum, or an object with nothing but numbers and texts."""
+def setting(trace: Trace, value: Any) -> Any:
+    """Another one like it, of numbers and texts, members of enums, and objects and named tuples with nothing
+    but others such; MISSING if it is none. A number is as it is now."""
+    if type(value) in PLAIN or type(value) in NUMBERS or isinstance(value, Enum):
+        return known(value)
+    if hasattr(type(value), "_make"):
+        parts = [setting(trace, part) for part in value]
+        return MISSING if MISSING in parts else type(value)._make(parts)
     fields = getattr(value, "__dict__", None)
-    if isinstance(value, (Enum, Fake)) or not fields or callable(value) or hasattr(type(value), "__copy__"):
-        return isinstance(value, Enum)
-    is_plain = all(type(field) in PLAIN for field in fields.values())
-    if not is_plain or any(owner == id(value) for owner, _ in trace.writes):
-        return False
-    if (source := trace.source_of(value)) is not None:
-        for name, field in fields.items():
-            trace.guard(DictAttr(source, name), Equals(field))
-    return True
+    if isinstance(value, Fake) or not fields or callable(value) or hasattr(type(value), "__copy__"):
+        return MISSING
+    is_changed = any(owner == id(value) for owner, _ in trace.writes)
+    if is_changed or MISSING in [setting(trace, load_attr(trace, value, name)) for name in fields]:
+        return MISSING
+    return copy.copy(value)
 
 
 class Context:
@@ -241,4 +247,5 @@ def changes(trace: Trace) -> tuple[Any, ...]:
     """What the program has done so far that can be seen from outside."""
     lists = sum(len(unread.added) for unread in trace.unread)
     shadows = sum(is_changed(origin) for origin in trace.shadows)
-    return (*trace.writes.values(), len(trace.deferred), lists, shadows, len(trace.touched))
+    writes = [write for write in trace.writes.values() if id(write.owner) not in trace.wrappers]
+    return (*writes, len(trace.deferred), lists, shadows, len(trace.touched))

@@ -536,6 +536,8 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
     module = fn.__module__ or ""
     if module.startswith("torch._dynamo"):
         if fn.__name__ in ("graph_break", "skip_frame"):
+            if trace.places[-1].code.code.co_filename.endswith("/torch/optim/optimizer.py"):
+                return None  # around each step, for the sake of torch's compiler
             raise errors.UserBreak(trace.loc())
         if fn.__name__ in IGNORED:
             return None

@@ -26,15 +26,19 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast, autocast
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode, inference_mode
 from torch.autograd.profiler import record_function
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_in_torch_dispatch_mode,
+    return_and_correct_aliasing,
+)
 
 from dovetail.capture.attributes import MISSING, load_attr, store_plain
-from dovetail.capture.builtins import CLASSES, Args, Kwargs, breaking, on
-from dovetail.capture.origins import check_class
+from dovetail.capture.builtins import CLASSES, Args, Kwargs, on
+from dovetail.capture.origins import check_class, is_dispatching
 from dovetail.capture.text import native
 from dovetail.capture.torch_calls import MARKS, METHOD_RULES, guard_answer, is_overriding, perform
 from dovetail.capture.trace import Trace, leaves
-from dovetail.errors import UnknownCall
+from dovetail.errors import UnknownCall, UnsupportedValue
 from dovetail.fake.tensor import Fake
 
 SWITCHES: Final[dict[Any, Callable[[], Any]]] = {
@@ -137,7 +141,43 @@ class Asking(TorchFunctionMode):
 
 
 def overridden(trace: Trace, fn: Any, args: Args, kwargs: Kwargs | None = None) -> Any:
-    """What a mode or the classes of the arguments say that a function gives; MISSING where none is asked."""
+    """What a mode or the classes of the arguments say that a function gives, or ops that it comes down to;
+    MISSING where none is asked."""
+    said = overridden_whole(trace, fn, args, kwargs)
+    if said is not MISSING or not find_dispatching(trace, [args, kwargs]):
+        return said
+    fakes = [leaf for leaf in leaves([args, kwargs]) if isinstance(leaf, Fake)]
+    if torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes):
+        raise UnsupportedValue(trace.loc(), type="__torch_dispatch__", detail="its gradients")
+    with Below(trace):
+        return native(fn, *args, **kwargs or {})
+
+
+class Below(TorchDispatchMode):
+    """Sees the ops that a function comes down to; what a class says that they do is the program's code."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        trace, kinds = self.trace, find_dispatching(self.trace, [args, kwargs])
+        if not kinds:
+            return trace.call(func, [*args], kwargs or {})
+        method = load_attr(trace, kinds[0], "__torch_dispatch__")
+        made = trace.call(method, [func, tuple(kinds), args, kwargs or {}], {})
+        if made is NotImplemented:
+            raise UnknownCall(trace.loc(), function=f"{func}, for which no class has an answer")
+        return made
+
+
+def find_dispatching(trace: Trace, given: Any) -> list[Any]:
+    """The classes of arguments that say what each op does to them."""
+    kinds = dict.fromkeys([kind_of(trace, leaf) for leaf in leaves(given) if id(leaf) in trace.kinds])
+    return [kind for kind in kinds if is_dispatching(kind)]
+
+
+def overridden_whole(trace: Trace, fn: Any, args: Args, kwargs: Kwargs | None) -> Any:
     is_silent = isinstance(fn, FunctionType) and MARKS.isdisjoint(fn.__code__.co_names)
     if is_silent or not trace.modes and not find_overriding(trace, [args, kwargs]):
         return MISSING
@@ -197,7 +237,23 @@ def make_subclass(trace: Trace, cls: Any, data: Any, require_grad: bool = False)
 
 METHOD_RULES["as_subclass"] = as_subclass
 on(torch.Tensor._make_subclass)(lambda trace, args, kwargs: make_subclass(trace, *args, **kwargs))
-on(torch.Tensor._make_wrapper_subclass)(breaking(UnknownCall, function="Tensor._make_wrapper_subclass"))
+on(return_and_correct_aliasing)(lambda trace, args, kwargs: [*args, *kwargs.values()][3])
+
+
+@on(torch.Tensor._make_wrapper_subclass)
+def _make_wrapper(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """A tensor around others, which become its attributes. The graph has only those."""
+    own = {"dispatch_sizes_strides_policy", "dispatch_device", "dispatch_layout", "requires_grad", "layout"}
+    like = {name: value for name, value in kwargs.items() if name in ("dtype", "device", "memory_format")}
+    is_plain = all(kwargs.get(name) in (None, False, torch.strided) for name in own)
+    if len(args) != 2 or not is_plain or not is_dispatching(args[0]):
+        raise UnknownCall(trace.loc(), function="Tensor._make_wrapper_subclass with such arguments")
+    strides = kwargs.get("strides")
+    sizes = args[1:] if strides is None else [args[1], strides]
+    made = perform(trace, torch.empty if strides is None else torch.empty_strided, sizes, like)
+    trace.wrappers[id(made)] = made, args, kwargs
+    trace.kinds[id(made)], trace.asks = args[0], True
+    return made
 
 
 @on(torch.Tensor.__new__)
@@ -239,5 +295,11 @@ def plainly(trace: Trace, modes: Args) -> Iterator[None]:
         trace.is_plain, trace.modes = before
 
 
+def _refuse(trace: Trace, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    raise UnknownCall(trace.loc(), function=cls.__name__)
+
+
 CLASSES[torch._C.DisableTorchFunction] = lambda trace, cls, args, kwargs: plainly(trace, [])
 CLASSES[torch._C.DisableTorchFunctionSubclass] = lambda trace, *_: plainly(trace, trace.modes)
+CLASSES[torch._C._DisableTorchDispatch] = _refuse  # Fakes would not be asked, either
+CLASSES[torch._C._ExcludeDispatchKeyGuard] = _refuse

@@ -109,6 +109,10 @@ class Emitter:
             text = self.load(origin.source)
         elif kind in SYMBOLIC:
             text = self.trace.dynamic.text(self, value)
+        elif id(value) in self.trace.wrappers:  # what is around others gets them as attributes, later
+            _, args, kwargs = self.trace.wrappers[id(value)]
+            maker = self.const(torch.Tensor._make_wrapper_subclass)
+            text = self.temp(f"{maker}({self.items(args)}, **{self.value(kwargs)})")
         elif kind is Fake:
             if self.trace.leaves:
                 check_leaves(self.trace, value)

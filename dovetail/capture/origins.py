@@ -98,6 +98,10 @@ def wrap_constant(trace: Trace, value: Any, source: Source) -> Any:
         symbolic = trace.dynamic.number(trace, value, source)
         if symbolic is not None:
             return symbolic
+    if kind is torch.Size:
+        trace.guard(source, TypeIs(kind))
+        trace.guard(source, Length(len(value)))
+        return torch.Size([wrap(trace, size, Item(source, i)) for i, size in enumerate(value)])
     if kind is str and trace.dynamic is not None and trace.dynamic.is_other_text(value, source):
         trace.guard(source, TypeIs(str))
         return LateText(trace, str, (GivenText(trace, value, source, is_unsteady(trace, source, value)),))
@@ -141,11 +145,15 @@ def _wrap_strided(trace: Trace, value: torch.Tensor, source: Source, plain: Sour
     name, example = f"input_{len(trace.inputs)}", value if plain is source else as_plain(value)
     trace.inputs.append(GraphInput(name, plain, example, symbolic))
     trace.input_fakes.append(fake)
+    guard_tensor(trace, value, source, free_shape, free_stride)
+    return fake
+
+
+def guard_tensor(trace: Trace, value: torch.Tensor, source: Source, shape: Any, stride: Any) -> None:
+    """`shape` and `stride` are None where they may change."""
     index = value.device.index
     about = type(value), value.dtype, value.device.type, -1 if index is None else index, value.requires_grad
-    keys = torch._C._dispatch_keys(value).raw_repr()
-    trace.guard(source, TensorIs(*about, free_shape, free_stride, keys))
-    return fake
+    trace.guard(source, TensorIs(*about, shape, stride, torch._C._dispatch_keys(value).raw_repr()))
 
 
 def may_be_written(value: torch.Tensor) -> bool:
@@ -464,12 +472,33 @@ def wrap_subclass(trace: Trace, value: Any, source: Source) -> Any:
     """A tensor like others, whose class may say what operators and functions do to it: the graph has a plain
     one."""
     kind: Any = type(value)
+    if is_dispatching(kind):
+        return wrap_dispatching(trace, value, source)
     check_class(trace, kind)
     is_asked = kind.__torch_function__ is not NOT_ASKED
     plain = Applied(source, trace.const(as_plain, "as_plain").name, as_plain) if is_asked else source
     fake, trace.asks = wrap_tensor(trace, value, source, plain), True
     trace.kinds[id(fake)] = kind
     return fake
+
+
+def wrap_dispatching(trace: Trace, value: torch.Tensor, source: Source) -> Any:
+    """Its class says what each op does to it, mostly to tensors that are its attributes: those are in the
+    graph, and the Fake that stands in for it is not."""
+    with torch._C.DisableTorchFunction():
+        if value.requires_grad:
+            raise UnsupportedValue(trace.loc(), type=type(value).__name__, detail="it requires a gradient")
+        fake, free_shape, free_stride, _ = make_fake(trace, value, source)
+        register(trace, value, fake, source)
+        guard_tensor(trace, value, source, free_shape, free_stride)
+    trace.kinds[id(fake)], trace.asks = type(value), True
+    return fake
+
+
+def is_dispatching(kind: Any) -> bool:
+    """Whether a class says what each op does. Those of torch.distributed are far too much code to capture."""
+    is_own = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and kind is not Fake
+    return is_own and not kind.__module__.startswith(("torch.distributed.", "torch.nested."))
 
 
 def check_class(trace: Trace, kind: Any) -> None:

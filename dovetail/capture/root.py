@@ -44,7 +44,7 @@ from dovetail.ir.capture import BreakPoint, Capture, GraphInput
 from dovetail.ir.guard import Equals, Guard, Predicate, SameAs, State
 from dovetail.ir.source import Arg, Computed, Const, DictAttr, Item, KeyItem, Source
 from dovetail.options import Options
-from dovetail.util.torch_state import read_state
+from dovetail.util.torch_state import READERS, read_state
 from dovetail.util.writer import Writer
 
 MAX_ATTEMPTS = 4
@@ -349,6 +349,8 @@ def why_not_now() -> tuple[str, bool] | None:
     whether that is an error with fullgraph=True: a transform could be applied inside instead."""
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return "torch.jit.trace and dispatch modes see what runs in eager", False
+    if READERS["below_classes"]():
+        return "no class of tensors is asked for what ops do, not even that of tensors without data", False
     for i in range(torch._C._len_torch_function_stack()):
         if type(torch._C._get_function_stack_at(i)) is not DeviceContext:
             return "a torch function mode sees what runs in eager", False

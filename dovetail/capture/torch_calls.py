@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodDescriptorType
 from typing import Any, Final
 
 import torch
@@ -283,7 +283,9 @@ def tensor_attr(trace: Trace, fake: Fake, name: str, is_plain: bool = False) -> 
     if name == "__class__":
         return kind
     found, owner = (MISSING, None) if is_plain else find_in_mro(kind, name)
-    if owner not in (None, *torch.Tensor.__mro__) and not owner.__module__.startswith("torch"):
+    if origin is not None and type(found) is MemberDescriptorType:  # a slot of a subclass
+        return wrap(trace, native(getattr, origin.original, name), Attr(origin.source, name))
+    if owner not in (None, *torch.Tensor.__mro__) and owner.__module__.split(".")[0] != "torch":
         guard_class(trace, kind)  # what a subclass defines itself
         return bind_class_value(trace, found, owner, fake, kind, name)
     asks = trace.asks and hasattr(torch.Tensor, name)
@@ -315,7 +317,7 @@ def store_tensor_attr(trace: Trace, fake: Fake, name: str, value: Any) -> None:
     found = find_in_mro(type_of_value(trace, fake), name)[0]
     if isinstance(found, property):
         return call_property(trace, found, "setter", name, fake, value)  # type: ignore[no-any-return]
-    if hasattr(type(found), "__set__"):
+    if hasattr(type(found), "__set__") and type(found) is not MemberDescriptorType:
         if name == "requires_grad" and value == fake.requires_grad:
             return
         reads = (call for call in reversed(trace.calls) if call.target is getattr and call.result is value)

@@ -201,6 +201,8 @@ class Trace:
         self.owned: dict[int, Fake] = {}
         self.kinds: dict[int, type] = {}
         """Tensors that are of a subclass."""
+        self.wrappers: dict[int, tuple[Fake, list[Any], dict[str, Any]]] = {}
+        """Tensors around others that the program made, and what with."""
         self.modes: list[Any] = []
         """Those for torch functions that the program has entered."""
         self.asks = self.is_plain = False

@@ -12,6 +12,7 @@ from dovetail.codegen.host.program import emit_host
 from dovetail.ir.expr import as_expr
 from dovetail.ir.program import Kernel, Program
 from dovetail.ir.schedule import LINE, Group, Plan
+from dovetail.ir.types import as_reals
 from dovetail.options import Options
 from dovetail.util.noun import Noun, field, replace
 
@@ -48,7 +49,7 @@ def emit(
         ),
         "cuda": triton.emit_kernel,
     }
-    buffers = {b.name: b for b in loops.buffers}
+    buffers = {b.name: replace(b, type=as_reals(b.type)) for b in loops.buffers}
     for name, kind in _kinds(plan).items():
         if buffers[name].kind != kind:
             buffers[name] = replace(buffers[name], kind=kind)

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, cast
 from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
 from dovetail.ir.loop import FUNCTIONS, SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, roots_of
 from dovetail.ir.program import Kernel
-from dovetail.ir.schedule import Group
+from dovetail.ir.schedule import Group, read_later
 from dovetail.ir.types import BOOL, DType
 from dovetail.util.noun import Noun
 
@@ -52,11 +52,12 @@ def analyse(group: Group, buffers: dict[str, Buffer]) -> Shape:
     passes = tuple(_passes(group))
     has_inner = len(group.ranges) > group.outer
     rows = [n for n in group.nests if n.reduce or has_inner and len(n.ranges) == group.outer]
-    row_values = frozenset(buffer for nest in rows for buffer in nest.written_buffers)
     used = {s for expr in group_exprs(group) for s in symbols(expr)} - {r.var for r in group.ranges}
     numbers = dict.fromkeys(str(node.args[0]) for node in scalars_of(group) if node.op == "input")
     args, sizes = tuple(_arguments(group, buffers)), tuple(sorted(used, key=lambda s: s.name))
-    kept = tuple(_kept_rows(group, row_values))
+    lasting = set(group.internal) & read_later(group.nests, group.levels).keys()
+    lasting -= {buffer for nest in rows for buffer in nest.written_buffers}
+    kept = tuple(buffer for buffer in group.written_buffers if buffer in lasting)
     return Shape(args, sizes, tuple(numbers), passes, choose_contiguous(group), kept)
 
 
@@ -107,15 +108,6 @@ def _arguments(group: Group, buffers: dict[str, Buffer]) -> Iterator[Argument]:
     for name in written:
         if name not in group.internal:
             yield Argument(buffers[name], True)
-
-
-def _kept_rows(group: Group, row_values: frozenset[str]) -> Iterator[str]:
-    made: dict[str, int] = {}
-    later: set[str] = set()
-    for nest, level in zip(group.nests, group.levels):
-        later |= {b for b in nest.read_buffers if b in made and made[b] < level}
-        made |= dict.fromkeys(nest.written_buffers, level)
-    yield from (b for b in made if b in later and b in group.internal and b not in row_values)
 
 
 def writes_in(nests: Iterable[Nest]) -> list[Write]:
@@ -313,7 +305,7 @@ def neutral(kind: str, dtype: DType) -> int | float:
 
 # -- cost ------------------------------------------------------------------------------------------
 
-COSTLY: Final = frozenset((*FUNCTIONS, "pow", "atan2", "sigmoid", "remainder", "floordiv"))
+COSTLY: Final = frozenset((*FUNCTIONS, "pow", "atan2", "hypot", "sigmoid", "remainder", "floordiv"))
 
 
 def work(group: Group) -> Expr:

@@ -16,7 +16,6 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -38,10 +37,11 @@ class GraphSeen(Noun):
 
 
 class BreakSeen(Noun):
-    """A graph break, or (kind 'skip') a frame left to Python as a whole."""
+    """A graph break, or (kind 'skip') a frame left to Python as a whole. The callers of a function that
+    breaks do so as well, at the same place."""
 
     kind: str
-    function: str
+    function: str = field(compare=False)
     place: Place
     code: str
     reason: str
@@ -201,19 +201,6 @@ def read(noun: type[Seen], event: Event, **known: object) -> Seen:
     return noun(**known, **{item.name: READERS[str(item.type)](event, item.name) for item in wanted})
 
 
-def _numbered(
-    events: list[Event], make: Callable[[Event], Any], before: str, stage: str
-) -> tuple[Any, ...]:
-    """What is told of before it has the unit that it belongs to: that of the stage whose event comes next."""
-    found: list[Any] = []
-    for event in events:
-        if event.kind != "stage":
-            found.append(make(event))
-        elif found and found[-1].unit == before and stage in _text(event, "stage"):
-            found[-1] = replace(found[-1], unit=_text(event, "unit"))
-    return tuple(found)
-
-
 def _breaks(events: Iterable[Event]) -> tuple[BreakSeen, ...]:
     """One line per place, code and text, with how often it was met."""
     found: Counter[BreakSeen] = Counter()
@@ -234,23 +221,19 @@ def _failure(event: Event) -> Failure:
     return Failure(event.kind, _text(event, "function"), " ".join(filter(None, told)))
 
 
-def _line(place: Place) -> Place:
-    return Place(place.file, place.line)
-
-
 def _lines(
     programs: Iterable[GraphView], fusions: Iterable[FusionView], fallbacks: list[Event]
 ) -> tuple[LineSeen, ...]:
     ops: dict[str, Counter[Place]] = {"joint": Counter(), "prims": Counter()}
     for program in programs:
         for stage in (stage for stage in ops if stage in program.stage):
-            ops[stage].update(_line(node.place) for node in program.nodes)
+            ops[stage].update(node.place for node in program.nodes)
     ran: dict[str, dict[Place, dict[str, None]]] = {"kernel": {}, "library": {}, "fallback": {}}
     for group in (group for fusion in fusions for group in fusion.groups):
         for nest in group.nests:
-            ran[group.kind].setdefault(_line(nest.place), {})[group.name] = None
+            ran[group.kind].setdefault(nest.place, {})[group.name] = None
     for event in fallbacks:
-        ran["fallback"].setdefault(_line(place_of(event.get("loc"))), {})[_text(event, "op")] = None
+        ran["fallback"].setdefault(place_of(event.get("loc")), {})[_text(event, "op")] = None
     tables: list[Mapping[Place, object]] = [*ops.values(), *ran.values()]
     found = []
     for place in sorted({p for table in tables for p in table if p.file}, key=lambda p: (p.file, p.line)):
@@ -272,9 +255,8 @@ def explain_events(events: Iterable[Event]) -> Explanation:
     programs = tuple(view for result in shown for view in view_graphs(*result))
     views = [view_fusion(unit, value) for unit, stage, value in results if "schedule" in stage]
     fusions = tuple(view for view in views if view is not None)
-    saved = lambda event: read(SavedSeen, event, bytes=event["saved_bytes"])
     return Explanation(
-        graphs=_numbered(of("graph", "stage"), partial(read, GraphSeen), "", "joint"),
+        graphs=tuple(read(GraphSeen, e) for e in of("graph")),
         breaks=_breaks(of("graph_break", "skip")),
         recompiles=tuple(read(RecompileSeen, e, limit=e.kind == "limit") for e in of("recompile", "limit")),
         fallbacks=dict(Counter(_text(event, "op") for event in of("fallback"))),
@@ -285,7 +267,7 @@ def explain_events(events: Iterable[Event]) -> Explanation:
         ),
         stages=tuple(map(_stage, of("stage"))),
         compiles=tuple((_text(e, "function"), e["seconds"], e.at) for e in of("compile")),
-        partitions=_numbered(of("partition", "stage"), saved, "forward", "partition"),
+        partitions=tuple(read(SavedSeen, e, bytes=e["saved_bytes"]) for e in of("partition")),
         cudagraphs=tuple((_text(e, "unit"), bool(e["used"]), _text(e, "reason")) for e in of("cudagraph")),
         caches=dict(Counter(_text(event, "what") for event in of("cache"))),
         failures=tuple(map(_failure, of("fallback_to_eager", "slow"))),
@@ -383,7 +365,8 @@ def _break_lines(found: Explanation, kind: str) -> list[str]:
         if item.kind == kind:
             often = f"  ({item.count} times)" if item.count > 1 else ""
             hint = f"; hint: {item.hint}" if item.hint else ""
-            lines.append(f"{item.place} in {item.function or '?'}: {item.code} {item.reason}{hint}{often}")
+            where = f"{item.place} in {item.place.function or item.function or '?'}"
+            lines.append(f"{where}: {item.code} {item.reason}{hint}{often}")
     return lines
 
 

@@ -13,7 +13,7 @@ from dovetail.ir.graph import Graph, Node, show_arg, show_type
 from dovetail.ir.loop import Extern, Nest
 from dovetail.ir.schedule import Group, Plan, Schedule
 from dovetail.util.loc import Loc
-from dovetail.util.noun import Noun
+from dovetail.util.noun import Noun, field
 
 
 class Place(Noun):
@@ -21,7 +21,7 @@ class Place(Noun):
 
     file: str = ""
     line: int = 0
-    function: str = ""
+    function: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.file else self.function or "?"

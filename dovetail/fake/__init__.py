@@ -12,8 +12,8 @@ import torch
 
 from dovetail.errors import FailedFake
 from dovetail.fake.calls import SymbolicCalls
+from dovetail.fake.symbolic import expr_of
 from dovetail.fake.tensor import Fake, FakeMode, fake_like, infer, make_static
-from dovetail.ir.expr import Expr, const
 from dovetail.ir.types import BY_TORCH_NAME, Device, DType, TensorType
 
 _FROM_TORCH: Final[dict[torch.dtype, DType]] = {
@@ -40,11 +40,6 @@ def from_torch_device(device: torch.device) -> Device:
 
 def to_torch_device(device: Device) -> torch.device:
     return torch.device(device.kind) if device.index is None else torch.device(device.kind, device.index)
-
-
-def expr_of(value: int | torch.SymInt) -> Expr:
-    """The expression of a size: a constant, or what our SymInt stands for, by what is known so far."""
-    return const(value) if type(value) is int else value.node.shapes.simplify(value.node.expr)  # type: ignore[union-attr]
 
 
 def type_of(tensor: torch.Tensor) -> TensorType:

@@ -12,7 +12,7 @@ broadcast dimension (stride 0) has none. Some meta kernels know only part of thi
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
@@ -171,7 +171,7 @@ def shifted(offset: Expr, stride: Expr, steps: Expr) -> Expr:
 # -- numbers: the strides that eager chooses -------------------------------------------------------
 
 
-def is_ambiguous(operands: Sequence[torch.Tensor]) -> bool:
+def is_ambiguous(operands: Iterable[torch.Tensor]) -> bool:
     """Some operand is expanded: the case that meta kernels get wrong."""
     return any(stride == 0 and size > 1 for x in operands for size, stride in zip(x.size(), x.stride()))
 

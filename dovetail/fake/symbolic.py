@@ -3,20 +3,22 @@
     aten.mm of f32[s0, 64] and f32[64, 32], whose meta kernel said (8, 32) strides (32, 1) on the hints
         -> Form((s0, 32), (32, 1))
 
-An op without a rule makes every symbol of its inputs a number, as an assumption, so that what the
-meta kernel said of the hints is true of all inputs that reach the compiled code.
+For an op without a rule its meta kernel says sizes too, run on symbolic ones. Where that fails, every symbol
+of the inputs becomes a number, as an assumption, so that what the kernel said of the hints is true of all
+inputs that reach the compiled code.
 """
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from dovetail.events import EVENTS
-from dovetail.fake.form import Form, derive_strides, static_form
+from dovetail.fake.form import Form, Shape, derive_strides, static_form
 from dovetail.fake.record import Record
-from dovetail.fake.rules import Call, Unruled
-from dovetail.ir.expr import eq, symbols
+from dovetail.fake.rules import Call, Result, Rule, Unruled
+from dovetail.ir.expr import Expr, const, eq, symbols
 from dovetail.sym import Shapes, hint_of
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -70,19 +72,44 @@ def bind(
     return Call(shapes, values, device)
 
 
-def derive_forms(facts: Record, call: Call, results: list[torch.Tensor | None]) -> list[Form | None] | None:
+def expr_of(value: int | torch.SymInt) -> Expr:
+    """The expression of a size: a constant, or what our SymInt stands for, by what is known so far."""
+    return const(value) if type(value) is int else value.node.shapes.simplify(value.node.expr)  # type: ignore[union-attr]
+
+
+def ask_kernel(func: Any, facts: Record, args: Any, kwargs: Any) -> list[Shape | None]:
+    """The sizes of its results that a meta kernel works out of symbolic ones."""
+
+    def symbolic(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+    if facts.is_view or facts.changes_shape or facts.device_at is not None:
+        raise Unruled
+    try:
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            given, named = tree_map_only(torch.Tensor, symbolic, (args, kwargs))
+            with torch._C._EnablePythonDispatcher():  # whose kernels know symbols
+                made = func(*given, **named)
+    except (RuntimeError, TypeError, ValueError, AssertionError, AttributeError) as error:
+        raise Unruled from error
+    results = made if isinstance(made, (list, tuple)) else [made]
+    return [tuple(map(expr_of, x.shape)) if isinstance(x, torch.Tensor) else None for x in results]
+
+
+def derive_forms(
+    facts: Record, rule: Rule, call: Call, results: list[torch.Tensor | None]
+) -> list[Form | None] | None:
     """One Form per result; None where the symbols had to be fixed, and the results are as the hints say."""
     try:
-        return _derive(facts, call, results)
+        return _derive(facts, rule(call), call, results)
     except Unruled:
         fix_symbols(facts, call, "no shape rule applies to")
         return None
 
 
-def _derive(facts: Record, call: Call, results: list[torch.Tensor | None]) -> list[Form | None]:
-    if facts.rule is None:
-        raise Unruled
-    said = facts.rule(call)
+def _derive(
+    facts: Record, said: Result, call: Call, results: list[torch.Tensor | None]
+) -> list[Form | None]:
     wanted = [*said, *[None] * len(results)] if isinstance(said, list) else [said] * len(results)
 
     def form(result: torch.Tensor, wanted: Any) -> Form:
@@ -101,7 +128,8 @@ def _fit(facts: Record, call: Call, said: Any, result: torch.Tensor) -> Form:
         if 0 in result.size() and len(hints) == result.dim():
             return static_form(result)
         sizes = f"rule {shape}, hints {hints}, kernel {tuple(result.size())}"
-        EVENTS.emit("warning", text=f"{facts.name}: {sizes}")
+        if facts.rule is not None:  # else it is known that some meta kernels are wrong
+            EVENTS.emit("warning", text=f"{facts.name}: {sizes}")
         raise Unruled
     stride: Any
     if isinstance(said, Form) and (facts.is_view or facts.changes_shape or "strided" in facts.name):

@@ -26,13 +26,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dovetail.errors import DataDependentSize, DataDependentValue, FailedFake
 from dovetail.fake import form as forms
-from dovetail.fake.form import Extent, Form, derive_strides, hint_geometry, iterator_strides, static_form
+from dovetail.fake.form import Extent, Form, derive_strides, hint_geometry, iterator_strides
 from dovetail.fake.known import Suspected, derive_known
 from dovetail.fake.record import Record, record
-from dovetail.fake.symbolic import bind, derive_forms, find_shapes, fix_symbols, hinted
+from dovetail.fake.symbolic import ask_kernel, bind, derive_forms, find_shapes, fix_symbols, hinted
 from dovetail.ir.expr import const
 from dovetail.sym import Shapes, make_symint
-from dovetail.util.noun import Noun, field, replace
+from dovetail.util.noun import replace
 
 Args: TypeAlias = "tuple[Any, ...]"
 Kwargs: TypeAlias = "dict[str, Any]"
@@ -185,8 +185,16 @@ def make_static(fake: Fake, reason: str) -> None:
         return
     for value in (*fake.form.shape, *fake.form.stride, fake.form.offset):
         fake.shapes.specialise_symbols(value, reason)
-    fake.data = Fake(fake.meta, fake.device)
-    fake.form = fake.key = None
+    _become(fake, fake.meta)
+
+
+def _become(fake: Fake, meta: torch.Tensor, form: Form | None = None, shapes: Shapes | None = None) -> None:
+    """t_, resize_, set_...: the same Fake with the geometry that meta has, or the symbolic one behind it."""
+    made = Fake(meta, fake.device)
+    if form is not None and shapes is not None:
+        made = _symbolic(made, form, shapes)
+    fake.data, fake._meta, fake.key = made, meta, None
+    fake.form, fake.shapes = made.form, shapes
 
 
 # -- from real tensors -------------------------------------------------------------------------------
@@ -284,28 +292,21 @@ def _run(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     for out in results if facts.is_out else ():
         if type(out) is Fake and out.form and hint_geometry(out)[0] != tuple(out.meta.size()):
             fix_symbols(facts, call, "a result was resized by")
-            _reshape_in_place(out, static_form(out.meta), shapes)
+            _become(out, out.meta)
     given = set(map(id, tree_leaves((args, kwargs))))
     is_new = [isinstance(r, torch.Tensor) and id(r) not in given for r in results]
     found = [r if new or facts.changes_shape else None for r, new in zip(results, is_new)]
     metas = [r.meta if isinstance(r, Fake) else r for r in found]
-    forms = derive_forms(facts, call, metas)
+    rule = facts.rule or (lambda call: ask_kernel(func, facts, args, kwargs))
+    forms = derive_forms(facts, rule, call, metas)
     if facts.changes_shape:
-        _reshape_in_place(args[0], forms[0] if forms else static_form(args[0].meta), shapes)
+        _become(args[0], args[0].meta, forms[0] if forms else None, shapes)
         return args[0]
     if forms is None:
         return result
     pairs = zip(results, forms)
     made = [_symbolic(r, f, shapes) if type(r) is Fake and f is not None else r for r, f in pairs]
     return type(result)(made) if isinstance(result, (list, tuple)) else made[0]
-
-
-def _reshape_in_place(fake: Fake, form: Form | None, shapes: Shapes) -> None:
-    """t_, unsqueeze_...: the same Fake with another symbolic geometry."""
-    if form is None:
-        return
-    fake.data = _symbolic(Fake(fake.meta, fake.device), form, shapes)
-    fake.form, fake.shapes, fake.key = (None if form.is_static else form), shapes, None
 
 
 # -- remembered results: models repeat their layers, and some meta kernels take 100 us ----------------
@@ -417,23 +418,6 @@ def _from_template(made: Any, fakes: list[Fake]) -> Any:
     return parts if kind is None else kind([_from_template(part, fakes) for part in parts])
 
 
-class _Inputs(Noun, frozen=False, eq=False):
-    """The tensors met while arguments were replaced by their metas."""
-
-    fakes: list[torch.Tensor] = field(default_factory=list)
-    metas: list[torch.Tensor] = field(default_factory=list)
-
-    def swap(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            meta = value.meta if type(value) is Fake else value if value.is_meta else _meta_like(value)
-            self.fakes.append(value)
-            self.metas.append(meta)
-            return meta
-        if isinstance(value, (list, tuple)):
-            return type(value)(self.swap(x) for x in value) if not isinstance(value, torch.Size) else value
-        return value
-
-
 def _tensors_in(values: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for value in values:
@@ -442,6 +426,10 @@ def _tensors_in(values: Any) -> list[torch.Tensor]:
         elif isinstance(value, (list, tuple)):
             found += _tensors_in(value)
     return found
+
+
+Inputs: TypeAlias = "list[tuple[Any, torch.Tensor]]"
+"""The tensors among the arguments, and each as one on the meta device."""
 
 
 def _by_meta(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
@@ -453,21 +441,21 @@ def _by_meta(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     if found is not None:
         return found[0]
     quiet_references()
-    inputs = _Inputs()
-    swap = inputs.swap
-    new_args = [swap(a) for a in args]
-    new_kwargs = {k: swap(v) for k, v in kwargs.items()} if kwargs else {}
-    device = _result_device(facts, inputs.fakes, new_args, new_kwargs)
+    fakes = _tensors_in((*args, *kwargs.values()))
+    metas = {id(x): x.meta if type(x) is Fake else x if x.is_meta else _meta_like(x) for x in fakes}
+    new_args, new_kwargs = tree_map_only(torch.Tensor, lambda x: metas[id(x)], ([*args], kwargs))
+    inputs = [(fake, metas[id(fake)]) for fake in fakes]
+    device = _result_device(facts, fakes, new_args, new_kwargs)
     result = _run_kernel(func, facts, device, new_args, new_kwargs)
     corrected = CORRECTIONS.get(facts.name)
     if corrected is not None:
         result = corrected(device, new_args, result)
-    elif facts.is_pointwise and facts.count == 1 and not facts.mutates and forms.is_ambiguous(inputs.metas):
-        strides = iterator_strides(result.size(), [(m.size(), m.stride()) for m in inputs.metas])
+    elif facts.is_pointwise and facts.count == 1 and not facts.mutates and forms.is_ambiguous(metas.values()):
+        strides = iterator_strides(result.size(), [(m.size(), m.stride()) for _, m in inputs])
         result = _empty_meta(result.size(), strides, result.dtype)
     if facts.mutates:
         return _written(func, facts, inputs, args, kwargs, result, device)
-    constant = _constant(func, facts, inputs.fakes, args, kwargs)
+    constant = _constant(func, facts, fakes, args, kwargs)
     wrapped = _wrap_result(result, device, inputs, constant)
     if facts.name in _ON_HOST and device.type != "cpu":
         on_host = _ON_HOST[facts.name]
@@ -577,9 +565,9 @@ CORRECTIONS: Final[dict[str, Callable[..., Any]]] = {
 """Where the meta kernel describes another device than the one that is faked, or is wrong."""
 
 
-def _wrap_result(result: Any, device: torch.device, inputs: _Inputs, constant: Any = None) -> Any:
+def _wrap_result(result: Any, device: torch.device, inputs: Inputs, constant: Any = None) -> Any:
     if isinstance(result, torch.Tensor):
-        for fake, meta in zip(inputs.fakes, inputs.metas):
+        for fake, meta in inputs:
             if meta is result:
                 return fake
         if result.layout is not torch.strided:
@@ -643,28 +631,22 @@ def _mixed_device(facts: Record, fakes: list[torch.Tensor]) -> torch.device:
 
 
 def _written(
-    func: Any, facts: Record, inputs: _Inputs, args: Args, kwargs: Kwargs,
+    func: Any, facts: Record, inputs: Inputs, args: Args, kwargs: Kwargs,
     result: Any, device: torch.device,
 ) -> Any:  # fmt: skip
     """After an op that writes to arguments: the same Fakes come back, with their new sizes."""
-    if any(type(f) is Fake and f.constant is not None for f in inputs.fakes):
-        _update_constants(func, facts, inputs.fakes, args, kwargs)
+    fakes = [fake for fake, _ in inputs]
+    if any(type(f) is Fake and f.constant is not None for f in fakes):
+        _update_constants(func, facts, fakes, args, kwargs)
     if facts.changes_shape or facts.is_out:
-        for fake, meta in zip(inputs.fakes, inputs.metas):
+        for fake, meta in inputs:
             if facts.is_pointwise and fake.size() != meta.size():  # torch's meta kernels know one layout only
-                operands = [(m.size(), m.stride()) for m in inputs.metas if m is not meta]
+                operands = [(m.size(), m.stride()) for _, m in inputs if m is not meta]
                 meta = _empty_meta(meta.size(), iterator_strides(meta.size(), operands), meta.dtype)
-            if type(fake) is Fake:
-                _resize(fake, meta)
+            is_other = fake.size() != meta.size() or fake.stride() != meta.stride()
+            if type(fake) is Fake and fake.form is None and is_other:
+                _become(fake, meta)
     return _wrap_result(result, device, inputs)
-
-
-def _resize(fake: Fake, meta: torch.Tensor) -> None:
-    """Give the wrapper the sizes that its meta has now."""
-    if fake.form is not None or fake.size() == meta.size() and fake.stride() == meta.stride():
-        return
-    fake.data = Fake(meta, fake.device)
-    fake._meta, fake.key = meta, None
 
 
 # -- known values --------------------------------------------------------------------------------------
@@ -779,8 +761,8 @@ def _plain_geometry(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any
 def _set(func: Any, facts: Record, args: Args, kwargs: Kwargs) -> Any:
     """self.set_(source): self now is what source is."""
     target, source = args
-    target.data = Fake(source.meta, source.device)
-    target._meta, target.constant, target.key = source.meta, source.constant, None
+    _become(target, source.meta, source.form, source.shapes)
+    target.constant = source.constant
     return target
 
 

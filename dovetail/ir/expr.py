@@ -561,24 +561,8 @@ def evaluate(value: Expr, env: Mapping[str, int]) -> int:
 
 def range_in(value: Expr, env: Mapping[Expr, tuple[int, int]]) -> tuple[int, int]:
     """The range of value when the symbols of env have these ranges, which may be narrower than their own."""
-    if value in env:
-        return env[value]
-    operands = value.operands
-    if not operands:
-        return value.lo, value.hi
-    ranges = [range_in(x, env) for x in operands]
-    if value.op == "add":
-        constant, terms = _parts_of(value)
-        return _sum_range(constant, [(*each, n) for each, (_, n) in zip(ranges, terms)])
-    if value.op in ("min", "max"):
-        pick = min if value.op == "min" else max
-        return pick(r[0] for r in ranges), pick(r[1] for r in ranges)
-    if value.op == "mul":
-        return _product_range(ranges)
-    if value.op == "floordiv" and ranges[0][0] >= 0 and ranges[1][0] > 0:
-        (alo, ahi), (blo, bhi) = ranges
-        return max(value.lo, alo // max(bhi, 1)), min(value.hi, ahi // blo)
-    return value.lo, value.hi
+    found = substitute(value, {symbol: sym(symbol.name, lo, hi) for symbol, (lo, hi) in env.items()})
+    return found.lo, found.hi
 
 
 def _product_range(ranges: list[tuple[int, int]]) -> tuple[int, int]:
@@ -615,47 +599,37 @@ def linear_in(value: Expr, variable: Expr) -> tuple[Expr, Expr] | None:
 
 # -- text ------------------------------------------------------------------------------------------
 
-FORMS: Final = {"true": "True", "false": "False", "not": "not {0}", "floordiv": "{0} // {1}",
-                "mod": "{0} % {1}", "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}",
-                "and": "{0} and {1}"}  # fmt: skip
+FORMS: Final = {
+    "true": "True", "false": "False", "not": "(not {0})", "and": "({0} and {1})", "min": "min({0}, {1})",
+    "max": "max({0}, {1})", "eq": "({0} == {1})", "lt": "({0} < {1})", "le": "({0} <= {1})",
+    **dict.fromkeys(("floordiv", "floordiv_any"), "({0} // {1})"),
+    **dict.fromkeys(("mod", "mod_any"), "({0} % {1})"),
+}  # fmt: skip
 
 
 def show_expr(value: Expr) -> str:
     """Python text; parentheses wherever precedence could matter."""
-    op = value.op
-    if op in ("const", "sym"):
-        return str(value.args[0])
-    if op in ("min", "max"):
-        return f"{op}({', '.join(map(show_expr, value.operands))})"
-    texts = [show_expr(x) if op == "add" and x.op == "mul" else _wrap(x) for x in value.operands]
-    if op == "add":
-        return _show_sum(value, texts)
-    return "*".join(texts) if op == "mul" else FORMS[op].format(*texts)
+    text = spell(value, FORMS)
+    return text[1:-1] if text.startswith("(") else text
 
 
-def _show_sum(value: Expr, terms: list[str]) -> str:
-    constant, factors = value.args[0], [n for _, n in value.args[1]]  # type: ignore[attr-defined]
-    parts = [text if n == 1 else f"-{text}" if n == -1 else f"{n}*{text}" for text, n in zip(terms, factors)]
-    return " + ".join([*parts, str(constant)] if constant else parts).replace("+ -", "- ")
-
-
-def _wrap(value: Expr) -> str:
-    text = show_expr(value)
-    return text if value.op in ("const", "sym", "min", "max") and not text.startswith("-") else f"({text})"
-
-
-def spell(value: Expr, words: Mapping[str, str], leaf: Callable[[Expr], str] = show_expr) -> str:
-    """The text in another language: `words` has a format over the operands' texts for each op, `leaf` makes
+def spell(
+    value: Expr, words: Mapping[str, str], leaf: Callable[[Expr], str] = lambda x: str(x.args[0])
+) -> str:
+    """The text in some language: `words` has a format over the operands' texts for each op, `leaf` makes
     that of a number or symbol. Divisions of what may be negative are words of their own, `floordiv_any`
     and `mod_any`."""
     op = value.op
     if op in ("const", "sym"):
         return leaf(value)
     texts = [spell(x, words, leaf) for x in value.operands]
-    if op == "add":
-        return f"({_show_sum(value, texts)})"
     if op == "mul":
         return f"({'*'.join(texts)})"
+    if op == "add":
+        constant, factors = value.args[0], [n for _, n in value.args[1]]  # type: ignore[attr-defined]
+        texts = [x[1:-1] if term.op == "mul" else x for term, x in zip(value.operands, texts)]
+        signed = [x if n == 1 else f"-{x}" if n == -1 else f"{n}*{x}" for x, n in zip(texts, factors)]
+        return f"({' + '.join([*signed, str(constant)] if constant else signed)})".replace("+ -", "- ")
     if op in ("floordiv", "mod") and not (value.operands[0].lo >= 0 and value.operands[1].lo > 0):
         op = f"{op}_any"
     return words[op].format(*texts)

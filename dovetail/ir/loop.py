@@ -115,7 +115,7 @@ SCALAR_OPS: Final[dict[str, str]] = {
     **_declare(
         "same",
         # float
-        floor=1, ceil=1, round=1, trunc=1, pow=2, atan2=2, copysign=2, div=2,
+        floor=1, ceil=1, round=1, trunc=1, pow=2, atan2=2, hypot=2, copysign=2, div=2,
         # any number
         neg=1, abs=1, sign=1, add=2, sub=2, mul=2, maximum=2, minimum=2, fmax=2, fmin=2,
         remainder=2,      # Python's modulo

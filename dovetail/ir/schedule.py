@@ -16,6 +16,7 @@ Softmax: max(0), exp(1), sum(1), div(2): three passes over a row that is in cach
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from dovetail.errors import Reason
@@ -58,6 +59,16 @@ class Group(Noun, eq=False):
             first, *rest = str(nest).splitlines()
             lines += [f"  {level}: {first}", *(f"     {line}" for line in rest)]
         return "\n".join(lines)
+
+
+def read_later(nests: Iterable[Nest], levels: Iterable[int]) -> dict[str, None]:
+    """Buffers that a nest reads which comes after more reductions than the one that writes them."""
+    made: dict[str, int] = {}
+    later: dict[str, None] = {}
+    for nest, level in zip(nests, levels):
+        later |= dict.fromkeys(b for b in nest.read_buffers if b in made and made[b] < level)
+        made |= dict.fromkeys(nest.written_buffers, level)
+    return later
 
 
 class Schedule(Noun, eq=False):

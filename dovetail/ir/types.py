@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, TypeAlias
 
-from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, mul, product, total
+from dovetail.ir.expr import ONE, ZERO, Expr, add, as_expr, const, mul, product, total
 from dovetail.util.noun import Noun, Single
 
 
@@ -39,6 +39,11 @@ class DType(Noun, eq=False):
         """fp16 and bf16: eager computes in fp32 and rounds at every op."""
         return self.kind == "float" and self.bits == 16
 
+    @property
+    def real(self) -> DType:
+        """What a complex number is a pair of; itself for the others."""
+        return BY_NAME[f"f{self.bits // 2}"] if self.kind == "complex" else self
+
     def __str__(self) -> str:
         return self.name
 
@@ -63,6 +68,7 @@ F8E5M2: Final = DType("f8e5m2", "float", 8, "float8_e5m2")
 DTYPES: Final = (
     BOOL, U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64, C32, C64, C128, F8E4M3, F8E5M2,
 )  # fmt: skip
+PAIRS: Final = {F16: C32, F32: C64, F64: C128}
 BY_NAME: Final = {dtype.name: dtype for dtype in DTYPES}
 BY_TORCH_NAME: Final = {dtype.torch_name: dtype for dtype in DTYPES}
 
@@ -168,6 +174,14 @@ def contiguous_stride(shape: Iterable[Expr | int]) -> tuple[Expr, ...]:
         strides.append(step)
         step = mul(step, size if size.lo > 0 or not size.is_const else max(size.value, 1))
     return tuple(reversed(strides))
+
+
+def as_reals(type: TensorType) -> TensorType:
+    """The same memory with the two parts of complex numbers in a last dimension."""
+    if type.dtype.kind != "complex":
+        return type
+    shape, stride = (*type.shape, const(2)), (*(mul(step, 2) for step in type.stride), ONE)
+    return TensorType(shape, stride, type.dtype.real, type.device)
 
 
 def tensor_type(shape: Iterable[Expr | int], dtype: DType, device: Device = CPU) -> TensorType:

@@ -43,6 +43,7 @@ MANY: Final = 8
 
 VIEWS: Final = frozenset((
     "prims.reshape", "prims.permute", "prims.slice", "prims.broadcast", "prims.as_strided",
+    "prims.view_as_real",
 ))  # fmt: skip
 """Views that memory can show by strides alone (reshape: often)."""
 OVERLAPPED: Final = VIEWS | {"prims.pad"}
@@ -51,11 +52,7 @@ OVERLAPPED: Final = VIEWS | {"prims.pad"}
 
 ELEMENTWISE: Final = ("pointwise", "view", "create", "gather", "join")
 INLINABLE: Final = frozenset(op for op, prim in PRIMS.items() if prim.kind in ELEMENTWISE)
-
-
-def is_inlinable(node: Node) -> bool:
-    """Computed element by element from its operands."""
-    return node.op in INLINABLE
+"""Computed element by element from their operands."""
 
 
 def needs_memory(node: Node) -> tuple[Node, ...]:
@@ -78,7 +75,7 @@ def _is_short(source: Node, size: Expr | None = None, stored: Set[Node] = frozen
         if node.op == "prims.cat" or kind_of(node.op) in ("gather", "join", "scatter"):
             if not _counts(node):
                 return False
-        if is_inlinable(node) and (size is None or getattr(node.type, "numel", None) is size):
+        if node.op in INLINABLE and (size is None or getattr(node.type, "numel", None) is size):
             left -= 1
             stack.extend(node.operands)
     return left > 0
@@ -128,7 +125,7 @@ def find_stored(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
         elif node.op == "prims.cat":
             is_read_once = len(readers[node]) == 1 and (aligned[node] or _joins_rows(node, users))
             stored.update(() if is_read_once else (node,))
-        elif len(readers[node]) > 1 and is_inlinable(node) and kind_of(node.op) != "view":
+        elif len(readers[node]) > 1 and node.op in INLINABLE and kind_of(node.op) != "view":
             found = () if _is_widening(node) or _is_cheap(node) or _is_unpacked(node) else (node,)
             stored.update(found)
             shared.update(found)
@@ -194,7 +191,7 @@ def _is_aligned(node: Node, users: list[Node], stored: set[Node], aligned: dict[
         is_turned = user.op == "prims.permute" and aligned[user]
         if (is_put or is_turned) and user.tensor.device.kind != "cpu":
             continue
-        if kind_of(user.op) != "pointwise" or not (user in stored or aligned[user]):
+        if kind_of(user.op) not in ("pointwise", "pair") or not (user in stored or aligned[user]):
             return False
     return True
 
@@ -258,7 +255,7 @@ def _large_sources(node: Node, stored: Set[Node]) -> set[Node]:
         if source in seen or not is_large:
             continue
         seen.add(source)
-        if source in stored or not is_inlinable(source):
+        if source in stored or source.op not in INLINABLE:
             found.add(source)
         else:
             stack.extend(source.operands)
@@ -297,7 +294,7 @@ def _store_repeated(graph: Graph, users: dict[Node, list[Node]], stored: set[Nod
                 continue
         elif len(users[node]) > 1 and node.op in INLINABLE and _is_read_in_overlaps(node, users[node]):
             source = _computed_below(node, OVERLAPPED, stored)
-        if source is not None and is_inlinable(source) and not _is_cheap(source, 1, stored):
+        if source is not None and source.op in INLINABLE and not _is_cheap(source, 1, stored):
             stored.add(source)
 
 

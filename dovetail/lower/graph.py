@@ -91,7 +91,7 @@ class _Lowering:
             self.put(node)
         else:
             value = RULES.get(node.op, _pointwise)(self, node)
-            is_stored = node in self.stored and node.op != "prims.empty"
+            is_stored = node in self.stored and kind != "pair" and node.op != "prims.empty"
             self.env[node] = self.store(node, value) if is_stored else value
 
     def value(self, arg: Arg) -> Lazy:
@@ -121,15 +121,12 @@ class _Lowering:
     def store(self, node: Node, value: Lazy, name: str | None = None) -> Lazy:
         """Write a value to a buffer of its own, in its type's memory order."""
         ref = self.add_buffer(name or node.name, storable(node.tensor), holds=node)
-        if ref.type.dtype.kind == "complex" and value.ref:
-            clone = "aten.clone.default"  # of what no kernel of ours can hold
-            self.steps.append(ir.Extern(ref.buffer, clone, (value.ref,), (), (ref.buffer,), loc=node.loc))
-            return window(ref)
         self.write_all(node, ref, value)
         return window(ref)
 
     def write_all(self, node: Node, ref: ir.BufferRef, value: Lazy) -> None:
-        """One nest, or one for each region between the value's cuts."""
+        """One nest, or one for each region between the value's cuts. Loops know complex numbers as pairs."""
+        ref, value = lazy.as_reals(ref), window(lazy.as_reals(value.ref)) if value.ref else value
         if not value.cuts:
             return self.write_region(node, ref, value)
         loads = 0
@@ -338,7 +335,7 @@ class _Lowering:
             return out.type.expr
         ref = self.in_memory(out)
         shared = self.buffers[ref.buffer].kind == "input" and ref.buffer not in self.updated
-        shared |= ref.buffer in self.views
+        shared |= ref.buffer in self.views or ref.type.dtype is not self.buffers[ref.buffer].type.dtype
         if ref.buffer in self.returned or shared:
             copied = self.store(out, window(ref), self.fresh(f"{out.name}_copy"))
             ref = cast(ir.BufferRef, copied.ref)
@@ -422,6 +419,13 @@ def _as_strided(low: _Lowering, node: Node) -> Lazy:
     return window(ir.BufferRef(base.buffer, kind, base.offset + offset))
 
 
+def _view_as_complex(low: _Lowering, node: Node) -> Lazy:
+    """Pairs that lie in memory as they should are there already."""
+    value = low.value(node.args[0])
+    ref = lazy.as_complex(value.ref) if value.ref else None
+    return window(ref) if ref else low.store(node, value)
+
+
 def _take(low: _Lowering, node: Node) -> Lazy:
     base = low.value(node.args[0])
     indices = tuple(low.value(arg) for arg in cast("tuple[Node, ...]", node.args[1]))
@@ -449,6 +453,8 @@ RULES: Final[dict[str, Callable[[_Lowering, Node], Lazy]]] = {
         tuple(map(low.value, cast("tuple[Node, ...]", node.args[0]))), node.tensor, cast(int, node.args[1])
     ),
     "prims.as_strided": _as_strided,
+    "prims.view_as_real": lambda low, node: window(lazy.as_reals(low.in_memory(node.operands[0]))),
+    "prims.view_as_complex": _view_as_complex,
     "prims.take": _take,
     "prims.gather": lambda low, node: lazy.gather(
         low.value(node.args[0]), node.tensor, cast(int, node.args[1]), low.value(node.args[2])

@@ -12,6 +12,7 @@ from functools import reduce
 from typing import Final, cast
 
 from dovetail.ir import loop as ir
+from dovetail.ir import types
 from dovetail.ir.expr import ONE, ZERO, Expr, add, and_, as_expr, ceildiv, ge, lt, mul, sym, symbols, total
 from dovetail.ir.graph import Node
 from dovetail.ir.types import BOOL, F32, I64, DType, ScalarType, TensorType
@@ -34,6 +35,22 @@ def window(ref: ir.BufferRef) -> Lazy:
     """A strided view of memory."""
     dtype = ref.type.dtype
     return Lazy(ref.type, lambda index: ir.load(ref.buffer, element_of(ref, index), dtype), ref)
+
+
+def as_reals(ref: ir.BufferRef) -> ir.BufferRef:
+    """What it shows of complex numbers, as pairs of reals."""
+    type = types.as_reals(ref.type)
+    return ref if type is ref.type else ir.BufferRef(ref.buffer, type, mul(ref.offset, 2))
+
+
+def as_complex(ref: ir.BufferRef) -> ir.BufferRef | None:
+    """What it shows of pairs of reals, as complex numbers, if each pair lies where one of those may."""
+    *steps, last = ref.type.stride
+    if last is not ONE or any(step % 2 is not ZERO for step in (*steps, ref.offset)):
+        return None
+    halves, dtype = tuple(step // 2 for step in steps), types.PAIRS[ref.type.dtype]
+    type = TensorType(ref.type.shape[:-1], halves, dtype, ref.type.device)
+    return ir.BufferRef(ref.buffer, type, ref.offset // 2)
 
 
 # -- scalars ---------------------------------------------------------------------------------------

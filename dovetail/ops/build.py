@@ -10,10 +10,10 @@ Python numbers; they never promote (a decomposition says where it converts).
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from math import frexp
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -201,7 +201,7 @@ class Build:
         if dtype is None:
             dtype = self.out.dtype
             if dtype is BOOL:
-                dtype = promoted([x.type if isinstance(x, Value) else x for x in args])
+                dtype = promoted(args)
         compute = compute_dtype(dtype)
         return tuple(x.to(compute) if isinstance(x, Value) else number(x, compute) for x in args)
 
@@ -382,48 +382,23 @@ def is_dense(type: TensorType) -> bool:
     return True
 
 
-# -- type promotion: tensors beat 0-d tensors beat Python numbers, each only within their own category --
+# -- type promotion --------------------------------------------------------------------------------
 
-_CATEGORY: Final = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
+
+def promoted(operands: Sequence[Operand]) -> DType:
+    """The type that eager computes one or two of them in: f32[8] and i64[] give F32."""
+    samples = [_sample(x.dtype, x.ndim > 0) if isinstance(x, Value) else _plain_sample(x) for x in operands]
+    return types.BY_TORCH_NAME[str(torch.result_type(samples[0], samples[-1])).removeprefix("torch.")]
 
 
 @cache
-def promote(a: DType, b: DType) -> DType:
-    """The common type of two tensor types."""
-    if a is b:
-        return a
-    common = torch.promote_types(getattr(torch, a.torch_name), getattr(torch, b.torch_name))
-    return types.BY_TORCH_NAME[str(common).removeprefix("torch.")]
+def _sample(dtype: DType, has_dims: bool) -> torch.Tensor:
+    return torch.ones((1,) * has_dims, dtype=getattr(torch, dtype.torch_name), device="cpu")
 
 
-def number_dtype(value: object) -> DType:
-    """What a Python number counts as."""
-    if isinstance(value, bool):
-        return BOOL
-    if isinstance(value, (int, Expr)):
-        return types.I64
-    return types.C64 if isinstance(value, complex) else types.F32
-
-
-def promoted(operands: Iterable[object]) -> DType:
-    """The common type of tensors (given as TensorType) and Python numbers: f32[8], 2 and i64[] give F32."""
-    ranks: list[DType | None] = [None, None, None]  # tensors, 0-d tensors, numbers
-    for operand in operands:
-        if isinstance(operand, TensorType):
-            place, dtype = (0 if operand.shape else 1), operand.dtype
-        else:
-            place, dtype = 2, number_dtype(operand)
-        found = ranks[place]
-        ranks[place] = dtype if found is None else promote(found, dtype)
-    result: DType | None = None
-    for rank, found in enumerate(ranks):
-        if found is None:
-            continue
-        if result is None or _CATEGORY[found.kind] > _CATEGORY[result.kind]:
-            is_wide = rank == 2 and (found, result) == (types.C64, types.F64)  # whose default is wider
-            result = types.C128 if is_wide else found
-    assert result is not None
-    return result
+def _plain_sample(number: Number) -> Any:
+    """A run-time number of the kind that it is."""
+    return 1 if isinstance(number, Expr) else 1.0 if isinstance(number, Node) else number
 
 
 @cache

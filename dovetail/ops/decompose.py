@@ -16,17 +16,11 @@ from dovetail.events import EVENTS
 from dovetail.ir.graph import GET, Arg, Graph, Node, key_of, nodes_in, swapped
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, TensorType, Type
 from dovetail.ops.build import Build, Value, replace_nodes, wrap
+from dovetail.ops.pairs import as_pairs
 from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined, is_template, is_view_call
 
 SUPPORTED: Final[frozenset[DType]] = frozenset((BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64))
 """Element types that loops compute on; others (complex, fp8, wide unsigned) run as library calls."""
-
-
-COMPUTED: Final = {
-    "aten._conj.default": "aten._conj_physical.default",
-    "aten._neg_view.default": "aten.neg.default",
-}
-"""Lazy views, and what computes them: library calls want plain memory."""
 
 
 Made: TypeAlias = "tuple[Node, tuple[Node, ...], Arg]"
@@ -36,6 +30,7 @@ Made: TypeAlias = "tuple[Node, tuple[Node, ...], Arg]"
 def decompose(graph: Graph) -> Graph:
     """Models repeat their layers: what a node becomes is worked out once for all that differ only in their
     operands' values."""
+    graph = as_pairs(graph)
     fused, used = _feeding_pointwise(graph), _used_results(graph)
     known: dict[object, Made] = {}
 
@@ -48,7 +43,7 @@ def decompose(graph: Graph) -> Graph:
             return _repeat(node, known[key], b)
         start = len(b.graph.nodes)
         value = _rewrite(node, b, feeds, read)
-        if value is not node and node.op not in COMPUTED and not b.has_looked:
+        if value is not node and not b.has_looked:
             known[key] = node, tuple(b.graph.nodes[start:]), value
         return value
 
@@ -105,8 +100,6 @@ def _rewrite(node: Node, b: Build, feeds_pointwise: bool, used: frozenset[int]) 
         else:
             return _settle(node, result, b, start)
     if not is_template(node.op) and node.op != GET and not node.op.startswith("prims."):
-        if node.op in COMPUTED:
-            node = Node(COMPUTED[node.op], node.args, node.type, node.name, node.kwargs, node.loc)
         EVENTS.emit("fallback", op=node.op, name=node.name, loc=node.loc)
     b.graph.nodes.append(node)
     return node

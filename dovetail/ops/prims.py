@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias, cast
 
-from dovetail.ir.expr import Expr, add, as_expr, ceildiv, total
+from dovetail.ir.expr import Expr, add, as_expr, ceildiv, const, total
 from dovetail.ir.graph import Arg, Node
 from dovetail.ir.loop import SCALAR_OPS
-from dovetail.ir.types import BOOL, I64, DType, TensorType
+from dovetail.ir.types import BOOL, I64, PAIRS, DType, TensorType
 from dovetail.util.noun import Noun
 
 Shape: TypeAlias = "tuple[Expr, ...]"
@@ -138,6 +138,9 @@ def _declare() -> dict[str, Prim]:
     declare("pointwise", convert=_convert)
     declare("view", reshape=_reshape, permute=_permute, slice=_slice, flip=_same)
     declare("view", broadcast=_reshape, as_strided=_reshape)
+    # the two forms of complex numbers: each shows the memory of the other
+    declare("view", view_as_real=lambda args: ((*(x := _tensor(args[0])).shape, const(2)), x.dtype.real))
+    declare("pair", view_as_complex=lambda args: (_tensor(args[0]).shape[:-1], PAIRS[_tensor(args[0]).dtype]))
     declare("pointwise", copy=_same)
     declare("join", pad=_pad, cat=_cat)
     declare("reduction", sum=_reduce, prod=_reduce, max=_reduce, min=_reduce)

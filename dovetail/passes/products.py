@@ -155,8 +155,7 @@ def _join(b: Build, first: Node, group: list[Node]) -> dict[str, Node]:
     start = ZERO
     for node in group:
         stop = add(start, node.tensor.shape[0])
-        args, name = (total.node, 0, start, stop, 1), f"{node.name}_part"
-        found[node.name] = b.graph.call("prims.slice", args, node.type, name=name, loc=node.loc)
+        found[node.name] = b.slice(total, 0, start, stop).node
         start = stop
     return found
 
@@ -310,20 +309,11 @@ def _padded(b: Build, node: Node, extras: tuple[int, ...]) -> Arg:
     bias = [_grown(b, cast(Node, arg), (columns,)) for arg in node.args[: PRODUCTS[node.op]]]
     shape = (*left.tensor.shape[:-1], right.tensor.shape[-1])
     type = TensorType(shape, contiguous_stride(shape), node.tensor.dtype, node.tensor.device)
-    name = f"{node.name}_padded"
-    value: Node = b.graph.call(node.op, (*bias, left, right), type, name=name, loc=node.loc)
-    for dim, extra in ((-2, rows), (-1, columns)):
-        if extra:
-            value = _cut(b, value, node.tensor.ndim + dim, node.tensor.shape[dim])
+    value = b.extern(node.op, (*bias, left, right), type)
+    for dim in (-2, -1):
+        value = b.slice(value, value.ndim + dim, 0, node.tensor.shape[dim])
     # Typed as eager's result, whose strides whoever minds them gets by a copy.
-    return b.graph.settle(value, node, node.type, node.name)
-
-
-def _cut(b: Build, value: Node, dim: int, size: Expr) -> Node:
-    shape = tuple(size if d == dim else n for d, n in enumerate(value.tensor.shape))
-    type = TensorType(shape, value.tensor.stride, value.tensor.dtype, value.tensor.device)
-    args = (value, dim, ZERO, size, 1)
-    return b.graph.call("prims.slice", args, type, name=f"{value.name}_cut", loc=value.loc)
+    return b.graph.settle(value.node, node, node.type, node.name)
 
 
 def _grown(b: Build, node: Node, extras: Sequence[int]) -> Node:

@@ -25,7 +25,7 @@ from dovetail.ir.guard import Guard
 from dovetail.ir.source import Source
 from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find_address
 from dovetail.util.noun import Noun, field
-from dovetail.util.torch_state import READERS, TRACER
+from dovetail.util.torch_state import AUTOGRAD, PYTHON, READERS, TRACER
 
 OPERATIONS: Final = (
     paths.Arg, paths.Cell, paths.Global, paths.Const, paths.Attr, paths.DictAttr, paths.Item, paths.DictKey,
@@ -101,6 +101,7 @@ def _enabled(value: bool) -> int | None:
 
 AUTOCAST_ENABLED: Final = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"
 KEY_INCLUDED: Final = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"
+KEY_EXCLUDED: Final = "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"
 AUTOCAST_DTYPE: Final = "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE"
 NATIVE_READERS: Final[dict[str, _Native]] = {
     "grad_mode": ("_ZN3c108GradMode10is_enabledEv", int, 1, int),
@@ -111,6 +112,8 @@ NATIVE_READERS: Final[dict[str, _Native]] = {
     "function_modes": ("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", int, 8, int),
     "dispatch_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", int, 8, int),
     "jit_trace": (KEY_INCLUDED, partial(int, TRACER), 1, int),
+    "below_autograd": (KEY_EXCLUDED, partial(int, AUTOGRAD), 1, int),
+    "below_classes": (KEY_EXCLUDED, partial(int, PYTHON), 1, int),
     "autocast_cpu": (AUTOCAST_ENABLED, partial(device_number, "cpu"), 1, int),
     "autocast_cuda": (AUTOCAST_ENABLED, partial(device_number, "cuda"), 1, int),
     "autocast_cpu_dtype": (AUTOCAST_DTYPE, partial(device_number, "cpu"), 1, dtype_number),
@@ -191,7 +194,9 @@ class _Program(Noun, frozen=False):
         elif isinstance(check, checks.State):
             self.instructions.append((code, index, -1, -1, 0, encode_state(check), None))
         elif isinstance(check, checks.Holds):
-            self.instructions.append((code, index, -1, -1, 0, str(check), self.condition(check, index)))
+            read = ", ".join(f"{name} is {source}" for name, source in check.reads)
+            text = f"{check} ({read}; {guard.loc or 'assumed'})"
+            self.instructions.append((code, index, -1, -1, 0, text, self.condition(check, index)))
         elif isinstance(check, checks.SameAs):
             slot, other = self.slot_of(guard.source, index), self.slot_of(check.other, index)
             self.instructions.append((code, index, slot, other, int(check.same), None, None))

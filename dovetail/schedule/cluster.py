@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from dovetail.errors import Reason
 from dovetail.ir.expr import ONE, ZERO, Expr, add, floordiv, linear_in, mul, product, row_major, substitute
-from dovetail.ir.loop import SCANS, Loops, Nest, Range, Scalar, Write, index_value, moved_write
+from dovetail.ir.loop import SCANS, Nest, Range, Scalar, Write, index_value, moved_write
 from dovetail.util.noun import Noun, replace
 
 UNKNOWN: Final = None
@@ -110,20 +110,15 @@ def join(a: Cluster, b: Cluster) -> Cluster | Reason:
 
 
 def _alignments(a: Cluster, b: Cluster) -> Iterator[Alignment]:
-    common = refine(a.ranges, b.ranges)
-    if common is not None:
-        found = _split_outer(a, b, common, a.ranges, b.ranges)
-        if found is not None:
-            yield found
+    if found := _split_outer(a, b, a.ranges, b.ranges):
+        yield found
     for buffer in _shared(a, b):
-        found = _align_by_stride(a, b, buffer)
-        if found is not None:
+        if found := _align_by_stride(a, b, buffer):
             yield found
-    if a.has_reduce and not b.has_reduce and (c := refine(a.ranges[: a.outer], b.ranges)):
-        yield _with_inner(c, a, "right")
-    if b.has_reduce and not a.has_reduce and (c := refine(b.ranges[: b.outer], a.ranges)):
-        flipped = _with_inner(c, b, "left")
-        yield replace(flipped, left=flipped.right, right=flipped.left)
+    if a.has_reduce and not b.has_reduce and (found := _with_inner(a, b, "right")):
+        yield found
+    if b.has_reduce and not a.has_reduce and (found := _with_inner(b, a, "left")):
+        yield replace(found, left=found.right, right=found.left)
 
 
 def _shared(a: Cluster, b: Cluster) -> list[str]:
@@ -133,11 +128,14 @@ def _shared(a: Cluster, b: Cluster) -> list[str]:
 
 
 def _split_outer(
-    a: Cluster, b: Cluster, common: Common, left: Sequence[Range], right: Sequence[Range]
+    a: Cluster, b: Cluster, left: tuple[Range, ...], right: tuple[Range, ...]
 ) -> Alignment | None:
     """Order the common ranges outer first; None if the sides disagree on what is outer."""
+    parts = refine(left, right)
+    if parts is None:
+        return None
     order: list[tuple[bool, int, int]] = []
-    for k, (i, j) in enumerate(zip(common.from_left, common.from_right)):
+    for k, (_, i, j) in enumerate(parts):
         at_left, at_right = a.ranges.index(left[i]), b.ranges.index(right[j])
         inner_left, inner_right = at_left >= a.outer, at_right >= b.outer
         if a.has_reduce and b.has_reduce and inner_left != inner_right:
@@ -145,15 +143,17 @@ def _split_outer(
         inner = inner_left if a.has_reduce else inner_right
         order.append((inner, at_left if a.has_reduce or not b.has_reduce else at_right, k))
     order.sort()
-    return _renamed(common, [k for _, _, k in order], sum(not inner for inner, _, _ in order))
+    outer = sum(not inner for inner, _, _ in order)
+    return _aligned(parts, left, right, [k for _, _, k in order], outer)
 
 
-def _renamed(common: Common, order: list[int], outer: int) -> Alignment:
-    ranges = tuple(Range.over(f"d{n}", common.ranges[k].size) for n, k in enumerate(order))
-    rename = {common.ranges[k].var: ranges[n].var for n, k in enumerate(order)}
-    left = {var: substitute(value, rename) for var, value in common.left.items()}
-    right = {var: substitute(value, rename) for var, value in common.right.items()}
-    return Alignment(ranges, outer, left, right)
+def _aligned(
+    parts: Parts, left: Sequence[Range], right: Sequence[Range], order: Sequence[int], outer: int
+) -> Alignment:
+    ranges = [Range.over(f"d{n}", parts[k][0]) for n, k in enumerate(order)]
+    made = [each for _, each in sorted(zip(order, ranges))]
+    lefts, rights = [i for _, i, _ in parts], [j for _, _, j in parts]
+    return Alignment(tuple(ranges), outer, _rebuild(left, made, lefts), _rebuild(right, made, rights))
 
 
 def _align_by_stride(a: Cluster, b: Cluster, buffer: str) -> Alignment | None:
@@ -163,18 +163,20 @@ def _align_by_stride(a: Cluster, b: Cluster, buffer: str) -> Alignment | None:
     if at_a is None or at_b is None:
         return None
     left, right = by_stride(a.ranges, at_a), by_stride(b.ranges, at_b)
-    if left is None or right is None:
+    return None if left is None or right is None else _split_outer(a, b, left, right)
+
+
+def _with_inner(owner: Cluster, other: Cluster, row: str) -> Alignment | None:
+    """The owner's outer ranges are refined; its inner ranges follow unchanged."""
+    outer, old = owner.ranges[: owner.outer], owner.ranges[owner.outer :]
+    parts = refine(outer, other.ranges)
+    if parts is None:
         return None
-    common = refine(left, right)
-    return None if common is None else _split_outer(a, b, common, left, right)
-
-
-def _with_inner(common: Common, owner: Cluster, row: str) -> Alignment:
-    """The outer ranges were refined; the owner's inner ranges follow unchanged."""
-    count = len(common.ranges)
-    inner = tuple(Range.over(f"d{count + k}", r.size) for k, r in enumerate(owner.ranges[owner.outer :]))
-    left = common.left | {old.var: new.var for old, new in zip(owner.ranges[owner.outer :], inner)}
-    return Alignment((*common.ranges, *inner), count, left, dict(common.right), row)
+    count = len(parts)
+    found = _aligned(parts, outer, other.ranges, range(count), count)
+    inner = tuple(Range.over(f"d{count + k}", r.size) for k, r in enumerate(old))
+    left = found.left | {was.var: new.var for was, new in zip(old, inner)}
+    return Alignment((*found.ranges, *inner), count, left, found.right, row)
 
 
 def _moved(cluster: Cluster, env: dict[Expr, Expr]) -> Cluster:
@@ -252,26 +254,11 @@ def _positioned(write: Write, nest: Nest) -> Write:
     return replace(write, index_scalar=index_value(place))
 
 
-def buffer_sizes(loops: Loops) -> dict[str, int]:
-    """Bytes of each buffer; a symbolic size counts as if each symbol were at least 16."""
-    return {
-        b.name: max(b.type.bytes.lo, 16) if b.type.bytes.op != "const" else b.type.bytes.value
-        for b in loops.buffers
-    }
-
-
 # -- two iteration domains brought to common loop variables ----------------------------------------
 
 
-class Common(Noun):
-    """ranges of the common domain; each side's variables in terms of them; for every common range,
-    the position of the range it came from on either side."""
-
-    ranges: tuple[Range, ...]
-    left: dict[Expr, Expr]
-    right: dict[Expr, Expr]
-    from_left: tuple[int, ...]
-    from_right: tuple[int, ...]
+Parts: TypeAlias = "tuple[tuple[Expr, int, int], ...]"
+"""Sizes of common ranges, the outermost first, and the positions of the ranges they are of on either side."""
 
 
 def divide(value: Expr, by: Expr) -> Expr | None:
@@ -283,32 +270,21 @@ def divide(value: Expr, by: Expr) -> Expr | None:
 
 
 @lru_cache(4096)
-def refine(left: tuple[Range, ...], right: tuple[Range, ...]) -> Common | None:
-    """[k < 512], [i < 8, j < 64]  ->  [d0 < 8, d1 < 64],  k = 64*d0 + d1,  i = d0,  j = d1
+def refine(left: tuple[Range, ...], right: tuple[Range, ...]) -> Parts | None:
+    """[k < 512], [i < 8, j < 64]  ->  (8, 0, 0), (64, 0, 1):  k = 64*d0 + d1,  i = d0,  j = d1
 
     Two domains, ordered lists of ranges, with the same number of points are the same walk over memory when
     one is a finer split of the other, which becomes common. None if the walks differ. (Layers repeat.)"""
-    parts = _split([r.size for r in left], [r.size for r in right])
-    if parts is None:
-        return None
-    parts.reverse()
-    ranges = tuple(Range.over(f"d{k}", size) for k, (size, _, _) in enumerate(parts))
-    lefts, rights = tuple(a for _, a, _ in parts), tuple(b for _, _, b in parts)
-    return Common(ranges, _rebuild(left, ranges, lefts), _rebuild(right, ranges, rights), lefts, rights)
-
-
-def _split(left: list[Expr], right: list[Expr]) -> list[tuple[Expr, int, int]] | None:
-    """Common sizes from the innermost outwards, each with its position on both sides."""
     parts: list[tuple[Expr, int, int]] = []
     i, j = len(left) - 1, len(right) - 1
-    a, b = (left[i] if i >= 0 else ONE), (right[j] if j >= 0 else ONE)
+    a, b = (left[i].size if i >= 0 else ONE), (right[j].size if j >= 0 else ONE)
     while i >= 0 or j >= 0:
         if a is ONE and i >= 0:
             i -= 1
-            a = left[i] if i >= 0 else ONE
+            a = left[i].size if i >= 0 else ONE
         elif b is ONE and j >= 0:
             j -= 1
-            b = right[j] if j >= 0 else ONE
+            b = right[j].size if j >= 0 else ONE
         elif i < 0 or j < 0:
             return None
         elif (quotient := divide(b, a)) is not None:
@@ -319,7 +295,7 @@ def _split(left: list[Expr], right: list[Expr]) -> list[tuple[Expr, int, int]] |
             a, b = quotient, ONE
         else:
             return None
-    return parts
+    return tuple(reversed(parts))
 
 
 def _rebuild(old: Sequence[Range], new: Sequence[Range], owner: Sequence[int]) -> dict[Expr, Expr]:

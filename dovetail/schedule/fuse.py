@@ -18,10 +18,10 @@ from dovetail.errors import Reason
 from dovetail.events import EVENTS
 from dovetail.ir.expr import ONE, Expr, product, symbols
 from dovetail.ir.loop import BufferRef, Extern, Loops, Nest, Range
-from dovetail.ir.schedule import Group, Schedule
-from dovetail.ir.types import F32, Device, TensorType
+from dovetail.ir.schedule import Group, Schedule, read_later
+from dovetail.ir.types import F32, Device, TensorType, bytes_of
 from dovetail.options import Options
-from dovetail.schedule.cluster import Cluster, buffer_sizes, derive_levels, join, make_cluster, rewritten
+from dovetail.schedule.cluster import Cluster, derive_levels, join, make_cluster, rewritten
 from dovetail.util.library import has_mkldnn
 from dovetail.util.noun import Noun, field, replace
 
@@ -170,7 +170,8 @@ def _why_not_parallel(joined: Cluster) -> Reason | None:
 
 def schedule(loops: Loops, options: Options) -> Schedule:
     loops = choose_libraries(loops)
-    fuser = Fuser(options, buffer_sizes(loops), {b.name: b.type.device for b in loops.buffers})
+    sizes = {b.name: bytes_of(b.type) for b in loops.buffers}
+    fuser = Fuser(options, sizes, {b.name: b.type.device for b in loops.buffers})
     externs: dict[int, Extern] = {}
     for step, item in enumerate(loops.steps):
         if isinstance(item, Extern):
@@ -266,15 +267,10 @@ def _internal(cluster: Cluster, levels: tuple[int, ...], kept: set[str], fuser: 
     """Buffers nobody else reads. One that outlives its pass over the row must fit beside it; a GPU's kernel
     computes it again instead."""
     length = product(r.size for r in cluster.ranges[cluster.outer :])
-    written: dict[str, tuple[int, str]] = {}
-    later: set[str] = set()
-    for member, level in zip(cluster.members, levels):
-        for buffer in member.nest.read_buffers:
-            if buffer in written and written[buffer] != (level, "row") and written[buffer][0] < level:
-                later.add(buffer)
-        written |= dict.fromkeys(member.nest.written_buffers, (level, member.kind))
+    later = read_later((member.nest for member in cluster.members), levels)
+    kinds = {buffer: member.kind for member in cluster.members for buffer in member.nest.written_buffers}
     found: list[str] = []
-    for buffer, (_, kind) in written.items():
+    for buffer, kind in kinds.items():
         if buffer in kept or fuser.readers.get(buffer, set()) - {cluster.position}:
             continue
         if cluster.alone or fuser.producers[buffer] != {cluster.position}:

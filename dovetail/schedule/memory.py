@@ -191,7 +191,7 @@ def _find_donor(
             continue
         if storage_bytes(buffers[other]) is not storage_bytes(buffers[name]):
             continue
-        if buffers[other].type.dtype.bytes != buffers[name].type.dtype.bytes:
+        if buffers[other].type.dtype.real.bytes != buffers[name].type.dtype.real.bytes:
             continue
         if _overwrites(step, name, other, buffers):
             return other

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-TRACER: Final = torch._C._dispatch_key_parse("Tracer")
+TRACER, AUTOGRAD, PYTHON = map(torch._C._dispatch_key_parse, ("Tracer", "AutogradOther", "Python"))
 READERS: Final[dict[str, Callable[[], object]]] = {
     "grad_mode": torch.is_grad_enabled,
     "inference_mode": torch.is_inference_mode_enabled,
@@ -23,6 +23,8 @@ READERS: Final[dict[str, Callable[[], object]]] = {
     "function_modes": torch._C._len_torch_function_stack,
     "dispatch_modes": torch._C._len_torch_dispatch_stack,
     "jit_trace": partial(torch._C._dispatch_tls_is_dispatch_key_included, TRACER),
+    "below_autograd": partial(torch._C._dispatch_tls_is_dispatch_key_excluded, AUTOGRAD),
+    "below_classes": partial(torch._C._dispatch_tls_is_dispatch_key_excluded, PYTHON),
     "anomaly": torch.is_anomaly_enabled,
     "autocast_cpu": partial(torch.is_autocast_enabled, "cpu"),
     "autocast_cuda": partial(torch.is_autocast_enabled, "cuda"),
@@ -33,9 +35,10 @@ READERS: Final[dict[str, Callable[[], object]]] = {
 }
 
 _ONLY_WITH: Final = {
-    "autocast_cpu_dtype": "autocast_cpu",
-    "autocast_cuda_dtype": "autocast_cuda",
-    "default_device": "function_modes",  # a default device is a mode
+    "autocast_cpu_dtype": ("autocast_cpu",),
+    "autocast_cuda_dtype": ("autocast_cuda",),
+    "autocast_cache": ("autocast_cpu", "autocast_cuda"),
+    "default_device": ("function_modes",),  # a default device is a mode
 }
 
 
@@ -43,9 +46,6 @@ def read_state() -> tuple[tuple[str, object], ...]:
     """The state now, in the order of READERS."""
     state: dict[str, object] = {}
     for name, read in READERS.items():
-        needed = _ONLY_WITH.get(name)
-        if needed is None or state[needed]:
+        if name not in _ONLY_WITH or any(state[needed] for needed in _ONLY_WITH[name]):
             state[name] = read()
-    if not (state["autocast_cpu"] or state["autocast_cuda"]):
-        del state["autocast_cache"]
     return tuple(state.items())

@@ -554,3 +554,20 @@ def test_many_steps_of_a_recurrent_layer_are_not_compiled_one_by_one() -> None:
         torch.testing.assert_close(dovetail.compile(lambda x: layer(x)[0].tanh() + 1)(x), layer(x)[0].tanh() + 1)
         assert dovetail.stats()["graph_breaks"] == 2 * (length > 100)
     assert {item.code for item in dovetail.report().breaks} == {"B26"}
+
+
+def test_sizes_that_outlive_a_break_are_symbols() -> None:
+    def flat_and_back(x: torch.Tensor, like: torch.Size) -> tuple[torch.Tensor, torch.Size]:
+        shape = x.size()
+        y = x.view(-1) * 2
+        dovetail.graph_break()
+        return (y + 1).view(shape).expand(like), shape
+
+    dovetail.reset()
+    compiled = dovetail.compile(flat_and_back)
+    for rows in range(4, 15):
+        x = torch.randn(rows, 3)
+        result, shape = compiled(x, torch.Size((2, rows, 3)))
+        assert torch.equal(result, flat_and_back(x, torch.Size((2, rows, 3)))[0])
+        assert type(shape) is torch.Size and shape == x.shape
+    assert dovetail.stats()["recompiles"] == 2, "of the function and of what follows the break"

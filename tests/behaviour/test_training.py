@@ -61,14 +61,14 @@ def compare(make: Any, schedule: Any, backend: str, steps: int) -> Observed:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_step(name: str) -> None:
     seen = compare(OPTIMIZERS[name], None, "eager", 4)
-    assert seen.breaks == 2, seen.reasons
+    assert seen.breaks == 1, seen.reasons
     assert seen.graphs <= 4, "forward, the optimizer's first step and its other steps"
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_does_not_recompile_each_step(name: str) -> None:
     seen = compare(OPTIMIZERS["adam"], SCHEDULES[name], "dovetail", 7)
-    assert seen.recompiles <= 2 and seen.breaks == 3, seen.reasons
+    assert seen.recompiles <= 2 and len(set(seen.reasons)) == 2, seen.reasons
 
 
 def test_factors_of_a_list_that_are_tensors() -> None:
@@ -217,3 +217,28 @@ def test_an_optimizer_that_calls_back_runs_as_it_is() -> None:
     check_same(seen.result, [plain() for _ in range(3)], "loss")
     check_same(weight, other, "weight")
     assert seen.breaks <= 2 and seen.recompiles == 0, seen.reasons
+
+
+def test_a_step_of_an_optimizer_is_one_graph() -> None:
+    """torch breaks the graph around each step for the sake of its own compiler."""
+    dovetail.reset()
+    called: list[str] = []
+    model = nn.Linear(4, 4)
+    optimizer = optim.AdamW(model.parameters(), 0.1)
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    step = dovetail.compile(optimizer.step, fullgraph=True)
+    for _ in range(3):
+        model(torch.ones(2, 4)).square().mean().backward()
+        step()
+    seen = dovetail.report()
+    assert called == ["after"] * 3 and torch.is_grad_enabled()
+    assert [graph.function for graph in seen.graphs] == ["Adam.step"] * 2 and not seen.breaks
+
+
+def test_an_optimizer_that_runs_in_eager_says_why() -> None:
+    dovetail.reset()
+    weight = nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    dovetail.compile(optim.RAdam([weight], 0.1).step)()
+    (seen,) = dovetail.report().breaks
+    assert seen.function == "RAdam.step" and "branches on numbers in its tensors" in seen.reason

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cache.store import Programs, Store, content_of, program_key
+from dovetail.cache.store import Store, content_of, program_key
 from dovetail.ir.expr import Expr, sym
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.program import Kernel, Program, PythonCall, Result
@@ -32,8 +32,8 @@ def make_graph(names: str = "xy", size: Expr | int = 8, factor: float = 2.0, lin
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Programs:
-    return Programs(Store(tmp_path / "cache"))
+def programs(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
 
 
 def test_names_and_lines_do_not_matter_but_contents_do() -> None:
@@ -74,18 +74,18 @@ def test_options_and_target_matter() -> None:
     assert len(keys) == 3
 
 
-def test_kept_programs_are_found_by_another_process(programs: Programs) -> None:
+def test_kept_programs_are_found_by_another_process(programs: Store) -> None:
     key, parts = program_key(make_graph(), Options(), ("avx512",))
     assert programs.find(key) is None
     programs.keep(key, PROGRAM, parts)
     assert programs.find(key) is PROGRAM
-    again = Programs(programs.store).find(key)
+    again = Store(programs.folder).find(key)
     assert again == PROGRAM and again is not PROGRAM
-    (entry,) = programs.store.entries()
+    (entry,) = programs.entries()
     assert entry.parts["target"] == "avx512"
 
 
-def test_only_programs_come_out(programs: Programs) -> None:
+def test_only_programs_come_out(programs: Store) -> None:
     key, _ = program_key(make_graph(), Options(), ())
 
     class Evil:
@@ -96,13 +96,13 @@ def test_only_programs_come_out(programs: Programs) -> None:
     borrowed = b"\x80\x04\x8c\x11dovetail.ir.parse\x8c\x12re.enum.bltns.exec\x93\x8c\x11open('evil', 'w')\x85R."
     damaged = (b"", b"garbage", pickle.dumps(PROGRAM)[:-20])
     for content in (pickle.dumps(Evil()), borrowed, pickle.dumps(3), *damaged):
-        programs.store.put(key, content)
+        programs.put(key, content)
         assert programs.find(key) is None
     assert not Path("evil").exists()
 
 
-def test_what_cannot_be_stored_is_still_known_here(programs: Programs) -> None:
+def test_what_cannot_be_stored_is_still_known_here(programs: Store) -> None:
     key, parts = program_key(make_graph(), Options(), ())
     odd = replace(PROGRAM, python_calls=(lambda: None,))
     programs.keep(key, odd, parts)
-    assert programs.find(key) is odd and not list(programs.store.entries())
+    assert programs.find(key) is odd and not list(programs.entries())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.cache.store import programs_in
+from dovetail.cache.store import store_in
 from dovetail.events import EVENTS
 
 
@@ -27,7 +27,7 @@ def stages_run() -> set[str]:
 def unwatched(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.delenv("DOVETAIL_CHECK", raising=False)
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
-    programs_in.cache_clear()
+    store_in.cache_clear()
 
 
 @pytest.mark.parametrize("is_new_process", [False, True])
@@ -38,7 +38,7 @@ def test_known_graphs_skip_to_their_program(is_new_process: bool) -> None:
     assert "60.schedule" in stages_run()
     expected, w.grad = w.grad, None
     if is_new_process:
-        programs_in.cache_clear()
+        store_in.cache_clear()
     for fn in (f, g):  # other names and lines, the same graph
         dovetail.reset()
         result = dovetail.compile(fn)(x, w)

@@ -373,3 +373,21 @@ def test_erf_is_within_one_unit_in_the_last_place() -> None:
     got = make(lambda x: torch.erf(x) * 1, (x,), Options())(x)[0]
     assert ((got.double() - exact).abs() / unit).max() < 1.05
     assert torch.equal(make(lambda x: torch.erf(x), (x,), Options())(torch.full_like(x, INF))[0], torch.ones_like(x))
+
+
+@pytest.mark.parametrize("shape", [(50, 37), (37, 50), (9, 3), (4, 700)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_nan_outlives_every_kind_of_maximum(shape: tuple[int, int], dim: int) -> None:
+    """Wherever in a vector, a block of rows or a tail it is; and a number known beforehand is none."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x[1, 1], x[-1, -1], x[2, 0] = torch.nan, torch.nan, -torch.inf
+
+    def run(x: torch.Tensor) -> Any:
+        flipped = x.flip(0)
+        return (
+            x.amax(dim), x.amin(dim), torch.maximum(x, flipped), torch.minimum(flipped, x), x.clamp(-1, 1),
+            torch.relu(x), x.clamp(min=flipped), torch.fmax(x, flipped),
+        )  # fmt: skip
+
+    for got, want in zip(dovetail.compile(run, options={"fallback_to_eager": False})(x), run(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)

@@ -51,6 +51,9 @@ PROGRAMS = {
     "long_argmax": "lambda x, y: (x.reshape(2, -1).repeat(1, 6)[:, :11111] + y[0, 0]).argmax(-1)",
     "long_flags": "lambda x, y: (lambda r: ((r > y[0, 0]).any(-1), (r > -9).all(-1), (r > 0).amax(-1), (r > 0).amin(-1)))(x.reshape(2, -1).repeat(1, 6)[:, :11111])",
     "complex_view": "lambda x, y: torch.fft.rfft(x + y).t()",
+    "complex_rotary": "lambda x, y: torch.view_as_real(torch.view_as_complex(x.view(40, 48, 2)) * torch.polar(y[:, :48], x[:, 48:])).flatten(1)",
+    "complex_between_library_calls": "lambda x, y: torch.view_as_real(torch.fft.ifft(torch.fft.fft(x) * torch.complex(x, y).conj() / (2 + y.abs()), norm='ortho'))[..., 0].sort().values",
+    "complex_sums": "lambda x, y: (lambda z: ((z * 1j).t() + z[:1].t(), z.sum(1), z.abs().mean(), z == z.conj()))(torch.complex(x, y))",
     "long_half_empty": "lambda x, y: (lambda r: torch.log_softmax(torch.where(r > 0, r, float('-inf')), -1))(x.reshape(2, -1).repeat(1, 6))",
     "long_padded": "lambda x, y: torch.log_softmax(F.pad(x.reshape(2, -1).repeat(1, 6)[:, :11111] * y[:2, :1], (0, 9)), -1)",
     "long_rows_and_masked_weights": "lambda x, y: (lambda r, w: (torch.logsumexp(r, 1) * w, w))(x.reshape(2, -1).repeat(1, 6), F.pad(y[:2, 0], (0, 1))[1:])",
@@ -83,15 +86,16 @@ from dovetail.passes import products
 from dovetail.ir.loop import BufferRef
 from dovetail.ir.schedule import Group
 from dovetail.ir.expr import Expr, evaluate
-from dovetail.ir.types import TensorType
+from dovetail.ir.types import TensorType, as_reals
 from dovetail.fake import to_torch_dtype
+from dovetail.util.noun import replace
 from dovetail.options import Options
 import triton, triton.language as tl
 import numpy as np
 from triton.runtime.interpreter import TensorHandle
 
 FUNCTIONS = {name: getattr(torch, name) for name in
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf erfc rsqrt floor ceil trunc fmod sqrt copysign".split()}
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf erfc rsqrt floor ceil trunc fmod sqrt copysign atan2 hypot".split()}
 FUNCTIONS["nearbyint"] = torch.round
 
 def via_torch(fn):
@@ -111,7 +115,7 @@ prelude.follow = lambda: None
 KNOWN = {}
 
 def run_group(group, buffers, memory, folder):
-    made = emit_kernel(group, buffers)
+    made = emit_kernel(group, {name: replace(buffer, type=as_reals(buffer.type)) for name, buffer in buffers.items()})
     kernel = KNOWN.setdefault(made.kernel.key, made.kernel)  # as in a program: the first of equal kernels serves
     path = f"{folder}/k_{kernel.key}.py"
     with open(path, "w") as file:
@@ -128,7 +132,7 @@ def run_group(group, buffers, memory, folder):
         for size, k in made.grid:
             axis = kernel.constants[k]
             sizes.append(-(-size.value // blocks[axis]))
-        given = [memory[p].view(torch.int64) if memory[p].is_complex() else memory[p] for p in made.params]
+        given = [torch.view_as_real(memory[p]) if memory[p].is_complex() else memory[p] for p in made.params]
         fn[tuple(sizes)](*given, **blocks)
 
 def execute(fn, inputs, folder, parts):
@@ -148,6 +152,7 @@ def execute(fn, inputs, folder, parts):
         if b.kind != "input": memory[b.name] = flat(b.type)
     def view(ref):
         m = memory[ref.buffer]
+        m = m if m.dtype == to_torch_dtype(ref.type.dtype) else m.view(-1).view(to_torch_dtype(ref.type.dtype))
         return torch.as_strided(m, [s.value for s in ref.type.shape], [s.value for s in ref.type.stride], ref.offset.value)
     def arg(a):
         if isinstance(a, BufferRef): return view(a)

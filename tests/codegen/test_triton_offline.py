@@ -19,7 +19,8 @@ from dovetail.ir.schedule import Group
 from dovetail.codegen.triton import emit_kernel
 from dovetail.options import Options
 from dovetail.runtime import gpu
-from dataclasses import replace
+from dovetail.ir.types import as_reals
+from dovetail.util.noun import replace
 
 x, y = torch.randn(40, 96), torch.randn(40, 96)
 pool, waiting = ThreadPoolExecutor(4), []
@@ -30,7 +31,7 @@ for name, text in PROGRAMS.items():
     joint = aot.trace_joint(symbolic_trace(traced), [x, y])
     loops = lower.lower(aot.partition(passes.optimize(ops.decompose(joint.graph)), joint.signature).forward)
     made = schedule.schedule(loops, Options())
-    buffers = {b.name: b for b in loops.buffers}
+    buffers = {b.name: replace(b, type=as_reals(b.type)) for b in loops.buffers}
     for step in made.steps:
         if isinstance(step, Group):
             program_kernel = emit_kernel(step, buffers).kernel

@@ -141,12 +141,18 @@ def test_equal_sizes_are_assumed_once() -> None:
     assert [str(a.condition) for a in shapes.freeze()] == ["2 <= s0", "s0 == s1"]
 
 
-def test_an_op_without_a_rule_fixes_the_symbols() -> None:
+def test_an_op_without_a_rule_asks_its_kernel_with_symbols() -> None:
     shapes = Shapes()
     x = symbolic(torch.randn(6, 6), shapes, 0)
-    result = torch.linalg.qr(x)[0]
-    assert str(type_of(result)).startswith("f32[6, 6]")
-    assert any("linalg_qr" in a.reason for a in shapes.assumptions)
+    assert str(type_of(torch.linalg.qr(x, "complete")[1])) == "f32[s0, 6]{1, s0}"
+    assert str(type_of(torch.rot90(x))) == "f32[6, s0]{1, 6}" and not shapes.assumptions
+
+
+def test_where_the_kernel_knows_no_symbols_they_are_fixed() -> None:
+    shapes = Shapes()
+    x = symbolic(torch.randn(6, 6), shapes, 0)
+    assert str(type_of(torch.histogram(x, 3)[0])) == "f32[3]" and str(type_of(x)) == "f32[6, 6]"
+    assert any("histogram" in a.reason for a in shapes.assumptions)
 
 
 def test_in_place_keeps_the_symbolic_form() -> None:

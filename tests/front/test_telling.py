@@ -47,6 +47,19 @@ def test_a_break_names_its_line() -> None:
         dovetail.compile(positive, fullgraph=True)(torch.randn(4))
 
 
+def test_an_assumption_about_a_size_says_whose_size_and_where() -> None:
+    def grow(rows: torch.Tensor) -> torch.Tensor:
+        return rows * 2 if len(rows) > 5 else rows + 1
+
+    dovetail.reset()
+    compiled = dovetail.compile(grow)
+    for n in (3, 4, 9):
+        compiled(torch.randn(n))
+    line = grow.__code__.co_firstlineno + 1
+    assert f"s0 <= 5 (s0 is rows.size(0); test_telling.py:{line})" in dovetail.report().recompiles[-1].reason
+    assert f"rows.size(0) s0 <= 5    # test_telling.py:{line}" in dovetail.report().guards[1][1]
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "program.py"

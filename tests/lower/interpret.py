@@ -48,8 +48,7 @@ class _Machine:
     def run(self) -> list[Any]:
         for buffer in self.loops.buffers:
             if buffer.kind != "input":
-                n = _span(buffer)
-                self.memory[buffer.name] = torch.zeros(n, dtype=to_torch_dtype(buffer.type.dtype))
+                self.memory[buffer.name] = _reals(torch.zeros(_span(buffer), dtype=to_torch_dtype(buffer.type.dtype)))
         for step in self.loops.steps:
             if isinstance(step, Nest):
                 self.nest(step)
@@ -63,6 +62,7 @@ class _Machine:
         shape = [s.value for s in ref.type.shape]
         stride = [s.value for s in ref.type.stride]
         memory = self.memory[ref.buffer]
+        memory = memory.view(to_torch_dtype(ref.type.dtype)) if ref.type.dtype.kind == "complex" else memory
         return torch.as_strided(memory, shape, stride, memory.storage_offset() + ref.offset.value)
 
     # -- nests -------------------------------------------------------------------------------------
@@ -211,7 +211,12 @@ def _flat(value: torch.Tensor, buffer: Buffer) -> torch.Tensor:
     assert tuple(value.shape) == shape, (buffer, value.shape)
     if any(n != 1 and a != b for n, a, b in zip(shape, value.stride(), want)):
         raise AssertionError(f"{buffer.name}: strides {value.stride()} where {want} were expected")
-    return torch.as_strided(value, (_span(buffer),), (1,), value.storage_offset())
+    return _reals(torch.as_strided(value, (_span(buffer),), (1,), value.storage_offset()))
+
+
+def _reals(memory: torch.Tensor) -> torch.Tensor:
+    """As loops see complex numbers."""
+    return torch.view_as_real(memory).view(-1) if memory.is_complex() else memory
 
 
 def _reduce(kind: str, value: torch.Tensor, outer: int) -> tuple[torch.Tensor, ...]:

@@ -82,7 +82,7 @@ _UNARY: Final = (
     "isnan", "isinf", "logical_not",
 )  # fmt: skip
 _BINARY: Final = (
-    "pow", "atan2", "copysign", "div", "add", "sub", "mul", "maximum",
+    "pow", "atan2", "hypot", "copysign", "div", "add", "sub", "mul", "maximum",
     "minimum", "fmax", "fmin", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
 )  # fmt: skip
 
@@ -107,6 +107,8 @@ EAGER: Final[dict[str, Callable[..., Any]]] = {
     "prims.as_strided": lambda x, shape, stride, offset: x.as_strided(
         shape, stride, x.storage_offset() + offset
     ),
+    "prims.view_as_real": torch.view_as_real,
+    "prims.view_as_complex": torch.view_as_complex,
     "prims.pad": _pad,
     "prims.cat": lambda parts, dim: torch.cat(parts, dim),
     "prims.sum": lambda x, dims: torch.sum(x, dims, dtype=x.dtype),

@@ -171,7 +171,7 @@ def why_not_accurate(ours: torch.Tensor, theirs: torch.Tensor, exact: Any) -> st
         return why_not_near(ours, theirs)
     eps = EPS[REAL_OF.get(theirs.dtype, theirs.dtype)]
     wide = torch.complex128 if theirs.is_complex() else torch.float64
-    x, y, z = (dense(t).to(wide) for t in (ours, theirs, exact))
+    x, y, z = (dense(t).to(wide).resolve_conj() for t in (ours, theirs, exact))
     if bool((torch.isnan(x) != torch.isnan(y)).any()):
         return f"NaN where eager has none, or the reverse ({int((torch.isnan(x) != torch.isnan(y)).sum())} elements)"
     finite = torch.isfinite(torch.view_as_real(z).sum(-1) if z.is_complex() else z)

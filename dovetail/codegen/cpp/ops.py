@@ -15,15 +15,13 @@ from typing import Final, TypeAlias
 from dovetail.codegen.analysis import neutral
 from dovetail.ir.expr import Expr, spell
 from dovetail.ir.loop import FLOAT_UNARY
-from dovetail.ir.types import BF16, BOOL, C32, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
+from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 
 C_TYPE: Final = {
     BOOL: "bool", U8: "uint8_t", U16: "uint16_t", U32: "uint32_t", U64: "uint64_t", I8: "int8_t",
     I16: "int16_t", I32: "int32_t", I64: "int64_t", F16: "f16", BF16: "bf16", F32: "float", F64: "double",
-    C32: "int32_t", C64: "int64_t",  # loops only copy complex numbers
 }  # fmt: skip
-_VECTORS: Final = {BOOL: "mask", C32: "i32v", C64: "i64v"}
-VECTOR_TYPE: Final = {dtype: _VECTORS.get(dtype, f"{dtype.name}v") for dtype in C_TYPE}
+VECTOR_TYPE: Final = {dtype: "mask" if dtype is BOOL else f"{dtype.name}v" for dtype in C_TYPE}
 
 Entry: TypeAlias = "str | Callable[[DType, tuple[DType, ...]], str]"
 
@@ -41,7 +39,7 @@ def _float_or(name: str, count: int, integer: str) -> Entry:
     return lambda result, args: _call(name, count) if args[0].is_float else integer
 
 
-_BINARY: Final = ("atan2", "copysign", "remainder", "floordiv", "truncdiv", "pow")
+_BINARY: Final = ("atan2", "hypot", "copysign", "remainder", "floordiv", "truncdiv", "pow")
 
 _SHARED: Final[dict[str, Entry]] = {
     **{name: _call(name, 1) for name in FLOAT_UNARY},
@@ -59,61 +57,40 @@ _SHARED: Final[dict[str, Entry]] = {
 }
 
 COMPARE: Final = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_MASK_COMPARE: Final = {
-    "eq": "(~({0} ^ {1}))", "ne": "({0} ^ {1})", "lt": "(~{0} & {1})", "le": "(~{0} | {1})",
-    "gt": "({0} & ~{1})", "ge": "({0} | ~{1})",
-}  # fmt: skip
 
 
-def truth(k: int, dtype: DType, is_vector: bool = False) -> str:
-    if dtype is BOOL:
-        return f"{{{k}}}"
-    return f"to_mask({{{k}}} != 0)" if is_vector else f"({{{k}}} != 0)"
+def truth(k: int, dtype: DType, test: str = "({})") -> str:
+    return f"{{{k}}}" if dtype is BOOL else test.format(f"{{{k}}} != 0")
 
 
-def logical(sign: str, is_vector: bool = False) -> Entry:
-    return lambda r, a: f"({truth(0, a[0], is_vector)} {sign} {truth(1, a[1], is_vector)})"
+def logical(sign: str, test: str = "({})") -> Entry:
+    return lambda result, args: f"({truth(0, args[0], test)} {sign} {truth(1, args[1], test)})"
 
 
-CPP: Final[dict[str, Entry]] = {
-    **_SHARED,
-    "add": by_kind("({0} + {1})", "({0} || {1})"),
-    "mul": by_kind("({0} * {1})", "({0} && {1})"),
-    "sign": "(({0} > 0) - ({0} < 0))",
-    "bit_not": by_kind("(~{0})", "(!{0})"),
-    "where": "({0} ? {1} : {2})",
-    **{name: f"({{0}} {sign} {{1}})" for name, sign in COMPARE.items()},
-    "isnan": "({0} != {0})",
-    "isinf": "(__builtin_fabs({0}) == __builtin_inf())",
-    "logical_not": lambda r, a: f"(!{truth(0, a[0])})",
-    "logical_and": logical("&&"),
-    "logical_or": logical("||"),
-    "check_index": "::check_index({0}, {1}, bad)",
-}
-
-CPP_VEC: Final[dict[str, Entry]] = {
-    **_SHARED,
-    "add": by_kind("({0} + {1})", "({0} | {1})"),
-    "mul": by_kind("({0} * {1})", "({0} & {1})"),
-    "sign": lambda r, a: (
-        f"({{0}} > 0 ? {_splat(a[0], 1)} : ({{0}} < 0 ? {_splat(a[0], -1)} : {_splat(a[0], 0)}))"
-    ),
-    "bit_not": "(~{0})",
-    "where": "select({0}, {1}, {2})",
-    **{
-        name: by_kind(f"to_mask({{0}} {sign} {{1}})", _MASK_COMPARE[name]) for name, sign in COMPARE.items()
-    },
-    "isnan": "to_mask({0} != {0})",
-    "isinf": lambda r, a: f"to_mask(abs_({{0}}) == {_splat(a[0], '__builtin_inf()')})",
-    "logical_not": lambda r, a: f"(~{truth(0, a[0], True)})",
-    "logical_and": logical("&", True),
-    "logical_or": logical("|", True),
-    "check_index": "check_index({0}, {1}, {lanes}, bad)",
-}
+def _entries(is_vector: bool) -> dict[str, Entry]:
+    """In vectors a truth is -1, and so less than what is not."""
+    test, no = ("to_mask({})", "~") if is_vector else ("({})", "!")
+    truths = "({1} %s {0})" if is_vector else "({0} %s {1})"
+    signs = "convert<{}>(({{0}} < 0) - ({{0}} > 0))" if is_vector else "(({{0}} > 0) - ({{0}} < 0))"
+    return {
+        **_SHARED,
+        "add": by_kind("({0} + {1})", "({0} | {1})"),
+        "mul": by_kind("({0} * {1})", "({0} & {1})"),
+        "sign": lambda result, args: signs.format(VECTOR_TYPE[result]),
+        "bit_not": by_kind("(~{0})", f"({no}{{0}})"),
+        "where": "select({0}, {1}, {2})" if is_vector else "({0} ? {1} : {2})",
+        **{op: by_kind(test.format(f"{{0}} {sign} {{1}}"), truths % sign) for op, sign in COMPARE.items()},
+        "isnan": test.format("{0} != {0}"),
+        "isinf": lambda result, args: test.format(f"abs_({{0}}) == ({C_TYPE[args[0]]})__builtin_inf()"),
+        "logical_not": lambda result, args: f"({no}{truth(0, args[0], test)})",
+        "logical_and": logical("&", test),
+        "logical_or": logical("|", test),
+        "check_index": "check_index({0}, {1}, {lanes}, bad)" if is_vector else "::check_index({0}, {1}, bad)",
+    }
 
 
-def _splat(dtype: DType, value: object) -> str:
-    return f"splat<{VECTOR_TYPE[dtype]}>(({C_TYPE[dtype]}){value})"
+CPP: Final = _entries(is_vector=False)
+CPP_VEC: Final = _entries(is_vector=True)
 
 
 _FUNCTION: Final = re.compile(r"\b([a-z0-9]+)_\(")
@@ -123,7 +100,7 @@ def functions_of(template: str, args: tuple[DType, ...]) -> set[str]:
     """Names of the prelude functions a template calls."""
     found = set(_FUNCTION.findall(template))
     if found and args and args[-1].is_integer:
-        return {"int:base", *(f"int:{name}" for name in found)}
+        return {"integers"}
     return found
 
 
@@ -201,10 +178,7 @@ def combine(kind: str, dtype: DType, is_vector: bool) -> str:
         "sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bit_or", "all": "bit_and",
     }[kind]  # fmt: skip
     if kind in ("max", "min") and dtype.is_float:
-        sign = ">" if kind == "max" else "<"
-        if is_vector:
-            return f"((({{1}} {sign} {{0}}) | ({{1}} != {{1}})) ? {{1}} : {{0}})"
-        return f"({{1}} {sign} {{0}} || {{1}} != {{1}} ? {{1}} : {{0}})"
+        return f"{name}_({{1}}, {{0}})"  # whether the value is a NaN is known before the accumulator is
     return template(table, name, dtype, (dtype, dtype))
 
 

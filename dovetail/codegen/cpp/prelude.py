@@ -17,16 +17,15 @@ from dovetail.ir.loop import FUNCTIONS
 HEAD: Final = Path(__file__).with_name("head.h").read_text()
 PART: Final = Path(__file__).with_name("part.h").read_text()
 VECTORS: Final = Path(__file__).with_name("vectors.h").read_text()
-INTEGERS: Final = Path(__file__).with_name("integers.h").read_text()
 
 
 # One entry per function that needs text of its own: overloads for a vector V and a scalar T.
 # {v} and {s} are replaced by float and double variants.
 _SLEEF: Final = {
     **dict.fromkeys([name for name in FUNCTIONS if name not in ("asinh", "acosh")], ("x",)),
-    **dict.fromkeys(("pow", "atan2"), ("x", "y")),
+    **dict.fromkeys(("pow", "atan2", "hypot"), ("x", "y")),
 }
-_ACCURACY: Final = {"sin": "u35", "cos": "u35", "erfc": "u15"}
+_ACCURACY: Final = {"sin": "u35", "cos": "u35", "erfc": "u15", "hypot": "u05"}
 """Tenths of a unit in the last place; of the others u10."""
 
 _UNARY: Final = {
@@ -41,7 +40,8 @@ NEEDS: Final = {
     "remainder": ("fmod",), "polynomial": ("fma",), "exp": ("round", "polynomial", "larger", "smaller"),
     "expm1": ("exp", "copysign"), "circle": ("polynomial",), "log": ("polynomial",),
     **dict.fromkeys(("sin", "cos"), ("circle", "abs")),
-    "log1p": ("log", "copysign"), "tanh": ("exp", "abs", "copysign"),
+    "log1p": ("log", "copysign"), "maximum": ("larger",), "minimum": ("smaller",),
+    "tanh": ("exp", "abs", "copysign"),
     "erf": ("trunc", "abs", "fma", "copysign", "smaller"), "erfc": ("exp", "erf"),
 }  # fmt: skip
 
@@ -100,12 +100,6 @@ def _instruction(name: str, vector: str, size: int) -> str | None:
 
 
 _SINGLE: Final = {
-    "polynomial": """\
-INLINE f32v fma_(f32v x, float y, f32v z) { return fma_(x, splat<f32v>(y), z); }
-template <class... C> INLINE f32v polynomial(f32v x, float first, C... rest) {
-    f32v q = splat<f32v>(first); ((q = fma_(q, x, splat<f32v>(rest))), ...); return q;
-}
-""",
     # exp(x) is 2**n * exp(rest). A term of a sum may be three units in the last place away.
     "exp": """\
 INLINE f32v bound(f32v x, float low) { return larger_(splat<f32v>(low), smaller_(splat<f32v>(89.0f), x)); }
@@ -129,15 +123,6 @@ INLINE f32v expm1_(f32v x) {
     const f32v q = polynomial(r, 0.00019790357328020036f, 0.001394465914927423f, 0.008333496749401093f,
                               0.04166629537940025f, 0.1666666567325592f, 0.5f);
     return copysign_(scaled(1 - scaled(splat<f32v>(1.0f), -n) + fma_(q, r * r, r), n), x);
-}
-""",
-    # The sine of x, n half turns away from zero. Far from there, too few digits of pi are taken off; they
-    # are positive, and there is 0.0f, so that -0 stays what it is.
-    "circle": """\
-INLINE f32v circle(f32v x, f32v n, f32v signs) {
-    const f32v r = fma_(n, -1.07806059e-14f, fma_(n, -1.50995788e-07f, fma_(n, -3.1415925f, x))), s = r * r;
-    const f32v q = polynomial(s, 2.6049795e-06f, -0.000198092603f, 0.00833306182f, -0.166666597f, 0.0f);
-    return (f32v)((i32v)fma_(q, r, r) ^ (i32v)signs << 31);
 }
 """,
     **{name: f"""\
@@ -241,15 +226,35 @@ template <class T, class V> INLINE void stream(T* p, V v) {
 }
 """
 
+_WHOLE: Final = {
+    "stream": _STREAM,
+    "integers": Path(__file__).with_name("integers.h").read_text(),
+    "polynomial": """\
+INLINE f32v fma_(f32v x, float y, f32v z) { return fma_(x, splat<f32v>(y), z); }
+template <class... C> INLINE f32v polynomial(f32v x, float first, C... rest) {
+    f32v q = splat<f32v>(first); ((q = fma_(q, x, splat<f32v>(rest))), ...); return q;
+}
+""",
+    # The sine of x, n half turns away from zero. Far from there, too few digits of pi are taken off; they
+    # are positive, and there is 0.0f, so that -0 stays what it is.
+    "circle": """\
+INLINE f32v circle(f32v x, f32v n, f32v signs) {
+    const f32v r = fma_(n, -1.07806059e-14f, fma_(n, -1.50995788e-07f, fma_(n, -3.1415925f, x))), s = r * r;
+    const f32v q = polynomial(s, 2.6049795e-06f, -0.000198092603f, 0.00833306182f, -0.166666597f, 0.0f);
+    return (f32v)((i32v)fma_(q, r, r) ^ (i32v)signs << 31);
+}
+""",
+}
+
 _BINARY: Final = {
     # for vectors and scalars alike, where `?:` picks per lane; V is the type, x and y the arguments
-    "maximum": "x != x ? x : (x > y ? x : y)",
-    "minimum": "x != x ? x : (x < y ? x : y)",
+    # a number that is known is no NaN: then one instruction is left
+    "maximum": "x != x ? x : larger_(x, y)",
+    "minimum": "x != x ? x : smaller_(x, y)",
     "fmax": "x != x ? y : (y != y ? x : (x > y ? x : y))",
     "fmin": "x != x ? y : (y != y ? x : (x < y ? x : y))",
     "remainder": "({ const auto m = fmod_(x, y); ((m != 0) & ((m < 0) ^ (y < 0))) ? m + y : m; })",
 }
-_INTEGER_BINARY: Final = {"maximum": "x > y ? x : y", "minimum": "x < y ? x : y"}
 
 
 def _vector_types(lanes: int, widest: int) -> list[tuple[str, str, str, str]]:
@@ -260,8 +265,8 @@ def _vector_types(lanes: int, widest: int) -> list[tuple[str, str, str, str]]:
 
 def emit_function(name: str, lanes: int, widest: int) -> str:
     """Overloads of `name`_ for the float vectors and scalars."""
-    if name == "stream":
-        return _STREAM
+    if name in _WHOLE:
+        return _WHOLE[name]
     out: list[str] = []
     for vector, c_type, suffix, c in _vector_types(lanes, widest):
         is_single = name in _SINGLE and c_type == "float"
@@ -271,10 +276,7 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
             library = f"Sleef_{name}{suffix}_u35"
             out += [_declare(library, vector, ("x",))] if "LIBRARY" in _SINGLE[name] else []
             out.append(_SINGLE[name].replace("LIBRARY", library))
-            if name not in ("polynomial", "circle"):
-                out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
-        elif name in ("polynomial", "circle"):
-            continue
+            out.append(f"INLINE float {name}_(float x) {{ return {name}_(splat<f32v>(x))[0]; }}")
         else:
             out += _emit_plain(name, vector, c_type, c, lanes)
     return "\n".join(out) + "\n"
@@ -340,8 +342,7 @@ def emit_prelude(lanes: int, widest: int, functions: Iterable[str]) -> tuple[str
         want(name)
     pieces = [HEAD, PART, _vectors(lanes, widest)]
     for name in wanted:
-        own = _emit_integer(name[4:]) if name.startswith("int:") else emit_function(name, lanes, widest)
-        pieces.append(f"namespace v{lanes} {{\n{own}}}\n")
+        pieces.append(f"namespace v{lanes} {{\n{emit_function(name, lanes, widest)}}}\n")
     return tuple(pieces)
 
 
@@ -411,16 +412,3 @@ def _vectors(lanes: int, widest: int) -> str:
     for hole, filling in holes.items():
         text = text.replace(f"%({hole})s", filling)
     return text
-
-
-def _emit_integer(name: str) -> str:
-    if name == "base":
-        return INTEGERS
-    vectors = ("i8v", "i16v", "i32v", "i64v", "u8v", "u16v", "u32v", "u64v")
-    if name in _INTEGER_BINARY:
-        body = _INTEGER_BINARY[name]
-        scalars = ("int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t", "uint64_t")
-        kinds = (*vectors, *scalars)
-        return "".join(f"INLINE {t} {name}_({t} x, {t} y) {{ return {body}; }}\n" for t in kinds)
-    each = f'_Pragma("GCC unroll 64") for (int l = 0; l < L; ++l) z[l] = {name}_(x[l], y[l]); return z;'
-    return "".join(f"INLINE {v} {name}_({v} x, {v} y) {{\n    {v} z; {each}\n}}\n" for v in vectors)

@@ -67,12 +67,6 @@ class Accumulator(Noun, frozen=False):
         return self.write.reduce in SCANS
 
     @property
-    def tracks_nan(self) -> bool:
-        """A NaN among the values is remembered beside the extreme: cheaper than a comparison that
-        prefers it."""
-        return self.kind in ("max", "min") and self.dtype.is_float
-
-    @property
     def cascades(self) -> bool:
         count = product(r.size for r in self.nest.reduce)
         lanes = 1 if self.writer.column else self.writer.lanes
@@ -93,8 +87,6 @@ class Accumulator(Noun, frozen=False):
     @property
     def better(self) -> str:
         """Template over (accumulator, value)."""
-        if self.tracks_nan:
-            return f"{'larger' if self.kind == 'max' else 'smaller'}_({{1}}, {{0}})"
         return combine(self.kind, self.dtype, self.is_vector)
 
     # -- while walking
@@ -107,8 +99,6 @@ class Accumulator(Noun, frozen=False):
             kind = place_dtype(self.write)
             nowhere = self.splat(identity("min", kind), kind)
             self._declare(scope, kind, f"{self.name}_at{array}", nowhere)
-        if self.tracks_nan:
-            self._declare(scope, self.dtype, f"{self.name}_nan{array}", f"{self.type(self.dtype)}{{}}")
         if self.cascades:
             scope(f"{self.type(self.dtype)} {self.name}_mid = {self.start}, {self.name}_sum = {self.start};")
             scope(f"uint32_t {self.name}_count = 0;")
@@ -139,9 +129,6 @@ class Accumulator(Noun, frozen=False):
         target = self.name + self.at
         self.writer.functions |= ops.functions_of(self.better, (self.dtype,))
         scope(f"{target} = {self.better.format(target, text)};")
-        if self.tracks_nan:
-            nan = f"{self.name}_nan{self.at}"
-            scope(f"{nan} = ({text} != {text} ? {text} : {nan});")
 
     def flush(self, scope: Scope) -> None:
         """At the end of each step of the walk."""
@@ -220,15 +207,16 @@ class Accumulator(Noun, frozen=False):
 
     def total(self, scope: Scope) -> Value:
         """The accumulators as one value per outer point."""
-        first, nan = self._merged(scope), f"{self.name}_nan{self._slots()[0]}"
+        first = self._merged(scope)
         if not self.is_vector or self.writer.column:
-            if self.tracks_nan:
-                scope(f"{first} = ({nan} != {nan} ? {nan} : {first});")
             return Value(first, self.dtype, self.is_vector, scope.depth)
-        self._across(first, self.better, self.dtype, scope)
-        text = f"{first}[0]" + (" != 0" if self.dtype is BOOL else "")
-        if self.tracks_nan:
-            text = f'any_lane(to_mask({nan} != {nan})) ? __builtin_nan("") : {text}'
+        pattern, text = self.better, f"{first}[0]" + (" != 0" if self.dtype is BOOL else "")
+        if self.kind in ("max", "min") and self.dtype.is_float:  # a NaN is looked for in all lanes at once
+            pattern = pattern.replace("maximum", "larger").replace("minimum", "smaller")
+            nan = self.writer.fresh("nan")
+            scope(f"const bool {nan} = any_lane(to_mask({first} != {first}));")
+            text = f'{nan} ? __builtin_nan("") : {text}'
+        self._across(first, pattern, self.dtype, scope)
         return Value(self._scalar(text, self.dtype, scope), self.dtype, False, scope.depth)
 
     def _across(self, name: str, pattern: str, dtype: DType, scope: Scope) -> None:
@@ -237,7 +225,7 @@ class Accumulator(Noun, frozen=False):
         step = self.writer.lanes // 2
         while step:
             other = self.named(f"turned<{step}>({name})", scope, dtype)
-            scope(f"{name} = {pattern.format(name, other)};")
+            scope(f"{name} = {pattern.format(other, name)};")
             step //= 2
 
     def _merged(self, scope: Scope) -> str:
@@ -248,9 +236,6 @@ class Accumulator(Noun, frozen=False):
             for k in range(step):
                 left, right = f"{self.name}[{k}]", f"{self.name}[{k + step}]"
                 scope(f"{left} = {self.better.format(left, right)};")
-                if self.tracks_nan:
-                    left, right = f"{self.name}_nan[{k}]", f"{self.name}_nan[{k + step}]"
-                    scope(f"{left} = ({right} != {right} ? {right} : {left});")
             step //= 2
         if self.cascades:
             scope(f"{first} = {first} + {self.name}_mid + {self.name}_sum;")

@@ -25,11 +25,11 @@ from dovetail.codegen.analysis import Launchable, identifier
 from dovetail.codegen.cpp.ops import C_TYPE, c_expr
 from dovetail.codegen.host.outline import outline
 from dovetail.codegen.host.prelude import DEVICE_CODE, HEAD, TORCH_CODE
-from dovetail.ir.expr import ZERO, Expr, const
+from dovetail.ir.expr import ZERO, Expr, const, mul
 from dovetail.ir.loop import Buffer, BufferRef, ExternArg, Scalar
 from dovetail.ir.program import PythonCall, Result, Slot
 from dovetail.ir.schedule import LINE, Extern, Group, Place, Plan
-from dovetail.ir.types import Device, DType, TensorType
+from dovetail.ir.types import Device, TensorType
 from dovetail.util.library import find_op
 from dovetail.util.noun import Noun, field
 
@@ -92,7 +92,7 @@ class HostWriter(Noun, frozen=False):
     def pointer(self, name: str) -> str:
         """A typed pointer to the buffer's first element."""
         if name not in self.pointers:
-            kind = c_type(self.buffers[name].type.dtype)
+            kind = C_TYPE.get(self.buffers[name].type.dtype.real, "char")
             place = self.places[name]
             text = f"p_{identifier(name)}"
             if place.kind == "arena":
@@ -160,9 +160,9 @@ class HostWriter(Noun, frozen=False):
         if ref not in self.views:
             text = self.fresh("view")
             shape = self.extents(ref.type)
-            if place.kind in LAID:
-                code = self.kind(ref.type)
-                start = f"{self.pointer(ref.buffer)} + {c_expr(ref.offset)}"
+            if place.kind in LAID or ref.type.dtype is not whole.dtype:
+                code, offset = self.kind(ref.type), mul(ref.offset, ref.type.dtype.bytes)
+                start = f"(char*){self.pointer(ref.buffer)} + {c_expr(offset)}"
                 call = f"WINDOW({text}, {start}, {shape}, {code})"
             else:
                 source = self.handle(ref.buffer)
@@ -191,10 +191,6 @@ class HostWriter(Noun, frozen=False):
 def device_code(device: Device) -> str:
     """Type and index as the shim takes them."""
     return f"{DEVICE_CODE[device.kind]}, {device.index or 0}"
-
-
-def c_type(dtype: DType) -> str:
-    return C_TYPE.get(dtype, "char")
 
 
 class HostText(Noun):

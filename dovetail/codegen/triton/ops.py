@@ -13,14 +13,13 @@ from typing import Final
 from dovetail.codegen.analysis import neutral
 from dovetail.codegen.cpp.ops import COMPARE, Entry, by_kind, logical, truth
 from dovetail.ir.loop import FUNCTIONS
-from dovetail.ir.types import BF16, BOOL, C32, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
+from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 
 DTYPES: Final = (U8, U16, U32, U64, I8, I16, I32, I64, F16, BF16, F32, F64)
 TL_TYPE: Final = {BOOL: "tl.int1", **{dtype: f"tl.{dtype.torch_name}" for dtype in DTYPES}}
 POINTER: Final = {
     BOOL: "*i1", F16: "*fp16", F32: "*fp32", F64: "*fp64",
     **{dtype: f"*{dtype.name}" for dtype in DTYPES if dtype not in (F16, F32, F64)},
-    C32: "*i32", C64: "*i64",  # loops only copy complex numbers
 }  # fmt: skip
 
 
@@ -37,7 +36,7 @@ TRITON: Final[dict[str, Entry]] = {
     "sigmoid": lambda r, a: _div("1.0", "(1.0 + libdevice.exp(-{0}))", a[0]),
     "reciprocal": lambda r, a: _div("1.0", "{0}", a[0]),
     "pow": lambda r, a: "libdevice.pow({0}, {1})" if a[0].is_float else "dv.int_pow({0}, {1})",
-    **{name: f"libdevice.{name}({{0}}, {{1}})" for name in ("atan2", "copysign")},
+    **{name: f"libdevice.{name}({{0}}, {{1}})" for name in ("atan2", "hypot", "copysign")},
     "div": lambda r, a: _div("{0}", "{1}", a[0]),
     "neg": "(-{0})",
     "abs": by_kind("tl.abs({0})", "{0}"),

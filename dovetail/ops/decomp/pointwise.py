@@ -41,7 +41,7 @@ def ready_rounded(b: Build, args: tuple[Operand, ...]) -> tuple[Any, ...]:
     (Multiplication and division do not; nor do the GPU's kernels.)"""
     dtype = b.out.dtype
     if dtype is BOOL:
-        dtype = promoted([x.type if isinstance(x, Value) else x for x in args])
+        dtype = promoted(args)
     if not dtype.is_low_precision or b.out.device.kind != "cpu":
         return ready(b, args)
     return ready(b, tuple(_rounded(b, x, dtype) for x in args))
@@ -74,7 +74,7 @@ def _changing(prim: str, is_changed: Callable[[DType], bool]) -> Callable[..., V
 ROUNDINGS: Final = ("floor", "ceil", "trunc", "round")
 for _name in ROUNDINGS:
     decomposes(f"aten.{_name}", prim=True)(_changing(_name, lambda dtype: dtype.is_float))
-decomposes("aten.neg", prim=True)(_unary("neg"))
+decomposes("aten.neg", "aten._neg_view", prim=True)(_unary("neg"))
 decomposes("aten.abs", prim=True)(_changing("abs", lambda dtype: dtype is not BOOL))
 decomposes("aten.sign", "aten.sgn", prim=True)(_changing("sign", lambda dtype: dtype is not BOOL))
 decomposes("aten.logical_not", prim=True)(lambda b, x: finish(b, ~truth(b, x)))
@@ -175,7 +175,8 @@ def _binary(prim: str, on_bool: str = "") -> Callable[..., Value]:
     return pointwise(lambda b, x, y: b.call(on_bool if on_bool and b.out.dtype is BOOL else prim, x, y))
 
 
-decomposes("aten.atan2", prim=True)(_binary("atan2"))
+for _name in ("atan2", "hypot"):
+    decomposes(f"aten.{_name}", prim=True)(_binary(_name))
 decomposes("aten.copysign.Tensor", "aten.copysign.Scalar", prim=True)(_binary("copysign"))
 for _name, _on_bool in (("fmax", "or"), ("fmin", "and"), ("maximum", "or"), ("minimum", "and")):
     decomposes(f"aten.{_name}", prim=True)(_binary(_name, f"logical_{_on_bool}"))
