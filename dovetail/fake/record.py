@@ -120,5 +120,6 @@ def record(func: Any) -> Record:
         rule=find_rule(base, is_pointwise, "._foreach_" in name, names if len(schema.returns) == 1 else ()),
         is_known=returns_tensors and not is_out and (is_simple or base in LISTED),
         written_fake=None if func.namespace == "aten" else registry.find(schema.name).fake_impl.kernel,
-        is_free=fate in ("meta", "probe") and not changes_shape and not is_out, count=len(schema.returns),
+        is_free=fate in ("meta", "probe") and not (changes_shape or is_out or base == "aten.scalar_tensor"),
+        count=len(schema.returns),
     )  # fmt: skip

@@ -664,7 +664,8 @@ def _real(value: Any) -> Any:
 
 def _constant(func: Any, facts: Record, fakes: list[torch.Tensor], args: Args, kwargs: Kwargs) -> Any:
     """The value of the result where all inputs are known and small, or numbers as in torch.div(7, 2)."""
-    if not fakes and not (facts.is_pointwise and all(type(arg) in (int, float) for arg in args)):
+    is_arithmetic = facts.is_pointwise or facts.base == "aten.scalar_tensor"
+    if not fakes and not (is_arithmetic and all(type(arg) in (int, float) for arg in args)):
         return None
     if facts.is_random or not all(map(_is_known, fakes)):
         return None

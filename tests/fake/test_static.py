@@ -355,3 +355,14 @@ def test_a_result_of_a_given_number_of_rows(shape: tuple[int, ...]) -> None:
     found = dovetail.compile(lambda x: torch.nonzero_static(x, size=6))(x)
     wanted = torch.nonzero_static(x, size=6)
     assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("function", [torch.cov, torch.corrcoef])
+def test_a_number_that_was_made_a_tensor_is_known(function: Any) -> None:
+    """torch.cov divides by a tensor of one number, and looks whether that is positive."""
+    x, z = (torch.arange(8.0).view(2, 4).sin().requires_grad_() for _ in range(2))
+    compiled = dovetail.compile(lambda x: function(x) * 2, fullgraph=True)
+    for made in (function(x) * 2, compiled(z)):
+        made[0, 1].backward()
+    torch.testing.assert_close(compiled(x), function(x) * 2)
+    torch.testing.assert_close(z.grad, x.grad)
