@@ -29,10 +29,10 @@ def vector_bytes() -> int:
 
 @cache
 def cache_bytes() -> int:
-    """Size of the largest cache of a core, which it may share with others."""
+    """What a core has of its largest cache: half of it, where others use it, too."""
     found = glob("/sys/devices/system/cpu/cpu0/cache/index*/size")
     sizes = [Path(path).read_text().strip() for path in found]
-    return max([int(size.removesuffix("K")) << 10 for size in sizes if size.endswith("K")], default=32 << 20)
+    return max([int(size[:-1]) << 10 for size in sizes if size.endswith("K")], default=32 << 20) // 2
 
 
 def emit(

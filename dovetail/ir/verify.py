@@ -95,11 +95,10 @@ def check_schedule(schedule: Schedule, stage: str) -> None:
 
 def check_plan(plan: Plan, stage: str) -> None:
     placed = {name for name, _ in plan.places}
-    internal = {n for s in plan.schedule.steps if isinstance(s, Group) for n in s.internal}
     for step in plan.schedule.steps:
         for nest in step.nests if isinstance(step, Group) else (step,):
             for name in {**nest.read_buffers, **nest.written_buffers}:
-                if name not in placed and name not in internal:
+                if name not in placed:
                     raise _fail(stage, f"{name}, used by {nest.name}, has no place in memory")
 
 

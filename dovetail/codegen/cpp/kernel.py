@@ -24,7 +24,7 @@ from dovetail.codegen.cpp.prelude import emit_prelude
 from dovetail.codegen.cpp.reduce import place_dtype
 from dovetail.codegen.cpp.values import KernelWriter, indented
 from dovetail.ir.loop import Buffer, Scalar, roots_of
-from dovetail.ir.schedule import Group
+from dovetail.ir.schedule import LINE, Group
 
 
 def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int, cache_bytes: int) -> Launchable:
@@ -53,9 +53,12 @@ def emit_kernel(group: Group, buffers: dict[str, Buffer], vector_bytes: int, cac
 
 def _streamed(group: Group, shape: Shape, cache_bytes: int) -> frozenset[str]:
     """Large results of a kernel that touches more than the cache holds: nothing of them would be left there
-    for the next kernel, and a line that is stored past the cache need not be read first."""
+    for the next kernel, and a line that is stored past the cache need not be read first. (Rows that end
+    within a line would have each such line written twice.)"""
     sizes = [a.buffer.type.bytes for a in shape.args]
     if not all(size.is_const for size in sizes) or sum(size.value for size in sizes) < cache_bytes:
+        return frozenset()
+    if len(group.ranges) > 1 and shape.contiguous and shape.contiguous.size.lo % (LINE // 4):
         return frozenset()
     large = [a.buffer for a, size in zip(shape.args, sizes) if a.is_written and size.value > cache_bytes // 2]
     read = {name for nest in group.nests for name, _ in nest.loads}

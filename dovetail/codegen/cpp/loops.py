@@ -9,16 +9,16 @@ Four shapes, by where the contiguous loop is and how many outer points there are
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from dovetail.codegen.analysis import Pass, Shape, crossing_loads, token, work, writes_in
+from dovetail.codegen.analysis import COSTLY, Pass, Shape, crossing_loads, roots_in, token, work, writes_in
 from dovetail.codegen.cpp.columns import FEW, PARALLEL_WORK, Columns, Span
 from dovetail.codegen.cpp.ops import C_TYPE, VECTOR_TYPE, c_expr
 from dovetail.codegen.cpp.reduce import PIECES, Accumulator, Partial
 from dovetail.codegen.cpp.values import EACH_LANE, KernelWriter, Scope, innermost
 from dovetail.ir.expr import ONE, Expr, add, ceildiv, linear_in, mul, product, symbols
-from dovetail.ir.loop import SCANS, Range
+from dovetail.ir.loop import SCANS, Range, iter_scalars
 from dovetail.ir.schedule import Group
 from dovetail.ir.types import BOOL
 from dovetail.util.noun import Noun
@@ -30,8 +30,6 @@ FEW_VECTORS: Final = 4
 """Vectors of columns in one piece when columns are shared among threads."""
 FEW_ROWS: Final = 64
 COPIES: Final = 4
-SHORT_ROW: Final = 512
-"""Elements of a row that the processor fetches ahead by itself."""
 IN_ORDER: Final = frozenset({*SCANS, "argmax", "argmin"})
 STACK_BYTES: Final = 1 << 20
 """Most bytes of rows kept on a thread's stack."""
@@ -137,11 +135,12 @@ class Body(Noun, frozen=False):
     def over(self, root: Scope, scope: Scope, total: Expr, parallel: bool) -> None:
         if parallel and self.has_threads and total is not ONE:
             root(f"#pragma omp parallel for schedule(static){self.condition}")
-        self._settle_streams(scope)
         root.block(f"for (int64_t p = 0; p < {c_expr(total)}; ++p) {{", scope)
+        self._settle_streams(root)
 
     def _settle_streams(self, scope: Scope) -> None:
-        """What was stored past the caches is there before the loop is over."""
+        """What was stored past the caches is there before the kernel is over; what other threads stored there
+        is, once they have met."""
         if "stream" in self.writer.functions:
             scope("__builtin_ia32_sfence();")
 
@@ -322,31 +321,48 @@ class Body(Noun, frozen=False):
     def walk(self, step: Pass, scope: Scope) -> None:
         """One pass over the inner points."""
         items = self.accumulators(step, self._copies(step))
+        self._accumulate(step, items, scope, self._next_row(step))
+        for item in items:
+            item.finish(scope)
+
+    def _accumulate(
+        self, step: Pass, items: list[Accumulator], scope: Scope, ahead: Sequence[str] = (),
+        bounds: tuple[str, str] | None = None, count: str = "",
+    ) -> None:  # fmt: skip
+        """A walk, and a second one where deviations from a mean are wanted that is known only then. What is
+        in no memory is computed again there. `ahead` is prefetched on the way."""
         for item in items:
             item.declare(scope)
-        ahead = self._next_row(step)
 
         def visit(inside: Scope) -> None:
             self.visit(step, items, inside)
             for text in ahead:
                 inside(f"__builtin_prefetch({text});")
 
-        self.inner_loops(scope, Walk(items, visit))
+        self.inner_loops(scope, Walk(items, visit), bounds)
         second = [item for item in items if item.needs_second]
-        if second:
+        if not second:
+            return
+        for item in second:
+            item.finish_mean(scope, count)
+        made = {w.buffers[0]: w.value for w in writes_in(n for n in step.points if not n.reduce)}
+        gone = set(self.group.internal) - set(self.shape.kept_rows)
+        self.writer.recompute = {name: value for name, value in made.items() if name in gone}
+
+        def visit_again(inside: Scope) -> None:
             for item in second:
-                item.finish_mean(scope)
-            self._second_walk(step, second, scope)
-        for item in items:
-            item.finish(scope)
+                item.update_square(inside)
+
+        self.inner_loops(scope, Walk(second, visit_again), bounds)
+        self.writer.recompute = {}
 
     def _next_row(self, step: Pass) -> list[str]:
         """What the first walk over the next row will read from memory, while the second over this row
-        computes on what is in cache."""
+        computes functions of what is in cache. (Where it only copies, that would be in its way.)"""
         walks = [each for each in self.shape.passes if each.points]
         outer, vector = self.loops[-1:], self.vector
-        is_short = _at_most(product(r.size for r in self.group.inner), SHORT_ROW)
-        if step not in walks[1:2] or is_short or not outer or vector is None or self.writer.column:
+        is_dear = any(node.op in COSTLY for node in iter_scalars(*roots_in(step.points)))
+        if step not in walks[1:2] or not is_dear or not outer or vector is None or self.writer.column:
             return []
         names = {outer[0].var: f"({outer[0].var.name} + 1)"}
         loads = dict.fromkeys(load for nest in walks[0].points for load in nest.loads)
@@ -368,21 +384,6 @@ class Body(Noun, frozen=False):
             for item in items:
                 if item.nest is nest:
                     update(item, inside)
-
-    def _second_walk(
-        self, step: Pass, items: list[Accumulator], scope: Scope, bounds: tuple[str, str] | None = None
-    ) -> None:
-        """Squared deviations from the mean, now that it is known. What is in no memory is computed again."""
-        made = {w.buffers[0]: w.value for w in writes_in(n for n in step.points if not n.reduce)}
-        gone = set(self.group.internal) - set(self.shape.kept_rows)
-        self.writer.recompute = {name: value for name, value in made.items() if name in gone}
-
-        def visit(inside: Scope) -> None:
-            for item in items:
-                item.update_square(inside)
-
-        self.inner_loops(scope, Walk(items, visit), bounds)
-        self.writer.recompute = {}
 
     def _copies(self, step: Pass) -> int:
         """Accumulators side by side: as many as a row fills, and one where the order counts."""
@@ -471,16 +472,8 @@ class Body(Noun, frozen=False):
         whole = f"/ pieces / {grain} * {grain}"
         inside(f"const int64_t from = {size} * q {whole};")
         inside(f"const int64_t to = q + 1 == pieces ? {size} : {size} * (q + 1) {whole};")
-        for item in items:
-            item.declare(inside)
-        self.inner_loops(inside, Walk(items, lambda s: self.visit(first, items, s)), ("from", "to"))
-        second = [item for item in items if item.needs_second]
-        rest = product(r.size for r in others)
-        count = f"(int64_t)((to - from) * {c_expr(rest)})"
-        for item in second:
-            item.finish_mean(inside, f"max_i(1, {count})")
-        if second:
-            self._second_walk(first, second, inside, ("from", "to"))
+        count = f"(int64_t)((to - from) * {c_expr(product(r.size for r in others))})"
+        self._accumulate(first, items, inside, (), ("from", "to"), f"max_i(1, {count})")
         for partial in partials:
             partial.leave(inside, count)
         scope(f"#pragma omp parallel for schedule(static){self.condition}")

@@ -197,9 +197,8 @@ _WORDS: Final = {
     **{op: f"({{0}} {sign} {{1}})" for op, sign in _ORDER.items()},
 }  # fmt: skip
 _VECTOR_WORDS: Final = {
-    "true": "(~mask{{}})", "false": "mask{{}}", "not": "(~{0})", "and": "({0} & {1})",
+    **_WORDS, "true": "(~mask{{}})", "false": "mask{{}}", "not": "(~{0})", "and": "({0} & {1})",
     "min": "({0} < {1} ? {0} : {1})", "max": "({0} > {1} ? {0} : {1})",
-    "floordiv": "({0} / {1})", "mod": "({0} % {1})",
     "floordiv_any": "vfloordiv_i({0}, {1})", "mod_any": "vmod_i({0}, {1})",
     **{op: f"to_mask({{0}} {sign} {{1}})" for op, sign in _ORDER.items()},
 }  # fmt: skip

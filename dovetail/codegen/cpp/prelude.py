@@ -397,9 +397,11 @@ def _vectors(lanes: int, widest: int) -> str:
         "swaps": swaps,
         "scale": _SCALE.get(lanes * 4, _SCALE[0]),
         "any": _ANY.get(lanes * widest, "m[0]"),
-        # one instruction, which g++ would take by halves
+        # each one instruction, which g++ would take by halves
         "widen": "__builtin_ia32_cvtps2pd512_mask(v, f64v{}, -1, 4)" if (lanes, widest) == (8, 8)
         else "__builtin_convertvector(v, f64v)",
+        "longer": "(u32v)__builtin_ia32_pmovzxwd512_mask((i16v)v, i32v{}, -1)" if lanes == 16
+        else "__builtin_convertvector(v, u32v)",
         "from_half": from_half,
         "to_half": to_half,
         "low": shuffle("a", "b", (k // 2 + k % 2 * lanes for k in every)),

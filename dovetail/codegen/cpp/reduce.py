@@ -197,13 +197,13 @@ class Accumulator(Noun, frozen=False):
 
     def finish(self, scope: Scope) -> None:
         if self.is_position:
-            self._keep(0, self._position(scope), scope)
+            self.keep(0, self._position(scope), scope)
         elif self.needs_second:
             squares = self.finish_squares(scope, c_expr(product(r.size for r in self.nest.reduce)))
-            self._keep(0, Value(self.mean, self.dtype, squares.is_vector, scope.depth), scope)
-            self._keep(1, squares, scope)
+            self.keep(0, Value(self.mean, self.dtype, squares.is_vector, scope.depth), scope)
+            self.keep(1, squares, scope)
         elif not self.is_scan:
-            self._keep(0, self.total(scope), scope)
+            self.keep(0, self.total(scope), scope)
 
     def total(self, scope: Scope) -> Value:
         """The accumulators as one value per outer point."""
@@ -295,7 +295,7 @@ class Accumulator(Noun, frozen=False):
         scope(f"for (int l = 1; l < {count}; ++l)")
         scope(f"    if ({better} || (({equal}) && {at.format('l')} < {at.format(best)})) {best} = l;")
 
-    def _keep(self, which: int, value: Value, scope: Scope) -> None:
+    def keep(self, which: int, value: Value, scope: Scope) -> None:
         self.writer.keep(self.write.buffers[which], self.write.index, value, scope)
 
     # -- mean and squared deviations
@@ -413,5 +413,4 @@ class Partial(Noun, frozen=False):
         self._keep(1, f"{n}_s", self.item.dtype, scope)
 
     def _keep(self, which: int, text: str, dtype: DType, scope: Scope) -> None:
-        value = Value(text, dtype, False, scope.depth)
-        self.writer.keep(self.item.write.buffers[which], self.item.write.index, value, scope)
+        self.item.keep(which, Value(text, dtype, False, scope.depth), scope)

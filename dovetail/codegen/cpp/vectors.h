@@ -50,6 +50,9 @@ template <class W, class V> INLINE W convert(V v) {
     else return __builtin_convertvector(__builtin_convertvector(v, i32v), W);
 }
 template <> inline __attribute__((always_inline)) f64v convert<f64v>(f32v v) { return %(widen)s; }
+#ifndef __clang__
+template <> inline __attribute__((always_inline)) u32v convert<u32v>(u16v v) { return %(longer)s; }
+#endif
 template <class C> INLINE mask to_mask(C c) { return __builtin_convertvector(c, mask); }
 INLINE mask load_mask(const bool* p) { return to_mask(load((const int8_t*)p) != 0); }
 INLINE mask load_mask(const bool* p, int64_t n) { return to_mask(load((const int8_t*)p, n) != 0); }

@@ -64,16 +64,6 @@ class HostWriter(Noun, frozen=False):
         self.counter += 1
         return f"{stem}{self.counter}"
 
-    def mark(self) -> Callable[[], None]:
-        """How to get back to where we are, for a rule that may yet decline."""
-        lines, kept = len(self.lines), (dict(self.pointers), dict(self.handles), dict(self.views))
-
-        def back() -> None:
-            del self.lines[lines:]
-            self.pointers, self.handles, self.views = kept
-
-        return back
-
     def sizes(self, values: tuple[Expr | int, ...]) -> str:
         """An array of these numbers; constant ones are shared."""
         if not values or values in self.shared:
@@ -472,21 +462,16 @@ def _into(function: str, writer: HostWriter, extern: Extern) -> bool:
     """An out= variant on tensors only."""
     if not extern.into or not all(isinstance(arg, BufferRef) for arg in extern.args):
         return False
-    args = [writer.view(arg) for arg in extern.args if isinstance(arg, BufferRef)]
-    numbers = _beta_alpha(extern) if function in ("addmm", "baddbmm") else []
-    if numbers is None:
+    given = dict(extern.kwargs)
+    factors = [given.get(name, 1) for name in ("beta", "alpha")] if "add" in function else []
+    numbers = [repr(float(factor)) for factor in factors if isinstance(factor, (int, float))]
+    if len(numbers) != len(factors):
         return False
+    args = [writer.view(arg) for arg in extern.args if isinstance(arg, BufferRef)]
     out = writer.handle(extern.outputs[0])
     call = f"aoti_torch_{shim(writer)}_{function}_out({', '.join([out, *args, *numbers])})"
     writer(f'TRY_OP("{extern.op}", {call})')
     return True
-
-
-def _beta_alpha(extern: Extern) -> list[str] | None:
-    given = dict(extern.kwargs)
-    values = [given.get("beta", 1), given.get("alpha", 1)]
-    numbers = [v for v in values if isinstance(v, (int, float))]
-    return [repr(float(v)) for v in numbers] if len(numbers) == len(values) else None
 
 
 def _convolution(writer: HostWriter, extern: Extern) -> bool:
@@ -538,10 +523,10 @@ static inline uint64_t some(uint64_t value) {
     *p = value;
     return (uint64_t)p;
 }
-static uint64_t list(uint64_t n, const uint64_t* items) {
+template <class... T> static uint64_t list(T... items) {
     void* made = nullptr;
-    torch_new_list_reserve_size(n, &made);
-    for (uint64_t k = 0; k < n; ++k) torch_list_push_back(made, items[k]);
+    torch_new_list_reserve_size(sizeof...(items), &made);
+    (torch_list_push_back(made, (uint64_t)items), ...);
     return (uint64_t)made;
 }
 static inline uint64_t text(const char* s, uint64_t n) {
@@ -562,14 +547,11 @@ class NotCarried(Exception):
 
 def encode(writer: HostWriter, arg: ExternArg, kind: str) -> str:
     """The text of a 64-bit value: an owned tensor handle, a number, or a pointer to a list, a string or a
-    present optional. Statements that must come first go to the writer."""
+    present optional. Views that it needs go to the writer."""
     if kind.startswith("Optional["):
         return "0" if arg is None else f"some({encode(writer, arg, kind[9:-1])})"
     if kind.startswith("List[") and isinstance(arg, (tuple, list)):  # the schema has its defaults as lists
-        items = [encode(writer, item, kind[5:-1]) for item in arg]
-        name = writer.fresh("items")
-        writer(f"const uint64_t {name}[] = {{{', '.join(items) or '0'}}};")
-        return f"list({len(items)}, {name})"
+        return f"list({', '.join(encode(writer, item, kind[5:-1]) for item in arg)})"
     if kind == "Tensor" and isinstance(arg, BufferRef):
         return f"own({writer.view(arg)})"
     if kind == "int" and isinstance(arg, Expr):
@@ -589,7 +571,7 @@ def encode(writer: HostWriter, arg: ExternArg, kind: str) -> str:
 
 
 def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
-    """Emit the call if all its values can be carried; False leaves the writer as it was."""
+    """Emit the call if all its values can be carried."""
     schema = find_op(extern.op)._schema
     if extern.into or not schema.returns or schema.name in OPDEFS:
         return False  # through Python, which keeps the class of what a check or a custom op raises
@@ -597,14 +579,12 @@ def call_dispatcher(writer: HostWriter, extern: Extern) -> bool:
     if is_partial or any(str(result.type) != "Tensor" for result in schema.returns):
         return False
     given = dict(extern.kwargs)
-    back = writer.mark()
     try:
         values = []
         for k, argument in enumerate(schema.arguments):
             arg = extern.args[k] if k < len(extern.args) else given.get(argument.name, argument.default_value)
             values.append(encode(writer, arg, str(argument.type)))
     except NotCarried:
-        back()
         return False
     _emit(writer, extern, values, len(schema.returns))
     return True
