@@ -21,7 +21,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, reduce
 from types import CellType, FunctionType
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ from dovetail.capture.graphs import GraphBuilder, used_ids
 from dovetail.capture.operations import truth
 from dovetail.capture.origins import wrap
 from dovetail.capture.text import version_of
-from dovetail.capture.torch_calls import call_torch, perform
+from dovetail.capture.torch_calls import call_torch, perform, to_dtype
 from dovetail.capture.trace import PLAIN, Trace, freeze, is_random
 from dovetail.errors import ChosenArm, UnknownCall
 from dovetail.fake.calls import with_numbers
@@ -259,7 +259,19 @@ def _run_kernel(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 on(torch.library.wrap_triton)(lambda trace, args, kwargs: args[0])  # only torch's own tracing needs a wrapper
 
 
+def _out_dtype(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
+    """An op whose result is of a type that holds it: operands are widened first, as in eager."""
+    _, op, dtype, *operands = args
+    given = {x.dtype for x in operands}
+    if op is torch.ops.aten.mm.default and dtype is torch.int32 and given == {torch.int8}:
+        if operands[0].is_cuda:
+            return trace.call(torch._int_mm, operands, {})
+    wide = reduce(torch.promote_types, given, dtype)
+    return to_dtype(trace, trace.call(op, [to_dtype(trace, x, wide) for x in operands], kwargs), dtype)
+
+
 BY_NAME: Final[dict[tuple[str, str], Special]] = {
+    ("torch._higher_order_ops.out_dtype", "OutDtypeOperator.__call__"): _out_dtype,
     ("torch._higher_order_ops.wrap", "Wrap.__call__"): (
         lambda trace, args, kwargs: trace.call(args[1], args[2:], kwargs)),
     ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"): (

@@ -330,3 +330,13 @@ def test_methods_of_extension_modules_are_left_to_python() -> None:
 
     x = torch.arange(3.0)
     assert torch.equal(dovetail.compile(f, backend="eager")(x), f(x))
+
+
+def test_ops_with_results_of_another_type() -> None:
+    """The op of torch's that libraries of quantized numbers take while they are compiled."""
+    from torch._higher_order_ops.out_dtype import out_dtype
+
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((4, 8), (8, 3)))
+    for given in ((a, b), (a.float(), b.float())):
+        function = lambda x, y: out_dtype(torch.ops.aten.mm.default, torch.int32, x, y) + 1
+        torch.testing.assert_close(dovetail.compile(function, fullgraph=True)(*given), function(*given))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import sys
 import types
 import weakref
 from typing import Any
@@ -322,7 +323,7 @@ def texts_that_are_always_others_are_left_to_python() -> Any:
     return f, [(x4(), f"n{i}") for i in range(20)]
 
 
-@case("C2", breaks=ANY, recompiles=14)
+@case("C2", breaks=ANY, recompiles=14 if sys.version_info < (3, 12) else 12)  # where comprehensions are frames
 def dicts_that_always_have_other_keys() -> Any:
     def f(x: torch.Tensor, batch: dict[str, Any]) -> Any:
         return {key: value * x.sin() for key, value in batch.items()}
