@@ -145,7 +145,9 @@ def test_an_op_without_a_rule_asks_its_kernel_with_symbols() -> None:
     shapes = Shapes()
     x = symbolic(torch.randn(6, 6), shapes, 0)
     assert str(type_of(torch.linalg.qr(x, "complete")[1])) == "f32[s0, 6]{1, s0}"
-    assert str(type_of(torch.rot90(x))) == "f32[6, s0]{1, 6}" and not shapes.assumptions
+    assert str(type_of(torch.rot90(x))) == "f32[6, s0]{1, 6}"
+    fixed = [a for a in shapes.assumptions if "==" in str(a.condition)]
+    assert not fixed  # torch 2.11's kernel of qr compares sizes, which is no more than a bound
 
 
 def test_where_the_kernel_knows_no_symbols_they_are_fixed() -> None:
