@@ -8,6 +8,7 @@ no_grad and friends are Python classes around _set_grad_enabled, so only that fu
 for sdpa_kernel and set_default_dtype. Switches are performed while capturing, and recorded.
 
     x + 1, where x is a Logged    ->    Logged.__torch_function__(torch.Tensor.add, (Logged,), (x, 1))
+    w.t(), where w is a Scaled    ->    Scaled.__torch_dispatch__(aten.t.default, (Scaled,), (w,), {})
 
 Such a method is interpreted; what it is told, torch itself tells a mode of ours before anything is done.
 """
