@@ -24,8 +24,9 @@ from dovetail.ir.expr import Expr, symbols
 from dovetail.ir.graph import GET, INPUT, Arg, Graph, Node, exprs_in, moved_over, nodes_in, swapped
 from dovetail.ir.signature import Signature
 from dovetail.ir.types import I64, ScalarType, bytes_of
+from dovetail.ops import prims
 from dovetail.ops.build import is_dense
-from dovetail.ops.prims import PRIMS
+from dovetail.ops.flex import find_virtual
 from dovetail.ops.registry import is_impure, may_act
 from dovetail.util.library import find_op
 from dovetail.util.mincut import INFINITE, Network
@@ -134,10 +135,13 @@ class _Problem:
         self.order = [node for node in (*graph.inputs, *graph.nodes) if node in self.needed]
         used = {o for node in graph.nodes if node in tied and node in needed for o in node.operands}
         self.used = (used | grads) - tied
+        self.read = self.used.union(*(node.operands for node in self.used if node.op == "prims.convert"))
+        """What eager saves: 16 bits are widened again."""
         self.names = {node.name for node in graph.nodes if node not in tied}
         self.distance = self._distances()
         heavy = [node for node in graph.nodes if node in tied and kind_of(node) == "heavy"]
-        self.anchors = {operand for node in heavy for operand in node.operands}
+        self.virtual = find_virtual(graph, others_count=False)
+        self.anchors = {operand for node in heavy for operand in node.operands} - self.virtual
         """What library calls of backward read: recomputed, it takes memory until then."""
         self.kept: set[Node] = set()
         self.region = {n: n.loc.region for n in graph.nodes if n.loc and n.loc.region and n not in tied}
@@ -180,9 +184,9 @@ class _Problem:
         if node not in self.primals:
             if isinstance(node.type, tuple) or (node.op != GET and kind_of(node) == "view"):
                 return INFINITE
-            if node in self.outputs and node in self.used and node not in self.written:
+            if node in self.outputs and node in self.read and node not in self.written:
                 return 1  # the caller has it anyway, and eager saves it too
-            if node in self.inside:
+            if node in self.inside or node in self.virtual:
                 return INFINITE
         factor = 110 + 10 * min(self.distance.get(node, 0), 40)
         if node in self.outputs:
@@ -227,7 +231,7 @@ class _Problem:
                 found.add(node)
                 read = frozenset((node,))
             sources[node] = read if len(read) < MANY_SOURCES else frozenset()
-        return found - self.checkpointed
+        return found - self.checkpointed - self.virtual
 
     def _is_anchor(self, node: Node) -> bool:
         return node in self.anchors and kind_of(node) == "cheap" and node not in self.checkpointed
@@ -376,6 +380,7 @@ def with_symbols(graph: Graph, saved: tuple[Saved, ...]) -> tuple[Graph, tuple[S
 _BY_KIND: Final = {
     "pointwise": "cheap", "view": "view", "create": "cheap", "reduction": "reduction", "gather": "cheap",
     "scatter": "reduction", "scan": "reduction", "join": "cheap",
+    "pairs": "cheap", "attention": "heavy",
 }  # fmt: skip
 
 
@@ -385,8 +390,8 @@ def class_of(op: str) -> str:
     convolutions, attention, unknown library calls. random: must run once."""
     if op == GET:
         return "view"
-    if op in PRIMS:
-        return _BY_KIND[PRIMS[op].kind]
+    if op in prims.KINDS:
+        return _BY_KIND[prims.KINDS[op]]
     if may_act(op):
         return "random"
     return "view" if facts_of(find_op(op)).is_view else "heavy"

@@ -7,7 +7,7 @@
 
     checkpoint(block, x)           block(x), interpreted; what it records is marked for recomputation
     kernel[grid](x, n, BLOCK=64)   a Triton kernel of the user's: one node, the op that launches it
-    flex_attention(q, k, v, mod)   all scores, changed by mod under vmap; their softmax; times v
+    flex_attention(q, k, v, mod)   ops/flex.py's, interpreted: two ops, and in between mod under vmap
     torch.cond(x.sum() > 0, f, g, (x,))     a break: run_cond(x.sum() > 0, f, g, (x,)); f and g are compiled
     with fullgraph=True                     one op: dovetail::cond_1f3a(x.sum() > 0, x)
 
@@ -39,12 +39,13 @@ from dovetail.capture.text import version_of
 from dovetail.capture.torch_calls import call_torch, perform
 from dovetail.capture.trace import PLAIN, Trace, freeze, is_random
 from dovetail.errors import ChosenArm, UnknownCall
+from dovetail.events import EVENTS
 from dovetail.fake.calls import with_numbers
 from dovetail.fake.kernels import describe_launch, run_kernel, unwrapped
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
 from dovetail.ir.source import ClosureOf
-from dovetail.ops.flex import flex_attention
+from dovetail.ops.flex import flex_attention, tell
 from dovetail.util.noun import Noun, replace
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -257,6 +258,8 @@ def _run_kernel(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 
 
 on(torch.library.wrap_triton)(lambda trace, args, kwargs: args[0])  # only torch's own tracing needs a wrapper
+on(tell)(lambda trace, args, kwargs: args[0] and EVENTS.emit(
+    "fallback", op=f"flex_attention with all scores in memory: {args[0]}", name="flex", loc=trace.loc()))
 
 
 BY_NAME: Final[dict[tuple[str, str], Special]] = {

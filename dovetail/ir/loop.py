@@ -138,6 +138,10 @@ SCANS: Final = {"cumsum": "sum", "cumprod": "prod"}
 """Reductions along one loop that leave what they have so far at each of its points."""
 
 
+ATTENTION: Final = "attention"
+"""A reduction whose kernel makes tiles of what it reduces: see lower/attention.py."""
+
+
 class Buffer(Noun):
     """Flat storage. `type` gives shape, strides, dtype, device. kind: input, temp, output, or for kernels
     constant: an input that the program does not write."""

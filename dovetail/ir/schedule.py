@@ -45,6 +45,11 @@ class Group(Noun, eq=False):
             self.read_buffers |= nest.read_buffers  # type: ignore[misc]
             self.written_buffers |= nest.written_buffers  # type: ignore[misc]
 
+    @staticmethod
+    def alone(nest: Nest) -> Group:
+        """A nest that has a template, over its own loops."""
+        return Group(nest.name, (nest,), len(nest.ranges), (), (*nest.ranges, *nest.reduce), (0,))
+
     @property
     def inner(self) -> tuple[Range, ...]:
         return self.ranges[self.outer :]

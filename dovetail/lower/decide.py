@@ -15,7 +15,8 @@ from typing import Final, cast
 from dovetail.ir.expr import Expr, total
 from dovetail.ir.graph import GET, INPUT, Graph, Node, nodes_in
 from dovetail.ir.types import ScalarType, TensorType
-from dovetail.ops.prims import PRIMS, kind_of
+from dovetail.ops.flex import find_virtual
+from dovetail.ops.prims import ELEMENTWISE, KINDS, kind_of
 
 CHEAP: Final = frozenset(f"prims.{name}" for name in (
     "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "convert", "copy", "where", "eq", "ne", "lt",
@@ -49,8 +50,7 @@ OVERLAPPED: Final = VIEWS | {"prims.pad"}
 """What slices that overlap read through."""
 
 
-ELEMENTWISE: Final = ("pointwise", "view", "create", "gather", "join")
-INLINABLE: Final = frozenset(op for op, prim in PRIMS.items() if prim.kind in ELEMENTWISE)
+INLINABLE: Final = frozenset(op for op, kind in KINDS.items() if kind in ELEMENTWISE)
 
 
 def is_inlinable(node: Node) -> bool:
@@ -60,6 +60,8 @@ def is_inlinable(node: Node) -> bool:
 
 def needs_memory(node: Node) -> tuple[Node, ...]:
     """The operands that must be in memory for this node, apart from library calls."""
+    if kind_of(node.op) in ("pairs", "attention"):
+        return node.operands
     if node.op != "prims.as_strided" and node.op not in GATHERS:
         return ()
     source = cast(Node, node.args[0])  # a gather of few elements of a short computation works them out itself
@@ -137,7 +139,8 @@ def find_stored(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:
     _store_repeated(graph, users, stored)
     _store_summed(graph, stored)
     _store_large(graph, users, stored)
-    return stored
+    stored.update(node for node in graph.nodes if kind_of(node.op) == "pairs")
+    return stored.difference(find_virtual(graph))
 
 
 def find_loose(graph: Graph, users: dict[Node, list[Node]]) -> set[Node]:

@@ -19,6 +19,7 @@ from dovetail.ir.expr import ONE, ZERO, Expr
 from dovetail.ir.graph import GET, Arg, Graph, Node
 from dovetail.ir.types import F32, F64, I64, DType, ScalarType, TensorType, contiguous_stride
 from dovetail.lower import lazy
+from dovetail.lower.attention import lower_attention, lower_pairs
 from dovetail.lower.decide import find_loose, find_stored
 from dovetail.lower.index import Index, element_of, index_exprs, memory_order, merge_ranges, regions
 from dovetail.lower.lazy import Lazy, window
@@ -89,6 +90,8 @@ class _Lowering:
             self.extern(node)
         elif kind == "scatter":
             self.put(node)
+        elif kind == "attention":
+            lower_attention(self, node)
         else:
             value = RULES.get(node.op, _pointwise)(self, node)
             is_stored = node in self.stored and node.op != "prims.empty"
@@ -449,6 +452,7 @@ RULES: Final[dict[str, Callable[[_Lowering, Node], Lazy]]] = {
         tuple(map(low.value, cast("tuple[Node, ...]", node.args[0]))), node.tensor, cast(int, node.args[1])
     ),
     "prims.as_strided": _as_strided,
+    "dovetail.pairs.default": lower_pairs,
     "prims.take": _take,
     "prims.gather": lambda low, node: lazy.gather(
         low.value(node.args[0]), node.tensor, cast(int, node.args[1]), low.value(node.args[2])

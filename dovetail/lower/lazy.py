@@ -72,9 +72,17 @@ def apply(op: str, operands: tuple[ir.Scalar, ...], dtype: DType) -> ir.Scalar:
     if any([x.dtype.is_low_precision for x in operands]):
         wide = tuple(cast_to(x, F32) if x.dtype.is_low_precision else x for x in operands)
         return cast_to(ir.scalar(op, wide, F32 if dtype.is_low_precision else dtype), dtype)
-    if op == "add" and all([x.op == "index" and x.dtype is I64 for x in operands]):
-        return ir.index_value(add(*(cast(Expr, x.args[0]) for x in operands)))
+    if op in _OF_INDICES and all([x.dtype is I64 and x.op in ("index", "const") for x in operands]):
+        made = _OF_INDICES[op](*(as_expr(cast("Expr | int", x.args[0])) for x in operands))
+        return ir.holds(made) if dtype is BOOL else ir.index_value(made)
     return ir.scalar(op, operands, dtype)
+
+
+_OF_INDICES: Final[dict[str, Callable[..., Expr]]] = {
+    "add": add, "sub": lambda a, b: a - b, "lt": lt, "ge": ge, "gt": lambda a, b: lt(b, a),
+    "le": lambda a, b: ge(b, a),
+}  # fmt: skip
+"""Arithmetic on positions that stays one: a kernel of a GPU does it in 32 bits."""
 
 
 def choose(condition: Expr, value: ir.Scalar, other: ir.Scalar) -> ir.Scalar:

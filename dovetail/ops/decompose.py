@@ -16,6 +16,7 @@ from dovetail.events import EVENTS
 from dovetail.ir.graph import GET, Arg, Graph, Node, key_of, nodes_in, swapped
 from dovetail.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, TensorType, Type
 from dovetail.ops.build import Build, Value, replace_nodes, wrap
+from dovetail.ops.prims import KINDS
 from dovetail.ops.registry import DECOMPOSITIONS, TEMPLATES, Declined, is_template, is_view_call
 
 SUPPORTED: Final[frozenset[DType]] = frozenset((BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64))
@@ -104,7 +105,7 @@ def _rewrite(node: Node, b: Build, feeds_pointwise: bool, used: frozenset[int]) 
             del b.graph.nodes[start:]
         else:
             return _settle(node, result, b, start)
-    if not is_template(node.op) and node.op != GET and not node.op.startswith("prims."):
+    if not is_template(node.op) and node.op != GET and node.op not in KINDS:
         if node.op in COMPUTED:
             node = Node(COMPUTED[node.op], node.args, node.type, node.name, node.kwargs, node.loc)
         EVENTS.emit("fallback", op=node.op, name=node.name, loc=node.loc)

@@ -162,5 +162,12 @@ def _declare() -> dict[str, Prim]:
 PRIMS: Final[dict[str, Prim]] = _declare()
 
 
-kind_of: Final = {op: prim.kind for op, prim in PRIMS.items()}.get
+KINDS: Final = {
+    **{op: prim.kind for op, prim in PRIMS.items()},
+    **{f"dovetail.{name}.default": kind  # see flex.py
+       for name, kind in (("pairs", "pairs"), ("attend", "attention"), ("mix", "attention"))},
+}  # fmt: skip
+kind_of: Final = KINDS.get
 """The kind of a prim, or None for any other op."""
+ELEMENTWISE: Final = frozenset(("pointwise", "view", "create", "gather", "join", "pairs"))
+"""Kinds that are computed wherever an element is read."""

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import torch
 
 from dovetail.ir.graph import GET, INPUT, Node
+from dovetail.ops.prims import KINDS
 from dovetail.util.library import find_op
 
 Decomposition: TypeAlias = "Callable[..., Any]"
@@ -56,7 +57,7 @@ def decline_if(condition: object) -> None:
 @cache
 def may_act(op: str) -> bool:
     """Draws random numbers or acts on the outside (a check gives nothing), as far as its schema tells."""
-    if op.startswith("prims.") or op in (GET, INPUT):
+    if op in KINDS or op in (GET, INPUT):
         return False
     if not op.startswith("aten."):
         return True

@@ -17,7 +17,7 @@ from typing import Final
 from dovetail.errors import Reason
 from dovetail.events import EVENTS
 from dovetail.ir.expr import ONE, Expr, product, symbols
-from dovetail.ir.loop import BufferRef, Extern, Loops, Nest, Range
+from dovetail.ir.loop import ATTENTION, BufferRef, Extern, Loops, Nest, Range
 from dovetail.ir.schedule import Group, Schedule
 from dovetail.ir.types import F32, Device, TensorType
 from dovetail.options import Options
@@ -171,11 +171,11 @@ def _why_not_parallel(joined: Cluster) -> Reason | None:
 def schedule(loops: Loops, options: Options) -> Schedule:
     loops = choose_libraries(loops)
     fuser = Fuser(options, buffer_sizes(loops), {b.name: b.type.device for b in loops.buffers})
-    externs: dict[int, Extern] = {}
+    externs: dict[int, Extern | Group] = {}
     for step, item in enumerate(loops.steps):
-        if isinstance(item, Extern):
-            externs[step] = item
-            fuser.note(step, (ref.buffer for ref in item.refs()), item.outputs)
+        if isinstance(item, Extern) or item.writes[0].reduce == ATTENTION:
+            externs[step] = item if isinstance(item, Extern) else Group.alone(item)
+            fuser.note(step, item.read_buffers, item.written_buffers)
         else:
             fuser.add(item, step)
     for subject, why in fuser.declined:

@@ -565,6 +565,8 @@ class Emitter(Noun, frozen=False):
             at = known[node.args[1]]  # type: ignore[index]
             return self._read(str(node.args[0]), at.text, at.axes, node.dtype)
         operands = [known[x] for x in node.operands]
+        if node.op == "where" and node.operands[0] in self.certain:
+            return operands[1]
         if (short := _one_plus(node)) is not None and short in self.shortened:
             return self._define(f"dv.one_plus_{short.op}({known[short.operands[0]].text})", node.dtype,
                                 known[short].axes)  # fmt: skip
@@ -587,7 +589,8 @@ class Emitter(Noun, frozen=False):
         """A number has no methods; a tile of one element does."""
         if tile.axes or tile.text.isidentifier():
             return tile.text
-        return f"tl.full({[1] * len(self.axes)}, {tile.text}, {TL_TYPE[tile.dtype]})"
+        shape = [1] * min(len(self.axes), 2)  # a product has a third along which it sums
+        return f"tl.full({shape}, {tile.text}, {TL_TYPE[tile.dtype]})"
 
     def _load(self, node: Scalar) -> Tile:
         buffer, index = str(node.args[0]), node.args[1]

@@ -70,6 +70,7 @@ TRITON: Final[dict[str, Entry]] = {
 LOG2_E: Final = 1.4426950408889634
 FAST: Final[dict[str, Entry]] = {
     "exp": f"tl.exp2({{0}} * {LOG2_E})",
+    "exp2": "tl.exp2({0})",
     "log": "tl.log({0})",
     "sqrt": "tl.sqrt({0})",
     "erf": "dv.erf({0})",

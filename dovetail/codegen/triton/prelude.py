@@ -54,6 +54,18 @@ def grow(top, total, block):
 
 
 @triton.jit
+def attend(scores, top, total, mixed, values):
+    """Running maxima of lines of scores, sums of exponentials under them, and those times values, with a tile
+    more. A line may have no score but -inf so far."""
+    higher = tl.maximum(top, tl.max(scores, 1)[:, None])
+    shift = tl.where(higher == float("-inf"), 0.0, higher) * 1.4426950408889634
+    weights = tl.exp2(scores * 1.4426950408889634 - shift)
+    fade = tl.exp2(top * 1.4426950408889634 - shift)
+    total = total * fade + tl.sum(weights, 1)[:, None]
+    return higher, total, tl.dot(weights.to(values.dtype), values, mixed * fade, input_precision="tf32x3")
+
+
+@triton.jit
 def product(a, b):
     return a * b
 
