@@ -19,7 +19,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, Final, Literal, TypeAlias
@@ -66,9 +66,15 @@ _units: Final = map("graph_{}".format, itertools.count())
 
 
 def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool) -> runtime.Executable:
-    """One functional graph of prims, compiled. A graph known from before skips to its program. `meanwhile` is
-    done while compilers are at work."""
-    keep: Callable[[], object] = bool
+    """One functional graph of prims, compiled. `meanwhile` is done while compilers are at work."""
+    program, keep = find_program(graph, options)
+    work = lambda: (keep(), meanwhile())
+    loaded: Any = run_stage(graph.name, "90.executable", lambda: runtime.load(program, options, work))
+    return loaded  # type: ignore[no-any-return]
+
+
+def find_program(graph: Graph, options: Options) -> tuple[Any, Callable[[], object]]:
+    """The program of a graph, known from before or made, with its compilers at work; and how to keep it."""
     stages: list[Stage] = [
         ("45.products", lambda graph: passes.open_products(graph, chooser(graph, options))),
         ("50.loops", lower.lower),
@@ -76,20 +82,20 @@ def build(graph: Graph, options: Options, meanwhile: Callable[[], object] = bool
         ("70.plan", schedule.plan),
         ("80.program", lambda plan: codegen.emit(plan, options, runtime.begin_kernels, runtime.begin)),
     ]
-    if not options.cache or is_watched():
-        program: Any = run_stages(graph.name, stages, graph)
-    else:
-        store = store_in(default_folder())
-        key, parts = program_key(graph, options, target_of(graph))
-        program = store.find(key)
-        if program is None:
-            if any(type.device.kind == "cuda" for type in tensor_types(graph)):
-                runtime.start_workers(1 + len(graph.nodes) // NODES_A_WORKER, options)
-            program = run_stages(graph.name, stages, graph)
-            keep = functools.partial(store.keep, key, program, parts)
-    work = lambda: (keep(), meanwhile())
-    loaded: Any = run_stage(graph.name, "90.executable", lambda: runtime.load(program, options, work))
-    return loaded  # type: ignore[no-any-return]
+    if not keeps_programs(options):
+        return run_stages(graph.name, stages, graph), bool
+    store = store_in(default_folder())
+    key, parts = program_key(graph, options, target_of(graph))
+    if (known := store.find(key)) is not None:
+        return known, bool
+    if any(type.device.kind == "cuda" for type in tensor_types(graph)):
+        runtime.start_workers(1 + len(graph.nodes) // NODES_A_WORKER, options)
+    program: Any = run_stages(graph.name, stages, graph)
+    return program, functools.partial(store.keep, key, program, parts)
+
+
+def keeps_programs(options: Options) -> bool:
+    return options.cache and not is_watched()
 
 
 def tensor_types(graph: Graph) -> list[TensorType]:
@@ -112,7 +118,8 @@ def trace_joint(module: GraphModule, examples: Sequence[Any]) -> aot.Joint:
 def compile_graph(
     module: GraphModule, examples: Sequence[Any], options: Options, known: tuple[Known, ...] = ()
 ) -> Callable[..., Any]:
-    """Dovetail's own backend. Backward is built when it is first needed."""
+    """Dovetail's own backend. Backward is built when it is first needed; where that will be soon, its program
+    is made while compilers are at work on forward's."""
     unit, meanwhile = module.meta.get("unit") or next(_units), module.meta.pop("meanwhile", bool)
     joint: Any = run_stage(unit, "10.joint", lambda: trace_joint(module, examples))
     types = [node.type for node in (*joint.graph.inputs, *joint.graph.nodes)]
@@ -135,12 +142,17 @@ def compile_graph(
     saved = [entry.index for entry in parts.saved if entry.source == "output"]
     updates = tuple(update for update in joint.updates if update[0] not in saved)
     first = replace(parts.forward, name=f"{unit}_forward", updates=updates)
-    forward = record(first, options, parts.signature.saved, meanwhile)
+    second = functools.partial(replace, name=f"{unit}_backward")
+    is_soon = module.meta.get("trains", False) and keeps_programs(options)
 
-    def later(graph: Graph) -> Callable[..., Any] | None:
-        return build_later(replace(graph, name=f"{unit}_backward"), options)
+    def work() -> None:
+        meanwhile()
+        for graph in aot.expected_backwards(parts) if is_soon else ():
+            with suppress(Exception):  # which comes again where backward is needed, and is told there
+                find_program(second(graph), options)[1]()
 
-    return aot.bind(forward, later, parts, joint)
+    forward = record(first, options, parts.signature.saved, work)
+    return aot.bind(forward, lambda graph: build_later(second(graph), options), parts, joint)
 
 
 @contextmanager
@@ -520,7 +532,10 @@ class Compiler:
             if self._can_wait(captured):
                 self._bind_later(frame, captured)
             else:
-                captured.graph.meta |= {"meanwhile": guards} if self.builds else {}  # type: ignore[attr-defined]
+                modules = [arg for arg in frame.args if isinstance(arg, torch.nn.Module)]
+                trains = not modules or any(module.training for module in modules)
+                told = {"meanwhile": guards, "trains": trains} if self.builds else {}
+                captured.graph.meta |= told  # type: ignore[attr-defined]
                 self._bind(captured)
         captured.namespace["run_in_eager"] = _native.without
         self.compiled[frame.key] += 1

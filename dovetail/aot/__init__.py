@@ -5,7 +5,7 @@ parts = partition(joint.graph, joint.signature)       decide what is saved
 call = bind(forward, backward, parts, joint)          the compiled graphs as a program again
 """
 
-from dovetail.aot.bind import Bound, bind
+from dovetail.aot.bind import Bound, bind, expected_backwards
 from dovetail.aot.interpret import run_graph
 from dovetail.aot.joint import Joint, trace_joint
 from dovetail.aot.partition import Partition, Saved, partition

@@ -412,7 +412,7 @@ class _Emitter:
         if part.partition.signature.grad_inputs:
             backward = part.partition.backward
             assert backward is not None and build is not None
-            self.scope[f"backward_for{part.suffix}"] = _Backwards(backward, part, build)
+            self.scope[f"backward_for{part.suffix}"] = _Backwards(part.partition, build)
             self.emit_backward(part, backward)
         else:  # outputs that require a gradient, and no input that gets one: a norm that counts, say
             with self.w.block(f"def backward{part.suffix}(ctx, *tangents):"):
@@ -527,8 +527,8 @@ def _consumer(executable: Executable, missing: bool) -> Callable[[list[Any]], Se
 class _Backwards:
     """Backward without missing tangents and unwanted gradients, by which they are; built when needed."""
 
-    def __init__(self, graph: Graph, part: _Part, build: Build) -> None:
-        self.graph, self.tangents, self.build, self.part = graph, part.tangents, build, part.partition
+    def __init__(self, part: Partition, build: Build) -> None:
+        self.part, self.build = part, build
         self.made: dict[object, tuple[Callable[[list[Any]], Sequence[Any]] | None, list[int]]] = {}
 
     def __call__(
@@ -538,18 +538,9 @@ class _Backwards:
         if key not in self.made:
             if unwanted and len(self.made) >= double.MOST_COMPILED:
                 return self(missing, (), inputs)
-            signature = self.part.signature
-            away = {p for p, is_missing in zip(self.part.tangents, missing) if is_missing}
-            ways = [way for p, way in zip(signature.tangents, signature.reached) if p not in away]
-            reached = {i for way in ways or [frozenset(signature.grad_inputs)] for i in way}
-            outputs = enumerate(zip(self.graph.outputs, signature.grad_inputs))
-            wanted = {output for n, (output, i) in outputs if n not in unwanted and i in reached}
-            gone = [node for node, is_missing in zip(self.tangents, missing) if is_missing]
-            left = zip(self.graph.outputs, without(self.graph, self.tangents, gone).outputs)
-            # where a Function of the program takes zeros for what is missing, eager's gradient is zeros, too
-            is_lost = any(after is None and before in wanted for before, after in left)
-            made = None if is_lost else self.build(narrowed(self.graph, self.tangents, gone, wanted))
-            apart = [i for i in signature.grad_inputs if i not in reached]
+            graph, reached = used_backward(self.part, missing, unwanted)
+            made = None if graph is None else self.build(graph)
+            apart = [i for i in self.part.signature.grad_inputs if i not in reached]
             self.made[key] = None if made is None else _consumer(made, any(missing)), apart
         consume, apart = self.made[key]
         for i in apart if inputs else ():  # which are gone where backward comes again and needs none
@@ -567,6 +558,32 @@ def _tuple(names: Iterable[str]) -> str:
 
 
 # -- backward for outputs that nobody used ---------------------------------------------------------
+
+
+def expected_backwards(whole: Partition) -> list[Graph]:
+    """What backward is built of where all outputs are used and all gradients wanted."""
+    parts = [part for part in by_group(whole) if part.backward and part.signature.grad_inputs]
+    found = [used_backward(part, (False,) * len(part.tangents), ())[0] for part in parts]
+    return [graph for graph in found if graph is not None]
+
+
+def used_backward(
+    part: Partition, missing: tuple[bool, ...], unwanted: Collection[int]
+) -> tuple[Graph | None, set[int]]:
+    """The graph that computes what is wanted of the tangents that are there, and the inputs that these reach.
+    None where a Function of the program takes zeros for what is missing: eager's gradient is zeros, too."""
+    backward, signature = part.backward, part.signature
+    assert backward is not None
+    tangents = backward.inputs[len(part.saved) :]
+    away = {p for p, is_missing in zip(part.tangents, missing) if is_missing}
+    ways = [way for p, way in zip(signature.tangents, signature.reached) if p not in away]
+    reached = {i for way in ways or [frozenset(signature.grad_inputs)] for i in way}
+    outputs = enumerate(zip(backward.outputs, signature.grad_inputs))
+    wanted = {output for n, (output, i) in outputs if n not in unwanted and i in reached}
+    gone = [node for node, is_missing in zip(tangents, missing) if is_missing]
+    left = zip(backward.outputs, without(backward, tangents, gone).outputs)
+    is_lost = any(after is None and before in wanted for before, after in left)
+    return None if is_lost else narrowed(backward, tangents, gone, wanted), reached
 
 
 def narrowed(
