@@ -481,11 +481,13 @@ class _Emitter:
             self.w(f"consume = backward_for{suffix}(missing, unwanted, ctx.inputs)")
             with self.w.block("if consume is None:"):
                 self.w(by_eager)
-            for node, name in zip(part.tangents, used):  # one with other strides is laid out anew
+            for node, name in zip(part.tangents, used):  # one that lies otherwise in memory is laid out anew
                 stride, is_plain = self.literal(node.tensor.stride), node.tensor.is_contiguous
-                made = f"{name}.contiguous()" if is_plain else f"restride({name}, {stride})"
-                with self.w.block(f"if {name} is not None and {name}.stride() != {stride}:"):
-                    self.w(f"{name} = {made}")
+                made = f"{name}.resolve_conj().resolve_neg().contiguous()"
+                lazy = f" or {name}.is_conj()" if node.tensor.dtype.kind == "complex" else ""
+                lies = f"{name}.stride() != {stride} or {name}.is_neg(){lazy}"
+                with self.w.block(f"if {name} is not None and ({lies}):"):
+                    self.w(f"{name} = {made if is_plain else f'restride({name}, {stride})'}")
             given = [f"saved_{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
             self.emit_grads(part, backward, [*given, *used])
 

@@ -1013,3 +1013,21 @@ def test_a_write_between_that_backward_refuses_is_no_failure() -> None:
     assert scaled.sum().backward() is None
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: x.sin() * 2,
+    lambda x: x * (1 + 2j),
+    lambda x: (x * (1 + 2j)).conj(),
+    lambda x: torch.fft.ihfft(x),
+    lambda x: (x * (1 + 2j)).conj().imag,
+])  # fmt: skip
+def test_gradients_that_are_lazily_conjugated_or_negated(program: Any) -> None:
+    """Kernels read memory, where such a tensor has other numbers."""
+    x = torch.randn(6, requires_grad=True)
+    call = dovetail.compile(program)
+    plain = torch.randn_like(program(x))
+    for tangent in (plain, plain._neg_view(), plain.conj(), plain.conj()._neg_view()):
+        (ours,) = torch.autograd.grad(call(x), x, tangent)
+        (theirs,) = torch.autograd.grad(program(x), x, tangent)
+        torch.testing.assert_close(ours, theirs)
