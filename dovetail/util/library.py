@@ -44,7 +44,13 @@ def _call_in_grad_mode(op: Callable[..., Any], *args: Any) -> Any:
         return op(*(arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args))
 
 
+def _solve_plainly(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Kernels read memory, and the result may be lazily conjugated."""
+    return torch.ops.aten.linalg_lu_solve.default(*args, **kwargs).resolve_conj()
+
+
 MEANT: Final[dict[str, Callable[..., Any]]] = {
+    "aten.linalg_lu_solve.default": _solve_plainly,
     "aten.as_strided_scatter.default": _write_window,
     "aten.mkldnn_rnn_layer.default": partial(_call_in_grad_mode, torch.ops.aten.mkldnn_rnn_layer.default),
 }

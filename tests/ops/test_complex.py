@@ -149,3 +149,16 @@ def test_views_of_memory_are_not_copied() -> None:
     for got, wanted in zip(dovetail.compile(f)(*inputs), f(*inputs)):
         torch.testing.assert_close(got, wanted)
     assert dovetail.stats()["kernels"] == 0
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("adjoint", [True, False])
+def test_a_result_that_torch_conjugates_lazily(left: bool, adjoint: bool) -> None:
+    """Kernels read memory, where it has other numbers."""
+    factors, pivots = torch.linalg.lu_factor(torch.randn(3, 3, dtype=torch.complex64))
+
+    def solve(factors: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.lu_solve(factors, pivots, b, left=left, adjoint=adjoint) * 2 + b
+
+    b = torch.randn(3, 3, dtype=torch.complex64)
+    torch.testing.assert_close(dovetail.compile(solve)(factors, b), solve(factors, b))

@@ -501,7 +501,8 @@ DIRECT: Final[dict[str, Callable[[HostWriter, Extern], bool]]] = {
         extern.results[-1] not in writer.read and call_dispatcher(writer, extern)),
     **{f"aten.{name}.default": partial(_into, name) for name in ("mm", "bmm", "addmm", "baddbmm")},
     "aten.convolution.default": _convolution,
-    "aten.as_strided_scatter.default": lambda writer, extern: False,  # see MEANT there
+    **{f"aten.{name}.default": lambda writer, extern: False  # see MEANT there
+       for name in ("as_strided_scatter", "linalg_lu_solve")},
 }  # fmt: skip
 
 
