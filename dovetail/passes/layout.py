@@ -243,4 +243,4 @@ def _relaid(type: Type, shapes: Collection[tuple[Expr, ...]], resizes: bool) -> 
         return tuple(_relaid(each, shapes, resizes) for each in type)
     if not isinstance(type, TensorType) or type.ndim != 4 or not (resizes or type.shape in shapes):
         return type
-    return laid(type)
+    return type if type.dtype.kind == "complex" else laid(type)  # pairs, of which no kernel makes a copy

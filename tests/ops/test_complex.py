@@ -162,3 +162,16 @@ def test_a_result_that_torch_conjugates_lazily(left: bool, adjoint: bool) -> Non
 
     b = torch.randn(3, 3, dtype=torch.complex64)
     torch.testing.assert_close(dovetail.compile(solve)(factors, b), solve(factors, b))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_convolution_of_complex_images(groups: int) -> None:
+    """Their parts run channels-last, what is made of those does not."""
+    weight = torch.randn(3, 3 // groups, 3, 3, dtype=torch.complex64)
+
+    def run(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(images, weight, padding=1, groups=groups).exp() * 2
+
+    images = torch.randn(2, 3, 6, 6, dtype=torch.complex64)
+    options = {"fallback_to_eager": False}
+    torch.testing.assert_close(dovetail.compile(run, options=options)(images, weight), run(images, weight))
