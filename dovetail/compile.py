@@ -533,7 +533,7 @@ class Compiler:
                 self._bind_later(frame, captured)
             else:
                 modules = [arg for arg in frame.args if isinstance(arg, torch.nn.Module)]
-                trains = not modules or any(module.training for module in modules)
+                trains = not modules or any(vars(module).get("training") for module in modules)
                 told = {"meanwhile": guards, "trains": trains} if self.builds else {}
                 captured.graph.meta |= told  # type: ignore[attr-defined]
                 self._bind(captured)
