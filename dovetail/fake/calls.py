@@ -165,8 +165,9 @@ def set_item(x: Any, key: Any, value: Any) -> None:
         found[...] = value
 
 
-def matmul(x: Any, y: Any, **kwargs: Any) -> Any:
+def matmul(input: Any, other: Any, **kwargs: Any) -> Any:
     """Batches of products as the one bmm they become: torch's C++ before 2.13 asks for their numbers."""
+    x, y = input, other
     if kwargs or min(x.dim(), y.dim()) < 3 or (x.dim() == y.dim() == 3 and x.shape[0] != y.shape[0]):
         return torch.matmul(x, y, **kwargs)
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
@@ -174,12 +175,12 @@ def matmul(x: Any, y: Any, **kwargs: Any) -> Any:
     return left.bmm(right).view(*batch, x.shape[-2], y.shape[-1])
 
 
-def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """All rows in one product: torch's C++ before 2.13 asks for their number where they lie apart."""
-    if x.dim() < 3 or weight.dim() != 2:
-        return F.linear(x, weight, bias)
-    made = F.linear(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias)
-    return made.view(*x.shape[:-1], weight.shape[0])
+    if input.dim() < 3 or weight.dim() != 2:
+        return F.linear(input, weight, bias)
+    made = F.linear(input.reshape(math.prod(input.shape[:-1]), input.shape[-1]), weight, bias)
+    return made.view(*input.shape[:-1], weight.shape[0])
 
 
 def lstm(x: Any, state: Any, *given: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+import dovetail
 from dovetail.errors import Break, FailedFake
 from dovetail.events import EVENTS
 from dovetail.fake import Fake, FakeMode, SymbolicCalls, fake_like, type_of
@@ -131,6 +132,17 @@ def test_convolution_and_interpolation() -> None:
         assert str(type_of(y)) == "f32[s0, 8, (s1 + 1) // 2, (s2 + 1) // 2]"
         assert str(type_of(F.interpolate(x, scale_factor=2.0))) == "f32[s0, 3, 2*s1, 2*s2]"
         assert str(type_of(F.interpolate(x, scale_factor=0.5, mode="bilinear"))) == "f32[s0, 3, s1 // 2, s2 // 2]"
+
+
+def test_stand_ins_take_the_names_of_what_they_stand_for() -> None:
+    x, w = torch.randn(2, 3, 4), torch.randn(5, 4)
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (F.linear(input=x, weight=w), F.linear(x, bias=None, weight=w), torch.matmul(input=x, other=w.t()),
+                x.matmul(other=x.mT), F.max_pool1d(input=x, kernel_size=2), F.interpolate(input=x, scale_factor=2.0))
+
+    compiled = dovetail.compile(f, fullgraph=True, dynamic=True, options={"fallback_to_eager": False})
+    torch.testing.assert_close(compiled(x, w), f(x, w))
 
 
 def test_equal_sizes_are_assumed_once() -> None:
