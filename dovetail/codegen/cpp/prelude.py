@@ -36,8 +36,9 @@ _UNARY: Final = {
     "frac": "x - trunc_(x)",
 }
 NEEDS: Final = {
-    "rsqrt": ("sqrt",), "sigmoid": ("exp",), "frac": ("trunc",), "floordiv": ("fmod", "floor", "copysign"),
-    "remainder": ("fmod",), "polynomial": ("fma",), "exp": ("round", "polynomial", "larger", "smaller"),
+    "rsqrt": ("sqrt",), "sigmoid": ("exp",), "frac": ("trunc",), "fmod": ("fma", "trunc", "abs", "copysign"),
+    "floordiv": ("fmod", "floor", "copysign"), "remainder": ("fmod",), "polynomial": ("fma",),
+    "exp": ("round", "polynomial", "larger", "smaller"),
     "expm1": ("exp", "copysign"), "circle": ("polynomial",), "log": ("polynomial",),
     **dict.fromkeys(("sin", "cos"), ("circle", "abs")),
     "log1p": ("log", "copysign"), "maximum": ("larger",), "minimum": ("smaller",),
@@ -53,13 +54,17 @@ _BY_LANE: Final = {
     "fmod": "fmod{c}(x, y)", "copysign": "__builtin_copysign{c}(x, y)",
     "larger": "x > y ? x : y", "smaller": "x < y ? x : y", "fma": "__builtin_fma{c}(x, y, z)",
     "asinh": "__builtin_asinh{c}(x)", "acosh": "__builtin_acosh{c}(x)",
-    "floordiv": "y == 0 ? x / y : ({{ const auto m = fmod_(x, y), "
-    "d = (x - m) / y - (m != 0 && (m < 0) != (y < 0)), f = floor_(d); "
-    "d == 0 ? copysign_(d, x / y) : d - f > 0.5f ? f + 1 : f; }})",
 }  # fmt: skip
 _PARAMETERS: Final = {
-    **dict.fromkeys(("fmod", "copysign", "larger", "smaller", "floordiv"), "x, y"), "fma": "x, y, z",
+    **dict.fromkeys(("fmod", "copysign", "larger", "smaller"), "x, y"), "fma": "x, y, z",
 }  # fmt: skip
+_FMOD: Final = """\
+    const {vector} a = abs_(x), b = abs_(y), q = a / b, m = fma_(-trunc_(q), b, a);
+    const auto is_near = (q < {near}) & (b < __builtin_inff());
+    int near = 0; for (int l = 0; l < L; ++l) near -= is_near[l];
+    if (near == L) return copysign_(m < 0 ? m + b : m, x);
+    """
+"""All lanes at once where the quotient is exact but for its last digit, which may be one too large."""
 
 _CLANG: Final = {
     "sqrt": "__builtin_elementwise_sqrt(x)", "larger": "x > y ? x : y", "smaller": "x < y ? x : y",
@@ -254,6 +259,9 @@ _BINARY: Final = {
     "fmax": "x != x ? y : (y != y ? x : (x > y ? x : y))",
     "fmin": "x != x ? y : (y != y ? x : (x < y ? x : y))",
     "remainder": "({ const auto m = fmod_(x, y); ((m != 0) & ((m < 0) ^ (y < 0))) ? m + y : m; })",
+    "floordiv": "y == 0 ? x / y : ({ const auto m = fmod_(x, y), q = (x - m) / y, "
+    "d = ((m != 0) & ((m < 0) ^ (y < 0))) ? q - 1 : q, f = floor_(d); "
+    "d == 0 ? copysign_(d, x / y) : (2 * (d - f) > 1 ? f + 1 : f); })",
 }
 
 
@@ -324,7 +332,8 @@ def _emit_plain(name: str, vector: str, c_type: str, c: str, lanes: int) -> list
         body = _UNARY.get(name) or _BINARY[name]
         return [f"INLINE {t} {name}_({own[t]}) {{ return {body}; }}" for t in (vector, c_type)]
     lane = ", ".join(f"{x}[l]" for x in names.split(", "))
-    by_lane = f"{vector} r; for (int l = 0; l < L; ++l) r[l] = {name}_({lane}); return r;"
+    at_once = _FMOD.format(vector=vector, near="0x1p22f" if c else "0x1p50") if name == "fmod" else ""
+    by_lane = f"{at_once}{vector} r; for (int l = 0; l < L; ++l) r[l] = {name}_({lane}); return r;"
     return [scalar, f"INLINE {vector} {name}_({own[vector]}) {{ {by_lane} }}"]
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from dovetail.ops.build import Build, Value, plain
+from dovetail.ops.build import Build, Value, plain, rounded
 from dovetail.ops.decomp.pointwise import clamp_values, finish, pointwise
 from dovetail.ops.registry import decline_if, decomposes
 
@@ -47,6 +47,12 @@ def _softplus_backward(b: Build, grad: Value, x: Value, beta: float, threshold: 
     return b.where(x * plain(beta) > plain(threshold), grad, grad * z / (z + 1.0))
 
 
+def _is_beyond(b: Build, x: Value, by: float) -> Value:
+    """On the CPU, eager's kernel rounds the bound to the half type it works on."""
+    bound = rounded(plain(by), b.out.dtype) if b.out.device.kind == "cpu" else plain(by)
+    return (x > bound) | (x < -bound)
+
+
 FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "relu": lambda b, x: b.call("maximum", 0.0 if x.dtype.is_float else 0, x),
     "silu": lambda b, x: x / (1.0 + b.call("exp", -x)),
@@ -76,6 +82,11 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "celu": lambda b, x, alpha=1.0: b.where(x > 0.0, x, b.call("expm1", x / plain(alpha)) * plain(alpha)),
     "leaky_relu": lambda b, x, slope=0.01: b.where(x > 0.0, x, x * slope),
     "leaky_relu_backward": lambda b, grad, x, slope, is_result: b.where(x > 0.0, grad, grad * slope),
+    "softshrink": lambda b, x, by=0.5: b.where(
+        x > plain(by), x - plain(by), b.where(x < -plain(by), x + plain(by), b.where(x.eq(x), 0.0, x))),
+    "hardshrink": lambda b, x, by=0.5: b.where(_is_beyond(b, x, by) | x.ne(x), x, 0.0),
+    **dict.fromkeys(("softshrink_backward", "hardshrink_backward"),
+        lambda b, grad, x, by: b.where(_is_beyond(b, x, by), grad, 0.0)),
     "softplus": _softplus,
     "softplus_backward": _softplus_backward,
 }  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 
 from dovetail.ir.loop import FLOAT_UNARY
 from dovetail.ir.types import BOOL, DType
-from dovetail.ops.build import Build, Number, Operand, Value, compute_dtype, promoted, rounded
+from dovetail.ops.build import Build, Number, Operand, Value, compute_dtype, plain, promoted, rounded
 from dovetail.ops.registry import Declined, decline_if, decomposes
 
 
@@ -169,6 +169,14 @@ def div_rounded(b: Build, x: Operand, y: Operand, *, rounding_mode: str | None =
 @decomposes("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor", prim=True)
 def remainder(b: Build, x: Operand, y: Operand) -> Value:
     return finish(b, b.call("remainder", *ready_rounded(b, (x, _divisor(b, y)))))
+
+
+@decomposes("aten.fmod.Tensor", "aten.fmod.Scalar")
+def fmod(b: Build, x: Operand, y: Operand) -> Value:
+    decline_if(not b.out.dtype.is_float)
+    x, y = ready_rounded(b, (x, y))
+    size = b.call("abs", y) if isinstance(y, Value) else abs(plain(y))
+    return finish(b, b.call("copysign", b.call("remainder", b.call("abs", x), size), x))
 
 
 def _binary(prim: str, on_bool: str = "") -> Callable[..., Value]:
