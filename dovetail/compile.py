@@ -44,6 +44,7 @@ from dovetail.runtime.guards import make_guards
 from dovetail.stages import Stage, is_watched, run_stage, run_stages, write_reproducer
 from dovetail.util.collection import no_collections
 from dovetail.util.loc import Loc
+from dovetail.util.torch_state import read_state
 
 Backend: TypeAlias = "Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]"
 Verdict: TypeAlias = "_native.Entry | bool | None | Literal['skip_callees'] | Callable[[], None]"
@@ -409,8 +410,8 @@ class Compiler:
         self.mistaken: set[CodeType] = set()
         self.passed_by: set[CodeType] = set()
         """Code that ran under a transform, which is reported once."""
-        self.compiled: Counter[tuple[CodeType, int]] = Counter()
-        """How often each code was compiled for each module: one class may have many different instances."""
+        self.compiled: Counter[Any] = Counter()
+        """How often each code was compiled on the same terms."""
 
     def on_frame(
         self, code: CodeType, function: FunctionType, globals: dict[str, Any], args: tuple[Any, ...],
@@ -470,13 +471,18 @@ class Compiler:
         if stance() == "fail_on_recompile":
             raise errors.RecompileError(frame.loc, function=name, reason=why)
         limit = self.options.recompile_limit
-        if self.compiled[frame.key] >= limit or entries >= limit * MODULES_OF_A_CLASS:
+        if self.compiled[self.terms(frame)] >= limit or entries >= limit * MODULES_OF_A_CLASS:
             advice = "pass what changes in a tensor, or raise the option recompile_limit"
             last = f"what changed last: {why} ({advice})"
             self._leave(frame, f"was compiled {entries} times", last, entries)
             return False
         EVENTS.emit("recompile", function=name, reason=why, entries=entries, loc=frame.loc)
         return None
+
+    def terms(self, frame: capture.Frame) -> tuple[Any, ...]:
+        """What a code is compiled for: a module, as one class may have many different instances, torch's
+        state, and how many sizes may change: with more of them, it is compiled less often from then on."""
+        return frame.key, read_state(), self.history.learned(frame)
 
     def _on_raise(self, frame: capture.Frame, reason: errors.FrameRaises, entries: int) -> Verdict:
         """Nothing is kept of a call that raises. A function that never does anything else is left alone."""
@@ -538,7 +544,7 @@ class Compiler:
                 captured.graph.meta |= told  # type: ignore[attr-defined]
                 self._bind(captured)
         captured.namespace["run_in_eager"] = _native.without
-        self.compiled[frame.key] += 1
+        self.compiled[self.terms(frame)] += 1
         function = capture.make_entry(captured)
         return guards(), function, frame.globals
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture.frame import Frame
+from dovetail.capture.resume import is_resumed
 from dovetail.capture.trace import Trace
 from dovetail.errors import UnsupportedValue
 from dovetail.fake import expr_of
@@ -37,6 +38,9 @@ Dims = frozenset[int]
 STACK: Final = "stack_"
 """Arguments of resume functions that were on the stack: a float there was read from a tensor, as a rule."""
 MOST_NUMBERS: Final = 5
+MOST_RESUMED: Final = 2
+"""What follows a break is compiled in pieces, each of which would meet all those numbers again, and often lies
+in a loop."""
 LARGEST: Final = 1 << 48
 """Larger Python ints are constants: compiled code computes with 64 bits, Python with as many as it takes."""
 
@@ -68,6 +72,10 @@ class History:
         if self.dynamic is False:
             return None
         return Policy(self.dynamic is True, self.seen.setdefault(frame.key, Seen()))
+
+    def learned(self, frame: Frame) -> int:
+        """How many sizes are symbolic by now."""
+        return sum(map(len, self.seen.get(frame.key, Seen()).dims.values()))
 
 
 class Policy:
@@ -104,6 +112,7 @@ class Policy:
                 hint = value.shape[dim] if dim < rank else value.stride(dim - rank)
                 found[dim] = shapes.symbol(hint, where)
                 self.sources[found[dim].name] = where
+                self.note(trace, found[dim].name, hint, where)
             return found.get(dim)
 
         fake = fake_like(value, shapes=shapes, extent=extent)
@@ -158,14 +167,20 @@ class Policy:
         is_result = isinstance(value, float) and isinstance(source, Arg) and source.name.startswith(STACK)
         if text not in seen.varying and not (self.everything and isinstance(source, Arg)) and not is_result:
             return None
-        shapes, forms = self.shapes_of(trace), seen.forms.setdefault(text, set())
         trace.guard(source, TypeIs(type(value)))
         name, made = self.symbol(trace, value, source, (-LARGEST, LARGEST))
-        forms.add(value)
-        shapes.restless.update([name] * (len(forms) > MOST_NUMBERS and not trace.is_whole))
+        self.note(trace, name, value, source)
         if isinstance(value, float) and (is_result or text in seen.varying):
             self.unsteady.add(name)
         return made
+
+    def note(self, trace: Trace, name: str, value: Any, source: Source) -> None:
+        """What was another number in many captures is so in the next ones, too."""
+        forms = self.seen.forms.setdefault(source.text, set())
+        forms.add(value)
+        most = MOST_RESUMED if is_resumed(trace.frame.code) else MOST_NUMBERS
+        if len(forms) > most and not trace.is_whole:
+            self.shapes.restless.add(name)
 
     def symbol(self, trace: Trace, value: Any, source: Source, bounds: tuple[int, int]) -> tuple[str, Any]:
         shapes, is_int = self.shapes_of(trace), isinstance(value, int)

@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from dovetail.capture.dynamic import MOST_RESUMED
 from dovetail.capture.resume import is_resumed
 from dovetail.capture.text import GivenText, LateText
 from dovetail.capture.trace import OPERATORS, PLAIN, Origin, Outside, Trace, Unread
@@ -49,8 +50,6 @@ IDENTITY: Final = (
 BOUND: Final = (BuiltinFunctionType, types.MethodWrapperType)
 
 MOST_FORMS: Final = 4
-MOST_RESUMED: Final = 2
-"""What follows a break is compiled in pieces, each of which would meet all those forms again."""
 NOT_ASKED: Final = torch._C._disabled_torch_function_impl
 TENSOR_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -105,6 +104,8 @@ def wrap_constant(trace: Trace, value: Any, source: Source) -> Any:
     if kind is str and trace.dynamic is not None and trace.dynamic.is_other_text(value, source):
         trace.guard(source, TypeIs(str))
         return LateText(trace, str, (GivenText(trace, value, source, is_unsteady(trace, source, value)),))
+    if kind is range and is_unsteady(trace, source, value):
+        return leave_outside(trace, value, source)
     by_identity = kind is bool or value is None or kind in (torch.dtype, types.CodeType, types.EllipsisType)
     trace.guard(source, Is(value) if by_identity else Equals(value))
     return value
@@ -374,6 +375,8 @@ def is_constant(key: Any) -> bool:
 
 
 def wrap_tuple(trace: Trace, value: Any, source: Source) -> Any:
+    if is_unsteady(trace, source, len(value)):
+        return leave_outside(trace, value, source)
     trace.guard(source, TypeIs(type(value)))
     trace.guard(source, Length(len(value)))
     base = own_base(type(value))

@@ -420,6 +420,57 @@ def test_recompile_limit_runs_eager_and_says_so() -> None:
             assert torch.equal(f(torch.ones(2), "a" * n), torch.ones(2) * n)
 
 
+class Rounds(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.layer = torch.nn.Linear(4, 6), torch.nn.Linear(4, 4)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(6))
+
+    def over_a_range(self, x: torch.Tensor) -> torch.Tensor:
+        h, outs = torch.zeros(4), []
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.layer(x[t]) + h)
+            outs.append(h)
+        return torch.stack(outs)
+
+    def over_rows(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.zeros(4)
+        for row in x.sin():
+            h = torch.tanh(self.layer(row) + h)
+        return h
+
+    def over_parts(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.layer(row) * t for t, row in enumerate(x.unbind(0))])
+
+    def over_experts(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for i in range(6):
+            rows, k = torch.where(chosen == i)
+            out.index_add_(0, rows, self.experts[i](x[rows]) * weights[rows, k, None])
+        return out
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["over_a_range", "over_rows", "over_parts", "over_experts"])
+def test_loops_of_any_length_are_never_left_to_eager(name: str) -> None:
+    """Compiled whole for the first lengths, and then round by round; the index of a loop that breaks is one
+    of many numbers."""
+    torch.manual_seed(0)
+    f = getattr(Rounds(), name)
+    compiled = dovetail.compile(f, backend="eager")
+
+    def run(sizes: Any) -> None:
+        for n in sizes:
+            x = torch.randn(n, 4)
+            torch.testing.assert_close(compiled(x), f(x))
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(x), f(x))
+
+    run(range(2, 40))
+    assert count_recompiles(lambda: run(range(40, 60))) == 0
+
+
 def test_optimizer_step_counter_does_not_recompile() -> None:
     w = torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.Adam([w], lr=0.1)
