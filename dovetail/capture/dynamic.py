@@ -39,8 +39,7 @@ STACK: Final = "stack_"
 """Arguments of resume functions that were on the stack: a float there was read from a tensor, as a rule."""
 MOST_NUMBERS: Final = 5
 MOST_RESUMED: Final = 2
-"""What follows a break is compiled in pieces, each of which would meet all those numbers again, and often lies
-in a loop."""
+"""What follows a break is compiled in pieces, each of which would meet all those numbers again."""
 LARGEST: Final = 1 << 48
 """Larger Python ints are constants: compiled code computes with 64 bits, Python with as many as it takes."""
 

@@ -827,3 +827,20 @@ def test_lines_of_what_passes_generators() -> None:
 
     plain, ours = f(torch.ones(2)), dovetail.compile(f, backend="eager", fullgraph=True)(torch.ones(2))
     assert lines(ours) == lines(plain)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_exception_in_each_call_of_what_broke_the_graph_is_nobodys_frame() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        try:
+            open("/nowhere/at/all")
+        except OSError:
+            y = y + 1
+        return y.cos()
+
+    dovetail.reset()
+    compiled = dovetail.compile(f, backend="eager")
+    for _ in range(12):
+        assert torch.equal(compiled(torch.ones(3)), f(torch.ones(3)))
+    assert "StopIteration" not in str(dovetail.report())
