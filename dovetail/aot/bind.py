@@ -477,7 +477,9 @@ class _Emitter:
                 self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
             used = [tangents[position] for position in partition.tangents]
             self.w(f"missing = {_tuple(f'{name} is None' for name in used)}")
-            self.w(f"unwanted = () if will_execute(stranger) else eager{suffix}.unwanted(ctx)")
+            is_single = len(partition.signature.grad_inputs) == 1  # which is wanted, or nobody would ask
+            unwanted = f"() if will_execute(stranger) else eager{suffix}.unwanted(ctx)"
+            self.w(f"unwanted = {'()' if is_single else unwanted}")
             self.w(f"consume = backward_for{suffix}(missing, unwanted, ctx.inputs)")
             with self.w.block("if consume is None:"):
                 self.w(by_eager)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import dovetail
 from dovetail import aot
-from dovetail.aot import functional
+from dovetail.aot import double, functional
 from dovetail.aot.joint import MOST_GROUPS
 from dovetail.errors import UnsupportedMutation
 from dovetail.util.library import restride
@@ -184,6 +184,18 @@ def test_expanded_tangent_is_laid_out_anew() -> None:
     (out,) = compiled(lambda x: x.t().sin(), [x])(x)
     out.backward(torch.ones(()).expand(4, 3))
     torch.testing.assert_close(x.grad, x.cos())
+
+
+def test_a_single_gradient_is_wanted_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes as long as a small kernel."""
+    asked: list[Any] = []
+    monkeypatch.setattr(double.Eager, "unwanted", lambda *given: asked.append(given) or ())
+    x = torch.randn(4, 4, requires_grad=True)
+    scale = torch.randn(4)
+    run = dovetail.compile(lambda x, scale: F.relu(x) * scale)
+    for take in (lambda y: torch.autograd.grad(y.sum(), x)[0], lambda y: y.sum().backward() or x.grad):
+        torch.testing.assert_close(take(run(x, scale)), (x > 0) * scale)
+    assert not asked
 
 
 def test_no_grad_means_no_backward() -> None:
