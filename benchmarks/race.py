@@ -37,8 +37,9 @@ from benchmarks.programs import PROGRAMS as MODELS
 from benchmarks.sketches import SKETCHES
 from benchmarks.snippets import SNIPPETS
 from benchmarks.studies import STUDIES
+from benchmarks.trials import TRIALS
 
-PROGRAMS = MODELS | SNIPPETS | SKETCHES | STUDIES
+PROGRAMS = MODELS | SNIPPETS | SKETCHES | STUDIES | TRIALS
 RESULTS = Path("build/bench/race.json")
 PAGE = Path("docs/results/race.md")
 ROUNDS = 7
@@ -148,7 +149,7 @@ def measure_apart(name: str, peers: str, lock: str, limit: int) -> dict[str, Any
         errors = [line for line in lines if "Error" in line and not line.startswith(" ")]
         return {"program": name, "error": [*lines[-1:], *errors][-1]}
     result: dict[str, Any] = json.loads(lines[-1])
-    if "DovetailWarning" in done.stderr or "fell back" in done.stderr:
+    if "InternalWarning" in done.stderr:
         result["warnings"] = done.stderr[-400:]
     return result
 

@@ -165,9 +165,12 @@ def _joined(parts: list[Launchable]) -> Launchable:
     before, _, after = kernel.text.partition(f"def {kernel.name}(")
     parameters, _, body = after.partition("):\n")
     names = parameters.split(", ")
-    taken = [f"{param}__{k}" for k in members for param in names[:count]]
-    choose = "    {0} = tl.where(tl.program_id(1) == {1}, {0}__{1}, {0})\n"
-    choices = [choose.format(param, k) for k in members for param in names[:count]]
+    mark = "__"
+    while mark in kernel.text:  # a buffer may be called sub__2
+        mark += "_"
+    taken = [f"{param}{mark}{k}" for k in members for param in names[:count]]
+    choose = "    {0} = tl.where(tl.program_id(1) == {1}, {0}{2}{1}, {0})\n"
+    choices = [choose.format(param, k, mark) for k in members for param in names[:count]]
     times, all_names = len(parts), ", ".join([*names[:count], *taken, *names[count:]])
     pointers, rest = kernel.signature[:count], kernel.signature[count:]
     joined = replace(

@@ -267,6 +267,17 @@ def test_equal_kernels_on_different_buffers_are_one_launch():
     assert "4096, 3, " in launch
 
 
+def test_buffers_of_kernels_in_one_launch_have_names_of_their_own():
+    def program(n, a, b, c):  # a kernel reads sub and writes sub__1, as its second member's sub might be called
+        rate = n.sum() - 1
+        return rate, a.sub_(rate), b.sub_(rate), c.sub_(rate)
+
+    kernels = emitted(program, fake("cuda:0", 1 << 20), *(fake("cuda:0", size) for size in (512, 1 << 16, 1 << 16))).kernels
+    assert any("_x2" in kernel.text and "sub__1" in kernel.text for kernel in kernels)
+    for kernel in kernels:
+        compile(kernel.text, kernel.name, "exec")  # two parameters of one name are a SyntaxError
+
+
 def test_kernels_of_numbers_that_are_read_later_are_one_launch():
     def program(a, b, x, y):
         return torch.mm(x, y) * (a * 3).cos().sum(), torch.mm(y, x) * (b * 3).cos().sum()
