@@ -13,7 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.programs import DEVICE, Built, decode, hf, images, inferring, scaled, timm_infer, timm_train, training
+from benchmarks.programs import (
+    DEVICE,
+    Built,
+    decode,
+    hf,
+    images,
+    inferring,
+    scaled,
+    timm_infer,
+    timm_train,
+    training,
+)
 from benchmarks.snippets import BRAIN, HALF, differentiating, numbers
 from benchmarks.studies import LLAMA, vision
 
@@ -21,14 +32,20 @@ from benchmarks.studies import LLAMA, vision
 def model_of(model_class: str, config: Callable[[], Any], dtype: torch.dtype = HALF) -> nn.Module:
     import transformers
 
-    return getattr(transformers, model_class)(config()).to(DEVICE, dtype if DEVICE == "cuda" else torch.float32).eval()
+    return (
+        getattr(transformers, model_class)(config())
+        .to(DEVICE, dtype if DEVICE == "cuda" else torch.float32)
+        .eval()
+    )
 
 
 def wav2vec_infer() -> Built:
     import transformers
 
     model = model_of("Wav2Vec2Model", transformers.Wav2Vec2Config)
-    sound = torch.randn(scaled(8, 1), scaled(160000, 4000), device=DEVICE, dtype=next(model.parameters()).dtype)
+    sound = torch.randn(
+        scaled(8, 1), scaled(160000, 4000), device=DEVICE, dtype=next(model.parameters()).dtype
+    )
     return model, inferring(sound)
 
 
@@ -48,19 +65,25 @@ def detection_infer() -> Built:
         def __init__(self, width: int = 256, queries: int = 100) -> None:
             super().__init__()
             self.stem = nn.Sequential(
-                *[nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
-                  for a, b in ((3, 32), (32, 64), (64, 128), (128, 256), (256, width))]
+                *[
+                    nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
+                    for a, b in ((3, 32), (32, 64), (64, 128), (128, 256), (256, width))
+                ]
             )
             self.body = nn.Transformer(width, 8, 3, 3, 1024, batch_first=True)
             self.queries = nn.Parameter(torch.randn(queries, width))
-            self.rows, self.columns = nn.Parameter(torch.rand(50, width // 2)), nn.Parameter(torch.rand(50, width // 2))
+            self.rows, self.columns = (
+                nn.Parameter(torch.rand(50, width // 2)),
+                nn.Parameter(torch.rand(50, width // 2)),
+            )
             self.classes, self.boxes = nn.Linear(width, 92), nn.Linear(width, 4)
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             x = self.stem(x)
             h, w = x.shape[-2:]
             places = torch.cat(
-                [self.columns[:w].unsqueeze(0).repeat(h, 1, 1), self.rows[:h].unsqueeze(1).repeat(1, w, 1)], -1
+                [self.columns[:w].unsqueeze(0).repeat(h, 1, 1), self.rows[:h].unsqueeze(1).repeat(1, w, 1)],
+                -1,
             ).flatten(0, 1)
             found = self.body(places + x.flatten(2).mT, self.queries.expand(x.shape[0], -1, -1))
             return self.classes(found), self.boxes(found).sigmoid()
@@ -71,10 +94,14 @@ def detection_infer() -> Built:
 
 def encoder_infer() -> Built:
     """nn.TransformerEncoder with a padding mask, in training mode of dropout zero."""
-    layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True, norm_first=True, activation="gelu")
+    layer = nn.TransformerEncoderLayer(
+        512, 8, 2048, dropout=0.0, batch_first=True, norm_first=True, activation="gelu"
+    )
     model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).to(DEVICE)
     x = numbers(scaled(16, 2), scaled(512, 16), 512)
-    padding = torch.arange(x.shape[1], device=DEVICE) >= torch.randint(4, x.shape[1], (x.shape[0], 1), device=DEVICE)
+    padding = torch.arange(x.shape[1], device=DEVICE) >= torch.randint(
+        4, x.shape[1], (x.shape[0], 1), device=DEVICE
+    )
     return model, training(model, lambda fn: fn(x, src_key_padding_mask=padding).float().square().mean())
 
 
@@ -121,7 +148,11 @@ def delta_rule() -> Built:
 
 def muon_like_step() -> Built:
     """AdamW with weight decay by groups, gradient clipping by the norm of all, a warm-up: as code."""
-    shapes = [(scaled(1024, 32), scaled(1024, 32)), (scaled(4096, 64), scaled(1024, 32)), (scaled(1024, 32),)] * 8
+    shapes = [
+        (scaled(1024, 32), scaled(1024, 32)),
+        (scaled(4096, 64), scaled(1024, 32)),
+        (scaled(1024, 32),),
+    ] * 8
     weights = [numbers(*s) for s in shapes]
     grads = [torch.randn_like(p) for p in weights]
     first, second = [torch.zeros_like(p) for p in weights], [torch.zeros_like(p) for p in weights]
@@ -179,9 +210,15 @@ def mel_train() -> Built:
             self.register_buffer("window", torch.hann_window(400))
             self.register_buffer("mel", torch.rand(201, 80))
             self.body = nn.Sequential(
-                nn.Conv1d(80, 256, 5, 2, 2), nn.BatchNorm1d(256), nn.SiLU(),
-                nn.Conv1d(256, 256, 5, 2, 2, groups=256), nn.Conv1d(256, 256, 1), nn.GLU(1),
-                nn.Conv1d(128, 256, 3, 1, 1), nn.BatchNorm1d(256), nn.SiLU(),
+                nn.Conv1d(80, 256, 5, 2, 2),
+                nn.BatchNorm1d(256),
+                nn.SiLU(),
+                nn.Conv1d(256, 256, 5, 2, 2, groups=256),
+                nn.Conv1d(256, 256, 1),
+                nn.GLU(1),
+                nn.Conv1d(128, 256, 3, 1, 1),
+                nn.BatchNorm1d(256),
+                nn.SiLU(),
             )
             self.head = nn.Linear(512, 35)
 
@@ -203,7 +240,10 @@ def mel_train() -> Built:
 def heads_grouped_train() -> Built:
     """Grouped-query attention with a softcap, a window and sinks, written out in plain operations."""
     b, t, h, g, d = scaled(2, 1), scaled(1024, 32), 16, 4, 64
-    q, k, v = numbers(b, t, h, d, dtype=BRAIN, grad=True), *(numbers(b, t, g, d, dtype=BRAIN, grad=True) for _ in "kv")
+    q, k, v = (
+        numbers(b, t, h, d, dtype=BRAIN, grad=True),
+        *(numbers(b, t, g, d, dtype=BRAIN, grad=True) for _ in "kv"),
+    )
     sinks = numbers(h, dtype=BRAIN, grad=True)
 
     def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
@@ -267,7 +307,9 @@ def super_resolution_train() -> Built:
 
     def loss(fn: Any) -> torch.Tensor:
         out = fn(x).float()
-        smooth = (out[..., 1:] - out[..., :-1]).abs().mean() + (out[..., 1:, :] - out[..., :-1, :]).abs().mean()
+        smooth = (out[..., 1:] - out[..., :-1]).abs().mean() + (
+            out[..., 1:, :] - out[..., :-1, :]
+        ).abs().mean()
         return F.l1_loss(out, y) + 0.1 * smooth
 
     return model, training(model, loss)
@@ -303,7 +345,9 @@ def actor_critic_train() -> Built:
                     for p, q in zip(old.parameters(), new.parameters()):
                         p.lerp_(q, 0.005)
             here = torch.cat([s, a], -1)
-            critic = F.mse_loss(self.one(here).squeeze(-1), goal) + F.mse_loss(self.two(here).squeeze(-1), goal)
+            critic = F.mse_loss(self.one(here).squeeze(-1), goal) + F.mse_loss(
+                self.two(here).squeeze(-1), goal
+            )
             action, likely = self.act(s)
             sa = torch.cat([s, action], -1)
             best = torch.minimum(self.one(sa), self.two(sa)).squeeze(-1)
@@ -334,7 +378,9 @@ def euler_fluid() -> Built:
         div = (torch.roll(u, -1, 1) - torch.roll(u, 1, 1) + torch.roll(v, -1, 0) - torch.roll(v, 1, 0)) / 2
         p = torch.zeros_like(div)
         for _ in range(20):
-            p = (torch.roll(p, 1, 0) + torch.roll(p, -1, 0) + torch.roll(p, 1, 1) + torch.roll(p, -1, 1) - div) / 4
+            p = (
+                torch.roll(p, 1, 0) + torch.roll(p, -1, 0) + torch.roll(p, 1, 1) + torch.roll(p, -1, 1) - div
+            ) / 4
         u = u - (torch.roll(p, -1, 1) - torch.roll(p, 1, 1)) / 2
         v = v - (torch.roll(p, -1, 0) - torch.roll(p, 1, 0)) / 2
         return u, v, advect(ink, u, v)
@@ -477,23 +523,55 @@ def kernel_ridge() -> Built:
 
 
 TRIALS: dict[str, Callable[[], Built]] = {
-    "modernbert_train": hf("ModernBertForMaskedLM", "ModernBertConfig", 16, 512, train=True, num_hidden_layers=12),
+    "modernbert_train": hf(
+        "ModernBertForMaskedLM", "ModernBertConfig", 16, 512, train=True, num_hidden_layers=12
+    ),
     "electra_train": hf("ElectraForMaskedLM", "ElectraConfig", 16, 256, train=True),
     "xlnet_infer": hf("XLNetModel", "XLNetConfig", 8, 256, dtype=HALF, n_layer=6),
     "olmo2_train": hf("Olmo2ForCausalLM", "Olmo2Config", 4, 1024, train=True, **LLAMA),
     "qwen3_moe_train": hf(
-        "Qwen3MoeForCausalLM", "Qwen3MoeConfig", 4, 512, train=True, moe_intermediate_size=512, num_experts=16,
-        num_experts_per_tok=4, **LLAMA,
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        4,
+        512,
+        train=True,
+        moe_intermediate_size=512,
+        num_experts=16,
+        num_experts_per_tok=4,
+        **LLAMA,
     ),
     "deepseek_infer": hf(
-        "DeepseekV3ForCausalLM", "DeepseekV3Config", 2, 512, hidden_size=1024, intermediate_size=2048,
-        moe_intermediate_size=512, num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=16,
-        n_routed_experts=16, n_group=4, topk_group=2, num_experts_per_tok=4, q_lora_rank=256, kv_lora_rank=128,
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        2,
+        512,
+        hidden_size=1024,
+        intermediate_size=2048,
+        moe_intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        n_routed_experts=16,
+        n_group=4,
+        topk_group=2,
+        num_experts_per_tok=4,
+        q_lora_rank=256,
+        kv_lora_rank=128,
         vocab_size=32000,
     ),
     "mamba2_train": hf(
-        "Mamba2ForCausalLM", "Mamba2Config", 2, 512, train=True, hidden_size=512, num_heads=16, head_dim=64,
-        num_hidden_layers=6, vocab_size=32000, n_groups=1, state_size=64,
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        2,
+        512,
+        train=True,
+        hidden_size=512,
+        num_heads=16,
+        head_dim=64,
+        num_hidden_layers=6,
+        vocab_size=32000,
+        n_groups=1,
+        state_size=64,
     ),
     "gemma3_decode": decode("Gemma3ForCausalLM", "Gemma3TextConfig", 4, head_dim=64, **LLAMA),
     "granite_decode": decode("GraniteForCausalLM", "GraniteConfig", 1, **LLAMA),

@@ -170,8 +170,7 @@ def choose_contiguous(group: Group) -> Range | None:
     best_score = 0.0
     sizes = {r.var: max(float(r.size.value), 1.0) if r.size.is_const else 64.0 for r in group.ranges}
     accesses = [(index, weight * _share((index,), sizes)) for index, weight in _accesses(group)]
-    taken = [n for n in scalars_of(group) if n.op == "load_at" and n.args[0] not in group.internal]
-    gathers = [(n.operands[0], _share(exprs_below(n.operands[0]), sizes)) for n in taken]
+    gathers = [(node, _share(exprs_below(node), sizes)) for node in _gathers(group.nests, group)]
     for item in reversed(group.ranges):
         score = sum(weight * step_score(index, item.var) for index, weight in accesses)
         score += sum(weight * STEP_SCORES.get(step_of(node, item.var), FAR) for node, weight in gathers)
@@ -202,8 +201,15 @@ def _is_dear_along(item: Range, group: Group) -> bool:
         spent += cost * sum(node.op in COSTLY for node in iter_scalars(*roots_in((nest,))))
         touched = [index for name, index in nest.loads if name not in group.internal]
         touched += [w.index for w in nest.writes if not w.reduce and w.buffers[0] not in group.internal]
+        touched += [expr for node in _gathers((nest,), group) for expr in exprs_below(node)]
         apart += sum(index is not None and item.var in symbols(index) for index in touched)
     return spent > APART * item.size.value * apart
+
+
+def _gathers(nests: Iterable[Nest], group: Group) -> list[Scalar]:
+    """The computed indices at which memory is read."""
+    scalars = iter_scalars(*roots_in(nests))
+    return [n.operands[0] for n in scalars if n.op == "load_at" and n.args[0] not in group.internal]
 
 
 def _share(exprs: Iterable[Expr], sizes: dict[Expr, float]) -> float:

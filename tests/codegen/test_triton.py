@@ -306,6 +306,12 @@ def test_a_kernel_joins_others_only_where_order_does_not_matter():
         assert not batch.takes(reads, writes, 4)
 
 
+def test_rows_at_computed_places_are_reduced_as_rows():
+    given = fake("cuda:0", 9, 32000), fake("cuda:0", 64, dtype=torch.int64)
+    (kernel,) = emitted(lambda x, at: x.index_select(0, at).argmax(-1), *given).kernels
+    assert {blocks.x for blocks in kernel.blocks} <= {1, 2}  # tiles of many rows were two programs for the whole GPU
+
+
 def test_what_is_made_of_smaller_values_is_not_stored_on_a_gpu():
     def program(x, y):
         apart = (x.unsqueeze(1) - y.unsqueeze(0)).exp() * 3 + x.unsqueeze(1)

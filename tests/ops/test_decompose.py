@@ -31,7 +31,7 @@ FAMILIES = (
     "index_select", "gather", "scatter_add", "index_put", "nn.functional.embedding", "nn.functional.layer_norm",
     "nn.functional.group_norm", "nn.functional.gelu", "nn.functional.silu", "nn.functional.pad", "nn.functional.nll_loss",
     "nn.functional.cross_entropy", "nn.functional.mse_loss", "arange", "eye", "diagonal", "masked_fill", "floor_divide",
-    "remainder", "bitwise_left_shift", "linalg.vector_norm", "nan_to_num", "expand", "unbind", "split", "permute", "lerp",
+    "remainder", "bitwise_left_shift", "linalg.vector_norm", "linalg.cross", "nan_to_num", "expand", "unbind", "split", "permute", "lerp",
 )  # fmt: skip
 SAMPLES = [op for op in op_db if op.name in FAMILIES]
 

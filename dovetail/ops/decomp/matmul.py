@@ -144,6 +144,14 @@ def cdist(b: Build, x: Value, y: Value, p: float, mode: Any) -> Value:
     return b.reduce("sum", b.call("abs", apart), (apart.ndim - 1,))
 
 
+@decomposes("aten.linalg_cross")
+def linalg_cross(b: Build, x: Value, y: Value, dim: int = -1) -> Value:
+    dim %= b.out.ndim
+    wide = [b.expand(v, b.out.shape) for v in (x, y)]
+    (x0, x1, x2), (y0, y1, y2) = ([b.slice(v, dim, k, k + 1) for k in range(3)] for v in wide)
+    return b.cat([x1 * y2 - x2 * y1, x2 * y0 - x0 * y2, x0 * y1 - x1 * y0], dim)
+
+
 @decomposes("aten.convolution")
 def convolution(b: Build, x: Value, weight: Value, bias: Any, *rest: Any) -> Value:
     """On a GPU the library adds the bias in a pass of its own (but for depthwise ones); ours joins others."""
