@@ -9,7 +9,7 @@
 /* The order is that of OPERATIONS in runtime/guards.py. */
 // clang-format off
 enum Operation {
-    ARG, CELL, GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, DICT_KEY, CLOSURE_OF, SIZE, STRIDE, APPLIED,
+    ARG, CELL, GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, DICT_KEY, SIZE, STRIDE, APPLIED,
     /* the checks */
     IS, EQUALS, TYPE_IS, LENGTH, DICT_KEYS, LACKS, SAME_AS, TENSOR, CLASS_IS, STATE, HOLDS, PREDICATE
 };

@@ -29,7 +29,7 @@ from dovetail.util.torch_state import AUTOGRAD, PYTHON, READERS, TRACER
 
 OPERATIONS: Final = (
     paths.Arg, paths.Cell, paths.Global, paths.Const, paths.Attr, paths.DictAttr, paths.Item, paths.DictKey,
-    paths.ClosureOf, paths.Size, paths.Stride, paths.Applied,
+    paths.Size, paths.Stride, paths.Applied,
     checks.Is, checks.Equals, checks.TypeIs, checks.Length, checks.DictKeys, checks.Lacks, checks.SameAs,
     checks.TensorIs, checks.ClassIs, checks.State, checks.Holds, checks.Predicate,
 )  # fmt: skip
@@ -56,7 +56,7 @@ LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
     paths.Const: lambda s: (0, s.value),
     paths.Item: lambda s: (s.key if type(s.key) is int and abs(s.key) < 1 << 62 else 0, s.key),
     paths.KeyItem: lambda s: (0, s.key),
-    **dict.fromkeys((paths.DictKey, paths.ClosureOf), lambda s: (s.position, None)),
+    paths.DictKey: lambda s: (s.position, None),
     paths.Applied: lambda s: (0, s.function),
     **dict.fromkeys((paths.Size, paths.Stride), lambda s: (s.dim, None)),
 }

@@ -18,7 +18,7 @@ from typing import Any
 from dovetail import _native
 from dovetail._native import Guards
 
-ARG, EQUALS, TYPE_IS, PREDICATE = 0, 13, 14, 23
+ARG, EQUALS, TYPE_IS, PREDICATE = 0, 12, 13, 22
 
 
 class Context:
@@ -519,8 +519,8 @@ def test_cleared_while_the_compiler_is_asked() -> None:
 # -- guards on plain Python objects, so that memos are tried on every Python version
 
 
-GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, CLOSURE_OF = 2, 3, 4, 5, 6, 8
-LENGTH, LACKS, CLASS_IS = 15, 17, 20
+GLOBAL, CONST, ATTR, DICT_ATTR, ITEM = 2, 3, 4, 5, 6
+LENGTH, LACKS, CLASS_IS = 14, 16, 19
 
 
 def path_guards(check: int, value: object, *steps: tuple[int, Any], number: int = 0, fetch: Any = ()) -> Guards:
@@ -640,7 +640,7 @@ def test_memo_of_classes_slots_and_closures() -> None:
     agrees(native, slots, False)
     value = 1
     layer.f = lambda: value
-    native = path_guards(EQUALS, 1, (DICT_ATTR, "f"), (CLOSURE_OF, 0))
+    native = path_guards(EQUALS, 1, (DICT_ATTR, "f"), (ATTR, "__closure__"), (ITEM, 0), (ATTR, "cell_contents"))
     agrees(native, layer, True)
     value = 2
     agrees(native, layer, False)
