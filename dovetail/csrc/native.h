@@ -88,8 +88,6 @@ typedef struct {
 } TensorSpec;
 
 PyObject *attach_torch(PyObject *module, PyObject *args);
-PyObject *tensor_numbers(PyObject *module, PyObject *tensor);
-PyObject *tensor_extents(PyObject *module, PyObject *tensor);
 int is_tensor(PyObject *object);
 void *tensor_handle(PyObject *tensor);
 TensorSpec *make_tensor_spec(PyObject *type, PyObject *tuple); /* borrows the type */

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
@@ -23,7 +23,16 @@ from dovetail.ir import source as paths
 from dovetail.ir.expr import Expr, fold_expr
 from dovetail.ir.guard import Guard
 from dovetail.ir.source import Source
-from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find_address
+from dovetail.runtime.torch_abi import (
+    UnknownLayout,
+    device_number,
+    dtype_number,
+    examples,
+    find_address,
+    find_functions,
+    find_layout,
+    raw_keys,
+)
 from dovetail.util.noun import Noun, field
 from dovetail.util.torch_state import AUTOGRAD, PYTHON, READERS, TRACER
 
@@ -218,9 +227,26 @@ def make_guards(guards: Iterable[Guard], fetch: Iterable[Source] = ()) -> _nativ
     the values at the paths `fetch`, which are passed to the entry after the closure cells: the guards have
     found most of them already."""
     attach()
+    return _built(guards, fetch)
+
+
+def _built(guards: Iterable[Guard], fetch: Iterable[Source] = ()) -> _native.Guards:
     program = _Program()
     index = -1
     for index, guard in enumerate(guards):
         program.add(guard, index)
     fetched = tuple(program.slot_of(source, index) for source in fetch)
     return _native.Guards(tuple(program.instructions), tuple(program.paths), fetched)
+
+
+@cache
+def attach() -> None:
+    """Tell the native module about this torch, and check that guards read of tensors what Python says of
+    them. Whatever modes the caller is in, the probes need plain CPU tensors with autograd."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+        _native.attach_torch(torch.Tensor, *find_layout().values(), *find_functions().values())
+        for x in examples():
+            form = tuple(x.shape), x.stride(), raw_keys(x)
+            check = checks.TensorIs(type(x), x.dtype, x.device.type, -1, x.requires_grad, *form)
+            if why := _built([Guard(paths.Arg(0, "tensor"), check)]).why((x,), None, {}):
+                raise UnknownLayout(version=torch.__version__, detail=why[1])
