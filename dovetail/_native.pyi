@@ -23,8 +23,8 @@ class Guards:
 
     def why(
         self, args: tuple[Any, ...], closure: tuple[CellType, ...] | None, globals: dict[str, Any]
-    ) -> tuple[int, str] | None:
-        """The first guard that does not hold, as (its position, text); None if all hold."""
+    ) -> str | None:
+        """What the first guard that does not hold says; None if all hold."""
 
 
 Entry = tuple[Guards, Callable[..., Any], dict[str, Any]]

@@ -21,7 +21,6 @@ typedef struct Expression Expression;
 
 typedef struct {
     enum Operation operation;
-    int guard;         /* which guard this belongs to, for why() */
     int slot;          /* what a load fills or a check looks at */
     int source;        /* the slot a load steps from; the other slot of SAME_AS; else -1 */
     Py_ssize_t number; /* an index, length or flag */

@@ -93,7 +93,7 @@ class Frame:
     def why(self, *args: Any) -> str:
         found = self.native.why(args, self.closure, self.scope)
         assert found is not None
-        return found[1]
+        return found
 
 
 def tensor_is(t: torch.Tensor, **changes: Any) -> TensorIs:
