@@ -23,8 +23,8 @@ class Guards:
 
     def why(
         self, args: tuple[Any, ...], closure: tuple[CellType, ...] | None, globals: dict[str, Any]
-    ) -> tuple[int, str] | None:
-        """The first guard that does not hold, as (its position, text); None if all hold."""
+    ) -> str | None:
+        """What the first guard that does not hold says; None if all hold."""
 
 
 Entry = tuple[Guards, Callable[..., Any], dict[str, Any]]
@@ -103,13 +103,7 @@ class Launch:
         """As a call, and empties the list: the program frees each input after its last use (drop)."""
 
 def attach_torch(base: type, *places: int) -> None:
-    """How tensors lie in memory; dovetail.runtime.torch_abi.attach() finds out and calls this."""
-
-def tensor_numbers(tensor: Any) -> tuple[int, int, int, int, int]:
-    """(dtype, device kind, device index, requires_grad, dispatch keys) as guards compare them."""
-
-def tensor_extents(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(sizes, strides) as guards compare them."""
+    """How tensors lie in memory; dovetail.runtime.guards.attach() finds out and calls this."""
 
 def attach_watch(storage: int, offset: int, version: int, count: int, memory: int) -> None:
     """Where a tensor keeps its storage, offset and version; dovetail.runtime.frozen finds out."""

@@ -31,7 +31,7 @@ from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, Unsupporte
 from dovetail.fake.calls import GLOBALS_OF
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Lacks, TypeIs
-from dovetail.ir.source import Attr, Cell, ClosureOf, DictAttr, Global, Item, Source
+from dovetail.ir.source import Attr, Cell, DictAttr, Global, Item, Source, cell_of
 
 RETURN: Final = "return"
 YIELD: Final = "yield"
@@ -294,7 +294,7 @@ class Activation:
         if self is self.trace.places[0]:
             return Cell(position, self.code.slot_names[slot])
         source = self.trace.source_of(self.function)
-        return ClosureOf(source or self.trace.const(self.function, self.function.__name__), position)
+        return cell_of(source or self.trace.const(self.function, self.function.__name__), position)
 
     def read_cell(self, cell: CellType, slot: int) -> Any:
         trace = self.trace

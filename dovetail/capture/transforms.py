@@ -43,7 +43,7 @@ from dovetail.fake.calls import with_numbers
 from dovetail.fake.kernels import describe_launch, run_kernel, unwrapped
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is
-from dovetail.ir.source import ClosureOf
+from dovetail.ir.source import cell_of
 from dovetail.ops.flex import flex_attention
 from dovetail.util.noun import Noun, replace
 
@@ -183,7 +183,7 @@ def closure_of(trace: Trace, fn: FunctionType) -> dict[str, Any]:
             found[name] = cell.cell_contents
         else:
             source = trace.source_of(fn) or trace.const(fn, fn.__name__)
-            found[name] = wrap(trace, cell.cell_contents, ClosureOf(source, i))
+            found[name] = wrap(trace, cell.cell_contents, cell_of(source, i))
     return found
 
 

@@ -19,8 +19,7 @@ static int is_slot(const Guards *self, int slot) { return slot >= 0 && slot < se
 static int read_instruction(Guards *self, Instruction *at, PyObject *tuple) {
     PyObject *object, *extra;
     int operation;
-    if (!PyArg_ParseTuple(tuple, "iiiinOO", &operation, &at->guard, &at->slot, &at->source, &at->number,
-                          &object, &extra))
+    if (!PyArg_ParseTuple(tuple, "iiinOO", &operation, &at->slot, &at->source, &at->number, &object, &extra))
         return -1;
     int needs_source = operation == SAME_AS || (IS_LOAD(operation) && !IS_ROOT(operation));
     int needs_slot = operation != STATE && operation != HOLDS;
@@ -213,17 +212,14 @@ PyObject *guards_why(PyObject *guards, const Inputs *inputs) {
     Guards *self = (Guards *)guards;
     PyObject *text = NULL;
     Run run = {.guards = self, .inputs = inputs, .why = &text};
-    int done = 1, at = 0;
+    int done = 1;
     if (open_run(self, &run) < 0) return NULL;
-    while (at < self->count && done > 0) done = take_step(&run, &self->instructions[at++]);
+    for (int i = 0; i < self->count && done > 0; i++) done = take_step(&run, &self->instructions[i]);
     done = forgive(done, &text);
     close_run(self, &run);
     if (done > 0) Py_RETURN_NONE;
-    if (done < 0 || (!text && PyErr_Occurred())) {
-        Py_XDECREF(text);
-        return NULL;
-    }
-    return Py_BuildValue("iN", self->instructions[at - 1].guard, text);
+    if (done < 0) Py_CLEAR(text);
+    return text;
 }
 
 /* -- the type */
@@ -289,7 +285,7 @@ static PyObject *why_method(PyObject *self, PyObject *args) {
 static PyMethodDef guards_methods[] = {
     {"check", check_method, METH_VARARGS, "check(args, closure, globals): whether all guards hold"},
     {"why", why_method, METH_VARARGS,
-     "why(args, closure, globals): (index, text) of the first that fails, or None"},
+     "why(args, closure, globals): what the first that fails says, or None"},
     {NULL},
 };
 

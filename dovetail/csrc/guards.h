@@ -9,7 +9,7 @@
 /* The order is that of OPERATIONS in runtime/guards.py. */
 // clang-format off
 enum Operation {
-    ARG, CELL, GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, DICT_KEY, CLOSURE_OF, SIZE, STRIDE, APPLIED,
+    ARG, CELL, GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, DICT_KEY, SIZE, STRIDE, APPLIED,
     /* the checks */
     IS, EQUALS, TYPE_IS, LENGTH, DICT_KEYS, LACKS, SAME_AS, TENSOR, CLASS_IS, STATE, HOLDS, PREDICATE
 };
@@ -21,7 +21,6 @@ typedef struct Expression Expression;
 
 typedef struct {
     enum Operation operation;
-    int guard;         /* which guard this belongs to, for why() */
     int slot;          /* what a load fills or a check looks at */
     int source;        /* the slot a load steps from; the other slot of SAME_AS; else -1 */
     Py_ssize_t number; /* an index, length or flag */

@@ -244,11 +244,8 @@ static PyObject *why_miss(Record *record, const Inputs *inputs) {
     if (GLOBALS(entry) != inputs->globals)
         return PyUnicode_FromString("the function's globals are another module's");
     Py_INCREF(entry);
-    PyObject *pair = guards_why(GUARDS(entry), inputs);
+    PyObject *text = guards_why(GUARDS(entry), inputs);
     Py_DECREF(entry);
-    if (!pair || pair == Py_None) return pair;
-    PyObject *text = Py_NewRef(PyTuple_GET_ITEM(pair, 1));
-    Py_DECREF(pair);
     return text;
 }
 

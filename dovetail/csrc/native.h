@@ -41,7 +41,7 @@ int guards_check(PyObject *guards, const Inputs *inputs, PyObject **fetched);
 int guards_fetch(PyObject *guards, const Inputs *inputs, PyObject **fetched);
 Py_ssize_t guards_fetch_count(PyObject *guards);
 
-/* (index of the first guard that fails, text), or None; the same run, with explanations on. */
+/* What the first guard that fails says, or None; the same run, with explanations on. */
 PyObject *guards_why(PyObject *guards, const Inputs *inputs);
 
 /* -- words: memory that must not have changed since guards held. They are many and read at every call, so
@@ -88,8 +88,6 @@ typedef struct {
 } TensorSpec;
 
 PyObject *attach_torch(PyObject *module, PyObject *args);
-PyObject *tensor_numbers(PyObject *module, PyObject *tensor);
-PyObject *tensor_extents(PyObject *module, PyObject *tensor);
 int is_tensor(PyObject *object);
 void *tensor_handle(PyObject *tensor);
 TensorSpec *make_tensor_spec(PyObject *type, PyObject *tuple); /* borrows the type */

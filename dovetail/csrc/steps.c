@@ -112,33 +112,35 @@ static PyObject *plain_class_attribute(Run *run, const Instruction *at, PyObject
     return value;
 }
 
-/* The parts of a function that calls depend on are fields of it. */
+/* The parts of a function that calls depend on, and the contents of a cell, are fields. */
 static const struct {
+    PyTypeObject *type;
     const char *name;
     size_t offset;
-} FUNCTION_PARTS[] = {
-    {"__defaults__", offsetof(PyFunctionObject, func_defaults)},
-    {"__kwdefaults__", offsetof(PyFunctionObject, func_kwdefaults)},
-    {"__code__", offsetof(PyFunctionObject, func_code)},
-    {"__closure__", offsetof(PyFunctionObject, func_closure)},
+} FIELDS[] = {
+    {&PyFunction_Type, "__defaults__", offsetof(PyFunctionObject, func_defaults)},
+    {&PyFunction_Type, "__kwdefaults__", offsetof(PyFunctionObject, func_kwdefaults)},
+    {&PyFunction_Type, "__code__", offsetof(PyFunctionObject, func_code)},
+    {&PyFunction_Type, "__closure__", offsetof(PyFunctionObject, func_closure)},
+    {&PyCell_Type, "cell_contents", offsetof(PyCellObject, ob_ref)},
 };
 
-static PyObject *function_part(Run *run, const Instruction *at, PyObject *object) {
-    for (size_t i = 0; i < sizeof FUNCTION_PARTS / sizeof *FUNCTION_PARTS; i++) {
-        if (PyUnicode_CompareWithASCIIString(at->object, FUNCTION_PARTS[i].name)) continue;
-        PyObject **part = (PyObject **)((char *)object + FUNCTION_PARTS[i].offset);
+static PyObject *field_of(Run *run, const Instruction *at, PyObject *object) {
+    for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++) {
+        if (!Py_IS_TYPE(object, FIELDS[i].type)) continue;
+        if (PyUnicode_CompareWithASCIIString(at->object, FIELDS[i].name)) continue;
+        PyObject **field = (PyObject **)((char *)object + FIELDS[i].offset);
         note_type(run, at->source, object);
-        note_word(run, part, ~0ull);
-        return *part ? *part : Py_None;
+        note_word(run, field, ~0ull);
+        return *field || PyCell_Check(object) ? *field : Py_None; /* an empty cell says so itself */
     }
     return plain_attribute(run, at, object);
 }
 
 static int load_attr(Run *run, const Instruction *at) {
     PyObject *object = run->slots[at->source];
-    PyObject *plain = PyType_Check(object)       ? plain_class_attribute(run, at, object)
-                      : PyFunction_Check(object) ? function_part(run, at, object)
-                                                 : plain_attribute(run, at, object);
+    PyObject *plain =
+        PyType_Check(object) ? plain_class_attribute(run, at, object) : field_of(run, at, object);
     if (plain) return put(run, at, plain);
     if (PyErr_Occurred()) return -1;
     return put_new(run, at, PyObject_GetAttr(object, at->object));
@@ -185,18 +187,6 @@ static int load_dict_key(Run *run, const Instruction *at) {
 
 static int load_applied(Run *run, const Instruction *at) {
     return put_new(run, at, PyObject_CallOneArg(at->object, run->slots[at->source]));
-}
-
-static int load_closure_of(Run *run, const Instruction *at) {
-    PyObject *object = run->slots[at->source];
-    PyObject *closure = PyFunction_Check(object) ? PyFunction_GET_CLOSURE(object) : NULL;
-    if (!closure || at->number >= PyTuple_GET_SIZE(closure)) return put(run, at, NULL);
-    PyCellObject *cell = (PyCellObject *)PyTuple_GET_ITEM(closure, at->number);
-    note_type(run, at->source, object);
-    note_word(run, &((PyFunctionObject *)object)->func_closure, ~0ull);
-    note_word(run, &PyTuple_GET_ITEM(closure, at->number), ~0ull);
-    note_word(run, &cell->ob_ref, ~0ull);
-    return put(run, at, cell->ob_ref);
 }
 
 static int load_extent(Run *run, const Instruction *at) {
@@ -380,7 +370,7 @@ static int check_predicate(Run *run, const Instruction *at) {
 // clang-format off
 static int (*const STEPS[])(Run *, const Instruction *) = {
     load_arg, load_cell, load_global, load_const, load_attr, load_dict_attr, load_item, load_dict_key,
-    load_closure_of, load_extent, load_extent, load_applied,
+    load_extent, load_extent, load_applied,
     check_is, check_equals, check_type_is, check_length, check_dict_keys, check_lacks, check_same_as,
     check_tensor_is, check_class_is, check_state_is, check_holds, check_predicate,
 };

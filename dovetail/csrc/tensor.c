@@ -68,31 +68,6 @@ int tensor_extent(PyObject *tensor, int which, Py_ssize_t dim, int64_t *value) {
     return 1;
 }
 
-/* (dtype, device kind, device index, requires_grad, dispatch keys) as guards compare them. */
-PyObject *tensor_numbers(PyObject *Py_UNUSED(module), PyObject *tensor) {
-    if (!is_tensor(tensor)) return PyErr_Format(PyExc_TypeError, "expected a tensor, got %.100R", tensor);
-    const char *impl = impl_of(tensor);
-    const int8_t *device = (const int8_t *)(impl + torch.device);
-    return Py_BuildValue("iiiiK", (int)*(const uint16_t *)(impl + torch.dtype), device[0], device[1],
-                         requires_grad(impl), *(const unsigned long long *)(impl + torch.keys));
-}
-
-static PyObject *extents_tuple(const char *impl, int which) {
-    PyObject *tuple = PyTuple_New(dims_of(impl));
-    for (Py_ssize_t i = 0; tuple && i < dims_of(impl); i++) {
-        PyObject *number = PyLong_FromLongLong(extents_of(impl, which)[i]);
-        if (number) PyTuple_SET_ITEM(tuple, i, number);
-        else Py_CLEAR(tuple);
-    }
-    return tuple;
-}
-
-/* (sizes, strides) as guards compare them. */
-PyObject *tensor_extents(PyObject *Py_UNUSED(module), PyObject *tensor) {
-    if (!is_tensor(tensor)) return PyErr_Format(PyExc_TypeError, "expected a tensor, got %.100R", tensor);
-    return Py_BuildValue("NN", extents_tuple(impl_of(tensor), 0), extents_tuple(impl_of(tensor), 1));
-}
-
 /* -- the check */
 
 static int read_extents(PyObject *tuple, int64_t *into) {

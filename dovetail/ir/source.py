@@ -150,13 +150,6 @@ class Applied(Step):
     form = "{0.name}({1})"
 
 
-class ClosureOf(Step):
-    """The contents of a function's closure cell."""
-
-    position: int
-    form = "{1}.__closure__[{0.position}].cell_contents"
-
-
 class Size(Step):
     """of.size(dim) of a tensor, as an integer: where a shape symbol is read."""
 
@@ -167,6 +160,11 @@ class Size(Step):
 class Stride(Step):
     dim: int
     form = "{1}.stride({0.dim})"
+
+
+def cell_of(function: Source, position: int) -> Source:
+    """The contents of a function's closure cell."""
+    return Attr(Item(Attr(function, "__closure__"), position), "cell_contents")
 
 
 def root_of(source: Source) -> Source:

@@ -20,7 +20,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dovetail import _native
 from dovetail.events import EVENTS
 from dovetail.ir.types import TensorType
-from dovetail.runtime.torch_abi import IMPL_BYTES, UnknownLayout, attach, is_pointer, only, words_at
+from dovetail.runtime.guards import attach
+from dovetail.runtime.torch_abi import IMPL_BYTES, UnknownLayout, is_pointer, only, words_at
 from dovetail.util.noun import Noun
 
 COUNTER_WORDS: Final = 4

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
@@ -23,13 +23,22 @@ from dovetail.ir import source as paths
 from dovetail.ir.expr import Expr, fold_expr
 from dovetail.ir.guard import Guard
 from dovetail.ir.source import Source
-from dovetail.runtime.torch_abi import attach, device_number, dtype_number, find_address
+from dovetail.runtime.torch_abi import (
+    UnknownLayout,
+    device_number,
+    dtype_number,
+    examples,
+    find_address,
+    find_functions,
+    find_layout,
+    raw_keys,
+)
 from dovetail.util.noun import Noun, field
 from dovetail.util.torch_state import AUTOGRAD, PYTHON, READERS, TRACER
 
 OPERATIONS: Final = (
     paths.Arg, paths.Cell, paths.Global, paths.Const, paths.Attr, paths.DictAttr, paths.Item, paths.DictKey,
-    paths.ClosureOf, paths.Size, paths.Stride, paths.Applied,
+    paths.Size, paths.Stride, paths.Applied,
     checks.Is, checks.Equals, checks.TypeIs, checks.Length, checks.DictKeys, checks.Lacks, checks.SameAs,
     checks.TensorIs, checks.ClassIs, checks.State, checks.Holds, checks.Predicate,
 )  # fmt: skip
@@ -47,7 +56,7 @@ CODE_OF: Final = {op: code for code, op in enumerate(ARITHMETIC)}
 ANY: Final = -(1 << 63)
 CONTEXT_TYPE: Final = ctypes.CFUNCTYPE(ctypes.c_void_p)
 
-Instruction: TypeAlias = "tuple[int, int, int, int, int, object, object]"
+Instruction: TypeAlias = "tuple[int, int, int, int, object, object]"
 
 # How a path is encoded: (number, object) of its last step.
 LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
@@ -56,7 +65,7 @@ LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
     paths.Const: lambda s: (0, s.value),
     paths.Item: lambda s: (s.key if type(s.key) is int and abs(s.key) < 1 << 62 else 0, s.key),
     paths.KeyItem: lambda s: (0, s.key),
-    **dict.fromkeys((paths.DictKey, paths.ClosureOf), lambda s: (s.position, None)),
+    paths.DictKey: lambda s: (s.position, None),
     paths.Applied: lambda s: (0, s.function),
     **dict.fromkeys((paths.Size, paths.Stride), lambda s: (s.dim, None)),
 }
@@ -160,16 +169,16 @@ class _Program(Noun, frozen=False):
     paths: list[Source] = field(default_factory=list)
     by_identity: dict[int, int] = field(default_factory=dict)
 
-    def slot_of(self, source: Source, guard: int) -> int:
+    def slot_of(self, source: Source) -> int:
         """Paths mostly share their objects, so identity answers first; the guards keep them alive."""
         slot = self.by_identity.get(id(source))
         if slot is None:
             base = source.base
-            before = -1 if base is None else self.slot_of(base, guard)
-            slot = self.by_identity[id(source)] = self.step(source, before, guard)
+            before = -1 if base is None else self.slot_of(base)
+            slot = self.by_identity[id(source)] = self.step(source, before)
         return slot
 
-    def step(self, source: Source, base: int, guard: int) -> int:
+    def step(self, source: Source, base: int) -> int:
         """Equal steps from one slot give one slot. 1, 1.0 and True are different keys, as are constants."""
         kind = type(source)
         number, value = LOADS[kind](source)
@@ -178,49 +187,63 @@ class _Program(Noun, frozen=False):
             return self.slots[key]
         slot = self.slots[key] = len(self.paths)
         self.paths.append(source)
-        self.instructions.append((NUMBER_OF[kind], guard, slot, base, number, value, None))
+        self.instructions.append((NUMBER_OF[kind], slot, base, number, value, None))
         return slot
 
-    def add(self, guard: Guard, index: int) -> None:
+    def add(self, guard: Guard) -> None:
         check = guard.check
         code, encode = NUMBER_OF[type(check)], CHECKS.get(type(check))
         if isinstance(check, checks.Bare):
-            slot = self.slot_of(guard.source, index)
-            tables = [self.step(paths.DictAttr(guard.source, name), slot, index) for name in check.empty]
-            self.instructions += [(NUMBER_OF[checks.Length], index, at, -1, 0, None, None) for at in tables]
-            self.instructions += [(code, index, slot, -1, 1, name, None) for name in check.missing]
+            slot = self.slot_of(guard.source)
+            tables = [self.step(paths.DictAttr(guard.source, name), slot) for name in check.empty]
+            self.instructions += [(NUMBER_OF[checks.Length], at, -1, 0, None, None) for at in tables]
+            self.instructions += [(code, slot, -1, 1, name, None) for name in check.missing]
         elif encode is not None:
-            self.instructions.append((code, index, self.slot_of(guard.source, index), -1, *encode(check)))
+            self.instructions.append((code, self.slot_of(guard.source), -1, *encode(check)))
         elif isinstance(check, checks.State):
-            self.instructions.append((code, index, -1, -1, 0, encode_state(check), None))
+            self.instructions.append((code, -1, -1, 0, encode_state(check), None))
         elif isinstance(check, checks.Holds):
             read = ", ".join(f"{name} is {source}" for name, source in check.reads)
             text = f"{check} ({read}; {guard.loc or 'assumed'})"
-            self.instructions.append((code, index, -1, -1, 0, text, self.condition(check, index)))
+            self.instructions.append((code, -1, -1, 0, text, self.condition(check)))
         elif isinstance(check, checks.SameAs):
-            slot, other = self.slot_of(guard.source, index), self.slot_of(check.other, index)
-            self.instructions.append((code, index, slot, other, int(check.same), None, None))
+            slot, other = self.slot_of(guard.source), self.slot_of(check.other)
+            self.instructions.append((code, slot, other, int(check.same), None, None))
 
-    def condition(self, check: checks.Holds, index: int) -> tuple[object, object]:
+    def condition(self, check: checks.Holds) -> tuple[object, object]:
         reads: list[tuple[int, int, int]] = []
         for _, source in check.reads:
             if isinstance(source, (paths.Size, paths.Stride)):
-                which = int(isinstance(source, paths.Stride))
-                reads.append((self.slot_of(source.of, index), which, source.dim))
+                reads.append((self.slot_of(source.of), int(isinstance(source, paths.Stride)), source.dim))
             else:
-                reads.append((self.slot_of(source, index), -1, 0))
+                reads.append((self.slot_of(source), -1, 0))
         numbers = {name: number for number, (name, _) in enumerate(check.reads)}
         return tuple(reads), tuple(emit_postfix(check.condition, numbers))
 
 
 def make_guards(guards: Iterable[Guard], fetch: Iterable[Source] = ()) -> _native.Guards:
-    """The native form. `why()` answers with the position of a guard in `guards`. A frame that fits also gets
-    the values at the paths `fetch`, which are passed to the entry after the closure cells: the guards have
-    found most of them already."""
+    """The native form. A frame that fits also gets the values at the paths `fetch`, which are passed to the
+    entry after the closure cells: the guards have found most of them already."""
     attach()
+    return _built(guards, fetch)
+
+
+def _built(guards: Iterable[Guard], fetch: Iterable[Source] = ()) -> _native.Guards:
     program = _Program()
-    index = -1
-    for index, guard in enumerate(guards):
-        program.add(guard, index)
-    fetched = tuple(program.slot_of(source, index) for source in fetch)
+    for guard in guards:
+        program.add(guard)
+    fetched = tuple(map(program.slot_of, fetch))
     return _native.Guards(tuple(program.instructions), tuple(program.paths), fetched)
+
+
+@cache
+def attach() -> None:
+    """Tell the native module about this torch, and check that guards read of tensors what Python says of
+    them. Whatever modes the caller is in, the probes need plain CPU tensors with autograd."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+        _native.attach_torch(torch.Tensor, *find_layout().values(), *find_functions().values())
+        for x in examples():
+            form = tuple(x.shape), x.stride(), raw_keys(x)
+            check = checks.TensorIs(type(x), x.dtype, x.device.type, -1, x.requires_grad, *form)
+            if why := _built([Guard(paths.Arg(0, "tensor"), check)]).why((x,), None, {}):
+                raise UnknownLayout(version=torch.__version__, detail=why)

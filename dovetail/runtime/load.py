@@ -26,7 +26,8 @@ from dovetail.ir.types import Device, DType
 from dovetail.options import Options
 from dovetail.runtime import gpu
 from dovetail.runtime.build import HOST_FLAGS, KERNEL_FLAGS, TORCH_CUDA, Unit, begin_units, open_library
-from dovetail.runtime.torch_abi import address_in, attach
+from dovetail.runtime.guards import attach
+from dovetail.runtime.torch_abi import address_in
 from dovetail.util.library import MEANT, find_op
 from dovetail.util.noun import Noun
 

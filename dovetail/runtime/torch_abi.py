@@ -1,7 +1,6 @@
 """How tensors lie in memory in this build of torch, found by looking at tensors whose metadata is known.
 
     find_layout()  ->  {"impl": 16, "keys": 96, "dtype": 184, ...}      offsets in bytes
-    attach()           gives it to the native module, once
 
 No torch header is compiled in, so one native module serves every torch version; instead each offset is
 searched for, must be the only candidate or agree on all examples, and the native readers are then
@@ -17,7 +16,6 @@ from typing import Final
 
 import torch
 
-from dovetail import _native
 from dovetail.errors import DovetailError
 
 IMPL_BYTES: Final = 192
@@ -111,6 +109,7 @@ def find_address(name: str) -> int:
     return next((address_in(library, name) for library in libraries() if hasattr(library, name)), 0)
 
 
+@functools.cache
 def find_layout() -> dict[str, int]:
     number, meta, leaf = libraries()[0], find_meta(), torch.empty(2, requires_grad=True)
     tensor, on_meta = torch.empty(23, 29, 31), torch.empty(2, device="meta")
@@ -147,10 +146,8 @@ def find_functions() -> dict[str, int]:
     return found
 
 
-# -- checking what was found -----------------------------------------------------------------------
-
-
 def examples() -> list[torch.Tensor]:
+    """Tensors of all kinds, on which to check what was found."""
     leaf = torch.randn(4, 6, requires_grad=True)
     with torch.no_grad():
         detached_view = leaf[1:]
@@ -164,34 +161,13 @@ def examples() -> list[torch.Tensor]:
     ]  # fmt: skip
 
 
-def check_layout() -> None:
-    """The native readers say of every example what Python says."""
-    kinds = {kind: device_number(kind) for kind in ("cpu", "meta")}
-    for tensor in examples():
-        _, kind, _, grad, keys = _native.tensor_numbers(tensor)
-        expected = (kinds[tensor.device.type], int(tensor.requires_grad), raw_keys(tensor))
-        extents = (_native.tensor_extents(tensor), (tuple(tensor.shape), tensor.stride()))
-        if (kind, grad, keys) != expected or extents[0] != extents[1]:
-            detail = f"read {(kind, grad, keys, extents[0])}, expected {(*expected, extents[1])}"
-            raise UnknownLayout(version=torch.__version__, detail=detail)
-
-
-@functools.cache
-def attach() -> None:
-    """Tell the native module about this torch. Cheap after the first time. Whatever modes the caller is in,
-    the probes need plain CPU tensors with autograd."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
-        _native.attach_torch(torch.Tensor, *find_layout().values(), *find_functions().values())
-        check_layout()
-
-
 # -- numbers that guards compare ---------------------------------------------------------------------
 
 
 @functools.cache
 def dtype_number(dtype: torch.dtype) -> int:
-    attach()
-    return _native.tensor_numbers(torch.empty(0, dtype=dtype, device="meta"))[0]
+    tensor = torch.empty(0, dtype=dtype, device="meta")
+    return int.from_bytes(ctypes.string_at(tensor._cdata + find_layout()["dtype"], 2), "little")
 
 
 @functools.cache

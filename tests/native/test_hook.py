@@ -18,7 +18,7 @@ from typing import Any
 from dovetail import _native
 from dovetail._native import Guards
 
-ARG, EQUALS, TYPE_IS, PREDICATE = 0, 13, 14, 23
+ARG, EQUALS, TYPE_IS, PREDICATE = 0, 12, 13, 22
 
 
 class Context:
@@ -41,9 +41,9 @@ def Entry(*parts: Any) -> Any:
 def guards(*checks: tuple[int, int, object], names: str = "abcdefgh") -> Guards:
     """guards((slot, operation, value), ...) on argument slots."""
     used = sorted({slot for slot, _, _ in checks})
-    loads = tuple((ARG, 0, i, -1, slot, None, None) for i, slot in enumerate(used))
+    loads = tuple((ARG, i, -1, slot, None, None) for i, slot in enumerate(used))
     return Guards(
-        loads + tuple((op, n, used.index(slot), -1, 0, value, None) for n, (slot, op, value) in enumerate(checks)),
+        loads + tuple((op, used.index(slot), -1, 0, value, None) for slot, op, value in checks),
         tuple(names[slot] for slot in used),
         (),
     )
@@ -519,24 +519,24 @@ def test_cleared_while_the_compiler_is_asked() -> None:
 # -- guards on plain Python objects, so that memos are tried on every Python version
 
 
-GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, CLOSURE_OF = 2, 3, 4, 5, 6, 8
-LENGTH, LACKS, CLASS_IS = 15, 17, 20
+GLOBAL, CONST, ATTR, DICT_ATTR, ITEM = 2, 3, 4, 5, 6
+LENGTH, LACKS, CLASS_IS = 14, 16, 19
 
 
 def path_guards(check: int, value: object, *steps: tuple[int, Any], number: int = 0, fetch: Any = ()) -> Guards:
     """A check at the end of a path that starts at argument 0."""
-    program: list[Any] = [(ARG, 0, 0, -1, 0, None, None)]
+    program: list[Any] = [(ARG, 0, -1, 0, None, None)]
     for slot, (operation, key) in enumerate(steps):
         index = key if type(key) is int else 0
-        program.append((operation, 0, slot + 1, slot, index, key, None))
-    program.append((check, 0, len(steps), -1, number, value, None))
+        program.append((operation, slot + 1, slot, index, key, None))
+    program.append((check, len(steps), -1, number, value, None))
     return Guards(tuple(program), tuple(f"path{i}" for i in range(len(steps) + 1)), fetch)
 
 
 def class_guards(kind: type) -> Guards:
     """The class has not been changed."""
     held = tuple((base, dict(vars(base))) for base in kind.__mro__)
-    return Guards(((CONST, 0, 0, -1, 0, kind, None), (CLASS_IS, 0, 0, -1, 0, held, None)), ("kind",), ())
+    return Guards(((CONST, 0, -1, 0, kind, None), (CLASS_IS, 0, -1, 0, held, None)), ("kind",), ())
 
 
 class Layer:
@@ -640,7 +640,7 @@ def test_memo_of_classes_slots_and_closures() -> None:
     agrees(native, slots, False)
     value = 1
     layer.f = lambda: value
-    native = path_guards(EQUALS, 1, (DICT_ATTR, "f"), (CLOSURE_OF, 0))
+    native = path_guards(EQUALS, 1, (DICT_ATTR, "f"), (ATTR, "__closure__"), (ITEM, 0), (ATTR, "cell_contents"))
     agrees(native, layer, True)
     value = 2
     agrees(native, layer, False)

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from dovetail._native import Launch
-from dovetail.runtime.torch_abi import attach, find_address
+from dovetail.runtime.guards import attach
+from dovetail.runtime.torch_abi import find_address
 
 PROGRAM = r"""
 #include <stdint.h>

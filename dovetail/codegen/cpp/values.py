@@ -180,8 +180,7 @@ class KernelWriter(Noun, frozen=False):
     def _load_kept(self, buffer: str, dtype: DType) -> Value:
         if self.vector_var is None:
             return Value(f"*({self._kept_place(buffer)})", dtype, False)
-        call = "load_mask" if dtype is BOOL else "load"
-        return Value(f"{call}({self._kept_place(buffer)})", dtype, True)
+        return Value(f"load({self._kept_place(buffer)})", dtype, True)
 
     def _kept_place(self, buffer: str) -> str:
         """Where in the row that a pass leaves in a local array for later ones."""
@@ -210,7 +209,7 @@ class KernelWriter(Noun, frozen=False):
     def _vector_call(self, step: Expr, dtype: DType) -> str | None:
         """The function that loads lanes so many elements apart at once."""
         if step is ONE:
-            return "load_mask" if dtype is BOOL else "load"
+            return "load"
         if step.is_const and step.value == 2 and dtype is not BOOL and self.tail is None:
             return "load_second"
         return None
@@ -252,10 +251,9 @@ class KernelWriter(Noun, frozen=False):
         self.is_single = False
         scope.lines += inside.lines
         name = self.fresh()
-        call = "load_mask" if node.dtype is BOOL else "load"
         count = f", {self.tail}" if self.tail else ""
         place = f"{token(str(node.args[0]))} + {first.text}"
-        scope(f"const {ops.VECTOR_TYPE[node.dtype]} {name} = {call}({place}{count});")
+        scope(f"const {ops.VECTOR_TYPE[node.dtype]} {name} = load({place}{count});")
         made = Value(name, node.dtype, True, scope.depth)
         scope.known[node] = made
         return made
@@ -269,7 +267,7 @@ class KernelWriter(Noun, frozen=False):
             lane = "[0]" if value.is_vector else ""
             scope(f"{pointer}[{c_expr(index)}] = {value.text}{lane};")
         elif parts is not None and parts[0] is ONE:
-            call = "store_mask" if value.dtype is BOOL else "stream" if self._streams(buffer) else "store"
+            call = "stream" if self._streams(buffer) else "store"
             count = f", {self.tail}" if self.tail else ""
             scope(f"{call}({pointer} + {c_expr(index)}, {self.as_vector(value)}{count});")
         else:
@@ -379,8 +377,7 @@ class KernelWriter(Noun, frozen=False):
                 if self.vector_var is None:
                     scope(f"*({at}) = {value.text};")
                 else:
-                    call = "store_mask" if value.dtype is BOOL else "store"
-                    scope(f"{call}({at}, {self.as_vector(value)});")
+                    scope(f"store({at}, {self.as_vector(value)});")
 
     def scatter(self, buffer: str, position: Value, value: Value, scope: Scope) -> None:
         """Positions computed from data, one at a time and in order. Where one is not in the caller's tensor,

@@ -16,6 +16,7 @@ struct bf16v { u16v bits; };
 struct f16v { u16v bits; };
 template <> struct vec_of<bf16> { typedef bf16v type; };
 template <> struct vec_of<f16> { typedef f16v type; };
+template <> struct vec_of<bool> { typedef mask type; };
 INLINE i32v iota() { return %(iota)s; }
 template <class V, class T> INLINE V splat(T x) { return %(splat)s; }
 template <class T> INLINE typename vec_of<T>::type load(const T* p) { return *(const typename mem_of<T>::type*)p; }
@@ -25,22 +26,20 @@ template <class T> INLINE typename vec_of<T>::type load(const T* p, int64_t n) {
 }
 template <class T, class V> INLINE void store(T* p, V v) { *(typename mem_of<T>::type*)p = v; }
 template <class T, class V> INLINE void store(T* p, V v, int64_t n) { part<sizeof(V), sizeof(T)>::store(p, v, n); }
-INLINE bf16v load(const bf16* p) { return {load((const uint16_t*)p)}; }
-INLINE bf16v load(const bf16* p, int64_t n) { return {load((const uint16_t*)p, n)}; }
-INLINE void store(bf16* p, bf16v v) { store((uint16_t*)p, v.bits); }
-INLINE void store(bf16* p, bf16v v, int64_t n) { store((uint16_t*)p, v.bits, n); }
-INLINE f16v load(const f16* p) { return {load((const uint16_t*)p)}; }
-INLINE f16v load(const f16* p, int64_t n) { return {load((const uint16_t*)p, n)}; }
-INLINE void store(f16* p, f16v v) { store((uint16_t*)p, v.bits); }
-INLINE void store(f16* p, f16v v, int64_t n) { store((uint16_t*)p, v.bits, n); }
 // Every second element, none beyond the last one used.
 template <class T> INLINE typename vec_of<T>::type load_second(const T* p) { auto a = load(p), b = load(p + (L - 1)); return %(second)s; }
-INLINE bf16v load_second(const bf16* p) { return {load_second((const uint16_t*)p)}; }
-INLINE f16v load_second(const f16* p) { return {load_second((const uint16_t*)p)}; }
 // Elements of two vectors in turns.
 template <class T, class V> INLINE void store_both(T* p, V a, V b) { store(p, %(low)s); store(p + L, %(high)s); }
-INLINE void store_both(bf16* p, bf16v a, bf16v b) { store_both((uint16_t*)p, a.bits, b.bits); }
-INLINE void store_both(f16* p, f16v a, f16v b) { store_both((uint16_t*)p, a.bits, b.bits); }
+// The same of half types, which are structures around their bits.
+#define HALF(T, V) \
+INLINE V load(const T* p) { return {load((const uint16_t*)p)}; } \
+INLINE V load(const T* p, int64_t n) { return {load((const uint16_t*)p, n)}; } \
+INLINE V load_second(const T* p) { return {load_second((const uint16_t*)p)}; } \
+INLINE void store(T* p, V v) { store((uint16_t*)p, v.bits); } \
+INLINE void store(T* p, V v, int64_t n) { store((uint16_t*)p, v.bits, n); } \
+INLINE void store_both(T* p, V a, V b) { store_both((uint16_t*)p, a.bits, b.bits); }
+HALF(bf16, bf16v) HALF(f16, f16v)
+#undef HALF
 // Between small and large types through 32 bits, and from bytes that are loaded: GCC would go lane by lane.
 template <class W, class V> INLINE W convert(V v) {
 #ifndef __clang__
@@ -54,10 +53,10 @@ template <> inline __attribute__((always_inline)) f64v convert<f64v>(f32v v) { r
 template <> inline __attribute__((always_inline)) u32v convert<u32v>(u16v v) { return %(longer)s; }
 #endif
 template <class C> INLINE mask to_mask(C c) { return __builtin_convertvector(c, mask); }
-INLINE mask load_mask(const bool* p) { return to_mask(load((const int8_t*)p) != 0); }
-INLINE mask load_mask(const bool* p, int64_t n) { return to_mask(load((const int8_t*)p, n) != 0); }
-INLINE void store_mask(bool* p, mask v) { store((int8_t*)p, convert<i8v>(-v)); }
-INLINE void store_mask(bool* p, mask v, int64_t n) { store((int8_t*)p, convert<i8v>(-v), n); }
+INLINE mask load(const bool* p) { return to_mask(load((const int8_t*)p) != 0); }
+INLINE mask load(const bool* p, int64_t n) { return to_mask(load((const int8_t*)p, n) != 0); }
+INLINE void store(bool* p, mask v) { store((int8_t*)p, convert<i8v>(-v)); }
+INLINE void store(bool* p, mask v, int64_t n) { store((int8_t*)p, convert<i8v>(-v), n); }
 INLINE mask first(int64_t n) { return to_mask(iota() < splat<i32v>((int32_t)n)); }
 template <class V> INLINE V select(mask m, V a, V b) {
     typedef typename vec_of<typename int_of<sizeof(a[0])>::type>::type I;
