@@ -224,7 +224,8 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
     if isinstance(obj, TracebackType) and origin is None:
         raise UnsupportedValue(trace.loc(), type="traceback", detail="its exception was raised in the graph")
     if origin is None:
-        return native(getattr, obj, name)
+        is_traceback = name == "__traceback__" and isinstance(obj, BaseException)
+        return is_traceback and trace.traceback_of(obj) or native(getattr, obj, name)
     try:
         value = native(getattr, origin.original, name)
     except Raised:
@@ -488,6 +489,7 @@ class InstanceDict(MutableMapping[str, Any]):
         return iter(self._names())
 
     __len__: Any = lambda self: len(self._names())
+    __reversed__: Any = lambda self: reversed(list(self))
     copy = lambda self: dict(self)
     keys: Any = lambda self: dict.fromkeys(self).keys()
 

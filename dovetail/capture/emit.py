@@ -388,6 +388,7 @@ REBUILD: Final[dict[type, Rule]] = {
     dict: lambda emit, v: f"{{{', '.join([f'{emit.value(key)}: {emit.value(v[key])}' for key in v])}}}",
     **{kind: _made_of(kind) for kind in (set, frozenset, torch.Size)},
     slice: lambda emit, value: f"slice({emit.items((value.start, value.stop, value.step))})",
+    super: lambda emit, value: f"super({emit.value(value.__thisclass__)}, {emit.value(value.__self__)})",
     MethodType: _method,
     FunctionType: _function,
     CellType: _cell,
