@@ -22,7 +22,7 @@ import torch
 
 from dovetail.capture import trace as traces
 from dovetail.capture.origins import IDENTITY, instance_dict, read_list, wrap
-from dovetail.capture.text import NUMBERS, LateText, native
+from dovetail.capture.text import NUMBERS, Callback, LateText, native
 from dovetail.capture.trace import PLAIN, Origin, Outside, Raised, Trace, Unread
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -225,7 +225,8 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
         raise UnsupportedValue(trace.loc(), type="traceback", detail="its exception was raised in the graph")
     if origin is None:
         is_traceback = name == "__traceback__" and isinstance(obj, BaseException)
-        return is_traceback and trace.traceback_of(obj) or native(getattr, obj, name)
+        found = is_traceback and trace.traceback_of(obj) or native(getattr, obj, name)
+        return found.fn if type(found) is Callback else found  # a defaultdict's factory
     try:
         value = native(getattr, origin.original, name)
     except Raised:

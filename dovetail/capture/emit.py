@@ -181,7 +181,9 @@ class Emitter:
         if isinstance(shadow, dict):
             return self.changed_dict(target, before, shadow)
         if isinstance(shadow, set):
-            return [f"set.clear({target})", f"set.update({target}, [{self.items(shadow)}])"]
+            less, more = set.difference(before, shadow), set.difference(shadow, before)
+            pairs = ("difference_update", less), ("update", more)
+            return [f"set.{name}({target}, [{self.items(items)}])" for name, items in pairs if items]
         if len(shadow) > len(before) and all(a is b for a, b in zip(shadow, before)):
             added = list(shadow)[len(before) :]
             return [f"{target}.extend([{self.items(added)}])"]
