@@ -22,7 +22,7 @@ import torch
 
 from dovetail.capture import trace as traces
 from dovetail.capture.origins import IDENTITY, instance_dict, read_list, wrap
-from dovetail.capture.text import NUMBERS, LateText, native
+from dovetail.capture.text import NUMBERS, Callback, LateText, native
 from dovetail.capture.trace import PLAIN, Origin, Outside, Raised, Trace, Unread
 from dovetail.errors import UnsupportedValue
 from dovetail.fake.tensor import Fake
@@ -224,7 +224,9 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
     if isinstance(obj, TracebackType) and origin is None:
         raise UnsupportedValue(trace.loc(), type="traceback", detail="its exception was raised in the graph")
     if origin is None:
-        return native(getattr, obj, name)
+        is_traceback = name == "__traceback__" and isinstance(obj, BaseException)
+        found = is_traceback and trace.traceback_of(obj) or native(getattr, obj, name)
+        return found.fn if type(found) is Callback else found  # a defaultdict's factory
     try:
         value = native(getattr, origin.original, name)
     except Raised:
@@ -488,6 +490,7 @@ class InstanceDict(MutableMapping[str, Any]):
         return iter(self._names())
 
     __len__: Any = lambda self: len(self._names())
+    __reversed__: Any = lambda self: reversed(list(self))
     copy = lambda self: dict(self)
     keys: Any = lambda self: dict.fromkeys(self).keys()
 

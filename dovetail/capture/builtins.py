@@ -36,7 +36,7 @@ from dovetail.capture import attributes, operations, text
 from dovetail.capture.interpreter import GlobalsView
 from dovetail.capture.masks import Masked
 from dovetail.capture.operations import as_hashable, is_ours, iterate, truth
-from dovetail.capture.origins import is_value_type, read_list, wrap
+from dovetail.capture.origins import in_order, is_value_type, read_list, wrap
 from dovetail.capture.text import NUMBERS, Callback, LateText, is_late, late, native
 from dovetail.capture.torch_calls import type_of_value
 from dovetail.capture.trace import NULL, PLAIN, Outside, Raised, Trace, Unread, is_library_file
@@ -80,7 +80,7 @@ def as_iterable(trace: Trace, value: Any) -> Any:
     if kind is Fake or any(operations.dunder(trace, kind, name) for name in ("__iter__", "__getitem__")):
         return iterate(trace, value)
     operations.check_native_use(trace, value, "iteration")
-    return value
+    return in_order(trace, value)
 
 
 # -- attributes and types ----------------------------------------------------------------------------

@@ -181,7 +181,9 @@ class Emitter:
         if isinstance(shadow, dict):
             return self.changed_dict(target, before, shadow)
         if isinstance(shadow, set):
-            return [f"set.clear({target})", f"set.update({target}, [{self.items(shadow)}])"]
+            less, more = set.difference(before, shadow), set.difference(shadow, before)
+            pairs = ("difference_update", less), ("update", more)
+            return [f"set.{name}({target}, [{self.items(items)}])" for name, items in pairs if items]
         if len(shadow) > len(before) and all(a is b for a, b in zip(shadow, before)):
             added = list(shadow)[len(before) :]
             return [f"{target}.extend([{self.items(added)}])"]
@@ -388,6 +390,7 @@ REBUILD: Final[dict[type, Rule]] = {
     dict: lambda emit, v: f"{{{', '.join([f'{emit.value(key)}: {emit.value(v[key])}' for key in v])}}}",
     **{kind: _made_of(kind) for kind in (set, frozenset, torch.Size)},
     slice: lambda emit, value: f"slice({emit.items((value.start, value.stop, value.step))})",
+    super: lambda emit, value: f"super({emit.value(value.__thisclass__)}, {emit.value(value.__self__)})",
     MethodType: _method,
     FunctionType: _function,
     CellType: _cell,

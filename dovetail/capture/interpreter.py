@@ -127,13 +127,17 @@ class Activation:
 
     # -- running
 
-    def run(self) -> str:
-        """To the next return or yield."""
+    def run(self, thrown: BaseException | None = None) -> str:
+        """To the next return or yield; what is thrown is raised first, at the current instruction."""
         places = self.trace.places
         places.append(self)
         try:
             while True:
                 try:
+                    if thrown is not None:
+                        error, thrown = thrown, None
+                        self.give_context(error)
+                        raise Raised(error)
                     return self._loop()
                 except Break as stop:
                     stop.loc = stop.loc or self.trace.loc()
@@ -201,11 +205,7 @@ class Activation:
                 is_kept, error = False, inner
             if is_kept:
                 return YIELD
-        self.give_context(error)
-        self.trace.note_raised(error, self)
-        if not self.unwind(error):
-            raise Raised(error)
-        return self.run()
+        return self.run(error)
 
     def pop(self, count: int) -> list[Any]:
         if not count:
@@ -673,17 +673,16 @@ class Activation:
         self.stack.extend((traces.Handling(self.handled, error), error))
         self.handled = error
 
-    CHECK_EXC_MATCH = pushed(lambda self, arg: native(isinstance, self.stack[-2], self.stack.pop()))
+    CHECK_EXC_MATCH = pushed(
+        lambda self, arg: native(isinstance, self.stack[-2], check_kinds(self.stack.pop())))
 
     def CHECK_EG_MATCH(self, arg: Any) -> None:
         """(error, kinds -- rest, match): the part that an except* clause takes is what it handles"""
         error, kinds = self.pop(2)
-        known = kinds if isinstance(kinds, tuple) else (kinds,)
-        are_errors = all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in known)
-        if not are_errors or any(issubclass(kind, BaseExceptionGroup) for kind in known):
-            raise Raised(TypeError(NO_GROUPS if are_errors else NO_ERRORS))
+        if any(issubclass(kind, BaseExceptionGroup) for kind in check_kinds(kinds)):
+            raise Raised(TypeError(NO_GROUPS))
         match, rest = None, error
-        if isinstance(error, known):
+        if isinstance(error, kinds):
             is_group, rest = isinstance(error, BaseExceptionGroup), None
             match = error if is_group else BaseExceptionGroup("", (error,))
         elif isinstance(error, BaseExceptionGroup):
@@ -720,13 +719,17 @@ class Activation:
     def BEFORE_WITH(self, arg: Any) -> None:
         """(context -- exit, entered)"""
         context, trace = self.stack.pop(), self.trace
+        for name, what in NEEDED_IN_WITH.items():
+            if find_in_mro(kind := context.__class__, name)[0] is MISSING:
+                raise Raised(TypeError(f"'{kind.__name__}' object {NO_MANAGER}{what}"))
         self.stack.append(load_attr(trace, context, "__exit__"))
         self.stack.append(trace.call(load_attr(trace, context, "__enter__"), [], {}))
 
     def WITH_EXCEPT_START(self, arg: Any) -> None:
         """(exit, last, previous, error -- ..., suppress)"""
         error = self.stack[-1]
-        self.stack.append(self.trace.call(self.stack[-4], [type(error), error, error.__traceback__], {}))
+        lines = load_attr(self.trace, error, "__traceback__")
+        self.stack.append(self.trace.call(self.stack[-4], [type(error), error, lines], {}))
 
     # -- match
 
@@ -762,6 +765,8 @@ AUGMENTED: Final = ["SWAP", "SWAP", "STORE_SUBSCR"]
 """What follows the operator in `x[i] += 1`: the item is written back."""
 NO_ERRORS: Final = "catching classes that do not inherit from BaseException is not allowed"
 NO_GROUPS: Final = "catching ExceptionGroup with except* is not allowed. Use except instead."
+NO_MANAGER: Final = "does not support the context manager protocol"
+NEEDED_IN_WITH: Final = {"__enter__": "", "__exit__": " (missed __exit__ method)"}
 FUNCTION_FIELDS: Final = {8: "__closure__", 4: "__annotations__", 2: "__kwdefaults__", 1: "__defaults__"}
 MATCHES_ITSELF: Final = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
@@ -776,6 +781,14 @@ def set_context(error: BaseException, handled: BaseException) -> None:
         link = before
         seen.add(id(link))
     error.__context__ = handled
+
+
+def check_kinds(kinds: Any) -> tuple[Any, ...]:
+    """What an `except` clause names: nothing but classes of exceptions will do."""
+    known = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in known):
+        raise Raised(TypeError(NO_ERRORS))
+    return known
 
 
 def groups_in(error: BaseException | None) -> list[Any]:

@@ -228,17 +228,21 @@ REBUILD[Ticket] = lambda emit, value: emit.value(value.number)
 
 @on(sys.exception)
 def _exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    """What the callers handle, outside of the capture, is not ours to know; contextlib asks only in case."""
+    """What the callers handle, outside of the capture, is nothing here; contextlib asks only in case."""
     found = topmost_handled(trace)
     if found is None and not is_library_file(trace.places[-1].code.code.co_filename):
-        raise UnknownCall(trace.loc(), function="sys.exception")
+        if sys.exception() is not None:
+            raise UnknownCall(trace.loc(), function="sys.exception")
+        test = Predicate(lambda ask: ask() is None, "nothing is handled")
+        trace.guard(trace.const(sys.exception, "exception"), test)
     return found
 
 
 @on(sys.exc_info)
 def _current_exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    found = _exception(trace, args, kwargs)
-    return (None, None, None) if found is None else (type(found), found, found.__traceback__)
+    if (found := _exception(trace, args, kwargs)) is None:
+        return None, None, None
+    return type(found), found, load_attr(trace, found, "__traceback__")
 
 
 _clear: Any = traceback.clear_frames

@@ -18,7 +18,7 @@ import torch
 from dovetail.capture import text
 from dovetail.capture.attributes import MISSING, find_in_mro, guard_class, load_attr, python_method
 from dovetail.capture.masks import Masked, put_masked, take_masked
-from dovetail.capture.origins import raw_items
+from dovetail.capture.origins import in_order, raw_items
 from dovetail.capture.text import NUMBERS, as_numbers, is_late, late, native
 from dovetail.capture.trace import PLAIN, Raised, Trace, leaves
 from dovetail.errors import DataDependentBranch, DataDependentNumber, DataDependentValue, UnsupportedValue
@@ -435,8 +435,8 @@ def as_mapping(trace: Trace, value: Any) -> Any:
 def iterate(trace: Trace, value: Any) -> Iterator[Any]:
     """iter(value), as something native code can step through."""
     kind = type(value)
-    if kind in (list, tuple, dict, range, str, set):
-        return iter(value)
+    if kind in (list, tuple, dict, range, str, set, frozenset):
+        return iter(in_order(trace, value))
     if isinstance(value, Fake):
         if trace.call(torch.Tensor.dim, [value], {}) == 0:
             raise Raised(TypeError("iteration over a 0-d tensor"))

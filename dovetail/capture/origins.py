@@ -236,15 +236,30 @@ def wrap_set(trace: Trace, value: Any, source: Source) -> Any:
         return leave_outside(trace, value, source)
     if isinstance(value, frozenset):
         trace.guard(source, Equals(value))
-        return value
+        return register(trace, value, value, source)
     if is_unsteady(trace, source, frozenset(value)):
         return leave_outside(trace, value, source)
     origin = _shadow(trace, value, set.__new__(type(value)), source)
     origin.before = set.__new__(type(value))
     for made in (origin.stand_in, origin.before):
-        set.update(made, value)
+        set.update(made, members(value))
     trace.guard(source, Equals(origin.before))
     return origin.stand_in
+
+
+def members(value: Any) -> tuple[Any, ...]:
+    """Of a set, in its own order, which depends on its history."""
+    return tuple((set if isinstance(value, set) else frozenset).__iter__(value))
+
+
+def in_order(trace: Trace, value: Any) -> Any:
+    """The members of a set as they come in the one it stands for; a new one has them in another order."""
+    origin = trace.origins.get(id(value)) if type(value) in (set, frozenset) else None
+    if origin is None:
+        return value
+    items = members(origin.original)
+    trace.guard(Applied(origin.source, trace.const(members, "members").name, members), Equals(items))
+    return value if is_changed(origin) or members(value) == items else items
 
 
 def leave_unread(trace: Trace, value: list[Any], source: Source) -> Unread:

@@ -249,7 +249,7 @@ def nested_excepts_and_finally() -> Any:
     return f, twice()
 
 
-@case("C3", breaks=4)
+@case("C3", breaks=3)
 def raised_by_the_broken_instruction_while_another_is_handled() -> Any:
     def f(x: torch.Tensor) -> Any:
         try:
@@ -268,7 +268,7 @@ def raised_by_the_broken_instruction_while_another_is_handled() -> Any:
     return f, twice()
 
 
-@case("C3", breaks=6)
+@case("C3", breaks=5)
 def context_manager_that_prints_and_swallows() -> Any:
     class Context:
         def __enter__(self) -> None:
@@ -332,6 +332,78 @@ def the_traceback_is_read_where_a_context_manager_is_left() -> Any:
             x = x * 2
             raise ValueError("left")
         return x + 1, context.seen
+
+    return f, twice()
+
+
+@case("C4")
+def what_is_thrown_into_a_generator_has_the_context_of_its_handler() -> Any:
+    def steps() -> Any:
+        try:
+            raise KeyError("a")
+        except KeyError:
+            yield 1
+
+    def f(x: torch.Tensor) -> Any:
+        waiting = steps()
+        next(waiting)
+        try:
+            waiting.throw(ValueError)
+        except ValueError as e:
+            return x + 1, repr(e.__context__)
+
+    return f, twice()
+
+
+@case("C4")
+def a_clause_that_names_no_exception_is_refused() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        kinds: Any = int
+        try:
+            try:
+                raise KeyError("a")
+            except kinds:
+                return x
+        except TypeError as e:
+            return x + 1, str(e), repr(e.__context__)
+
+    return f, twice()
+
+
+@case("C4")
+def a_block_of_no_context_manager_is_refused() -> Any:
+    class Entered:
+        def __enter__(self) -> None:
+            """And never left."""
+
+    def f(x: torch.Tensor) -> Any:
+        said = []
+        for manager in (3, Entered()):
+            try:
+                with manager:  # type: ignore[attr-defined]
+                    x = x * 3
+            except TypeError as e:
+                said.append(str(e))
+        return x + 1, said
+
+    return f, twice()
+
+
+@case("C4")
+def nothing_is_handled() -> Any:
+    return lambda x: (x + 1, sys.exception(), sys.exc_info()), twice()
+
+
+@case("C3", breaks=ANY)
+def the_exception_is_asked_for_in_a_resumed_handler() -> Any:
+    def f(x: torch.Tensor) -> Any:
+        try:
+            raise ValueError("a")
+        except ValueError as e:
+            x = x + 1
+            print("handled")
+            kind, error, lines = sys.exc_info()
+            return x * 2, kind, error is e, lines is e.__traceback__
 
     return f, twice()
 
@@ -536,6 +608,15 @@ def test_nothing_is_handled_after_a_resumed_handler() -> None:
     with pytest.raises(KeyError) as caught:
         dovetail.compile(f, backend="eager")(torch.ones(2))
     assert caught.value.__context__ is None
+
+
+def test_whether_an_exception_is_handled_is_guarded() -> None:
+    compiled = dovetail.compile(lambda x: (x + 1, repr(sys.exception())), backend="eager")
+    assert compiled(torch.ones(2))[1] == "None"
+    try:
+        raise ValueError("a")
+    except ValueError:
+        assert compiled(torch.ones(2))[1] == "ValueError('a')"
 
 
 def test_nothing_is_handled_after_a_generator_is_given_up() -> None:

@@ -549,6 +549,33 @@ def test_members_of_sets(sets: list[Any], kind: Any) -> None:
         assert torch.equal(ours[0], theirs[0]) and ours[1:] == theirs[1:]
 
 
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_members_of_sets_come_in_the_order_of_the_set(kind: Any) -> None:
+    """Which depends on what it was made of, and in which order; those of a frozenset of one call are another's."""
+
+    def f(x: torch.Tensor, names: Any) -> Any:
+        return x + 1, [name for name in names], list(names), 16 in names
+
+    for members in ([0, 8, 16], [16, 8, 0], [f"name {i}" for i in range(100)], [*range(0, 4000, 8)]):
+        names, compiled = set[Any](), dovetail.compile(f, backend="eager", fullgraph=True)
+        for member in members:
+            names.add(member)
+        names -= {*members[3:50]}
+        for given in (kind(names), kind(reversed([*names]))):
+            assert compiled(torch.ones(2), given)[1:] == f(torch.ones(2), given)[1:]
+
+
+def test_a_set_that_is_written_keeps_its_order() -> None:
+    def f(x: torch.Tensor, names: Any) -> Any:
+        names.add(5)
+        names.discard(40)
+        return x + 1
+
+    names, others = {*range(0, 400, 8)}, {*range(0, 400, 8)}
+    f(torch.ones(2), names), dovetail.compile(f, backend="eager", fullgraph=True)(torch.ones(2), others)
+    assert [*names] == [*others]
+
+
 def test_context_variables_are_read_in_the_context_of_the_call() -> None:
     scale: ContextVar[Any] = ContextVar("scale", default=2)
     shift: ContextVar[Any] = ContextVar("shift")

@@ -342,6 +342,17 @@ def test_objects_found_in_sets_and_among_keys_are_the_callers(gather: Any) -> No
         assert made[0].log == made[1].log
 
 
+def test_the_factory_of_a_defaultdict_is_itself() -> None:
+    def make() -> int:
+        return 1
+
+    def f(x: torch.Tensor) -> Any:
+        table = collections.defaultdict(make, {1: 2})
+        return x + table[3], table.default_factory is make, copy.copy(table).default_factory is make
+
+    assert dovetail.compile(f, backend="eager", fullgraph=True)(X)[1:] == (True, True)
+
+
 class Meta(type):
     log: list[Any] = []
 
