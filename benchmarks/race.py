@@ -1,4 +1,4 @@
-"""Eager, torch.compile and Dovetail on 163 programs, on the GPU if there is one, else on the CPU.
+"""Eager, torch.compile and Dovetail on 207 programs, on the GPU if there is one, else on the CPU.
 
     python -m benchmarks.race                               all of them, a table, build/bench/race.json
     python -m benchmarks.race --only swin_train,stencil --peers eager,dovetail --jobs 2
@@ -178,7 +178,7 @@ def page(machine: dict[str, str], results: list[dict[str, Any]]) -> str:
         "one use (a training program: forward and backward), medians, default modes, peers in turns",
         "in one process with the machine to itself. GiB: what the use needs beyond weights and inputs.",
         "First calls are made while other processes compile. The programs are in `benchmarks/programs.py`,",
-        "`benchmarks/studies.py`, `benchmarks/snippets.py` and `benchmarks/sketches.py`.",
+        "`benchmarks/studies.py`, `snippets.py`, `sketches.py` and `trials.py`.",
         "",
         "| program | eager | torch.compile | Dovetail | over eager | over torch.compile | GiB: eager "
         "| torch.compile | Dovetail | first call s: torch.compile | Dovetail | breaks |",
