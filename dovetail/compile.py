@@ -113,7 +113,7 @@ def target_of(graph: Graph) -> list[str]:
 def trace_joint(module: GraphModule, examples: Sequence[Any]) -> aot.Joint:
     """The program itself is kept for double backward; what it runs then is not compiled again."""
     joint = keeping_modes(module, aot.trace_joint)(module, examples)
-    return replace(joint, eager=functools.partial(_native.without, run_in_eager(module)))
+    return replace(joint, in_eager=lambda program: functools.partial(_native.without, run_in_eager(program)))
 
 
 def compile_graph(

@@ -177,7 +177,7 @@ class _Emitter:
             "torch": torch,
             "set_grad_enabled": torch._C._set_grad_enabled,
             "keeps_graph": keeps_graph,
-            "run_eager": joint.eager,
+            "run_eager": joint.in_eager(joint.program),
             "never_asked": double.NEVER_ASKED, "stranger": double.STRANGER,
             "will_execute": torch._C._will_engine_execute_node,  # type: ignore[attr-defined]
             "version_of": attrgetter("_version"),
@@ -373,7 +373,7 @@ class _Emitter:
             self.emit_write_back([m for m in mutations if m.output == i])
         followed = {p for _, before in self.chains for p in self.with_above(before)}
         if followed:
-            self.w(f"watch.follow({', '.join(map(self.before, sorted(followed)))})")
+            self.w(f"watch.follow({', '.join(f'({p}, {self.before(p)})' for p in sorted(followed))})")
 
     def with_above(self, positions: Iterable[int]) -> list[int]:
         """And those that these are views of."""
@@ -508,9 +508,8 @@ class _Emitter:
             self.w("if not keeps_graph(): ctx.inputs = ctx.random = ctx.maybe_clear_saved_tensors()")
         outputs = [f"g{i}" for i in range(len(backward.outputs))]
         self.emit_run(f"{_targets(outputs)} = ", "consume", "given")
-        at: dict[int | None, str] = dict.fromkeys([None], "None")
-        for i, output in zip(part.partition.signature.grad_inputs, backward.outputs):
-            at[i] = targets[output]
+        pairs = zip(part.partition.signature.grad_inputs, backward.outputs)
+        at: dict[int | None, str] = {i: targets[output] for i, output in pairs}
         self.w(f"return {_tuple(at.get(i, 'None') for i in part.places)}")
 
 

@@ -6,13 +6,14 @@
 
 Both are differentiated together, by one compiled backward. But somebody may look at the gradient of h: with
 h.retain_grad(), a hook, autograd.grad(loss, h). So the user's loss hangs on h too. In a backward pass where
-nobody can look, Chained hands on the tangent of loss and no more. Else it computes the gradient of h as well;
-and the compiled function takes what comes for h, perhaps changed by a hook, and nothing through h: it is cut.
+nobody can look, Chained hands on the tangent of loss and no more. Else it computes the gradient of h as well,
+as a function of h itself; and the compiled function takes what comes for h, perhaps changed by a hook, and
+nothing through h: it is cut.
 """
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 from weakref import ref
@@ -32,15 +33,21 @@ class Watch:
 
     def __init__(self) -> None:
         self.is_hooked, self.is_cut = False, False
-        self.tensors: tuple[ref[torch.Tensor], ...] = ()
+        self.tensors: dict[int, tuple[ref[torch.Tensor], int]] = {}
 
-    def follow(self, *tensors: torch.Tensor) -> None:
-        self.tensors = tuple(map(ref, tensors))
+    def follow(self, *tensors: tuple[int, torch.Tensor]) -> None:
+        self.tensors = {position: (ref(tensor), tensor._version) for position, tensor in tensors}
+
+    def unchanged(self, positions: Iterable[int]) -> dict[int, torch.Tensor]:
+        """Those of them that are still there, with the values that they were given."""
+        found = [(p, *self.tensors[p]) for p in positions]
+        return {p: t for p, weak, version in found if (t := weak()) is not None and t._version == version}
 
     def look(self) -> bool:
-        """In the backward pass that is running."""
-        left = [tensor for weak in self.tensors if (tensor := weak()) is not None]
+        """In the backward pass that is running, or in one through its gradients."""
+        left = [tensor for weak, _ in self.tensors.values() if (tensor := weak()) is not None]
         self.is_cut = self.is_hooked or any(t.retains_grad or t._backward_hooks for t in left)
+        self.is_cut |= bool(left) and torch.is_grad_enabled()
         if not self.is_cut and not executes(STRANGER):
             asked = asked_about()
             self.is_cut = asked is None or any(x is tensor for x in asked for tensor in left)

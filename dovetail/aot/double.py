@@ -53,11 +53,13 @@ _BATCH_NORMS: Final = (
 
 class _Asked(Noun):
     """Which gradients: of the inputs less the `unwanted`, or of the outputs `goals`, where what flows through
-    one of them to another does not count. is_cut: their own tangents flow on from such outputs."""
+    one of them to another does not count. is_cut: their own tangents flow on from such outputs. `anchors`
+    are those that are given to the program, after its inputs."""
 
     unwanted: tuple[int, ...] = ()
     goals: tuple[int, ...] = ()
     is_cut: bool = False
+    anchors: tuple[int, ...] = ()
 
 
 class Eager:
@@ -82,6 +84,9 @@ class Eager:
         own = [before for i, before in signature.chains if i in signature.tangents]
         self.cuts = tuple(sorted({p for before in own for p in before}))
         """Outputs that others are computed from; see chain.py."""
+        made, views = partition.forward.outputs, signature.outputs  # type: Any, Any
+        self.anchored = {p: made[p] if p >= 0 else views[~p] for p in self.cuts if p in joint.anchors}
+        self.programs: dict[tuple[int, ...], GraphModule] = {(): joint.program}
         self.has_cuda = any(c.is_cuda for c in joint.constants) or torch.cuda.is_available()
 
     def random_state(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -92,8 +97,10 @@ class Eager:
     ) -> Sequence[Any]:
         """Of the inputs that get one, in order, or of the outputs `goals`; differentiable where grad mode
         is on."""
-        inputs, is_kept = ctx.inputs, torch.is_grad_enabled()
-        asked = _Asked(() if goals else self.unwanted(ctx), goals, is_cut)
+        is_kept = torch.is_grad_enabled()
+        anchors = ctx.watch.unchanged(self.anchored) if goals or is_cut else {}
+        inputs: Sequence[Any] = (*ctx.inputs, *anchors.values())
+        asked = _Asked(() if goals else self.unwanted(ctx), goals, is_cut, tuple(anchors))
         is_plain = is_kept and ctx.random is None and not self.joint.autocast
         with nullcontext() if is_plain else self.as_it_was(ctx.random):
             if (is_kept or is_cut or goals) and not lack_memory(*tangents):
@@ -103,11 +110,10 @@ class Eager:
                 if program is not None:
                     grads = program(*given)
                     return grads if is_kept else [None if g is None else g.detach() for g in grads]
-            assert self.joint.eager is not None
             # as views, since hooks and retain_grad() are for autograd's own pass
             inputs = [x.view_as(x) if getattr(x, "requires_grad", False) else x for x in inputs]
             own = [x.clone() if i in self.mutated else x for i, x in enumerate(inputs)]
-            results = eager_results(self.joint.eager(*own))
+            results = eager_results(self.joint.in_eager(self.program_at(asked.anchors))(*own))
             return self.differentiated(inputs, own, tangents, results, asked, is_kept)
 
     def as_it_was(self, random: tuple[torch.Tensor, list[torch.Tensor]] | None) -> ExitStack:
@@ -148,17 +154,18 @@ class Eager:
         written to."""
         values, tangent_of = self.values(own, results), dict(zip(self.signature.tangents, tangents))
         heads = [(values[p], t) for p, t in tangent_of.items() if t is not None]
-        unwanted = asked.unwanted
+        unwanted, anchors = asked.unwanted, dict(zip(asked.anchors, inputs[self.signature.inputs :]))
         count = range(len(asked.goals or self.signature.grad_inputs))
-        wanted = [values[p] if p >= 0 else results[~p] for p in asked.goals]
+        at = lambda p: anchors[p] if p in anchors else values[p] if p >= 0 else results[~p]  # noqa: E731
+        wanted = [at(p) for p in asked.goals]
         wanted = wanted or [inputs[i] for n, i in enumerate(self.signature.grad_inputs) if n not in unwanted]
         run = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
         with ExitStack() as stack:
             for device, _ in self.joint.autocast:  # backward runs outside of the autocast region
                 stack.enter_context(torch.autocast(device, enabled=False))
             for p in asked.goals or (self.cuts if asked.is_cut else ()):
-                tensor = values[p] if p >= 0 else results[~p]
-                stack.enter_context(_replaced_gradient(tensor, tangent_of.get(p)))
+                if p not in anchors:
+                    stack.enter_context(_replaced_gradient(at(p), tangent_of.get(p)))
             ends, given = tuple(v for v, _ in heads), tuple(t for _, t in heads)
             grads = iter(run(ends, given, is_kept, is_kept, tuple(wanted), True, False))
         return [None if n in unwanted else next(grads) for n in count]
@@ -167,8 +174,8 @@ class Eager:
         self, inputs: Sequence[Any], tangents: Sequence[Any], kept: list[Any], asked: _Asked
     ) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
         """The compiled gradient, and what to call it with; None: let PyTorch do it."""
-        graph = self.partition.forward
-        sizes = bind_symbols(graph, inputs)
+        graph, count = self.partition.forward, self.signature.inputs
+        sizes = bind_symbols(graph, inputs[:count])
         tangents = [t if t is None else t.resolve_conj().resolve_neg() for t in tangents]
         if sizes:  # then they are row-major, which takes no symbols for their strides
             tangents = [t if t is None else t.contiguous() for t in tangents]
@@ -186,11 +193,13 @@ class Eager:
             module = self.as_program(tangents, len(kept), asked)
             made = [node for node in self.saved if isinstance(node, Node)]
             at = {node: len(given) - len(made) + i for i, node in enumerate(made)}
-            known = Known(graph, len(inputs), at)
+            anchors = [self.anchored[p] for p in asked.anchors]
+            at |= {node: i for i, node in enumerate(anchors, count) if isinstance(node, Node)}
+            known = Known(graph, count, at)
             examples: Sequence[Any] = given
             if is_symbolic:
                 heads = [graph.outputs[p] for p, t in zip(self.signature.tangents, tangents) if t is not None]
-                types = [node.type for node in (*self.given, *heads, *made) if isinstance(node, Node)]
+                types = [each.type for each in (*self.given, *anchors, *heads, *made) if each is not None]
                 shapes = Shapes()
                 examples = _symbolic(given, types, sizes, shapes)
             made_for = self.compiled[key] = self.joint.again(module, examples, (*self.joint.known, known))
@@ -201,8 +210,7 @@ class Eager:
 
     def as_program(self, tangents: Sequence[Any], kept: int, asked: _Asked) -> GraphModule:
         """inputs, tangents, saved values -> gradients, as a graph of the captured calls and one more."""
-        module = self.joint.program
-        assert module is not None
+        module = self.program_at(asked.anchors)
         graph = FxGraph()
         given = [node for node in module.graph.nodes if node.op == "placeholder"]
         inputs = [graph.placeholder(node.name) for node in given]
@@ -222,6 +230,19 @@ class Eager:
 
         graph.output(graph.call_function(gradient, (inputs, own, results, places)))
         return GraphModule(module, graph)
+
+    def program_at(self, anchors: tuple[int, ...]) -> GraphModule:
+        """The program with these outputs as inputs, too, which it takes for what it makes, and returns."""
+        if anchors not in self.programs:
+            module, graph, made = self.joint.program, FxGraph(), dict[Any, Any]()
+            graph.output(graph.graph_copy(module.graph, made))
+            graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder"))
+            for node in (made[self.joint.anchors[p]] for p in anchors):
+                given = graph.placeholder(f"dovetail_anchor_{node.name}")
+                node.replace_all_uses_with(given, lambda user: user.op != "output")
+            self.programs[anchors] = GraphModule(module, graph)
+            self.programs[anchors].meta.update(module.meta)
+        return self.programs[anchors]
 
     @cached_property
     def needed(self) -> set[Node]:

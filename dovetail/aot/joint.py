@@ -69,11 +69,14 @@ class Joint(Noun, eq=False):
 
     graph: Graph
     signature: Signature
-    constants: tuple[torch.Tensor, ...] = ()
-    eager: Callable[..., Any] | None = None
-    """The captured program itself; double backward differentiates it."""
-    program: GraphModule | None = None
-    """The same as a graph, and what compiles another graph like it; None where that fails."""
+    constants: tuple[torch.Tensor, ...]
+    program: GraphModule
+    """As captured; double backward differentiates it."""
+    in_eager: Callable[[GraphModule], Callable[..., Any]] = lambda program: program
+    """What runs it, or another graph like it, as it is."""
+    anchors: dict[int, FxNode] = {}
+    """By position, where the program makes outputs that others are computed from, if it then leaves them as
+    they are: these tensors can take part in it as if they were given."""
     again: Callable[[GraphModule, Sequence[Any], tuple[Known, ...]], Callable[..., Any] | None] | None = None
     known: tuple[Known, ...] = ()
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
@@ -147,6 +150,8 @@ class _Trace(Noun, frozen=False):
     tensors: list[Any] = field(default_factory=list)
     memories: Counter[int] = field(default_factory=Counter)
     """How many inputs lie in each storage."""
+    made: dict[int, tuple[FxNode, Ref]] = field(default_factory=dict)
+    """By tensor, which call of the program made it, and as what."""
 
 
 def trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
@@ -168,12 +173,13 @@ def _trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     try:
         with recorder:
             _add_inputs(trace, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
-            results = run_fx(gm, trace.passed, recorder, call_at if shapes is None else symbolic_at)
+            results = run_fx(gm, trace, call_at if shapes is None else symbolic_at)
         torch._C._set_grad_enabled(grad_mode)  # the program may end inside of torch.no_grad()
         mutations = _derive_mutations(trace)
         outputs = _derive_outputs(trace, results)
         boundary = len(builder.nodes)
         groups, reached, chains = derive_ties(trace, outputs, results)
+        anchors = find_anchors(trace, results, {p for _, before in chains for p in before})
         shown = [recorder.ref(x).storage for x in (*trace.passed, *results) if isinstance(x, torch.Tensor)]
         generations = [storage.generation for storage in shown]
         tangents, grad_inputs, grads = _trace_backward(trace, autocast)
@@ -213,9 +219,10 @@ def _trace_joint(gm: GraphModule, example_inputs: Sequence[Any]) -> Joint:
     is_inference = 0 < len(inference) == len(made) and not torch.is_inference_mode_enabled()
     is_atomic = gm.meta.get("is_atomic", False) and any(map(_may_refuse, graph.nodes))
     return Joint(
-        graph, signature, constants, gm, gm, None, (), autocast, has_grad, tuple(trace.same), loose,
-        is_inference, tuple(each is not None for each in trace.versions), is_atomic,
-        () if len(inference) == len(made) else inference,
+        graph, signature, constants, gm, anchors=anchors, autocast=autocast, has_grad=has_grad,
+        same=tuple(trace.same), loose=loose, is_inference=is_inference, is_atomic=is_atomic,
+        counted=tuple(each is not None for each in trace.versions),
+        inference=() if len(inference) == len(made) else inference,
     )  # fmt: skip
 
 
@@ -272,10 +279,10 @@ def _add_number(trace: _Trace, name: str, example: Any) -> None:
 # -- running the program -----------------------------------------------------------------------------
 
 
-def run_fx(gm: GraphModule, inputs: Sequence[Any], recorder: Recorder, call: Any) -> list[Any]:
+def run_fx(gm: GraphModule, trace: _Trace, call: Any) -> list[Any]:
     """Each captured call, on Fakes; returns the program's outputs, flat."""
     env: dict[FxNode, Any] = {}
-    given = iter(inputs)
+    given, recorder = iter(trace.passed), trace.recorder
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             env[node] = next(given)
@@ -294,7 +301,9 @@ def run_fx(gm: GraphModule, inputs: Sequence[Any], recorder: Recorder, call: Any
         elif node.op == "call_module":
             target = gm.get_submodule(target)
         run = with_numbers if target in INSTEAD else call
-        env[node] = run(recorder.loc, INSTEAD.get(target, target), args, kwargs)
+        made = env[node] = run(recorder.loc, INSTEAD.get(target, target), args, kwargs)
+        if type(made) is Fake and id(made) not in trace.made:
+            trace.made[id(made)] = node, made.ref
     raise UnsupportedMutation(detail="the captured graph has no output")
 
 
@@ -404,14 +413,10 @@ def _derive_outputs(trace: _Trace, results: list[Any]) -> list[OutputIs]:
         if storage.input is None and id(owner) not in given:
             if not (result._is_view() or result.requires_grad or owner.requires_grad):
                 storage.owner = result  # what torch.ones made, as a second tensor
-    made: dict[int, OutputIs] = {}
     bases: dict[int, int] = {}
-    found: list[OutputIs] = []
-    for result in results:
-        if id(result) not in made or not isinstance(result, torch.Tensor):
-            made[id(result)] = _derive_output(trace, result, shared, bases)
-        found.append(made[id(result)])
-    return found
+    once = {id(result): result for result in results}
+    made = {key: _derive_output(trace, result, shared, bases) for key, result in once.items()}
+    return [made[id(result)] for result in results]
 
 
 def _derive_output(trace: _Trace, result: Any, shared: dict[int, int], bases: dict[int, int]) -> OutputIs:
@@ -537,6 +542,14 @@ def derive_ties(
         if i in shown and (others := tuple(sorted(filter(leads, before[node])))):
             chains.append((i, others))
     return groups, reached, tuple(chains)
+
+
+def find_anchors(trace: _Trace, results: list[Any], positions: Iterable[int]) -> dict[int, FxNode]:
+    """Of these outputs, those that are as the program made them, and where it did."""
+    shown, nowhere = set(map(id, results)), (None, None)
+    tensors = [(p, trace.tensors[p] if p >= 0 else results[~p]) for p in positions]
+    made = [(p, t, *trace.made.get(id(t), nowhere)) for p, t in tensors if id(t) in shown]
+    return {p: node for p, t, node, ref in made if node and t.ref is ref and not ref.storage.generation}
 
 
 @cache

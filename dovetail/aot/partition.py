@@ -288,9 +288,7 @@ class _Problem:
             if node in freed:
                 small = {o for o, size in larger.items() if bytes_of(o.type) * 4 <= size}
                 found |= {o for o in small if self.price(o) < INFINITE}
-                behind[node] = bytes_of(node.type)
-            else:
-                behind[node] = max(larger.values(), default=0)
+            behind[node] = bytes_of(node.type) if node in freed else max(larger.values(), default=0)
         return found
 
     def _candidates(self) -> list[Node]:
@@ -357,9 +355,8 @@ def _missing_symbols(graph: Graph, saved: int) -> list[Expr]:
     known = {expr for node in graph.inputs[:saved] for expr in exprs_in(node.type) if expr.op == "sym"}
     wanted: dict[Expr, None] = {}
     for node in (*graph.inputs, *graph.nodes):
-        for value in (*node.args, *(v for _, v in node.kwargs), node.type):
-            for expr in exprs_in(value):
-                wanted.update(dict.fromkeys(sorted(symbols(expr) - known, key=lambda e: e.serial)))
+        for expr in exprs_in((node.args, node.kwargs, node.type)):
+            wanted.update(dict.fromkeys(sorted(symbols(expr) - known, key=lambda e: e.serial)))
     return list(wanted)
 
 

@@ -19,6 +19,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, Tra
 from typing import Any, Final
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from dovetail.capture import trace as traces
 from dovetail.capture.origins import IDENTITY, instance_dict, read_list, wrap
@@ -223,6 +224,8 @@ def _native_field(trace: Trace, obj: Any, name: str, origin: Origin | None) -> A
         return type(obj)
     if isinstance(obj, TracebackType) and origin is None:
         raise UnsupportedValue(trace.loc(), type="traceback", detail="its exception was raised in the graph")
+    if isinstance(obj, BackwardCFunction) and name == "saved_tensors":  # a checkpoint's are there once
+        raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail="hooks see its tensors taken")
     if origin is None:
         is_traceback = name == "__traceback__" and isinstance(obj, BaseException)
         found = is_traceback and trace.traceback_of(obj) or native(getattr, obj, name)

@@ -152,27 +152,22 @@ class Build:
     def _device(self, args: tuple[Arg, ...]) -> Device:
         """Where the result lives: an operand's device (one with dimensions first), or a device argument."""
         found: Device | None = None
-        for arg in args:
-            nodes = arg if isinstance(arg, tuple) else (arg,)
-            for node in nodes:
-                if isinstance(node, Node) and isinstance(node.type, TensorType):
-                    if node.type.device.kind != "cpu":
-                        return node.type.device
-                    found = node.type.device
-                elif isinstance(node, Device):
-                    found = node
+        for node in [node for arg in args for node in (arg if isinstance(arg, tuple) else (arg,))]:
+            if isinstance(node, Node) and isinstance(node.type, TensorType):
+                found = node.type.device
+                if found.kind != "cpu":
+                    break
+            elif isinstance(node, Device):
+                found = node
         return found or CPU
 
     def _typed(self, result: Result, args: tuple[Arg, ...], device: Device) -> TensorType:
         """The memory order eager would choose where it is known, else an operand's, else row-major."""
         shape, dtype = result
-        if isinstance(self.out_type, TensorType) and self.out_type.shape == shape and is_dense(self.out_type):
-            return TensorType(shape, self.out_type.stride, dtype, device)
-        for arg in args:
-            if isinstance(arg, Node) and isinstance(arg.type, TensorType) and arg.type.shape == shape:
-                if is_dense(arg.type):
-                    return TensorType(shape, arg.type.stride, dtype, device)
-        return TensorType(shape, contiguous_stride(shape), dtype, device)
+        types = (self.out_type, *[arg.type for arg in args if isinstance(arg, Node)])
+        alike = (type for type in types if isinstance(type, TensorType) and type.shape == shape)
+        stride = next((type.stride for type in alike if is_dense(type)), None)
+        return TensorType(shape, contiguous_stride(shape) if stride is None else stride, dtype, device)
 
     def call(self, name: str, *operands: Operand) -> Value:
         """A pointwise prim: operands are broadcast to one shape; their types must already agree."""
@@ -198,10 +193,7 @@ class Build:
 
     def operands(self, *args: Operand, dtype: DType | None = None) -> tuple[Any, ...]:
         """Tensors converted to the type in which eager computes; numbers as they are."""
-        if dtype is None:
-            dtype = self.out.dtype
-            if dtype is BOOL:
-                dtype = promoted(args)
+        dtype = dtype or (promoted(args) if self.out.dtype is BOOL else self.out.dtype)
         compute = compute_dtype(dtype)
         return tuple(x.to(compute) if isinstance(x, Value) else number(x, compute) for x in args)
 
@@ -261,8 +253,7 @@ class Build:
     def unsqueeze(self, x: Value, dims: Dims) -> Value:
         """Size-1 dimensions at these positions of the result."""
         rest = iter(x.shape)
-        rank = x.ndim + len(dims)
-        return self.reshape(x, [ONE if d in dims else next(rest) for d in range(rank)])
+        return self.reshape(x, [ONE if d in dims else next(rest) for d in range(x.ndim + len(dims))])
 
     # -- reductions and creation -------------------------------------------------------------------
 

@@ -81,24 +81,17 @@ def merge_reshapes(node: Node) -> Node | None:
     return inner if inner.type == node.type else view_of_full(node)
 
 
-def merge_permutes(node: Node) -> Node | None:
+def merge_dims(node: Node) -> Node | None:
+    """A permute of a permute, or a broadcast of a broadcast."""
     inner = _operand(node)
-    if inner.op != "prims.permute":
+    if inner.op != node.op:
         return view_of_full(node)
-    first, second = cast("tuple[int, ...]", inner.args[1]), cast("tuple[int, ...]", node.args[1])
-    dims = tuple(first[d] for d in second)
-    source = _operand(inner)
-    if dims == tuple(range(len(dims))) and source.type == node.type:
+    places, dims = (cast("tuple[int, ...]", each.args[-1]) for each in (inner, node))
+    places, dims = (dims, places) if node.op == "prims.permute" else (places, dims)
+    merged, source = tuple(dims[d] for d in places), _operand(inner)
+    if merged == tuple(range(len(merged))) and source.type == node.type:
         return source
-    return replace(node, args=(source, dims))
-
-
-def merge_broadcasts(node: Node) -> Node | None:
-    inner = _operand(node)
-    if inner.op != "prims.broadcast":
-        return view_of_full(node)
-    first, second = cast("tuple[int, ...]", inner.args[2]), cast("tuple[int, ...]", node.args[2])
-    return replace(node, args=(inner.args[0], node.args[1], tuple(second[d] for d in first)))
+    return replace(node, args=(source, *node.args[1:-1], merged))
 
 
 _EXACT: Final[dict[DType, frozenset[DType]]] = {
@@ -184,8 +177,7 @@ def drop_bias(place: int, node: Node) -> Node | None:
 
 RULES: Final[dict[str, Callable[[Node], Node | None]]] = {
     "prims.reshape": merge_reshapes,
-    "prims.permute": merge_permutes,
-    "prims.broadcast": merge_broadcasts,
+    **dict.fromkeys(("prims.permute", "prims.broadcast"), merge_dims),
     "prims.convert": merge_converts,
     # a copy in the same layout is the value itself: values have no identity here
     "prims.copy": lambda node: _operand(node) if _operand(node).type == node.type else view_of_full(node),

@@ -870,6 +870,18 @@ def _hook(first: Any, second: Any, loss: Any, leaves: list[Any]) -> list[Any]:
     return seen
 
 
+def _again(first: Any, second: Any, loss: Any, leaves: list[Any]) -> list[Any]:
+    """Gradients are functions of these outputs, too."""
+    (own,) = torch.autograd.grad(loss, first, create_graph=True)
+    wanted = [first, second, *leaves]
+    grads = torch.autograd.grad(own.pow(3).sum(), wanted, create_graph=True)
+    grads += torch.autograd.grad(sum(grad.sum() for grad in grads[:2]), wanted, create_graph=True)
+    (other,) = torch.autograd.grad(loss, leaves[-1], create_graph=True)
+    first.retain_grad()
+    (loss + other.square().sum()).backward()
+    return [*grads, first.grad]
+
+
 def _nothing(first: Any, second: Any, loss: Any, leaves: list[Any]) -> list[Any]:
     loss /= 2
     loss.backward()
@@ -877,7 +889,7 @@ def _nothing(first: Any, second: Any, loss: Any, leaves: list[Any]) -> list[Any]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("ask", [_look, _hook, _nothing])
+@pytest.mark.parametrize("ask", [_look, _again, _hook, _nothing])
 @pytest.mark.parametrize("program", [_stages, _turned, _cut])
 def test_gradients_of_outputs_that_others_are_computed_from(program: Any, ask: Any, dynamic: bool) -> None:
     def train(call: Any) -> list[Any]:

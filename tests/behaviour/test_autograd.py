@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import Variable
+from torch.utils.checkpoint import checkpoint
 
 import dovetail
 from tests.behaviour.running import ANY, Program, Suite, check_program
@@ -345,6 +346,37 @@ def test_saved_tensors_are_freed() -> None:
     del y
     gc.collect()
     assert ref() is None
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return grad @ w.t(), x.t() @ grad
+
+
+def test_saved_tensors_of_a_checkpoint_are_taken_once() -> None:
+    """By a backward that eager runs inside of a compiled step: its frame is captured, too."""
+
+    def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return Product.apply(x, w).tanh()  # type: ignore[no-untyped-call, no-any-return]
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        checkpoint(block, x, w, use_reentrant=False).sum().backward()
+        return w.grad * 2  # type: ignore[operator]
+
+    found = []
+    for run in both(step):
+        torch.manual_seed(0)
+        x, w = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
+        found.append([run(x, w) for _ in range(3)])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_partial_gradients_only() -> None:

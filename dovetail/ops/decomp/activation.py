@@ -47,6 +47,26 @@ def _softplus_backward(b: Build, grad: Value, x: Value, beta: float, threshold: 
     return b.where(x * plain(beta) > plain(threshold), grad, grad * z / (z + 1.0))
 
 
+def _gelu_bend(b: Build, x: Value) -> Value:
+    return b.call("tanh", SQRT_2_OVER_PI * (x + GELU_CUBE * (x * x * x)))
+
+
+def _gelu(b: Build, x: Value, *, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        return 0.5 * x * (1.0 + _gelu_bend(b, x))
+    return x * 0.5 * (1.0 + b.call("erf", x * SQRT_HALF))
+
+
+def _gelu_backward(b: Build, grad: Value, x: Value, *, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        t = _gelu_bend(b, x)
+        slope = SQRT_2_OVER_PI * (1.0 + (3.0 * GELU_CUBE) * (x * x))
+        return grad * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
+    cdf = 0.5 * (1.0 + b.call("erf", x * SQRT_HALF))
+    pdf = b.call("exp", x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+    return grad * (cdf + x * pdf)
+
+
 def _is_beyond(b: Build, x: Value, by: float) -> Value:
     """On the CPU, eager's kernel rounds the bound to the half type it works on."""
     bound = rounded(plain(by), b.out.dtype) if b.out.device.kind == "cpu" else plain(by)
@@ -87,6 +107,7 @@ FORMULAS: Final[dict[str, Callable[..., Value]]] = {
     "hardshrink": lambda b, x, by=0.5: b.where(_is_beyond(b, x, by) | x.ne(x), x, 0.0),
     **dict.fromkeys(("softshrink_backward", "hardshrink_backward"),
         lambda b, grad, x, by: b.where(_is_beyond(b, x, by), grad, 0.0)),
+    "gelu": _gelu, "gelu_backward": _gelu_backward,
     "softplus": _softplus,
     "softplus_backward": _softplus_backward,
 }  # fmt: skip
@@ -105,44 +126,21 @@ def log_sigmoid(b: Build, x: Value) -> tuple[Value, Value]:
     return b.call("minimum", x, 0.0) - b.call("log1p", z), kept
 
 
-@decomposes("aten.gelu")
-def gelu(b: Build, x: Value, *, approximate: str = "none") -> Value:
-    v = b.value(x)
-    if approximate == "tanh":
-        inner = SQRT_2_OVER_PI * (v + GELU_CUBE * (v * v * v))
-        return finish(b, 0.5 * v * (1.0 + b.call("tanh", inner)))
-    return finish(b, v * 0.5 * (1.0 + b.call("erf", v * SQRT_HALF)))
-
-
-@decomposes("aten.gelu_backward")
-def gelu_backward(b: Build, grad: Value, x: Value, *, approximate: str = "none") -> Value:
-    g, v = b.value(grad), b.value(x)
-    if approximate == "tanh":
-        inner = SQRT_2_OVER_PI * (v + GELU_CUBE * (v * v * v))
-        t = b.call("tanh", inner)
-        left, right = 0.5 * v, 1.0 + t
-        slope = SQRT_2_OVER_PI * (1.0 + (3.0 * GELU_CUBE) * (v * v))
-        return finish(b, g * (0.5 * right + left * (1.0 - t * t) * slope))
-    cdf = 0.5 * (1.0 + b.call("erf", v * SQRT_HALF))
-    pdf = b.call("exp", v * v * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
-    return finish(b, g * (cdf + v * pdf))
-
-
-@decomposes("aten.glu")
-def glu(b: Build, x: Value, dim: int = -1) -> Value:
-    first, second = _halves(b, b.value(x), dim)
-    return finish(b, first * b.call("sigmoid", second))
-
-
-@decomposes("aten.glu_backward")
-def glu_backward(b: Build, grad: Value, x: Value, dim: int) -> Value:
-    g, v = b.value(grad), b.value(x)
-    first, second = _halves(b, v, dim)
-    s = b.call("sigmoid", second)
-    return finish(b, b.cat([g * s, g * first * s * (1.0 - s)], dim % x.ndim))
 
 
 def _halves(b: Build, x: Value, dim: int) -> tuple[Value, Value]:
     dim %= x.ndim
     size = x.shape[dim]
-    return b.slice(x, dim, 0, size // 2), b.slice(x, dim, size // 2, size)
+    return b.slice(x, dim, 0, size // 2), b.call("sigmoid", b.slice(x, dim, size // 2, size))
+
+
+@decomposes("aten.glu")
+def glu(b: Build, x: Value, dim: int = -1) -> Value:
+    first, gate = _halves(b, b.value(x), dim)
+    return finish(b, first * gate)
+
+
+@decomposes("aten.glu_backward")
+def glu_backward(b: Build, grad: Value, x: Value, dim: int) -> Value:
+    g, (first, gate) = b.value(grad), _halves(b, b.value(x), dim)
+    return finish(b, b.cat([g * gate, g * first * gate * (1.0 - gate)], dim % x.ndim))

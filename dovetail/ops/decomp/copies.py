@@ -46,8 +46,7 @@ def cat(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
 @decomposes("aten.stack")
 def stack(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
     at = dim % b.out.ndim
-    parts = [b.unsqueeze(t.to(b.out.dtype), (at,)) for t in tensors]
-    return b.prim("copy", parts[0]) if len(parts) == 1 else b.cat(parts, at)
+    return cat(b, [b.unsqueeze(t, (at,)) for t in tensors], at)
 
 
 @decomposes("aten.constant_pad_nd")
@@ -97,16 +96,14 @@ def _rolled(b: Build, x: Value, dim: int, shift: Expr) -> Value:
 
 @decomposes("aten.repeat")
 def repeat(b: Build, x: Value, repeats: Sequence[Size]) -> Value:
-    """A new dimension before each repeated one, then merged."""
-    lead = len(repeats) - x.ndim
-    sizes = [as_expr(1)] * lead + list(x.shape)
-    spread: list[Expr] = []
-    places: list[int] = []
-    for times, size in zip(repeats, sizes):
-        spread += [as_expr(times), size]
-        places.append(len(spread) - 1)
-    widened = b.reshape(x, sizes)
-    return b.prim("copy", b.reshape(b.broadcast(widened, spread, places), b.out.shape))
+    return tile(b, x, [as_expr(1)] * (len(repeats) - x.ndim) + list(x.shape), repeats, 0)
+
+
+def tile(b: Build, x: Value, sizes: Sequence[Expr], times: Sequence[Size], side: int) -> Value:
+    """A new dimension before each (side 0), or behind it (1), so long; then merged."""
+    spread = [end for pair in zip(map(as_expr, times), sizes) for end in pair[:: 1 - 2 * side]]
+    wide = b.broadcast(b.reshape(x, sizes), spread, range(1 - side, len(spread), 2))
+    return b.prim("copy", b.reshape(wide, b.out.shape))
 
 
 def positions(b: Build, x: Value, dim: int) -> Value:

@@ -63,9 +63,8 @@ def layer_norm_backward(
     b: Build, grad: Value, x: Value, normalized_shape: Sequence[Expr], mean: Maybe, rstd: Value,
     weight: Maybe, bias: Maybe, output_mask: Sequence[bool],
 ) -> Results:  # fmt: skip
-    rank = len(normalized_shape)
-    inner = tuple(range(x.ndim - rank, x.ndim))
-    outer = tuple(range(x.ndim - rank))
+    lead = x.ndim - len(normalized_shape)
+    outer, inner = tuple(range(lead)), tuple(range(lead, x.ndim))
     check_not_empty(x, range(x.ndim))
     g, v = accumulate(grad, x.dtype), accumulate(x, x.dtype)
     scale = rstd.to(v.dtype)

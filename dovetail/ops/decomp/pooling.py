@@ -21,6 +21,7 @@ from dovetail.fake.rules import per_axis
 from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product, row_major
 from dovetail.ir.types import F32, F64, I64, DType
 from dovetail.ops.build import Build, Value, compute_dtype, number
+from dovetail.ops.decomp.copies import tile
 from dovetail.ops.decomp.index import check_room, move_first
 from dovetail.ops.decomp.reductions import accumulate
 from dovetail.ops.registry import decline_if, decomposes
@@ -179,12 +180,7 @@ def adaptive_avg_pool(b: Build, x: Value, output_size: Sequence[Expr]) -> Value:
 
 def _repeated(b: Build, x: Value, times: Sequence[int]) -> Value:
     """Each element of the last dimensions so often along each of them."""
-    lead = x.ndim - len(times)
-    shape, dims = list(x.shape[:lead]), list(range(lead))
-    for size, n in zip(x.shape[lead:], times):
-        dims.append(len(shape))
-        shape += [size, as_expr(n)]
-    return b.prim("copy", b.reshape(b.broadcast(x, shape, dims), b.out.shape)).to(b.out.dtype)
+    return tile(b, x, x.shape, [*[1] * (x.ndim - len(times)), *times], 1).to(b.out.dtype)
 
 
 def adaptive_avg_pool_backward(rank: int, b: Build, grad: Value, x: Value) -> Value:
@@ -206,35 +202,25 @@ for _rank in (2, 3):
 
 def _repeats(small: Sequence[Expr], large: Sequence[Expr]) -> list[int]:
     """How often each size is repeated, if it is a whole number."""
-    found = []
-    for a, b in zip(small, large):
-        decline_if(not (a.is_const and b.is_const) or a.value == 0 or b.value % a.value)
-        found.append(b.value // a.value)
-    return found
+    sizes = [*zip(small, large)]
+    decline_if(not all(a.is_const and b.is_const and a.value and b.value % a.value == 0 for a, b in sizes))
+    return [b.value // a.value for a, b in sizes]
 
 
 @decomposes(*(f"aten.{kind}{n}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for n in "123"))
 def upsample_nearest(b: Build, x: Value, *args: Any, **kwargs: Any) -> Value:
     times = _repeats(x.shape[2:], b.out.shape[2:])
-    decline_if(not all(_is_scale(scale, times) for scale in (*args[1:], *kwargs.values())))
+    decline_if(any(scale not in (None, *times) for scale in (*args[1:], *kwargs.values())))
     return _repeated(b, x, times)
-
-
-def _is_scale(scale: Any, times: list[int]) -> bool:
-    """A given scale factor must agree with the sizes."""
-    return scale is None or scale in times
 
 
 @decomposes(*(f"aten.upsample_nearest{n}d_backward" for n in "123"))
 def upsample_nearest_backward(b: Build, grad: Value, output_size: Any, size: Any, *scales: Any) -> Value:
     times = _repeats(b.out.shape[2:], grad.shape[2:])
-    decline_if(not all(_is_scale(scale, times) for scale in scales) or grad.dtype.is_low_precision)
-    split = list(grad.shape[:2])
-    dims = []
-    for size, n in zip(b.out.shape[2:], times):
-        split += [size, as_expr(n)]
-        dims.append(len(split) - 1)
-    return b.reduce("sum", b.reshape(grad, split), dims)
+    decline_if(any(scale not in (None, *times) for scale in scales) or grad.dtype.is_low_precision)
+    split = [end for size, n in zip(b.out.shape[2:], times) for end in (size, as_expr(n))]
+    wide = b.reshape(grad, [*grad.shape[:2], *split])
+    return b.reduce("sum", wide, range(3, wide.ndim, 2))
 
 
 @decomposes("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_trilinear3d")

@@ -218,20 +218,16 @@ decomposes("aten._log_softmax")(partial(_softmax, "log"))
 decomposes("aten._safe_softmax")(partial(_softmax, "safe"))
 
 
-@decomposes("aten._softmax_backward_data")
-def softmax_backward(b: Build, grad: Value, y: Value, dim: int, input_dtype: DType) -> Value:
+def _softmax_backward(is_log: bool, b: Build, grad: Value, y: Value, dim: int, _: DType) -> Value:
     g, v = accumulate(grad, grad.dtype), accumulate(y, y.dtype)
-    weighted = g * v
-    return (weighted - v * b.reduce("sum", weighted, dims_of(y, dim), keepdim=True)).to(b.out.dtype)
+    g, v = (g, b.call("exp", v)) if is_log else (g * v, v)
+    total = _one_hot_sum(b, grad, dim % max(y.ndim, 1)) if is_log else None
+    total = b.reduce("sum", g, dims_of(y, dim), keepdim=True) if total is None else total.to(g.dtype)
+    return (g - v * total).to(b.out.dtype)
 
 
-@decomposes("aten._log_softmax_backward_data")
-def log_softmax_backward(b: Build, grad: Value, y: Value, dim: int, input_dtype: DType) -> Value:
-    g, v = accumulate(grad, grad.dtype), accumulate(y, y.dtype)
-    total = _one_hot_sum(b, grad, dim % max(y.ndim, 1))
-    if total is None:
-        total = b.reduce("sum", g, dims_of(y, dim), keepdim=True)
-    return (g - b.call("exp", v) * total.to(g.dtype)).to(b.out.dtype)
+decomposes("aten._softmax_backward_data")(partial(_softmax_backward, False))
+decomposes("aten._log_softmax_backward_data")(partial(_softmax_backward, True))
 
 
 def _one_hot_sum(b: Build, grad: Value, dim: int) -> Value | None:
