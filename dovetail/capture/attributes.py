@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from dovetail.capture import trace as traces
-from dovetail.capture.origins import IDENTITY, instance_dict, read_list, wrap
+from dovetail.capture.origins import IDENTITY, instance_dict, is_drop_in, original_of, read_list, wrap
 from dovetail.capture.text import NUMBERS, LateText, native
 from dovetail.capture.trace import PLAIN, Origin, Outside, Raised, Trace, Unread
 from dovetail.errors import UnsupportedValue
@@ -134,6 +134,8 @@ def own_attr(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
         return trace.reads[(id(obj), name)]
     if issubclass(type(obj), FOREIGN):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail="its attributes are elsewhere")
+    if is_drop_in(obj):
+        return load_attr(trace, original_of(trace, obj), name)
     if issubclass(type(obj), threading.local):
         origin = trace.origins.get(id(obj))
         if origin is None or name == "__dict__":
@@ -501,6 +503,7 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if isinstance(obj, ModuleType) and not has_setter(type(obj), name):
         store_global(trace, obj.__dict__, name, value, DictAttr(trace.const(obj, obj.__name__), name))
         return
+    obj = original_of(trace, obj) if is_drop_in(obj) else obj
     override, _ = find_in_mro(type(obj), "__setattr__")
     if override is torch.nn.Module.__setattr__:
         if _store_module_attr(trace, obj, name, value):
@@ -596,6 +599,7 @@ def store_global(trace: Trace, where: dict[str, Any], name: str, value: Any, sou
 
 
 def delete_attr(trace: Trace, obj: Any, name: str) -> None:
+    obj = original_of(trace, obj) if is_drop_in(obj) else obj
     override, _ = find_in_mro(type(obj), "__delattr__")
     if isinstance(override, FunctionType) or getattr(override, "__name__", name) == "__delitem__":
         trace.call(override, [obj, name], {})

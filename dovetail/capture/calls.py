@@ -41,7 +41,7 @@ from dovetail.capture.dynamic import LARGEST
 from dovetail.capture.frame import bind
 from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.operations import has_fake, is_ours
-from dovetail.capture.origins import wrap
+from dovetail.capture.origins import original_of, wrap
 from dovetail.capture.text import AT_WORK, NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import NULL, PLAIN, Outside, Raised, Trace, is_library_file, is_random
@@ -75,7 +75,7 @@ def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
             raise
         raise UnknownCall(trace.loc(), function=f"{fn.__qualname__} with such arguments") from None
     if is_compiled(fn):
-        return call_compiled(trace, fn, args, kwargs)
+        return call(trace, original_of(trace, fn), args, kwargs)
     if isinstance(fn, torch.nn.Module):
         return call_module(trace, fn, args, kwargs)
     if is_torch_call(fn):
@@ -558,14 +558,4 @@ def is_allowed_by_torch(fn: FunctionType) -> bool:
 
 
 def is_compiled(fn: Any) -> bool:
-    kind = type(fn)
-    return getattr(kind, "_dovetail_compiled", False) or kind.__name__ == "OptimizedModule"
-
-
-def call_compiled(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Compiled code called from captured code is captured with it."""
-    if type(fn).__name__ == "OptimizedModule":
-        return trace.call(load_attr(trace, fn, "_orig_mod"), args, kwargs)
-    source = trace.source_of(fn)
-    where = Attr(source if source is not None else trace.const(fn, "compiled"), "_dovetail_original")
-    return trace.call(wrap(trace, fn._dovetail_original, where), args, kwargs)
+    return hasattr(type(fn), "_dovetail_compiled") or type(fn).__name__ == "OptimizedModule"
