@@ -527,14 +527,15 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
             raise errors.DisabledCall(trace.loc(), function=fn.__qualname__)
         if marks.get("_dovetail_graph_break"):
             raise errors.UserBreak(trace.loc())
-        if any(marks.get(name) for name in CONSTANTS):
+        copied = getattr(marks.get("__wrapped__"), "__dict__", {})  # by functools.wraps: not its own
+        own = {name: mark for name, mark in marks.items() if copied.get(name) is not mark}
+        if any(own.get(name) for name in CONSTANTS):
             return native(fn, *args, **kwargs)
-        if marks.get("_dovetail_allow_in_graph"):
+        if own.get("_dovetail_allow_in_graph"):
             return call_torch(trace, fn, args, kwargs)
-        if original is not None:
+        if own.get("_torchdynamo_orig_callable"):
             return trace.call(original, args, kwargs)
-    module = fn.__module__ or ""
-    if module.startswith("torch._dynamo"):
+    if (fn.__module__ or "").startswith("torch._dynamo"):
         if fn.__name__ in ("graph_break", "skip_frame"):
             if trace.places[-1].code.code.co_filename.endswith("/torch/optim/optimizer.py"):
                 return None  # around each step, for the sake of torch's compiler
@@ -552,9 +553,8 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
 
 def is_allowed_by_torch(fn: FunctionType) -> bool:
     """Whether torch.compiler.allow_in_graph was called on the function."""
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    allowed = getattr(rules, "_allowed_callable_ids", None)
-    return allowed is not None and id(fn) in (getattr(allowed, "function_ids", None) or ())
+    allowed = getattr(sys.modules.get("torch._dynamo.trace_rules"), "_allowed_callable_ids", None)
+    return id(fn) in (getattr(allowed, "function_ids", None) or ())
 
 
 def is_compiled(fn: Any) -> bool:
