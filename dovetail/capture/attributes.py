@@ -452,20 +452,17 @@ class InstanceDict(MutableMapping[str, Any]):
     """self.__dict__ of an object of the trace: reads and writes go through the attribute rules."""
 
     def __init__(self, trace: Trace, owner: Any) -> None:
-        self.trace, self.owner = trace, owner
-        origin = trace.origins.get(id(owner))
-        self.real = instance_dict(_original(owner, origin)) or {}
-        self.origin = origin
+        self.trace, self.owner, self.origin = trace, owner, trace.origins.get(id(owner))
+        self.real = instance_dict(_original(owner, self.origin)) or {}
 
     def __getitem__(self, name: str) -> Any:
-        pending = self.trace.writes.get((id(self.owner), name))
-        if pending is not None:
+        key = (id(self.owner), name)
+        if (pending := self.trace.writes.get(key)) is not None:
             if pending.value is traces.DELETED:
                 raise KeyError(name)
             return pending.value
-        cached = self.trace.reads.get((id(self.owner), name), MISSING)
-        if cached is not MISSING and name in self.real:
-            return cached
+        if name in self.real and key in self.trace.reads:
+            return self.trace.reads[key]
         value = _from_instance_dict(self.trace, self.owner, name, self.origin)
         if value is MISSING:
             if self.origin is not None:
@@ -490,7 +487,8 @@ class InstanceDict(MutableMapping[str, Any]):
         return iter(self._names())
 
     __len__: Any = lambda self: len(self._names())
-    copy = lambda self: dict(self)
+    copy = __copy__ = lambda self: dict(self)
+    __or__, __ror__ = (lambda self, other: dict(self) | other), (lambda self, other: other | dict(self))
     keys: Any = lambda self: dict.fromkeys(self).keys()
 
 
@@ -559,6 +557,8 @@ def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
         return store_in_class(trace, obj, name, value)
     if is_own_dict(trace.origins.get(id(obj))):
         return dict.__setitem__(obj, name, value)
+    if isinstance(value, InstanceDict) and name == "__dict__":
+        raise UnsupportedValue(trace.loc(), type=name, detail=f"that of a {type(obj).__name__} has two owners")
     if existed(trace, obj, name):
         real = _original(obj, trace.origins.get(id(obj)))
         is_plain = instance_dict(real) is None and type(real).__setattr__ is object.__setattr__
