@@ -90,12 +90,12 @@ class CompiledFunction:
 
     _dovetail_compiled = True
 
-    def __init__(self, fn: Callable[..., Any], settings: Settings) -> None:
+    def __init__(self, fn: Callable[..., Any], settings: Settings, compiler: Compiler | None = None) -> None:
         is_function = isinstance(fn, (types.FunctionType, types.MethodType))
         functools.update_wrapper(self, fn, updated=("__dict__",) if is_function else ())
         self._dovetail_original = fn
         self._dovetail_settings = settings
-        self._dovetail_compiler = make_compiler(settings)
+        self._dovetail_compiler = compiler or make_compiler(settings)
         self._dovetail_target = fn if _has_frame(fn) else _give_frame(fn)
         self._dovetail_run = run_of(self._dovetail_compiler, getattr(fn, "__qualname__", repr(fn)))
 
@@ -168,14 +168,8 @@ class _Forward:
         if module is None:
             assert kind is not None
             return _original_class(kind).forward
-        original, run, *_ = _state(module)
-        forward = original.forward
-
-        @functools.wraps(forward)
-        def compiled_forward(*args: Any, **kwargs: Any) -> Any:
-            return run(forward, args, kwargs)
-
-        return compiled_forward
+        original, _, settings, compiler = _state(module)
+        return CompiledFunction(original.forward, settings, compiler)
 
     def __set__(self, module: Any, value: object) -> None:
         _state(module)[0].forward = value

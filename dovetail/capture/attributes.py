@@ -22,7 +22,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from dovetail.capture import trace as traces
-from dovetail.capture.origins import IDENTITY, instance_dict, read_list, wrap
+from dovetail.capture.origins import IDENTITY, instance_dict, is_drop_in, original_of, read_list, wrap
 from dovetail.capture.text import NUMBERS, Callback, LateText, native
 from dovetail.capture.trace import PLAIN, Origin, Outside, Raised, Trace, Unread
 from dovetail.errors import UnsupportedValue
@@ -135,6 +135,8 @@ def own_attr(trace: Trace, obj: Any, name: str, hooked: bool = True) -> Any:
         return trace.reads[(id(obj), name)]
     if issubclass(type(obj), FOREIGN):
         raise UnsupportedValue(trace.loc(), type=type(obj).__name__, detail="its attributes are elsewhere")
+    if is_drop_in(obj):
+        return load_attr(trace, original_of(trace, obj), name)
     if issubclass(type(obj), threading.local):
         origin = trace.origins.get(id(obj))
         if origin is None or name == "__dict__":
@@ -455,20 +457,17 @@ class InstanceDict(MutableMapping[str, Any]):
     """self.__dict__ of an object of the trace: reads and writes go through the attribute rules."""
 
     def __init__(self, trace: Trace, owner: Any) -> None:
-        self.trace, self.owner = trace, owner
-        origin = trace.origins.get(id(owner))
-        self.real = instance_dict(_original(owner, origin)) or {}
-        self.origin = origin
+        self.trace, self.owner, self.origin = trace, owner, trace.origins.get(id(owner))
+        self.real = instance_dict(_original(owner, self.origin)) or {}
 
     def __getitem__(self, name: str) -> Any:
-        pending = self.trace.writes.get((id(self.owner), name))
-        if pending is not None:
+        key = (id(self.owner), name)
+        if (pending := self.trace.writes.get(key)) is not None:
             if pending.value is traces.DELETED:
                 raise KeyError(name)
             return pending.value
-        cached = self.trace.reads.get((id(self.owner), name), MISSING)
-        if cached is not MISSING and name in self.real:
-            return cached
+        if name in self.real and key in self.trace.reads:
+            return self.trace.reads[key]
         value = _from_instance_dict(self.trace, self.owner, name, self.origin)
         if value is MISSING:
             if self.origin is not None:
@@ -494,7 +493,8 @@ class InstanceDict(MutableMapping[str, Any]):
 
     __len__: Any = lambda self: len(self._names())
     __reversed__: Any = lambda self: reversed(list(self))
-    copy = lambda self: dict(self)
+    copy = __copy__ = lambda self: dict(self)
+    __or__, __ror__ = (lambda self, other: dict(self) | other), (lambda self, other: other | dict(self))
     keys: Any = lambda self: dict.fromkeys(self).keys()
 
 
@@ -507,6 +507,7 @@ def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if isinstance(obj, ModuleType) and not has_setter(type(obj), name):
         store_global(trace, obj.__dict__, name, value, DictAttr(trace.const(obj, obj.__name__), name))
         return
+    obj = original_of(trace, obj) if is_drop_in(obj) else obj
     override, _ = find_in_mro(type(obj), "__setattr__")
     if override is torch.nn.Module.__setattr__:
         if _store_module_attr(trace, obj, name, value):
@@ -562,6 +563,8 @@ def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
         return store_in_class(trace, obj, name, value)
     if is_own_dict(trace.origins.get(id(obj))):
         return dict.__setitem__(obj, name, value)
+    if isinstance(value, InstanceDict) and name == "__dict__":
+        raise UnsupportedValue(trace.loc(), type=name, detail=f"that of a {type(obj).__name__} has two owners")
     if existed(trace, obj, name):
         real = _original(obj, trace.origins.get(id(obj)))
         is_plain = instance_dict(real) is None and type(real).__setattr__ is object.__setattr__
@@ -602,6 +605,7 @@ def store_global(trace: Trace, where: dict[str, Any], name: str, value: Any, sou
 
 
 def delete_attr(trace: Trace, obj: Any, name: str) -> None:
+    obj = original_of(trace, obj) if is_drop_in(obj) else obj
     override, _ = find_in_mro(type(obj), "__delattr__")
     if isinstance(override, FunctionType) or getattr(override, "__name__", name) == "__delitem__":
         trace.call(override, [obj, name], {})

@@ -41,7 +41,7 @@ from dovetail.capture.dynamic import LARGEST
 from dovetail.capture.frame import bind
 from dovetail.capture.interpreter import RETURN, Activation
 from dovetail.capture.operations import has_fake, is_ours
-from dovetail.capture.origins import wrap
+from dovetail.capture.origins import original_of, wrap
 from dovetail.capture.text import AT_WORK, NUMBERS, native
 from dovetail.capture.torch_calls import TENSOR_FUNCTIONS, call_tensor_method, call_torch, is_torch_call
 from dovetail.capture.trace import NULL, PLAIN, Outside, Raised, Trace, is_library_file, is_random
@@ -75,7 +75,7 @@ def call(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Any:
             raise
         raise UnknownCall(trace.loc(), function=f"{fn.__qualname__} with such arguments") from None
     if is_compiled(fn):
-        return call_compiled(trace, fn, args, kwargs)
+        return call(trace, original_of(trace, fn), args, kwargs)
     if isinstance(fn, torch.nn.Module):
         return call_module(trace, fn, args, kwargs)
     if is_torch_call(fn):
@@ -527,14 +527,15 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
             raise errors.DisabledCall(trace.loc(), function=fn.__qualname__)
         if marks.get("_dovetail_graph_break"):
             raise errors.UserBreak(trace.loc())
-        if any(marks.get(name) for name in CONSTANTS):
+        copied = getattr(marks.get("__wrapped__"), "__dict__", {})  # by functools.wraps: not its own
+        own = {name: mark for name, mark in marks.items() if copied.get(name) is not mark}
+        if any(own.get(name) for name in CONSTANTS):
             return native(fn, *args, **kwargs)
-        if marks.get("_dovetail_allow_in_graph"):
+        if own.get("_dovetail_allow_in_graph"):
             return call_torch(trace, fn, args, kwargs)
-        if original is not None:
+        if own.get("_torchdynamo_orig_callable"):
             return trace.call(original, args, kwargs)
-    module = fn.__module__ or ""
-    if module.startswith("torch._dynamo"):
+    if (fn.__module__ or "").startswith("torch._dynamo"):
         if fn.__name__ in ("graph_break", "skip_frame"):
             if trace.places[-1].code.code.co_filename.endswith("/torch/optim/optimizer.py"):
                 return None  # around each step, for the sake of torch's compiler
@@ -552,20 +553,9 @@ def call_marked(trace: Trace, fn: FunctionType, args: list[Any], kwargs: dict[st
 
 def is_allowed_by_torch(fn: FunctionType) -> bool:
     """Whether torch.compiler.allow_in_graph was called on the function."""
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    allowed = getattr(rules, "_allowed_callable_ids", None)
-    return allowed is not None and id(fn) in (getattr(allowed, "function_ids", None) or ())
+    allowed = getattr(sys.modules.get("torch._dynamo.trace_rules"), "_allowed_callable_ids", None)
+    return id(fn) in (getattr(allowed, "function_ids", None) or ())
 
 
 def is_compiled(fn: Any) -> bool:
-    kind = type(fn)
-    return getattr(kind, "_dovetail_compiled", False) or kind.__name__ == "OptimizedModule"
-
-
-def call_compiled(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Compiled code called from captured code is captured with it."""
-    if type(fn).__name__ == "OptimizedModule":
-        return trace.call(load_attr(trace, fn, "_orig_mod"), args, kwargs)
-    source = trace.source_of(fn)
-    where = Attr(source if source is not None else trace.const(fn, "compiled"), "_dovetail_original")
-    return trace.call(wrap(trace, fn._dovetail_original, where), args, kwargs)
+    return hasattr(type(fn), "_dovetail_compiled") or type(fn).__name__ == "OptimizedModule"

@@ -433,12 +433,24 @@ def wrap_instance(trace: Trace, value: Any, source: Source) -> Any:
     is_opaque = callable(value) and type(type(value).__call__) is types.WrapperDescriptorType
     is_opaque &= not isinstance(value, torch.autograd.graph.Node)
     trace.guard(source, Is(value) if is_opaque else TypeIs(type(value)))
-    if (fields := instance_dict(value)) is not None:
+    if (fields := instance_dict(value)) is not None and not is_drop_in(value):
         if id(fields) in trace.known or id(fields) in trace.proxied:
             raise UnsupportedValue(trace.loc(), type="__dict__", detail=f"that of {source} has two owners")
         trace.proxied[id(fields)] = fields
     trace.asks = trace.asks or hasattr(type(value), "__torch_function__")
     return register(trace, value, value, source)
+
+
+def is_drop_in(value: Any) -> bool:
+    """Is it a compiled module? Its attributes are its original's, whose __dict__ it shares."""
+    return issubclass(type(value), torch.nn.Module) and hasattr(type(value), "_dovetail_compiled")
+
+
+def original_of(trace: Trace, compiled: Any) -> Any:
+    """Compiled code used in captured code is captured with it."""
+    name = "_orig_mod" if type(compiled).__name__ == "OptimizedModule" else "_dovetail_original"
+    source = trace.source_of(compiled) or trace.const(compiled, "compiled")
+    return wrap(trace, getattr(compiled, name), Attr(source, name))
 
 
 def instance_dict(obj: Any) -> dict[str, Any] | None:

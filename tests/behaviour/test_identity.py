@@ -1,6 +1,7 @@
 """Who is who, and how long it lives: id(), hash(), weak references, generators that are given up, sets that grow."""
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import sys
@@ -115,6 +116,37 @@ def a_metaclass_that_answers_for_its_classes() -> Any:
 class Shared:
     def __init__(self, fields: dict[str, Any]) -> None:
         self.__dict__ = fields
+
+
+@case("C4")
+def attributes_of_one_object_copied_to_another() -> Any:
+    one = Thing()
+    one.number, one.rows = 2, [1]
+
+    def f(x: torch.Tensor) -> Any:
+        other, third, made = Thing.__new__(Thing), Thing(), Thing()
+        object.__setattr__(other, "__dict__", copy.copy(one.__dict__))
+        third.__dict__ = one.__dict__ | {"number": 3}
+        made.__dict__ = {"scale": x} | third.__dict__
+        other.number += 1
+        other.rows.append(2)
+        return x * other.number + one.number * third.number + made.scale, len(one.rows), sorted(made.__dict__)
+
+    return f, [(x4(),), (x4(),)], lambda: vars(one)
+
+
+@case("C4", breaks=ANY)
+def attributes_that_a_new_object_shares() -> Any:
+    one = Thing()
+    one.number = 0
+
+    def f(x: torch.Tensor) -> Any:
+        other = Thing()
+        other.__dict__ = one.__dict__
+        other.number += 1
+        return x * one.number
+
+    return f, [(x4(),), (x4(),)], lambda: vars(one)
 
 
 @case("C4", breaks=ANY)

@@ -512,6 +512,63 @@ def test_the_original_stays_eager() -> None:
     assert dovetail.stats()["graphs"] == before
 
 
+class Tallied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.count, self.extra = nn.Linear(8, 8), 0, 1
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.total += x.sum()
+        self.last = x * 2
+        return self.lin(x) * self.count
+
+    def twice(self, x: torch.Tensor) -> torch.Tensor:
+        return self(self(x))
+
+
+def use_both(m: Tallied, c: nn.Module, x: torch.Tensor) -> list[Any]:
+    y = c(x) + m.count + c.count  # type: ignore[operator]
+    c.count = m.count + 5
+    m.count += 1
+    c.noted = y
+    if hasattr(m, "extra"):
+        del c.extra
+    y = y + c.count + m.count + m.last + m.total + c.twice(x) + c.forward(x) + nn.Module.__call__(c, x)
+    return [y, c is m, isinstance(c, Tallied), "extra" in vars(c), m.noted, sum(p.sum() for p in c.parameters()), [c]]
+
+
+def test_a_compiled_module_in_compiled_code() -> None:
+    """It is captured with what calls it: one graph, and attributes of one are those of the other."""
+    torch.manual_seed(0)
+    plain = Tallied()
+    m = copy.deepcopy(plain)
+    inner = compiled(m)
+    outer = dovetail.compile(lambda x: use_both(m, inner, x), backend="eager", fullgraph=True)
+    for x in (x8(), x8() + 1):
+        want, got = use_both(plain, compiled(plain), x), outer(x)
+        assert got.pop()[0] is inner and isinstance(want.pop()[0], Tallied)
+        torch.testing.assert_close(got, want)
+        assert plain.count == m.count and not hasattr(m, "extra")
+        torch.testing.assert_close(m.total, plain.total)
+    stacked = dovetail.compile(nn.Sequential(compiled(Block()), nn.ReLU(), compiled(Block())), fullgraph=True)
+    stacked(x8()).sum().backward()
+    assert all(p.grad is not None for p in stacked.parameters())
+
+
+def test_forward_of_a_compiled_module_in_a_wrapper() -> None:
+    """As libraries for training do it."""
+    m = Block().eval()
+    c = compiled(m)
+    x, run = x8(), c.forward
+    want = m(x) + 1
+    c.forward = lambda x: run(x).float() + 1
+    before = dovetail.stats()["graph_breaks"]
+    torch.testing.assert_close(c(x), want)
+    assert dovetail.stats()["graph_breaks"] == before
+
+
 def test_submodule_replaced_by_compiled_one() -> None:
     m = Stack().eval()
     want = m(torch.ones(2, 8))

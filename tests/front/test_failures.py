@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import subprocess
 import sys
@@ -194,3 +195,21 @@ def test_around_another_compiler():
         x = torch.randn(3)
         torch.testing.assert_close(compiled(x), x.sin() * 2 + 1)
     assert dovetail.stats()["recompiles"] == before
+
+
+@pytest.mark.parametrize("mark", [
+    lambda fn: torch.compile(fn, backend="eager"), dovetail.allow_in_graph, dovetail.assume_constant_result,
+    dovetail.disable, torch.compiler.disable, dovetail.compile,
+])  # fmt: skip
+def test_wrappers_of_marked_functions_run(mark):
+    """functools.wraps copies the marks of a function to what wraps it."""
+    calls = []
+    inner = mark(lambda: torch.ones(2))
+
+    @functools.wraps(inner)
+    def outer():
+        calls.append(1)
+        return inner() * len(calls)
+
+    compiled = dovetail.compile(lambda x: x + outer(), backend="eager")
+    assert [compiled(torch.zeros(2)).tolist() for _ in range(2)] == [[1, 1], [2, 2]]
