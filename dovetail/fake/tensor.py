@@ -24,7 +24,7 @@ from torch._library.triton import set_wrap_triton_enabled
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dovetail.errors import DataDependentSize, DataDependentValue, FailedFake
+from dovetail.errors import DataDependentSize, DataDependentValue, FailedFake, UnsupportedValue
 from dovetail.fake.form import Extent, Form, derive_strides, hint_geometry, iterator_strides
 from dovetail.fake.known import Suspected, derive_known
 from dovetail.fake.record import Record, record
@@ -129,8 +129,10 @@ class FakeMode(TorchDispatchMode):
         _pop_mode()
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: Args = (), kwargs: Kwargs | None = None
+        self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
+        if types and Fake not in types and not any("Tensor" in str(x.type) for x in func._schema.returns):
+            raise UnsupportedValue(type=types[0].__name__, detail="its class says what sizes it has")
         return infer(func, args, kwargs or {})
 
 

@@ -257,3 +257,32 @@ def test_below_autograd_is_another_program() -> None:
             assert not compiled(x).requires_grad
         (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
         torch.testing.assert_close(gradient, 2 * x.cos())
+
+
+class Sized(torch.Tensor):
+    """A class that is asked for sizes, too, as that of nested tensors is."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        rest = (torch.contiguous_format, inner.dtype, torch.strided, inner.device, False, False, "sizes")
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, inner.stride(), 0, *rest)  # type: ignore[arg-type]
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*tree_map(lambda x: x.inner if isinstance(x, Sized) else x, args), **kwargs or {})
+        return Sized(made) if isinstance(made, torch.Tensor) else made
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_class_that_says_what_sizes_it_has_is_left_to_python() -> None:
+    compiled = dovetail.compile(lambda x: x.unflatten(-1, [2, 5]) + 1, backend="eager")
+    x = torch.randn(3, 10)
+    assert torch.equal(compiled(Sized(x)).inner, x.unflatten(-1, [2, 5]) + 1)
