@@ -45,9 +45,7 @@ def cat(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 @decomposes("aten.stack")
 def stack(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
-    at = dim % b.out.ndim
-    parts = [b.unsqueeze(t.to(b.out.dtype), (at,)) for t in tensors]
-    return b.prim("copy", parts[0]) if len(parts) == 1 else b.cat(parts, at)
+    return cat(b, [b.unsqueeze(t, (dim % b.out.ndim,)) for t in tensors], dim)
 
 
 @decomposes("aten.constant_pad_nd")
