@@ -243,7 +243,7 @@ def _function(emit: Emitter, value: FunctionType) -> str:
         return emit.const(value, value.__name__)
     cells = "".join([f"{emit.value(cell)}, " for cell in value.__closure__ or ()])
     maker, code = emit.const(FunctionType, "FunctionType"), emit.const(value.__code__, "code")
-    where, defaults = _globals(emit, value.__globals__), emit.value(value.__defaults__)
+    where, defaults = emit.const(value.__globals__, "globals"), emit.value(value.__defaults__)
     name = emit.temp(f"{maker}({code}, {where}, {value.__name__!r}, {defaults}, ({cells}))")
     plain = FunctionType(value.__code__, value.__globals__, value.__name__, None, value.__closure__)
     for field in ("__kwdefaults__", "__annotations__", "__qualname__", "__doc__", "__module__"):
@@ -270,10 +270,6 @@ def _cell(emit: Emitter, value: CellType) -> str:
     free = zip(emit.root.code.code.co_freevars, emit.root.function.__closure__ or ())
     found = next((name for name, cell in free if cell is value), None)
     return emit.const(value, "cell") if found is None else f"cell_{found}"
-
-
-def _globals(emit: Emitter, where: dict[str, Any]) -> str:
-    return "user_globals" if where is emit.trace.frame.globals else emit.const(where, "globals")
 
 
 def _late_text(emit: Emitter, value: LateText) -> str:
@@ -395,7 +391,7 @@ REBUILD: Final[dict[type, Rule]] = {
     FunctionType: _function,
     CellType: _cell,
     InstanceDict: lambda emit, value: f"{emit.value(value.owner)}.__dict__",
-    GlobalsView: lambda emit, value: _globals(emit, value.real),
+    GlobalsView: lambda emit, value: emit.const(value.real, "globals"),
     Callback: lambda emit, value: emit.value(value.fn),
     # a view: the base of an array is None or another, never a tensor
     Array: lambda emit, value: f"{emit.value(value.fake)}.numpy()[{'()' if value.is_scalar else '...'}]",

@@ -31,7 +31,7 @@ from dovetail.errors import Break, ResumedLoop, UnsupportedGenerator, Unsupporte
 from dovetail.fake.calls import GLOBALS_OF
 from dovetail.fake.tensor import Fake
 from dovetail.ir.guard import Is, Lacks, TypeIs
-from dovetail.ir.source import Attr, Cell, DictAttr, Global, Item, Source, cell_of
+from dovetail.ir.source import Attr, Cell, DictAttr, Item, Source, cell_of
 
 RETURN: Final = "return"
 YIELD: Final = "yield"
@@ -329,8 +329,6 @@ class Activation:
         del cell.cell_contents
 
     def global_source(self, name: str) -> Source:
-        if self.globals is self.trace.frame.globals:
-            return Global(name)
         return Item(self.trace.const(self.globals, "globals"), name)
 
     def load_global(self, name: str) -> Any:

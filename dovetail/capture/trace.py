@@ -26,7 +26,7 @@ from dovetail.fake.tensor import Fake
 from dovetail.ir.capture import GraphInput
 from dovetail.ir.graph import Loc
 from dovetail.ir.guard import Bare, Check, Guard
-from dovetail.ir.source import Applied, Const, Source
+from dovetail.ir.source import USER_GLOBALS, Applied, Const, Source
 from dovetail.options import Options
 from dovetail.util.noun import Noun, field
 
@@ -208,7 +208,7 @@ class Trace:
         self.asks = self.is_plain = False
         """Classes or modes may say what functions do; and not classes at the moment."""
         self.namespace: dict[str, Any] = {}
-        self.const_names: dict[int, str] = {}
+        self.const_names = {id(frame.globals): USER_GLOBALS}
         self.classes: dict[type, int] = {}
         """Those that are guarded, or made here: then at which of the frame's instructions."""
         self.places: list[Any] = []

@@ -42,10 +42,10 @@ static int want(int slot, void *arg) {
     return 0;
 }
 
-/* The group of an instruction, or -1 for a late one. Group 0 is that of globals and constants. */
+/* The group of an instruction, or -1 for a late one. Group 0 is that of constants. */
 static int group_for(Guards *self, const Instruction *at) {
     if (at->operation == STATE || at->operation == HOLDS) return -1;
-    if (at->operation == GLOBAL || at->operation == CONST) return 0;
+    if (at->operation == CONST) return 0;
     if (IS_ROOT(at->operation)) return self->n_groups;
     if (IS_LOAD(at->operation)) return self->group_of[at->source];
     int group = self->group_of[at->slot];

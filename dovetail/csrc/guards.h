@@ -9,7 +9,7 @@
 /* The order is that of OPERATIONS in runtime/guards.py. */
 // clang-format off
 enum Operation {
-    ARG, CELL, GLOBAL, CONST, ATTR, DICT_ATTR, ITEM, DICT_KEY, SIZE, STRIDE, APPLIED,
+    ARG, CELL, CONST, ATTR, DICT_ATTR, ITEM, DICT_KEY, SIZE, STRIDE, APPLIED,
     /* the checks */
     IS, EQUALS, TYPE_IS, LENGTH, DICT_KEYS, LACKS, SAME_AS, TENSOR, CLASS_IS, STATE, HOLDS, PREDICATE
 };
@@ -39,7 +39,7 @@ typedef struct Memo Memo;
 
 typedef struct {
     int *order, count;
-    int root;  /* the slot of the root; -1 for globals and constants, which share a group */
+    int root;  /* the slot of the root; -1 for constants, which share a group */
     int steps; /* loads beyond roots: only those are worth a memo */
     Memo **memos;
     int n_memos, last;

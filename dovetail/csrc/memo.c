@@ -40,7 +40,7 @@ struct Memo {
 typedef struct Recording {
     Memo *memo;
     int position, noted, failed;
-    Link *dict_of;               /* slot -> the dict found there; the last is for the globals */
+    Link *dict_of;               /* slot -> the dict found there */
     char *typed, *placed, *held; /* slots whose type, or dict's place, is noted; slots to be held */
 } Recording;
 
@@ -128,7 +128,7 @@ void note_dict(Run *run, int slot, PyObject *dict) {
     if (!recording) return;
     Memo *memo = recording->memo;
     Words *words = &memo->words;
-    Link *known = &recording->dict_of[slot < 0 ? run->guards->n_slots : slot];
+    Link *known = &recording->dict_of[slot];
     note_pure(run);
     if (!known->count || known->dict != dict) {
         *known = (Link){.first = words->count, .dict = dict};
@@ -250,7 +250,7 @@ static int run_plain(Run *run, Group *group) {
 static int run_recording(Run *run, Group *group, PyObject *root) {
     int n_slots = run->guards->n_slots;
     Memo *memo = make_memo(group->count);
-    Link *dict_of = PyMem_Calloc(n_slots + 1, sizeof *dict_of);
+    Link *dict_of = PyMem_Calloc(n_slots, sizeof *dict_of);
     char *flags = PyMem_Calloc(5, n_slots + 1);
     int done;
     if (memo && dict_of && flags) {

@@ -40,12 +40,6 @@ static int load_cell(Run *run, const Instruction *at) {
     return put(run, at, there ? PyCell_GET(PyTuple_GET_ITEM(closure, at->number)) : NULL);
 }
 
-static int load_global(Run *run, const Instruction *at) {
-    PyObject *globals = run->inputs->globals;
-    note_dict(run, -1, globals);
-    return put(run, at, PyDict_GetItemWithError(globals, at->object));
-}
-
 static int load_const(Run *run, const Instruction *at) {
     note_pure(run);
     return put(run, at, at->object);
@@ -369,7 +363,7 @@ static int check_predicate(Run *run, const Instruction *at) {
 /* In the order of Operation. */
 // clang-format off
 static int (*const STEPS[])(Run *, const Instruction *) = {
-    load_arg, load_cell, load_global, load_const, load_attr, load_dict_attr, load_item, load_dict_key,
+    load_arg, load_cell, load_const, load_attr, load_dict_attr, load_item, load_dict_key,
     load_extent, load_extent, load_applied,
     check_is, check_equals, check_type_is, check_length, check_dict_keys, check_lacks, check_same_as,
     check_tensor_is, check_class_is, check_state_is, check_holds, check_predicate,

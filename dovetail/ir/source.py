@@ -9,10 +9,12 @@ self.__dict__['_modules']['layers'].__dict__['_modules']['0'].__dict__['_paramet
 """
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from dovetail.util.noun import Noun, field
 
+USER_GLOBALS: Final = "user_globals"
+"""What the entry calls the globals of the frame."""
 Key: TypeAlias = "str | int | float | bool | bytes | None | tuple[Key, ...]"
 
 
@@ -51,13 +53,6 @@ class Cell(Source):
     index: int
     name: str
     form = "cell_{0.name}.cell_contents"
-
-
-class Global(Source):
-    """A name in the globals of the frame; `user_globals` in the generated entry."""
-
-    name: str
-    form = "user_globals[{0.name!r}]"
 
 
 class Const(Source):
@@ -120,6 +115,8 @@ class Item(Step):
 
     def __str__(self) -> str:
         of, key = self.of, self.key
+        if type(of) is Const and of.name == USER_GLOBALS:
+            return str(key)
         if type(of) is DictAttr and type(key) is str and of.name in ("_modules", "_parameters", "_buffers"):
             if key.isdecimal() or key.isidentifier():
                 return f"{of.of}[{key}]" if key.isdecimal() else f"{of.of}.{key}"

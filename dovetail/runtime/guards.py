@@ -37,7 +37,7 @@ from dovetail.util.noun import Noun, field
 from dovetail.util.torch_state import AUTOGRAD, PYTHON, READERS, TRACER
 
 OPERATIONS: Final = (
-    paths.Arg, paths.Cell, paths.Global, paths.Const, paths.Attr, paths.DictAttr, paths.Item, paths.DictKey,
+    paths.Arg, paths.Cell, paths.Const, paths.Attr, paths.DictAttr, paths.Item, paths.DictKey,
     paths.Size, paths.Stride, paths.Applied,
     checks.Is, checks.Equals, checks.TypeIs, checks.Length, checks.DictKeys, checks.Lacks, checks.SameAs,
     checks.TensorIs, checks.ClassIs, checks.State, checks.Holds, checks.Predicate,
@@ -61,7 +61,7 @@ Instruction: TypeAlias = "tuple[int, int, int, int, object, object]"
 # How a path is encoded: (number, object) of its last step.
 LOADS: Final[dict[type, Callable[[Any], tuple[int, object]]]] = {
     **dict.fromkeys((paths.Arg, paths.Cell), lambda s: (s.index, None)),
-    **dict.fromkeys((paths.Global, paths.Attr, paths.DictAttr), lambda s: (0, s.name)),
+    **dict.fromkeys((paths.Attr, paths.DictAttr), lambda s: (0, s.name)),
     paths.Const: lambda s: (0, s.value),
     paths.Item: lambda s: (s.key if type(s.key) is int and abs(s.key) < 1 << 62 else 0, s.key),
     paths.KeyItem: lambda s: (0, s.key),

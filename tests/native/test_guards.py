@@ -43,7 +43,6 @@ from dovetail.ir.source import (
     Const,
     DictAttr,
     DictKey,
-    Global,
     Item,
     Size,
     Source,
@@ -112,7 +111,7 @@ def tensor_is(t: torch.Tensor, **changes: Any) -> TensorIs:
     [
         (Item(DictAttr(Item(DictAttr(X, "_modules"), "layers"), "_modules"), "0"), "x.layers[0]"),
         (Item(DictAttr(Item(DictAttr(X, "_modules"), "0"), "_parameters"), "weight"), "x[0].weight"),
-        (Item(DictAttr(Global("config"), "sizes"), "a b"), "config.sizes['a b']"),
+        (Item(DictAttr(Item(Const("user_globals", {}), "config"), "sizes"), "a b"), "config.sizes['a b']"),
         (Item(DictAttr(X, "_modules"), "a.b"), "x._modules['a.b']"),
     ],
 )  # fmt: skip
@@ -122,10 +121,11 @@ def test_a_path_reads_as_the_user_would_write_it(path: Source, written: str) -> 
 
 def test_roots() -> None:
     cell = types.CellType(5)
-    constant = object()
+    constant, scope = object(), {"g": 7}
     frame = Frame(
-        Guard(Y, Equals(2)), Guard(Cell(0, "c"), Equals(5)), Guard(Global("g"), Equals(7)),
-        Guard(Const("k", constant), Is(constant)), closure=(cell,), scope={"g": 7},
+        Guard(Y, Equals(2)), Guard(Cell(0, "c"), Equals(5)),
+        Guard(Item(Const("user_globals", scope), "g"), Equals(7)),
+        Guard(Const("k", constant), Is(constant)), closure=(cell,), scope=scope,
     )  # fmt: skip
     assert frame(1, 2)
     assert not frame(1, 3) and frame.why(1, 3) == "y: expected 2, got 3"

@@ -18,7 +18,7 @@ from typing import Any
 from dovetail import _native
 from dovetail._native import Guards
 
-ARG, EQUALS, TYPE_IS, PREDICATE = 0, 12, 13, 22
+ARG, EQUALS, TYPE_IS, PREDICATE = 0, 11, 12, 21
 
 
 class Context:
@@ -519,8 +519,8 @@ def test_cleared_while_the_compiler_is_asked() -> None:
 # -- guards on plain Python objects, so that memos are tried on every Python version
 
 
-GLOBAL, CONST, ATTR, DICT_ATTR, ITEM = 2, 3, 4, 5, 6
-LENGTH, LACKS, CLASS_IS = 14, 16, 19
+CONST, ATTR, DICT_ATTR, ITEM = 2, 3, 4, 5
+LENGTH, LACKS, CLASS_IS = 13, 15, 18
 
 
 def path_guards(check: int, value: object, *steps: tuple[int, Any], number: int = 0, fetch: Any = ()) -> Guards:

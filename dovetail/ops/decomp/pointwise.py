@@ -212,13 +212,11 @@ for _name, _on_bool in (("and", "logical_and"), ("or", "logical_or"), ("xor", "n
     decomposes(*names, prim=True)(_binary(f"bit_{_name}", _on_bool))
 
 
-@decomposes("aten.pow.Tensor_Scalar")
-def pow_scalar(b: Build, x: Value, exponent: Number) -> Value:
+@decomposes("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
+def power(b: Build, x: Operand, exponent: Operand) -> Value:
     """Small exponents are products, as in eager's kernel."""
-    v, e = ready_rounded(b, (x, exponent))
-    if not isinstance(v, Value):
-        raise Declined
     decline_if(not b.out.dtype.is_float)
+    v, e = ready_rounded(b, (x, exponent))
     special: dict[Number, Callable[[Value], Value]] = {
         0.0: lambda v: b.full(v.shape, 1, v.dtype, v.type.device),
         1.0: lambda v: b.prim("copy", v),
@@ -231,13 +229,6 @@ def pow_scalar(b: Build, x: Value, exponent: Number) -> Value:
     }
     rule = special.get(e) if isinstance(e, float) else None
     return finish(b, rule(v) if rule else b.call("pow", v, e))
-
-
-@decomposes("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
-def pow_tensor(b: Build, x: Operand, y: Operand) -> Value:
-    decline_if(not b.out.dtype.is_float)
-    x, y = ready_rounded(b, (x, y))
-    return finish(b, b.call("pow", x, y))
 
 
 # -- three operands --------------------------------------------------------------------------------
@@ -268,10 +259,8 @@ def where(b: Build, condition: Value, x: Operand, y: Operand) -> Value:
     return b.expand(b.where(truth(b, condition), x, y, dtype=dtype), b.out.shape)
 
 
-@decomposes("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
-def masked_fill(b: Build, x: Value, mask: Value, value: Operand) -> Value:
-    fill = value.to(b.out.dtype) if isinstance(value, Value) else value
-    return b.expand(b.where(mask, fill, x), b.out.shape)
+names = "aten.masked_fill.Scalar", "aten.masked_fill.Tensor"
+decomposes(*names)(lambda b, x, mask, value: where(b, mask, value, x))
 
 
 @decomposes("aten.lerp.Scalar", "aten.lerp.Tensor")
