@@ -166,12 +166,9 @@ class Build:
     def _typed(self, result: Result, args: tuple[Arg, ...], device: Device) -> TensorType:
         """The memory order eager would choose where it is known, else an operand's, else row-major."""
         shape, dtype = result
-        if isinstance(self.out_type, TensorType) and self.out_type.shape == shape and is_dense(self.out_type):
-            return TensorType(shape, self.out_type.stride, dtype, device)
-        for arg in args:
-            if isinstance(arg, Node) and isinstance(arg.type, TensorType) and arg.type.shape == shape:
-                if is_dense(arg.type):
-                    return TensorType(shape, arg.type.stride, dtype, device)
+        for like in (self.out_type, *(arg.type for arg in args if isinstance(arg, Node))):
+            if isinstance(like, TensorType) and like.shape == shape and is_dense(like):
+                return TensorType(shape, like.stride, dtype, device)
         return TensorType(shape, contiguous_stride(shape), dtype, device)
 
     def call(self, name: str, *operands: Operand) -> Value:
@@ -372,14 +369,12 @@ def is_dense(type: TensorType) -> bool:
     """Non-overlapping and without gaps: the strides are those of some order of the dimensions."""
     if type.is_contiguous:
         return True
-    left = [(stride, size) for size, stride in zip(type.shape, type.stride) if size is not ONE]
-    expected = ONE
-    while left:
-        place = next((i for i, (stride, _) in enumerate(left) if stride is expected), None)
-        if place is None:
-            return False
-        expected = mul(expected, left.pop(place)[1])
-    return True
+    dims = [(stride, size) for size, stride in zip(type.shape, type.stride) if size is not ONE]
+    left, expected = dict(dims), ONE
+    while expected in left:
+        expected = mul(expected, left.pop(expected))
+        dims.pop()
+    return not dims  # nor two of the same stride
 
 
 # -- type promotion --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from dovetail.ir.expr import ZERO, Expr, as_expr, product
+from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product
 from dovetail.ir.types import BOOL, I64
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.views import Size, bounds, wrapped
@@ -45,9 +45,7 @@ def cat(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 @decomposes("aten.stack")
 def stack(b: Build, tensors: Sequence[Value], dim: int = 0) -> Value:
-    at = dim % b.out.ndim
-    parts = [b.unsqueeze(t.to(b.out.dtype), (at,)) for t in tensors]
-    return b.prim("copy", parts[0]) if len(parts) == 1 else b.cat(parts, at)
+    return cat(b, [b.unsqueeze(t, (dim % b.out.ndim,)) for t in tensors], dim)
 
 
 @decomposes("aten.constant_pad_nd")
@@ -98,15 +96,14 @@ def _rolled(b: Build, x: Value, dim: int, shift: Expr) -> Value:
 @decomposes("aten.repeat")
 def repeat(b: Build, x: Value, repeats: Sequence[Size]) -> Value:
     """A new dimension before each repeated one, then merged."""
-    lead = len(repeats) - x.ndim
-    sizes = [as_expr(1)] * lead + list(x.shape)
-    spread: list[Expr] = []
-    places: list[int] = []
-    for times, size in zip(repeats, sizes):
-        spread += [as_expr(times), size]
-        places.append(len(spread) - 1)
-    widened = b.reshape(x, sizes)
-    return b.prim("copy", b.reshape(b.broadcast(widened, spread, places), b.out.shape))
+    sizes = [ONE] * (len(repeats) - x.ndim) + list(x.shape)
+    spread = alternating(repeats, sizes)
+    wide = b.broadcast(b.reshape(x, sizes), spread, range(1, len(spread), 2))
+    return b.prim("copy", b.reshape(wide, b.out.shape))
+
+
+def alternating(first: Sequence[Size], second: Sequence[Size]) -> list[Expr]:
+    return [as_expr(size) for pair in zip(first, second) for size in pair]
 
 
 def positions(b: Build, x: Value, dim: int) -> Value:

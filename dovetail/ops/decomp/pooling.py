@@ -21,6 +21,7 @@ from dovetail.fake.rules import per_axis
 from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product, row_major
 from dovetail.ir.types import F32, F64, I64, DType
 from dovetail.ops.build import Build, Value, compute_dtype, number
+from dovetail.ops.decomp.copies import alternating
 from dovetail.ops.decomp.index import check_room, move_first
 from dovetail.ops.decomp.reductions import accumulate
 from dovetail.ops.registry import decline_if, decomposes
@@ -180,10 +181,8 @@ def adaptive_avg_pool(b: Build, x: Value, output_size: Sequence[Expr]) -> Value:
 def _repeated(b: Build, x: Value, times: Sequence[int]) -> Value:
     """Each element of the last dimensions so often along each of them."""
     lead = x.ndim - len(times)
-    shape, dims = list(x.shape[:lead]), list(range(lead))
-    for size, n in zip(x.shape[lead:], times):
-        dims.append(len(shape))
-        shape += [size, as_expr(n)]
+    shape = [*x.shape[:lead], *alternating(x.shape[lead:], times)]
+    dims = [*range(lead), *range(lead, len(shape), 2)]
     return b.prim("copy", b.reshape(b.broadcast(x, shape, dims), b.out.shape)).to(b.out.dtype)
 
 
@@ -229,12 +228,8 @@ def _is_scale(scale: Any, times: list[int]) -> bool:
 def upsample_nearest_backward(b: Build, grad: Value, output_size: Any, size: Any, *scales: Any) -> Value:
     times = _repeats(b.out.shape[2:], grad.shape[2:])
     decline_if(not all(_is_scale(scale, times) for scale in scales) or grad.dtype.is_low_precision)
-    split = list(grad.shape[:2])
-    dims = []
-    for size, n in zip(b.out.shape[2:], times):
-        split += [size, as_expr(n)]
-        dims.append(len(split) - 1)
-    return b.reduce("sum", b.reshape(grad, split), dims)
+    split = [*grad.shape[:2], *alternating(b.out.shape[2:], times)]
+    return b.reduce("sum", b.reshape(grad, split), range(3, len(split), 2))
 
 
 @decomposes("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_trilinear3d")
