@@ -170,26 +170,17 @@ def merge_ranges(
     ranges: tuple[Range, ...], exprs: tuple[Expr, ...], name: str
 ) -> tuple[tuple[Range, ...], Mapping[Expr, Expr]]:
     """Collapse neighbouring loops. Returns the new ranges and what replaces the old variables."""
-    merged: list[Range] = []
-    env: dict[Expr, Expr] = {}
-    run: list[Range] = []
     slopes = [slopes_of(expr) for expr in exprs] if len(ranges) > 1 else []
-
-    def close() -> None:
-        if not run:
-            return
-        fresh = Range.over(f"{name}{len(merged)}" if name else len(merged), product(r.size for r in run))
-        merged.append(fresh)
-        for each in run[:-1]:
-            env[each.var] = ZERO
-        env[run[-1].var] = fresh.var
-        run.clear()
-
+    runs: list[list[Range]] = []
     for each in ranges:
-        if run and not _can_merge(run[-1], each, slopes):
-            close()
-        run.append(each)
-    close()
+        if runs and _can_merge(runs[-1][-1], each, slopes):
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    sizes = [product(each.size for each in run) for run in runs]
+    merged = [Range.over(f"{name}{n}" if name else n, size) for n, size in enumerate(sizes)]
+    env = {each.var: ZERO for each in ranges}
+    env |= {run[-1].var: fresh.var for run, fresh in zip(runs, merged)}
     return tuple(merged), env
 
 
@@ -246,9 +237,6 @@ def _in_order(places: Sequence[Expr]) -> list[Expr] | None:
 
 def _split_block(block: Block, dim: int, edges: Sequence[Expr]) -> list[Block]:
     start, shape = block
-    parts = []
-    for low, high in zip(edges, edges[1:]):
-        size = high - low
-        if size is not ZERO:
-            parts.append(((*start[:dim], low, *start[dim + 1 :]), (*shape[:dim], size, *shape[dim + 1 :])))
-    return parts
+    parts = [(low, high - low) for low, high in zip(edges, edges[1:]) if low is not high]
+    swap = lambda whole, part: (*whole[:dim], part, *whole[dim + 1 :])
+    return [(swap(start, low), swap(shape, size)) for low, size in parts]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import accumulate
 from typing import Final, cast
 
 from dovetail.ir import loop as ir
@@ -164,17 +165,12 @@ def slice_(x: Lazy, type: TensorType, dim: int, start: Expr, step: int) -> Lazy:
     stride = x.type.stride
     strides = [mul(s, step) if d == dim else s for d, s in enumerate(stride)]
     cuts = tuple((d, ceildiv(place - start, step) if d == dim else place) for d, place in x.cuts)
-
-    def place(index: Index) -> Index:
-        return (*index[:dim], add(mul(index[dim], step), start), *index[dim + 1 :])
-
+    place = lambda index: (*index[:dim], add(mul(index[dim], step), start), *index[dim + 1 :])
     return moved(x, type, place, strides, mul(start, stride[dim]), cuts)
 
 
 def flip(x: Lazy, type: TensorType, dims: tuple[int, ...]) -> Lazy:
-    def place(index: Index) -> Index:
-        return tuple(type.shape[d] - 1 - at if d in dims else at for d, at in enumerate(index))
-
+    place = lambda index: tuple(type.shape[d] - 1 - at if d in dims else at for d, at in enumerate(index))
     return moved(x, type, place)
 
 
@@ -200,10 +196,8 @@ def pad(x: Lazy, type: TensorType, before: tuple[Expr, ...], value: object) -> L
 
 def holds_within(index: Index, shape: tuple[Expr, ...]) -> Expr:
     """0 <= index < shape in every dimension."""
-    inside = lt(ZERO, ONE)
-    for position, size in zip(index, shape):
-        inside = and_(inside, and_(ge(position, 0), lt(position, size)))
-    return inside
+    tests = (and_(ge(position, 0), lt(position, size)) for position, size in zip(index, shape))
+    return reduce(and_, tests, lt(ZERO, ONE))
 
 
 def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
@@ -212,13 +206,12 @@ def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
     def at(index: Index) -> ir.Scalar:
         result = as_constant(0, type.dtype)
         for part, (start, stop) in zip(parts, spans(parts, dim)):
-            moved = list(index)
-            moved[dim] = add(index[dim], mul(start, -1))
+            moved = (*index[:dim], add(index[dim], mul(start, -1)), *index[dim + 1 :])
             inside = and_(ge(index[dim], start), lt(index[dim], stop))
             if inside.op == "true":
-                return part.at(tuple(moved))
+                return part.at(moved)
             if inside.op != "false":
-                result = choose(inside, part.at(tuple(moved)), result)
+                result = choose(inside, part.at(moved), result)
         return result
 
     origins = tuple(dict.fromkeys(name for part in parts for name in part.origins))
@@ -227,12 +220,8 @@ def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
 
 def spans(parts: tuple[Lazy, ...], dim: int) -> list[tuple[Expr, Expr]]:
     """Where each part begins and ends along the dimension."""
-    found: list[tuple[Expr, Expr]] = []
-    end = ZERO
-    for part in parts:
-        start, end = end, add(end, part.type.shape[dim])
-        found.append((start, end))
-    return found
+    ends = list(accumulate((part.type.shape[dim] for part in parts), add))
+    return list(zip((ZERO, *ends), ends))
 
 
 # -- creation and gathers --------------------------------------------------------------------------

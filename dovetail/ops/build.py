@@ -363,14 +363,12 @@ def is_dense(type: TensorType) -> bool:
     """Non-overlapping and without gaps: the strides are those of some order of the dimensions."""
     if type.is_contiguous:
         return True
-    left = [(stride, size) for size, stride in zip(type.shape, type.stride) if size is not ONE]
-    expected = ONE
-    while left:
-        place = next((i for i, (stride, _) in enumerate(left) if stride is expected), None)
-        if place is None:
-            return False
-        expected = mul(expected, left.pop(place)[1])
-    return True
+    dims = [(stride, size) for size, stride in zip(type.shape, type.stride) if size is not ONE]
+    left, expected = dict(dims), ONE
+    while expected in left:
+        expected = mul(expected, left.pop(expected))
+        dims.pop()
+    return not dims  # nor two of the same stride
 
 
 # -- type promotion --------------------------------------------------------------------------------

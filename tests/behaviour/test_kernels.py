@@ -23,6 +23,7 @@ def count(f: Callable[..., Any], *args: Any, grad: bool = False) -> int:
 
 
 X = torch.randn(32, 64)
+CHANCES = X.sigmoid()
 W, B = torch.randn(64, 64) / 8, torch.randn(64)
 
 
@@ -46,6 +47,26 @@ W, B = torch.randn(64, 64) / 8, torch.randn(64)
 )
 def test_kernel_count(most: int, f: Callable[[], Any]) -> None:
     assert 1 <= count(f) <= most
+
+
+@pytest.mark.parametrize(
+    ("most", "f", "shapes"),
+    [
+        (2, F.prelu, [(2, 8, 5, 7), (8,)]),
+        (3, F.prelu, [(40, 30), (1,)]),
+        (2, lambda x: F.binary_cross_entropy(x.sigmoid(), CHANCES), [(32, 64)]),
+        (2, lambda x: F.binary_cross_entropy(x.sigmoid(), CHANCES, reduction="none"), [(32, 64)]),
+    ],
+    ids=["prelu", "prelu_of_one", "binary_cross_entropy", "binary_cross_entropy_of_each"],
+)
+def test_gradients_are_kernels(most: int, f: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
+    peer, args = find_peer("dovetail"), [torch.randn(shape).requires_grad_() for shape in shapes]
+    peer.reset()
+    compiled, want = peer.compile(f, fullgraph=True), f(*args)
+    slope = torch.randn_like(want)
+    seen = peer.observe(lambda: torch.autograd.grad(compiled(*args), args, slope))
+    torch.testing.assert_close(seen.result, torch.autograd.grad(want, args, slope))
+    assert seen.kernels <= most and not any("backward" in op for op in seen.fallbacks)
 
 
 @pytest.mark.parametrize(

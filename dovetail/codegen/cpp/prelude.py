@@ -8,6 +8,7 @@ function on one lane, so that a result never depends on where an element sits.
 """
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -37,13 +38,14 @@ _UNARY: Final = {
 }
 NEEDS: Final = {
     "rsqrt": ("sqrt",), "sigmoid": ("exp",), "frac": ("trunc",), "fmod": ("fma", "trunc", "abs", "copysign"),
-    "floordiv": ("fmod", "floor", "copysign"), "remainder": ("fmod",), "polynomial": ("fma",),
+    "floordiv": ("fmod", "floor", "copysign"), "remainder": ("fmod",),
+    **dict.fromkeys(("polynomial", "pieces"), ("fma",)),
     "exp": ("round", "polynomial", "larger", "smaller"),
-    "expm1": ("exp", "copysign"), "circle": ("polynomial",), "log": ("polynomial",),
+    "expm1": ("exp", "copysign"), "circle": ("polynomial",), "log": ("polynomial", "pieces", "larger"),
     **dict.fromkeys(("sin", "cos"), ("circle", "abs")),
-    "log1p": ("log", "copysign"), "maximum": ("larger",), "minimum": ("smaller",),
-    "tanh": ("exp", "abs", "copysign"),
-    "erf": ("trunc", "abs", "fma", "copysign", "smaller"), "erfc": ("exp", "erf"),
+    "log1p": ("log", "copysign"), "log2": ("log",), "log10": ("log",), "maximum": ("larger",),
+    "minimum": ("smaller",), "tanh": ("pieces", "abs", "copysign", "smaller"),
+    "erf": ("trunc", "pieces", "abs", "copysign", "smaller"), "erfc": ("exp", "erf"),
 }  # fmt: skip
 
 _BY_LANE: Final = {
@@ -104,6 +106,12 @@ def _instruction(name: str, vector: str, size: int) -> str | None:
     return f"INLINE {vector} {name}_({params}) {{ {made} }}"
 
 
+def _table(name: str, bits: str) -> str:
+    """An array of floats, given by their bits."""
+    numbers = ", ".join(f"{number:.9g}" for (number,) in struct.iter_unpack(">f", bytes.fromhex(bits)))
+    return f"alignas(64) static const float {name}_table[] = {{{numbers}}};\n"
+
+
 _SINGLE: Final = {
     # exp(x) is 2**n * exp(rest). A term of a sum may be three units in the last place away.
     "exp": """\
@@ -137,59 +145,42 @@ INLINE f32v {name}_(f32v x) {{
     return __builtin_expect(any_lane(to_mask(far)), 0) ? (far ? LIBRARY(x) : y) : y;
 }}
 """ for name, half in (("sin", "0.0"), ("cos", "0.5"))},
-    # The logarithm of x + lost, which is far smaller: n, and a polynomial between the roots of 1/2 and of 2.
-    "log": """\
-INLINE f32v log_sum(f32v x, f32v lost) {
-    const i32v k = ((i32v)x - 0x3f3504f3) >> 23;
-    const f32v n = convert<f32v>(k), f = (f32v)((i32v)x - (k << 23)) - 1 + scaled(lost, -n), s = f * f;
-    const f32v q = polynomial(f, 0.06757530570030212f, -0.11694324761629105f, 0.1189352497458458f,
-        -0.12403086572885513f, 0.1421855241060257f, -0.16668090224266052f, 0.2000216692686081f,
-        -0.25000008940696716f, 0.3333331048488617f);
-    const f32v low = fma_(s, splat<f32v>(-0.5f), fma_(q * f, s, n * 1.428606765330187e-06f));
-    const f32v none = x == 0 ? splat<f32v>(-__builtin_inff()) : splat<f32v>(__builtin_nanf(""));
-    return x > 0 ? (x < __builtin_inff() ? fma_(n, splat<f32v>(0.693145751953125f), f + low) : x) : none;
+    # The logarithm of x + lost, which is far smaller, to any base: of a power of two, of the nearest of 16
+    # numbers (such that floats hold it almost exactly), and of the rest, by a polynomial.
+    "log": _table("log", """
+    3f8000003f69fc1d3f5da86f3f5234e63f47f87c3f3e61a13f363e113f2e2f7d3fa7431a3fa08bd83f9aba003f94eeba3f8fc0f7
+    3f8afc523f8656e63f800000000000003db8289d3e137fc23e49d1063e7cef5f3e97a0bd3eadff723ec52624be88f9f0be67fd38
+    be422e27be1b1924bdedb6f7bda8a202bd45ffa900000000
+""") + """\
+INLINE f32v log_to(float high, float low, float factor, f32v x, f32v lost = f32v{}) {
+    f32v n; const f32v m = mantissa(x, n);
+    const i32v at = (i32v)m >> 19;
+    const f32v inverse = piece(log_table, at), beside = scaled(lost, -larger_(splat<f32v>(-127.0f), n));
+    const f32v r = fma_(beside, inverse, fma_(m, inverse, splat<f32v>(-1.0f)));
+    const f32v q = polynomial(r, 0.189730409f, -0.250161899f, 0.333345169f, -0.499999964f);
+    const f32v near = fma_(piece(log_table + 16, at), factor, n * low);
+    return fma_(n, high, fma_(fma_(q, r * r, r), factor, near));
 }
-INLINE f32v log_(f32v x) {
-    const auto small = x < 0x1p-126f;
-    const f32v y = log_sum(small ? x * 0x1p24f : x, f32v{});
-    return small ? y - 16.635532333438687f : y;
-}
+INLINE f32v log_(f32v x, f32v lost = f32v{}) { return log_to(0.693145752f, 1.42860677e-06f, 1.0f, x, lost); }
 """,
+    "log2": "INLINE f32v log2_(f32v x) { return log_to(0x1.ffep-1f, 0x1p-12f, 1.44269504f, x); }\n",
+    "log10": "INLINE f32v log10_(f32v x) { return log_to(0x1.344p-2f, 4.60503898e-06f, 0.434294492f, x); }\n",
     "log1p": "INLINE f32v log1p_(f32v x) { const f32v u = 1 + x; "
-             "return copysign_(log_sum(u, x < 0x1p24f ? x - (u - 1) : f32v{}), x); }\n",
+             "return copysign_(log_(u, x < 0x1p24f ? x - (u - 1) : f32v{}), x); }\n",
     # Within one unit in the last place: 16 polynomials, of erf(t) / t - 1 below 1 and of erf(t) above.
-    "erf": """\
-alignas(64) static const float erf_table[6 * 16] = {
-    0.122529633f, 0.0776450932f, -0.00281458744f, -0.103914216f, 0.888388216f, 0.948170066f, 0.978443742f,
-    0.99199003f, 0.997345984f, 0.999217033f, 0.999794602f, 0.999952137f, 0.999990106f, 0.999998212f,
-    0.999999702f, 1.0f, -0.0931549519f, -0.259446084f, -0.373897403f, -0.424389422f, 0.318273962f,
-    0.170359761f, 0.0804722533f, 0.0335458256f, 0.0123408204f, 0.00400647754f, 0.00114787533f,
-    0.00029022849f, 6.47587949e-05f, 1.27517842e-05f, 2.21593359e-06f, 4.56000009e-07f, -0.365641743f,
-    -0.288495898f, -0.165264875f, -0.0397303626f, -0.358055949f, -0.234245285f, -0.130771145f,
-    -0.0628917366f, -0.0262274686f, -0.00950778462f, -0.00300733373f, -0.000832315593f, -0.000202927375f,
-    -4.99697235e-05f, -7.2903822e-06f, -3.65000005e-06f, 0.0553780682f, 0.142986104f, 0.175346255f,
-    0.151603222f, 0.162451282f, 0.157940879f, 0.114842564f, 0.0674424022f, 0.0330376737f, 0.0137305968f,
-    0.00489030033f, 0.00150242599f, 0.00039996265f, 9.2560862e-05f, 1.86669495e-05f, 0.0f, 0.106025964f,
-    0.0627300665f, 0.0019811755f, -0.0444301367f, 0.0281111412f, -0.0301074069f, -0.0492919423f,
-    -0.042534817f, -0.0262252372f, -0.0135732824f, -0.00575007498f, -0.00200754311f, -0.000536530977f,
-    0.00021064491f, -6.98295189e-05f, 0.0f, -0.0194837153f, -0.046263244f, -0.0465261117f, -0.0256107356f,
-    -0.0611289106f, -0.0307837203f, -0.00233146432f, 0.0113132484f, 0.0124507388f, 0.0083562471f,
-    0.00423549535f, 0.00172757334f, 0.000584265566f, 0.000166587139f, 4.04598177e-05f, 0.0f,
-};
-INLINE f32v erf_term(int k, i32v at) {
-#ifndef __clang__
-    if constexpr (L == 16) return __builtin_shuffle(load(erf_table + 16*k), at);
-    if constexpr (L == 8) return __builtin_shuffle(load(erf_table + 16*k), load(erf_table + 16*k + 8), at);
-#endif
-    f32v v; for (int l = 0; l < L; ++l) v[l] = erf_table[16*k + (at[l] & 15)]; return v;
-}
+    "erf": _table("erf", """
+    3dfaf0d13d9f0464bb3874f1bdd4d0fa3f636d693f72bb463f7a7b4a3f7df30f3f7f52113f7fccb03f7ff28a3f7ffcdd3f7fff5a
+    3f7fffe23f7ffffb3f800000bdbec806be84d61ebebf6f7bbed949923ea2f4ce3e2e72ca3da4cea33d0967593c4a31273b8348c5
+    3a96744e399829cf3887cf1d3755f07f3614b57334f4d02abebb3565be93b5bcbe293b32bd22bc4ebeb7531cbe6fddffbe05e8df
+    bd80cd62bcd6dafdbc1bc68abb4516b0ba5a2fc1b954c8e7b8519695b6f49fe8b674f2863d62d41d3e126af33e338df83e1b3de0
+    3e2659a13e21bb413deb32943d8a1f3e3d0752833c60f64c3ba03ed03ac4ed0d39d1b21438c21d3c379c96f8000000003dd92424
+    3d80789f3b01d69cbd35fc603ce64956bcf6a3cfbd49e659bd2e38fdbcd6d64fbc5e6279bbbc6b20bb0390fcba0ca5fc395ce090
+    b892717000000000bc9f9c50bd3d7e87bd3e922abcd1cd9bbd7a624fbcfc2e24bb18cb7b3c395b343c4bfe2f3c08e8a43b8ac9e9
+    3ae26fbe3a192966392eade53829b36600000000
+""") + """\
 INLINE f32v erf_(f32v x) {
     const f32v a = abs_(x), t = smaller_(splat<f32v>(3.9999998f), a), n = trunc_(t * 4);
-    const f32v u = fma_(n, splat<f32v>(-0.25f), t) - 0.125f;
-    const i32v at = convert<i32v>(n);
-    f32v v = erf_term(5, at);
-#pragma GCC unroll 5
-    for (int k = 4; k >= 0; --k) v = fma_(v, u, erf_term(k, at));
+    const f32v v = pieces(erf_table, convert<i32v>(n), fma_(n, splat<f32v>(-0.25f), t) - 0.125f);
     return copysign_(t < 1 ? fma_(v, t, t) : v, x);
 }
 """,
@@ -203,14 +194,22 @@ INLINE f32v erfc_(f32v x) {
     return a < 0.75f ? 1 - erf_(x) : x < 0 ? 2 - y : y;
 }
 """,
-    "tanh": """\
+    # The same of tanh; the pieces are those between quarters of powers of two, 5/8 further on.
+    "tanh": _table("tanh", """
+    3f613c523f743c4f3f7b9bbb3f7e60263f7f66b63f7feb3c3f7ffd303f7fff9f3f7ffff32ed2bb45bba99b51bca68159bd35c817
+    bde6b0093f3433283f4f2e5b3e6755033db7e8ee3d0b55a83c4f4dba3b99087f3a25df4b38b67a88372f7cf335adda93b36df729
+    bda88daebe227265be657bdcbe9fb1d53f0128543eb0a7d6be4ba8ccbdaf8382bd0902b8bc4e80f0bb97b249ba23a58cb8c7efd4
+    b61fae8eb4e3e8d3beaaa9fcbea45d89be929a1ebe70f65bbdec6396beb5e984be8ef3d63dce51a43d54b9493cb09ee63c0a2bb0
+    3b40ad4f39cad90d38ad47edb7994d0db531b5a7b93b4dd63d8413bd3defe7923e1b4fc43e20a0ba3dabc16b3de2edc3bcd7b461
+    bcacc7dfbc214cf7bb8bc7b4ba9d0b48b91ac1b8b864a32137dc7a943520045d3e0b5f3e3dfba0433dbe1e383d2a7435bd0fcc2d
+    3d4bcc333b2694e73a9f609e3b9eb50c3b2fb7ef3ab631e8397b259937db5d79379180c9b73a7c8cb4131d4cbca2eb58bd56d997
+    bda7c633bd77e0f1bca729bfbd0cc489bcc10b62
+""") + """\
 INLINE f32v tanh_(f32v x) {
-    const f32v t = abs_(x), s = t * t;
-    const f32v far = 1 - 2 / (exp_(2 * t) + 1);
-    const f32v q = polynomial(s, 0.00012146899825893342f, -0.0008411302696913481f, 0.0030785829294472933f,
-        -0.00859510526061058f, 0.021784726530313492f, -0.05395309627056122f, 0.1333319991827011f,
-        -0.333333283662796f);
-    return copysign_(t > 1.0f ? far : fma_(q * s, t, t), x);
+    const f32v t = smaller_(splat<f32v>(9.3f), abs_(x)), w = t + 0.625f;
+    const i32v from = (i32v)w & -0x200000;
+    const f32v v = pieces(tanh_table, from >> 21, t - ((f32v)from - 0.625f));
+    return copysign_(w < 1.5f ? fma_(v, t, t) : v, x);
 }
 """,
 }
@@ -238,6 +237,22 @@ _WHOLE: Final = {
 INLINE f32v fma_(f32v x, float y, f32v z) { return fma_(x, splat<f32v>(y), z); }
 template <class... C> INLINE f32v polynomial(f32v x, float first, C... rest) {
     f32v q = splat<f32v>(first); ((q = fma_(q, x, splat<f32v>(rest))), ...); return q;
+}
+""",
+    "pieces": """\
+INLINE f32v piece(const float* table, i32v at) {
+#ifndef __clang__
+    if constexpr (L == 16) return __builtin_shuffle(load(table), at);
+    if constexpr (L == 8) return __builtin_shuffle(load(table), load(table + 8), at);
+#endif
+    f32v v; for (int l = 0; l < L; ++l) v[l] = table[at[l] & 15]; return v;
+}
+// Of 16 polynomials of the fifth degree each lane's at u.
+INLINE f32v pieces(const float* table, i32v at, f32v u) {
+    f32v v = piece(table + 80, at);
+#pragma GCC unroll 5
+    for (int k = 4; k >= 0; --k) v = fma_(v, u, piece(table + 16*k, at));
+    return v;
 }
 """,
     # The sine of x, n half turns away from zero. Far from there, too few digits of pi are taken off; they
@@ -291,17 +306,13 @@ def emit_function(name: str, lanes: int, widest: int) -> str:
 
 
 def _declare(call: str, kind: str, names: Sequence[str]) -> str:
-    """SLEEF's function. What comes with torch has none of four floats: there it is one of eight."""
-    eight = call.replace("f4_", "f8_")
-    if eight == call:
+    """SLEEF's function. What comes with torch has none of four floats: there it is that of doubles."""
+    wide = call.replace("f4_", "d4_")
+    if wide == call:
         return f'extern "C" {kind} {call}({", ".join([kind] * len(names))});'
-    lanes = ", ".join(f"eight{{{x}[0], {x}[1], {x}[2], {x}[3]}}" for x in names)
-    return (
-        "typedef float eight __attribute__((vector_size(32)));\n"
-        f'extern "C" eight {eight}({", ".join(["eight"] * len(names))});\n'
-        f"INLINE {kind} {call}({', '.join(f'{kind} {x}' for x in names)}) {{"
-        f" const eight r = {eight}({lanes}); return {kind}{{r[0], r[1], r[2], r[3]}}; }}"
-    )
+    given, taken = ", ".join(f"convert<f64v>({x})" for x in names), ", ".join(f"{kind} {x}" for x in names)
+    made = f"INLINE {kind} {call}({taken}) {{ return convert<{kind}>({wide}({given})); }}"
+    return f"{_declare(wide, 'f64v', names)}\n{made}"
 
 
 def _emit_library(name: str, vector: str, c_type: str, suffix: str, c: str) -> list[str]:
@@ -362,6 +373,17 @@ _SCALE: Final = {
 }
 """Bytes of a float vector -> how to scale by a power of two: one instruction, or two exact factors."""
 
+_MANTISSA: Final = {
+    64: "const f32v z = {}, m = __builtin_ia32_getmantps512_mask(x, 11, z, -1, 4); "
+    "n = __builtin_ia32_getexpps512_mask(x, z, -1, 4); n -= __builtin_ia32_getexpps512_mask(m, z, -1, 4); "
+    "return m;",
+    0: "const auto small = x < 0x1p-126f; const i32v b = (i32v)(small ? x * 0x1p24f : x); "
+    "const i32v k = (b - 0x3f400000) >> 23; n = convert<f32v>(k) - (small ? splat<f32v>(24.0f) : f32v{}); "
+    "const f32v odd = x == 0 ? splat<f32v>(-__builtin_inff()) : splat<f32v>(__builtin_nanf(\"\")); "
+    "n = x > 0 ? (x < __builtin_inff() ? n : x) : odd; return (f32v)(b - (k << 23));",
+}
+"""Bytes of a float vector -> x as m * 2**n, m from 3/4 to 3/2; where the logarithm is not finite, it is n."""
+
 _ANY: Final = {64: "__builtin_ia32_cvtb2mask512((bytes)m)", 32: "__builtin_ia32_pmovmskb256((bytes)m)",
                16: "__builtin_ia32_pmovmskb128((bytes)m)"}  # fmt: skip
 """Bytes of a mask -> what is not zero where any lane is set."""
@@ -405,6 +427,7 @@ def _vectors(lanes: int, widest: int) -> str:
     holes = {
         "swaps": swaps,
         "scale": _SCALE.get(lanes * 4, _SCALE[0]),
+        "mantissa": _MANTISSA.get(lanes * 4, _MANTISSA[0]),
         "any": _ANY.get(lanes * widest, "m[0]"),
         # each one instruction, which g++ would take by halves
         "widen": "__builtin_ia32_cvtps2pd512_mask(v, f64v{}, -1, 4)" if (lanes, widest) == (8, 8)

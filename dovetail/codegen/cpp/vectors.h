@@ -79,6 +79,7 @@ INLINE i64v check_index(i64v i, i64v n, int64_t count, int32_t* bad) {
     return z;
 }
 INLINE f32v scaled(f32v x, f32v n) { %(scale)s }   // x * 2**n, rounded once
+INLINE f32v mantissa(f32v x, f32v& n) { %(mantissa)s }
 template <int h, class V> INLINE void swap_blocks(V& a, V& b) {
     const V x = a, y = b;
     switch (h) {

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from dovetail.ops.build import Build, Value, plain, rounded
+from dovetail.ops.build import Build, Results, Value, plain, rounded
 from dovetail.ops.decomp.pointwise import clamp_values, finish, pointwise
 from dovetail.ops.registry import decline_if, decomposes
 
@@ -126,6 +126,10 @@ def log_sigmoid(b: Build, x: Value) -> tuple[Value, Value]:
     return b.call("minimum", x, 0.0) - b.call("log1p", z), kept
 
 
+@decomposes("aten._prelu_kernel_backward")
+def prelu_backward(b: Build, grad: Value, x: Value, weight: Value) -> Results:
+    g, v, w = map(b.value, (grad, x, weight))
+    return b.results(b.where(v > 0.0, g, w * g), b.where(v > 0.0, 0.0, v * g))
 
 
 def _halves(b: Build, x: Value, dim: int) -> tuple[Value, Value]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from dovetail.ir.expr import ZERO, Expr, as_expr, product
+from dovetail.ir.expr import ONE, ZERO, Expr, as_expr, product
 from dovetail.ir.types import BOOL, I64
 from dovetail.ops.build import Build, Number, Value
 from dovetail.ops.decomp.views import Size, bounds, wrapped
@@ -96,7 +96,7 @@ def _rolled(b: Build, x: Value, dim: int, shift: Expr) -> Value:
 
 @decomposes("aten.repeat")
 def repeat(b: Build, x: Value, repeats: Sequence[Size]) -> Value:
-    return tile(b, x, [as_expr(1)] * (len(repeats) - x.ndim) + list(x.shape), repeats, 0)
+    return tile(b, x, [ONE] * (len(repeats) - x.ndim) + list(x.shape), repeats, 0)
 
 
 def tile(b: Build, x: Value, sizes: Sequence[Expr], times: Sequence[Size], side: int) -> Value:

@@ -83,6 +83,14 @@ for _name, (_value, _slope) in LOSSES.items():
     decomposes(f"aten.{_name}_backward")(partial(_loss_backward, _slope))
 
 
+@decomposes("aten.binary_cross_entropy_backward")
+def bce_backward(b: Build, grad: Value, x: Value, y: Value, weight: Maybe = None, *reduction: int) -> Value:
+    """The loss itself raises where x is no probability, and so stays the library's."""
+    decline_if(weight is not None)
+    slope = lambda b, x, y: (x - y) / b.call("maximum", (1.0 - x) * x, 1e-12)
+    return _loss_backward(slope, b, grad, x, y, *reduction)
+
+
 # -- negative log likelihood -----------------------------------------------------------------------
 
 

@@ -33,10 +33,8 @@ decomposes("aten.permute", prim=True)(lambda b, x, dims: b.permute(x, [d % max(x
 def transpose(b: Build, x: Value, dim0: int = 0, dim1: int = -1) -> Value:
     if not x.ndim:
         return x
-    order = list(range(x.ndim))
-    first, second = dim0 % x.ndim, dim1 % x.ndim
-    order[first], order[second] = order[second], order[first]
-    return b.permute(x, order)
+    both = dim0 % x.ndim, dim1 % x.ndim
+    return b.permute(x, [sum(both) - d if d in both else d for d in range(x.ndim)])
 
 
 @decomposes("aten.slice.Tensor", prim=True)
