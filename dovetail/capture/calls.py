@@ -122,10 +122,7 @@ def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) ->
 
 def function_source(trace: Trace, fn: FunctionType) -> Source | None:
     """Where a function that existed before the frame is found; None for one made in the trace."""
-    if id(fn) in trace.made:
-        return None
-    source = trace.source_of(fn)
-    return source if source is not None else trace.const(fn, fn.__name__)
+    return None if id(fn) in trace.made else trace.source_of(fn) or trace.const(fn, fn.__name__)
 
 
 def defaults_of(trace: Trace, fn: FunctionType, name: str) -> dict[Any, Any]:
@@ -566,6 +563,5 @@ def call_compiled(trace: Trace, fn: Any, args: list[Any], kwargs: dict[str, Any]
     """Compiled code called from captured code is captured with it."""
     if type(fn).__name__ == "OptimizedModule":
         return trace.call(load_attr(trace, fn, "_orig_mod"), args, kwargs)
-    source = trace.source_of(fn)
-    where = Attr(source if source is not None else trace.const(fn, "compiled"), "_dovetail_original")
+    where = Attr(trace.source_of(fn) or trace.const(fn, "compiled"), "_dovetail_original")
     return trace.call(wrap(trace, fn._dovetail_original, where), args, kwargs)
