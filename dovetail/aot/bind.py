@@ -359,7 +359,7 @@ class _Emitter:
                 self.w(f"{_targets(passed)} = apply{part.suffix}({', '.join(given)})")
             self.emit_chains(parts, [m for m in self.signature.mutations if m.output not in self.unseen])
             self.emit_return()
-        self.w()
+        self.w("")
 
     def emit_chains(self, parts: list[_Part], mutations: list[Mutation]) -> None:
         """And the inputs that others are computed from, or that are themselves, get their new values."""
@@ -408,7 +408,7 @@ class _Emitter:
             if part.partition.signature.grad_inputs:
                 self.emit_forward(part)
             self.w(f"return {_tuple(self.results[i] for i in part.partition.signature.tangents)}")
-        self.w()
+        self.w("")
         if part.partition.signature.grad_inputs:
             backward = part.partition.backward
             assert backward is not None and build is not None

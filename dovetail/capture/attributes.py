@@ -79,9 +79,8 @@ def guard_class(trace: Trace, kind: type) -> None:
 
 
 def raise_attribute_error(obj: Any, name: str) -> Any:
-    error = AttributeError(f"'{type(obj).__name__}' object has no attribute '{name}'")
-    error.name, error.obj = name, obj
-    raise Raised(error)
+    text = f"'{type(obj).__name__}' object has no attribute '{name}'"
+    raise Raised(AttributeError(text, name=name, obj=obj))
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -501,18 +500,14 @@ class InstanceDict(MutableMapping[str, Any]):
 # -- writing ---------------------------------------------------------------------------------------
 
 def store_attr(trace: Trace, obj: Any, name: str, value: Any) -> None:
-    if isinstance(obj, Fake):
-        trace.store_tensor_attr(obj, name, value)
-        return
-    if isinstance(obj, ModuleType) and not has_setter(type(obj), name):
-        store_global(trace, obj.__dict__, name, value, DictAttr(trace.const(obj, obj.__name__), name))
-        return
     obj = original_of(trace, obj) if is_drop_in(obj) else obj
     override, _ = find_in_mro(type(obj), "__setattr__")
-    if override is torch.nn.Module.__setattr__:
-        if _store_module_attr(trace, obj, name, value):
-            return
-        trace.call(override, [obj, name, value], {})
+    if isinstance(obj, Fake):
+        trace.store_tensor_attr(obj, name, value)
+    elif isinstance(obj, ModuleType) and not has_setter(type(obj), name):
+        store_global(trace, obj.__dict__, name, value, DictAttr(trace.const(obj, obj.__name__), name))
+    elif override is torch.nn.Module.__setattr__ and _store_module_attr(trace, obj, name, value):
+        return
     elif isinstance(override, FunctionType) or getattr(override, "__name__", name) == "__setitem__":
         trace.call(override, [obj, name, value], {})  # in a dict with attributes it is that of dict
     else:
@@ -607,15 +602,13 @@ def store_global(trace: Trace, where: dict[str, Any], name: str, value: Any, sou
 
 def delete_attr(trace: Trace, obj: Any, name: str) -> None:
     obj = original_of(trace, obj) if is_drop_in(obj) else obj
-    override, _ = find_in_mro(type(obj), "__delattr__")
+    override, found = (find_in_mro(type(obj), each)[0] for each in ("__delattr__", name))
+    is_python = python_method(type(found), "__delete__") is not None
     if isinstance(override, FunctionType) or getattr(override, "__name__", name) == "__delitem__":
         trace.call(override, [obj, name], {})
-        return
-    found, _ = find_in_mro(type(obj), name)
-    is_python = python_method(type(found), "__delete__") is not None
-    if isinstance(found, property):
-        return call_property(trace, found, "deleter", name, obj)  # type: ignore[no-any-return]
-    if found is torch.Tensor.grad:
+    elif isinstance(found, property):
+        call_property(trace, found, "deleter", name, obj)
+    elif found is torch.Tensor.grad:
         store_attr(trace, obj, name, None)
     elif not is_python or _call_descriptor(trace, found, "__delete__", obj) is MISSING:
         delete_instance(trace, obj, name)

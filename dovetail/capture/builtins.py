@@ -267,9 +267,9 @@ on(abs)(partial(_unary_number, abs))
 
 @on(divmod)
 def _divmod(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
-    found, made = operations.by_dunder(trace, args[0], args[1], "__divmod__", "__rdivmod__")
-    parts = operator.floordiv, operator.mod
-    return made if found else tuple(operations.binary(trace, op, *args) for op in parts)
+    said = operations.by_dunder(trace, args[0], args[1], "__divmod__", "__rdivmod__")
+    parts = (operations.binary(trace, op, *args) for op in (operator.floordiv, operator.mod))
+    return tuple(parts) if said is attributes.MISSING else said
 
 
 @on(round)
@@ -291,11 +291,9 @@ def _text(function: Any, dunder: str, trace: Trace, args: Args, kwargs: Kwargs) 
         return late(trace, function, args)
     if args:
         args = [operations.as_known(args[0]), *args[1:]]
+        if dunder == "__str__" and attributes.find_in_mro(type(args[0]), dunder)[0] is object.__str__:
+            dunder = "__repr__"
     own = operations.dunder(trace, type(args[0]), dunder) if args else None
-    if own is None and args and dunder == "__str__":
-        own = operations.dunder(trace, type(args[0]), "__repr__")
-        if own is not None and attributes.find_in_mro(type(args[0]), "__str__")[0] is not object.__str__:
-            own = None
     if own is not None and own.__module__ not in ("enum",):
         return trace.call(own, args if function is not format or len(args) > 1 else [*args, ""], kwargs)
     if args and isinstance(args[0], BaseException) and id(args[0]) in trace.origins:
@@ -536,8 +534,7 @@ def call_native(trace: Trace, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -
         args = [operations.as_known(arg) for arg in args]
         kwargs = {key: operations.as_known(value) for key, value in kwargs.items()}
     if type(owner) is str and name in ("format", "join"):
-        made = late_text(trace, fn, args, kwargs)
-        if made is not None:
+        if (made := late_text(trace, fn, args, kwargs)) is not None:
             return made
     if name in CONSUMERS:
         known = [operations.as_mapping(trace, arg) for arg in args] if name == "update" else args

@@ -122,10 +122,7 @@ def call_function(trace: Trace, fn: FunctionType, args: Args, kwargs: Kwargs) ->
 
 def function_source(trace: Trace, fn: FunctionType) -> Source | None:
     """Where a function that existed before the frame is found; None for one made in the trace."""
-    if id(fn) in trace.made:
-        return None
-    source = trace.source_of(fn)
-    return source if source is not None else trace.const(fn, fn.__name__)
+    return None if id(fn) in trace.made else trace.source_of(fn) or trace.const(fn, fn.__name__)
 
 
 def defaults_of(trace: Trace, fn: FunctionType, name: str) -> dict[Any, Any]:

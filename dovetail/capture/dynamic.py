@@ -59,6 +59,12 @@ class Seen(Noun, frozen=False):
     draws: bool = True
     """Whether random numbers of Python's can be inputs of the graph."""
 
+    def count_forms(self, source: Source, form: object) -> int:
+        """How many there were by now, with this one."""
+        forms = self.forms.setdefault(source.text, set())
+        forms.add(form)
+        return len(forms)
+
 
 class History:
     """Kept by the compiler across captures."""
@@ -175,10 +181,8 @@ class Policy:
 
     def note(self, trace: Trace, name: str, value: Any, source: Source) -> None:
         """What was another number in many captures is so in the next ones, too."""
-        forms = self.seen.forms.setdefault(source.text, set())
-        forms.add(value)
         most = MOST_RESUMED if is_resumed(trace.frame.code) else MOST_NUMBERS
-        if len(forms) > most and not trace.is_whole:
+        if self.seen.count_forms(source, value) > most and not trace.is_whole:
             self.shapes.restless.add(name)
 
     def symbol(self, trace: Trace, value: Any, source: Source, bounds: tuple[int, int]) -> tuple[str, Any]:
@@ -187,12 +191,6 @@ class Policy:
         name = expr.name if is_int else shapes.float_symbol(value, source)
         self.sources[name] = source
         return name, make_symint(shapes, expr, value) if is_int else make_symfloat(shapes, name)
-
-    def is_other_text(self, value: str, source: Source) -> bool:
-        """Whether another text was read there before."""
-        texts = self.seen.forms.setdefault(source.text, set())
-        texts.add(value)
-        return len(texts) > 1
 
     # -- symbols in the graph
 

@@ -218,7 +218,7 @@ def _made_of(
 
 
 def _method(emit: Emitter, value: MethodType) -> str:
-    if type(value.__self__) in (Array, Unread):
+    if type(value.__self__) in (Array, Unread, *SYMBOLIC):
         return f"{emit.value(value.__self__)}.{value.__name__}"
     return f"{emit.const(MethodType, 'MethodType')}({emit.items((value.__func__, value.__self__))})"
 
@@ -259,13 +259,10 @@ def _cell(emit: Emitter, value: CellType) -> str:
         name = emit.temp(f"{emit.const(CellType, 'CellType')}()")
         emit.memo[id(value)] = name
         emit.keep.append(value)
-        try:
-            contents = value.cell_contents
-        except ValueError:
-            return name
-        emit.busy.discard(id(value))
-        text = emit.value(contents)
-        emit.body.append(f"{name}.cell_contents = {text}")
+        if value != CellType():  # not empty
+            emit.busy.discard(id(value))
+            text = emit.value(value.cell_contents)
+            emit.body.append(f"{name}.cell_contents = {text}")
         return name
     free = zip(emit.root.code.code.co_freevars, emit.root.function.__closure__ or ())
     found = next((name for name, cell in free if cell is value), None)
@@ -324,10 +321,10 @@ def fields_of(error: BaseException) -> dict[str, Any]:
     fields = dict(error.__dict__)
     if isinstance(error, NAMED) and error.name is not None:
         fields["name"] = error.name
-    if isinstance(error.__cause__, BaseException):
-        fields["__cause__"] = error.__cause__
-    if isinstance(error.__context__, BaseException) and not isinstance(error.__context__, (Break, Raised)):
-        fields["__context__"] = error.__context__
+    for name in ("__cause__", "__context__"):
+        link = getattr(error, name)
+        if isinstance(link, BaseException) and not isinstance(link, (Break, Raised)):
+            fields[name] = link
     if error.__suppress_context__:
         fields["__suppress_context__"] = True
     return fields
@@ -452,8 +449,8 @@ def _array(emit: Emitter, value: Any) -> str:
 
 def has_maker_in_c(kind: type, solid: type) -> bool:
     """Whether a class made by C code has a __new__ of its own, without which its instances are not safe."""
-    found, owner = find_in_mro(kind, "__new__")
-    return isinstance(found, types.BuiltinFunctionType) and owner not in solid.__mro__
+    makers = [vars(base).get("__new__") for base in kind.__mro__ if base not in solid.__mro__]
+    return any(isinstance(maker, types.BuiltinFunctionType) for maker in makers)
 
 
 def entry_parameters(root: Activation, count: int) -> list[str]:

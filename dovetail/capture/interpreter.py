@@ -575,13 +575,14 @@ class Activation:
 
     def call(self, count: int, names: tuple[str, ...]) -> None:
         args = [read_list(self.trace, arg) if type(arg) is Unread else arg for arg in self.pop(count)]
+        first_named = count - len(names)
+        self.apply(args[:first_named], dict(zip(names, args[first_named:])))
+
+    def apply(self, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """(callable, NULL -- result), (NULL, callable -- result) or (function, owner -- result)"""
         second, first = self.stack.pop(), self.stack.pop()
-        fn = second if first is NULL else first
-        if fn is first and second is not NULL:
-            args = [second, *args]
-        first_named = len(args) - len(names)
-        kwargs = dict(zip(names, args[first_named:]))
-        self.stack.append(self.trace.call(fn, args[:first_named], kwargs))
+        given = args if first is NULL or second is NULL else [second, *args]
+        self.stack.append(self.trace.call(second if first is NULL else first, given, kwargs))
 
     def CALL(self, arg: int) -> None:
         names, self.kw_names = self.kw_names, ()
@@ -592,8 +593,7 @@ class Activation:
     def CALL_FUNCTION_EX(self, arg: int) -> None:
         kwargs = unpacked_mapping(self.trace, self.stack.pop()) if arg & 1 else {}
         args = native(list, operations.iterate(self.trace, self.stack.pop()))
-        second, first = self.stack.pop(), self.stack.pop()
-        self.stack.append(self.trace.call(second if first is NULL else first, args, dict(kwargs)))
+        self.apply(args, dict(kwargs))
 
     def RETURN_VALUE(self, arg: Any) -> str:
         self.result = self.stack.pop()
@@ -717,9 +717,10 @@ class Activation:
     def BEFORE_WITH(self, arg: Any) -> None:
         """(context -- exit, entered)"""
         context, trace = self.stack.pop(), self.trace
-        for name, what in NEEDED_IN_WITH.items():
+        for name, missed in (("__enter__", ""), ("__exit__", " (missed __exit__ method)")):
             if find_in_mro(kind := context.__class__, name)[0] is MISSING:
-                raise Raised(TypeError(f"'{kind.__name__}' object {NO_MANAGER}{what}"))
+                text = f"'{kind.__name__}' object does not support the context manager protocol{missed}"
+                raise Raised(TypeError(text))
         self.stack.append(load_attr(trace, context, "__exit__"))
         self.stack.append(trace.call(load_attr(trace, context, "__enter__"), [], {}))
 
@@ -747,12 +748,12 @@ class Activation:
         if count == 1 and klass in MATCHES_ITSELF:
             return (subject,)
         positional = load_attr(self.trace, klass, "__match_args__")[:count] if count else ()
-        try:
-            return tuple(load_attr(self.trace, subject, name) for name in (*positional, *names))
-        except Raised as raised:
-            if isinstance(raised.value, AttributeError):
+        found: list[Any] = []
+        for name in (*positional, *names):
+            found.append(self.trace.call(getattr, [subject, name, NULL], {}))
+            if found[-1] is NULL:
                 return None
-            raise
+        return tuple(found)
 
     MATCH_CLASS = pushed(match_class)
 
@@ -763,8 +764,6 @@ AUGMENTED: Final = ["SWAP", "SWAP", "STORE_SUBSCR"]
 """What follows the operator in `x[i] += 1`: the item is written back."""
 NO_ERRORS: Final = "catching classes that do not inherit from BaseException is not allowed"
 NO_GROUPS: Final = "catching ExceptionGroup with except* is not allowed. Use except instead."
-NO_MANAGER: Final = "does not support the context manager protocol"
-NEEDED_IN_WITH: Final = {"__enter__": "", "__exit__": " (missed __exit__ method)"}
 FUNCTION_FIELDS: Final = {8: "__closure__", 4: "__annotations__", 2: "__kwdefaults__", 1: "__defaults__"}
 MATCHES_ITSELF: Final = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 

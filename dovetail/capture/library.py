@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from dovetail.capture import operations
+from dovetail.capture import attributes, operations
 from dovetail.capture.attributes import MISSING, InstanceDict, find_in_mro, guard_class, load_attr
 from dovetail.capture.builtins import LIBRARIES, Args, Kwargs, breaking, on
 from dovetail.capture.calls import inline
@@ -35,6 +35,7 @@ from dovetail.capture.frame import called_from
 from dovetail.capture.interpreter import Activation
 from dovetail.capture.origins import IDENTITY
 from dovetail.capture.text import Identity, is_late, native
+from dovetail.capture.torch_calls import guard_answer
 from dovetail.capture.trace import PLAIN, Trace, is_library_file, place_loc, topmost_handled
 from dovetail.errors import OutputCall, UnknownCall
 from dovetail.fake.tensor import Fake
@@ -78,11 +79,10 @@ def deep_copy(trace: Trace, x: Any, memo: Any = None) -> Any:
         made = trace.call(method, [value, memo], {})
     elif kind in (list, tuple, set):
         made = kind(deep_copy(trace, item, memo) for item in value)
-    elif kind is InstanceDict:
-        made = {key: deep_copy(trace, item, memo) for key, item in value.items()}
-    elif kind in MAPPINGS:
-        made = kind([[deep_copy(trace, part, memo) for part in pair] for pair in value.items()])
-        if kind is not dict:
+    elif kind in (*MAPPINGS, InstanceDict):
+        items = [[deep_copy(trace, part, memo) for part in pair] for pair in value.items()]
+        made = dict(items) if kind is InstanceDict else kind(items)
+        if kind is collections.OrderedDict:
             vars(made).update(deep_copy(trace, InstanceDict(trace, value), memo))
     else:
         made = copy_instance(trace, value, lambda item: deep_copy(trace, item, memo))
@@ -154,7 +154,7 @@ for _maker in (dataclasses._process_class, collections.namedtuple):  # type: ign
 @on(threading.get_ident)
 def _thread(trace: Trace, args: Args, kwargs: Kwargs) -> int:
     """Which thread this is, that of a capture: repr() of a dataclass asks, lest it show itself for ever."""
-    if not is_library_file(trace.places[-1].code.code.co_filename):
+    if attributes.is_users_read(trace):
         raise UnknownCall(trace.loc(), function="threading.get_ident")
     return 0
 
@@ -230,11 +230,10 @@ REBUILD[Ticket] = lambda emit, value: emit.value(value.number)
 def _exception(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     """What the callers handle, outside of the capture, is nothing here; contextlib asks only in case."""
     found = topmost_handled(trace)
-    if found is None and not is_library_file(trace.places[-1].code.code.co_filename):
+    if found is None and attributes.is_users_read(trace):
         if sys.exception() is not None:
             raise UnknownCall(trace.loc(), function="sys.exception")
-        test = Predicate(lambda ask: ask() is None, "nothing is handled")
-        trace.guard(trace.const(sys.exception, "exception"), test)
+        guard_answer(trace, sys.exception, None)
     return found
 
 

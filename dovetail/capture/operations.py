@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
@@ -94,9 +95,8 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
         if result is not NotImplemented and result is not MISSING:
             return result
     forward, backward = DUNDERS[op if plain is None else plain]
-    found, result = by_dunder(trace, left, right, forward, backward)
-    if found:
-        return result
+    if (said := by_dunder(trace, left, right, forward, backward)) is not MISSING:
+        return said
     if kind is Fake or other is Fake:
         return on_fakes(trace, op if plain is None or kind is Fake else plain, left, right)
     check_operands(trace, op.__name__, left, right)
@@ -105,11 +105,11 @@ def binary(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) -
     return native(op, left, right)
 
 
-def by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str) -> tuple[bool, Any]:
-    """Try the operands' Python methods in Python's order; (False, _) when the built-in ones decide."""
+def by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str) -> Any:
+    """Try the operands' Python methods in Python's order; MISSING when the built-in ones decide."""
     first, second = dunder(trace, type(left), forward), dunder(trace, type(right), backward)
     if first is None and second is None:
-        return False, None
+        return MISSING
     pairs = [(first, left, right), (second, right, left)]
     if type(left) is type(right) and (forward, backward) not in COMPARISONS.values():
         pairs.pop()  # Python does not ask the same class again
@@ -119,17 +119,12 @@ def by_dunder(trace: Trace, left: Any, right: Any, forward: str, backward: str) 
     if type(left) is not type(right) and is_asked_last and second is not None:
         pairs.reverse()
     for method, owner, operand in pairs:
-        if method is not None:
-            result = trace.call(method, [owner, operand], {})
-            if result is not NotImplemented:
-                return True, result
-        elif not isinstance(owner, Fake):
-            result = _builtin_dunder(owner, operand, forward if owner is left else backward)
-            if result is not NotImplemented:
-                return True, result
-    if forward in ("__eq__", "__ne__"):
-        return True, is_same(trace, left, right) == (forward == "__eq__")
-    return False, None
+        name = forward if owner is left else backward
+        result = trace.call(method, [owner, operand], {}) if method else _builtin_dunder(owner, operand, name)
+        if result is not NotImplemented:
+            return result
+    is_asked = forward in ("__eq__", "__ne__")
+    return is_same(trace, left, right) == (forward == "__eq__") if is_asked else MISSING
 
 
 def is_same(trace: Trace, left: Any, right: Any) -> bool:
@@ -142,7 +137,7 @@ def is_same(trace: Trace, left: Any, right: Any) -> bool:
 
 def _builtin_dunder(owner: Any, operand: Any, name: str) -> Any:
     method = getattr(type(owner), name, None)
-    if method is None or isinstance(method, FunctionType):
+    if method is None or isinstance(method, FunctionType) or isinstance(owner, Fake):
         return NotImplemented
     return native(method, owner, operand)
 
@@ -153,9 +148,8 @@ def compare(trace: Trace, op: Callable[[Any, Any], Any], left: Any, right: Any) 
         return native(op, left, right)
     if kind is Fake or other is Fake:
         left, right = as_numbers([left, right], left)
-    found, result = by_dunder(trace, left, right, *COMPARISONS[op])
-    if found:
-        return result
+    if (said := by_dunder(trace, left, right, *COMPARISONS[op])) is not MISSING:
+        return said
     if kind is Fake or other is Fake:
         return on_fakes(trace, op, left, right)
     check_unknown_float(trace, "a comparison of two", left, right)
@@ -383,17 +377,17 @@ def set_item(trace: Trace, container: Any, key: Any, value: Any) -> None:
         native(operator.setitem, container, key, value)
         trace.record("call_function", operator.setitem, (container, key, value), {}, None)
         return
-    if ask(trace, container, "__setitem__", key, value) is MISSING:
-        check_native_use(trace, container, "item assignment")
-        trace.touch(container)
-        native(operator.setitem, container, as_key(trace, container, key), value)
+    _change_item(operator.setitem, trace, container, key, value)
 
 
-def delete_item(trace: Trace, container: Any, key: Any) -> None:
-    if ask(trace, container, "__delitem__", key) is MISSING:
-        check_native_use(trace, container, "item deletion")
+def _change_item(op: Any, trace: Trace, container: Any, key: Any, *value: Any) -> None:
+    if ask(trace, container, f"__{op.__name__}__", key, *value) is MISSING:
+        check_native_use(trace, container, op.__name__)
         trace.touch(container)
-        native(operator.delitem, container, as_key(trace, container, key))
+        native(op, container, as_key(trace, container, key), *value)
+
+
+delete_item = partial(_change_item, operator.delitem)
 
 
 def contains(trace: Trace, container: Any, item: Any) -> bool:

@@ -101,7 +101,7 @@ def wrap_constant(trace: Trace, value: Any, source: Source) -> Any:
         trace.guard(source, TypeIs(kind))
         trace.guard(source, Length(len(value)))
         return torch.Size([wrap(trace, size, Item(source, i)) for i, size in enumerate(value)])
-    if kind is str and trace.dynamic is not None and trace.dynamic.is_other_text(value, source):
+    if kind is str and trace.dynamic is not None and trace.dynamic.seen.count_forms(source, value) > 1:
         trace.guard(source, TypeIs(str))
         return LateText(trace, str, (GivenText(trace, value, source, is_unsteady(trace, source, value)),))
     if kind is range and is_unsteady(trace, source, value):
@@ -200,9 +200,8 @@ def is_unsteady(trace: Trace, source: Source, form: Any) -> bool:
     """A history, a buffer, a cache that is longer in each call: it was read here in many forms before."""
     if trace.dynamic is None or trace.is_whole:
         return False
-    forms = trace.dynamic.seen.forms.setdefault(source.text, set())
-    forms.add(form)
-    return len(forms) > (MOST_RESUMED if is_resumed(trace.frame.code) else MOST_FORMS)
+    most = MOST_RESUMED if is_resumed(trace.frame.code) else MOST_FORMS
+    return trace.dynamic.seen.count_forms(source, form) > most  # type: ignore[no-any-return]
 
 
 def arguments_in(trace: Trace, items: Iterable[Any]) -> list[int]:

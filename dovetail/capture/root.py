@@ -169,12 +169,9 @@ class Attempt:
         vars(self.trace).clear()
 
     def wrap_arguments(self) -> list[Any]:
-        code = self.frame.code
-        names = code.co_varnames[: slot_count(code)]
-        known = self.trace.known
-        found = []
-        for i, (name, value) in enumerate(zip(names, self.frame.args)):
-            is_new = type(value) is list and id(value) not in known  # which the program is to look at first
+        found: list[Any] = []
+        for i, (name, value) in enumerate(zip(self.frame.code.co_varnames, self.frame.args)):
+            is_new = type(value) is list and id(value) not in self.trace.known  # to be looked at first
             found.append((leave_unread if is_new else wrap)(self.trace, value, Arg(i, safe_name(name, i))))
         return found
 
@@ -234,8 +231,7 @@ class Attempt:
         with w.block(f"def entry({', '.join([*parameters, *['*fetched_inputs'] * fetches])}):"):
             if fetches:
                 w(f"# fetched_inputs: {', '.join(i.name for i in read)}")
-            for line in emit.loads:
-                w(line)
+            w(*emit.loads)
             if inputs is not None:
                 call = f"out = {emit.graph_name}({', '.join(filter(None, (given, *computed)))})"
                 if checks:
@@ -244,12 +240,10 @@ class Attempt:
                     w(f"_states = {states}()" if is_drawing else f"_states = ({states}(),)")
                     call = f"try: {call}"
                 w(call)
-            for line in (*(checks if inputs is not None else ()), *emit.body):
-                w(line)
+            w(*(checks if inputs is not None else ()), *emit.body)
             if why is not None:
                 w(f"# {why.code} {' '.join(why.text.split())}, {why.loc}")
-            for line in tail:
-                w(line)
+            w(*tail)
         return w.text
 
     def fetches(self, inputs: Sequence[GraphInput]) -> bool:
@@ -306,11 +300,9 @@ OTHERS: Final = ("/triton/runtime/", "/site-packages/numpy/")
 def is_wall(code: CodeType) -> bool:
     """What this frame calls is not ours to compile either: torch's wrappers, and imports, whose code runs
     once and computes nothing; launches of kernels, and NumPy."""
-    if code.co_name == "<module>" or code.co_filename.startswith("<frozen importlib"):
-        return True
-    if any(folder in code.co_filename for folder in OTHERS):
-        return True
-    return code.co_qualname in WALLS and "/torch/" in code.co_filename
+    file, is_import = code.co_filename, code.co_name == "<module>"
+    is_import |= file.startswith("<frozen importlib") or any(folder in file for folder in OTHERS)
+    return is_import or code.co_qualname in WALLS and "/torch/" in file
 
 
 def why_not_capture(code: CodeType) -> Reason | None:

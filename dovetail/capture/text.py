@@ -63,13 +63,10 @@ class LateText:
     __add__ = lambda self, other: late(self.trace, str.join, ["", [self, other]])
     __radd__ = lambda self, other: late(self.trace, str.join, ["", [other, self]])
 
-    def __eq__(self, other: object) -> bool:
-        return self.now() == known(other)
-
     __getattr__ = lambda self, name: getattr(self.now(), name)
 
 
-for _name in "str repr format hash len iter contains getitem".split():  # of the text itself
+for _name in "eq str repr format hash len iter contains getitem".split():  # of the text itself
     _method: Any = lambda self, *args, name=f"__{_name}__": getattr(self.now(), name)(*known(args))
     setattr(LateText, f"__{_name}__", _method)
 

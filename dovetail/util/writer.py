@@ -16,8 +16,8 @@ class Writer:
         self.lines: list[str] = []
         self._indent, self._depth = indent, 0
 
-    def __call__(self, text: str = "") -> None:
-        for line in text.split("\n"):
+    def __call__(self, *texts: str) -> None:
+        for line in (line for text in texts for line in text.split("\n")):
             self.lines.append(self._indent * self._depth + line if line else "")
 
     @contextmanager

@@ -4,6 +4,7 @@ Iterators that existed before the frame, views of dicts ...: a table of (functio
 """
 from __future__ import annotations
 
+import array
 import bisect
 import collections
 import contextlib
@@ -18,6 +19,7 @@ import inspect
 import io
 import itertools
 import math
+import random
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -340,6 +342,33 @@ def test_objects_found_in_sets_and_among_keys_are_the_callers(gather: Any) -> No
         x = torch.ones(2 + i % 2)
         torch.testing.assert_close(compiled(x, given[0]), f(x, given[1]))
         assert made[0].log == made[1].log
+
+
+def test_a_method_of_a_number_that_changes_is_left_to_python() -> None:
+    compiled = dovetail.compile(lambda x: (x + 1, random.random().hex()), backend="eager")
+    for seed in range(3):
+        random.seed(seed)
+        found = compiled(X)[1]
+        random.seed(seed)
+        assert found == random.random().hex()
+
+
+class Measured(array.array):  # type: ignore[type-arg]
+    def __new__(cls, items: Any, unit: str) -> Any:
+        return array.array.__new__(cls, "d", items)
+
+    def __init__(self, items: Any, unit: str) -> None:
+        self.unit = unit
+
+
+def test_an_object_of_a_class_of_c_is_made_in_python() -> None:
+    def f(x: torch.Tensor) -> Any:
+        made = Measured([1.0, 2.0], "m")
+        dovetail.graph_break()
+        return x + len(made), made.unit
+
+    compiled = dovetail.compile(f, backend="eager", options={"fallback_to_eager": False})
+    check_same(compiled(X), f(X), "result")
 
 
 def test_the_factory_of_a_defaultdict_is_itself() -> None:

@@ -639,8 +639,7 @@ class Emitter(Noun, frozen=False):
             self._write(buffer, self._index(write.index), self._axes_of(write.index), tile)
 
     def _store_late(self) -> None:
-        for line in self.late:
-            self.w(line)
+        self.w(*self.late)
         self.late.clear()
 
     def _store(self, write: Write, tile: Tile) -> None:
