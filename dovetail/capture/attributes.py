@@ -559,8 +559,7 @@ def store_instance(trace: Trace, obj: Any, name: str, value: Any) -> None:
     if is_own_dict(trace.origins.get(id(obj))):
         return dict.__setitem__(obj, name, value)
     if isinstance(value, InstanceDict) and name == "__dict__":
-        kind = type(obj).__name__
-        raise UnsupportedValue(trace.loc(), type=name, detail=f"that of a {kind} has two owners")
+        raise UnsupportedValue(trace.loc(), type=name, detail=f"that of {type(obj).__name__} has two owners")
     if existed(trace, obj, name):
         real = _original(obj, trace.origins.get(id(obj)))
         is_plain = instance_dict(real) is None and type(real).__setattr__ is object.__setattr__

@@ -235,12 +235,12 @@ def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Any:
 def _extreme(function: Any, sign: str, trace: Trace, args: Args, kwargs: Kwargs) -> Any:
     items = drain(trace, args[0]) if len(args) == 1 else args
     if all(type(item) is Fake for item in items) and items and not kwargs:
-        if len({(item.dtype, item.device) for item in items}) == 1 and not any(x.dim() for x in items):
+        alike = {(x.dtype, x.device, x.dim(), x.requires_grad) for x in items}  # where has gradients for all
+        if len(alike) == 1 and next(iter(alike))[2:] == (0, False):
             better = operator.gt if function is max else operator.lt
             choose = lambda a, b: trace.call(torch.where, [trace.call(better, [b, a], {}), b, a], {})
             return operations.as_copy(trace, functools.reduce(choose, items), *items)
-    is_number = all(isinstance(item, (int, float, torch.SymInt, torch.SymFloat)) for item in items)
-    if "key" in kwargs or not is_number:
+    if "key" in kwargs or not all(isinstance(x, (int, float, torch.SymInt, torch.SymFloat)) for x in items):
         named = {**kwargs, "key": as_callback(trace, kwargs.get("key"))}
         return native(function, items, **named)
     if any(type(item) in NUMBERS for item in items):

@@ -204,7 +204,13 @@ def view_at_a_place_is_returned() -> Any:
 
 @case("C4", recompiles=0)
 def largest_and_smallest_of_tensors() -> Any:
-    return lambda x, i: (max(x[0, 0], x[1, 1], x[2, 2]) * x, min([x.sum(), x.mean()]) + 1), calls()
+    return lambda x, i: (max(x[0, 0], x[1, 1], x[2, 2]) * x, min([x.sum(), x.mean()]) + 1), calls(False)
+
+
+@case("C4", breaks=1)
+def what_is_not_the_largest_has_no_gradient() -> Any:
+    """Not even zero: the slope of this root is infinite, and infinity times zero is no number."""
+    return lambda x, i: max((x - x).sum().sqrt(), x.square().sum()) * x, calls()
 
 
 @case("C4", breaks=1)
