@@ -108,8 +108,8 @@ def attach_torch(base: type, *places: int) -> None:
 def tensor_numbers(tensor: Any) -> tuple[int, int, int, int, int]:
     """(dtype, device kind, device index, requires_grad, dispatch keys) as guards compare them."""
 
-def tensor_extents(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(sizes, strides) as guards compare them."""
+def lies_as(tensor: Any, plain: Any, extents: tuple[int, ...]) -> bool:
+    """Whether it is a tensor with these sizes, then strides, and the dispatch keys of the plain one."""
 
 def attach_watch(storage: int, offset: int, version: int, count: int, memory: int) -> None:
     """Where a tensor keeps its storage, offset and version; dovetail.runtime.frozen finds out."""

@@ -288,8 +288,7 @@ static PyObject *why_method(PyObject *self, PyObject *args) {
 
 static PyMethodDef guards_methods[] = {
     {"check", check_method, METH_VARARGS, "check(args, closure, globals): whether all guards hold"},
-    {"why", why_method, METH_VARARGS,
-     "why(args, closure, globals): (index, text) of the first that fails, or None"},
+    {"why", why_method, METH_VARARGS, "(index, text) of the first that fails, or None"},
     {NULL},
 };
 

@@ -2,11 +2,9 @@
 #include "native.h"
 
 static PyMethodDef torch_methods[] = {
-    {"attach_torch", attach_torch, METH_VARARGS,
-     "attach_torch(base, layout, functions): how tensors look in memory"},
-    {"tensor_numbers", tensor_numbers, METH_O,
-     "(dtype, device kind, device index, requires_grad, dispatch keys)"},
-    {"tensor_extents", tensor_extents, METH_O, "(sizes, strides)"},
+    {"attach_torch", attach_torch, METH_VARARGS, "attach_torch(base, *layout, *functions)"},
+    {"tensor_numbers", tensor_numbers, METH_O, "(dtype, device kind and index, requires_grad, keys)"},
+    {"lies_as", (PyCFunction)(void (*)(void))lies_as, METH_FASTCALL, "lies_as(tensor, plain, extents)"},
     {"attach_watch", attach_watch, METH_VARARGS, "attach_watch(storage, offset, version, count, memory)"},
     {"arena_functions", arena_functions, METH_NOARGS, "addresses of take(bytes) and give(start)"},
     {"tensor_states", tensor_states, METH_VARARGS, "tensor_states(inputs, spec) -> bytes"},

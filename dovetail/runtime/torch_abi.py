@@ -170,9 +170,9 @@ def check_layout() -> None:
     for tensor in examples():
         _, kind, _, grad, keys = _native.tensor_numbers(tensor)
         expected = (kinds[tensor.device.type], int(tensor.requires_grad), raw_keys(tensor))
-        extents = (_native.tensor_extents(tensor), (tuple(tensor.shape), tensor.stride()))
-        if (kind, grad, keys) != expected or extents[0] != extents[1]:
-            detail = f"read {(kind, grad, keys, extents[0])}, expected {(*expected, extents[1])}"
+        extents = (*tensor.shape, *tensor.stride())
+        if (kind, grad, keys) != expected or not _native.lies_as(tensor, tensor, extents):
+            detail = f"read {(kind, grad, keys)} and other than {extents}, expected {expected}"
             raise UnknownLayout(version=torch.__version__, detail=detail)
 
 
