@@ -105,6 +105,9 @@ class Launch:
 def attach_torch(base: type, *places: int) -> None:
     """How tensors lie in memory; dovetail.runtime.guards.attach() finds out and calls this."""
 
+def lies_as(tensor: Any, plain: Any, extents: tuple[int, ...]) -> bool:
+    """Whether it is a tensor with these sizes, then strides, and the dispatch keys of the plain one."""
+
 def attach_watch(storage: int, offset: int, version: int, count: int, memory: int) -> None:
     """Where a tensor keeps its storage, offset and version; dovetail.runtime.frozen finds out."""
 

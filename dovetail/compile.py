@@ -560,7 +560,8 @@ class Compiler:
             shapes.fix("the backend")  # what others made of the graph is for what they were shown
         if shapes:
             shapes.remembered.clear()  # tensors, whose sizes refer to it where no collector looks
-        captured.namespace[captured.graph_name] = functools.partial(_native.without, graph)
+        called = graph.call if isinstance(graph, aot.Bound) else graph  # the step in between takes its time
+        captured.namespace[captured.graph_name] = functools.partial(_native.without, called)
         if self.options.notice_slow and getattr(graph, "is_pure", False):
             self._race(captured)
 

@@ -26,7 +26,7 @@ SEES: dict[str, set[str]] = {
     "fake": BASE | {"ir", "sym"},
     "ops": BASE | {"ir", "sym", "fake"},
     "capture": STAGE_SEES | {"_native"},
-    "aot": STAGE_SEES,
+    "aot": STAGE_SEES | {"_native"},
     "passes": STAGE_SEES,
     "lower": STAGE_SEES,
     "schedule": STAGE_SEES,

@@ -8,11 +8,11 @@ back, views of inputs are made as real views, gradients pass through one autogra
     def call(x, weight, mean):
         mean_new, y, mm = run_forward(x, weight, mean)
         write_back((mean,), (mean_new,))
-        y, = apply((None, x, weight, mean, mean_new, y, mm), x, weight)
+        y, = apply(((x, weight, mean), mean_new, y, mm), x, weight)
         return [y, aten_t_default(y)]
 
     def forward(ctx, everything, *own):                    def backward(ctx, tangent_1):
-        random, x, … = everything                              if is_grad_enabled(): return differentiate(…)
+        (x, weight, mean), … = everything                      if is_grad_enabled(): return differentiate(…)
         ctx.save_for_backward(x, weight, mm)                   x, weight, mm = ctx.saved_tensors
         return y,                                              g0, g1 = backward_for(…)([x, weight, mm, …])
                                                                return None, g0, g1
@@ -32,6 +32,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch.autograd import Function
 
+from dovetail._native import lies_as
 from dovetail.aot import double
 from dovetail.aot.chain import Chained, Watch, keeps_graph, spare_hooks, tell_hooks
 from dovetail.aot.interpret import as_strided
@@ -96,6 +97,7 @@ def _make_function(scope: dict[str, Any], suffix: str) -> Callable[..., Any]:
     parts = {name: staticmethod(scope[f"{name}{suffix}"]) for name in ("forward", "backward")}
     made = tell_hooks(type("CompiledFunction", (Function,), parts))
     made._backward_cls.apply = scope[f"backward{suffix}"]  # the base class's would only find and call it
+    made._backward_cls.random = made._backward_cls.watch = None  # where forward notes none
     return super(Function, made).apply  # type: ignore[misc, no-any-return]
 
 
@@ -173,15 +175,20 @@ class _Emitter:
         self.chains = [chain for chain in self.signature.chains if chain[0] >= 0]
         self.unseen = frozenset(output for output, _ in joint.updates)
         """Results that are written back in forward, where autograd does not see them."""
+        is_random = any(class_of(node.op) == "random" for node in graph.nodes)
+        self.noted = {"random": "eager.random_state()"} if is_random else {}
+        """What backward gets to know of the call, and how it is found out."""
+        self.noted |= {"watch": "Watch()"} if self.chains else {}
         self.scope: dict[str, Any] = {
             "torch": torch,
             "set_grad_enabled": torch._C._set_grad_enabled,
             "keeps_graph": keeps_graph,
             "run_eager": joint.in_eager(joint.program),
-            "never_asked": double.NEVER_ASKED, "stranger": double.STRANGER,
+            "never_asked": double.NEVER_ASKED, "plain": double.NEVER_ASKED, "stranger": double.STRANGER,
             "will_execute": torch._C._will_engine_execute_node,  # type: ignore[attr-defined]
             "version_of": attrgetter("_version"),
             **{each.__name__: each for each in (torch.is_grad_enabled, restride, shares_memory, write_back)},
+            **{each.__name__: each for each in (lies_as, double.lack_memory, double.differentiate)},
             **{each.__name__: each for each in (double.eager_results, double.eager_after, Watch)},
             "chained": super(Function, Chained).apply,  # type: ignore[misc]
             **{f"constant_{i}": value for i, value in enumerate(joint.constants)},
@@ -337,10 +344,8 @@ class _Emitter:
             self.w(f"# inputs: {', '.join(node.name for node in self.input_nodes)}")
             self.emit_checks()
             self.emit_sizes(self.output_exprs())
-            if parts:
-                is_random = any(class_of(node.op) == "random" for node in self.partition.forward.nodes)
-                self.w(f"random = {'eager.random_state()' if is_random else None}")
-                self.w(f"watch = {'Watch()' if self.chains else None}")
+            for name, made in self.noted.items() if parts else ():
+                self.w(f"{name} = {made}")
             for i in self.copied:
                 self.w(f"old_{i} = {self.inputs[i]}.clone()")
             if self.results or self.partition.forward.nodes:
@@ -397,7 +402,7 @@ class _Emitter:
 
     @property
     def everything(self) -> str:
-        return _tuple(["random", "watch", "inputs", *(f"old_{i}" for i in self.copied), *self.results])
+        return _tuple([*self.noted, "inputs", *(f"old_{i}" for i in self.copied), *self.results])
 
     # -- the functions
 
@@ -420,9 +425,10 @@ class _Emitter:
 
     def emit_forward(self, part: _Part) -> None:
         partition = part.partition
-        self.w("ctx.random, ctx.watch = random, watch")
-        kept = [self.saved_name(part, s) for _, s in partition.kept(TensorType)]
-        self.w(f"ctx.save_for_backward({', '.join(kept or self.freed(part))})")
+        for name in self.noted:
+            self.w(f"ctx.{name} = {name}")
+        if kept := [self.saved_name(part, s) for _, s in partition.kept(TensorType)] or self.freed(part):
+            self.w(f"ctx.save_for_backward({', '.join(kept)})")
         if numbers := [self.saved_name(part, s) for _, s in partition.kept(ScalarType)]:
             self.w(f"ctx.numbers = {_tuple(numbers)}")
         if sizes := part.symbols:
@@ -454,44 +460,48 @@ class _Emitter:
     def emit_backward(self, part: _Part, backward: Graph) -> None:
         partition, suffix = part.partition, part.suffix
         tangents = {position: f"tangent_{position}" for position in partition.signature.tangents}
-        self.scope.update(differentiate=double.differentiate, lack_memory=double.lack_memory)
         by_eager = f"return differentiate(eager{suffix}, ctx, {_tuple(tangents.values())})"
+        used = [tangents[position] for position in partition.tangents]
         with self.w.block(f"def backward{suffix}(ctx, {', '.join(tangents.values())}):"):
-            with self.w.block(f"if {' and '.join(f'{name} is None' for name in tangents.values())}:"):
-                self.w(f"return {_tuple(['None'] * len(part.places))}")
-            conditions = ["is_grad_enabled()", f"lack_memory({', '.join(tangents.values())})"]
-            conditions += ["ctx.watch.is_cut"] * bool(self.chains)
-            with self.w.block(f"if {' or '.join(conditions)}:"):
-                self.w(by_eager)
+            if sizes := part.symbols:
+                self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
+            self.emit_unusual(part, list(tangents.values()), used, by_eager)
             if kept := [f"saved_{i}" for i, _ in partition.kept(TensorType)] or self.freed(part):
                 with self.w.block("try:"):
                     self.w(f"{_targets(kept)} = ctx.saved_tensors")
                 with self.w.block("except RuntimeError:"):
-                    present = " and ".join(f"{name} is not None" for name in tangents.values())
-                    with self.w.block(f"if ctx.inputs is None or {present}:"):
-                        self.w("raise")
+                    self.w("if ctx.inputs is None or is_usual: raise")
                     self.w(f"{by_eager}  # that was written to which only the missing may need")
             if numbers := [f"saved_{i}" for i, _ in partition.kept(ScalarType)]:
                 self.w(f"{_targets(numbers)} = ctx.numbers")
-            if sizes := part.symbols:
-                self.w(f"{_targets([e.name for e in sizes])} = ctx.sizes")
-            used = [tangents[position] for position in partition.tangents]
-            self.w(f"missing = {_tuple(f'{name} is None' for name in used)}")
             is_single = len(partition.signature.grad_inputs) == 1  # which is wanted, or nobody would ask
             unwanted = f"() if will_execute(stranger) else eager{suffix}.unwanted(ctx)"
             self.w(f"unwanted = {'()' if is_single else unwanted}")
-            self.w(f"consume = backward_for{suffix}(missing, unwanted, ctx.inputs)")
+            self.w(f"consume = backward_for{suffix}.usual if is_usual and not unwanted else None")
             with self.w.block("if consume is None:"):
-                self.w(by_eager)
-            for node, name in zip(part.tangents, used):  # one that lies otherwise in memory is laid out anew
-                stride, is_plain = self.literal(node.tensor.stride), node.tensor.is_contiguous
-                made = f"{name}.resolve_conj().resolve_neg().contiguous()"
-                lazy = f" or {name}.is_conj()" if node.tensor.dtype.kind == "complex" else ""
-                lies = f"{name}.stride() != {stride} or {name}.is_neg(){lazy}"
-                with self.w.block(f"if {name} is not None and ({lies}):"):
-                    self.w(f"{name} = {made if is_plain else f'restride({name}, {stride})'}")
+                missing = _tuple(f"{name} is None" for name in used)
+                self.w(f"consume = backward_for{suffix}({missing}, unwanted, ctx.inputs)")
+                self.w(f"if consume is None: {by_eager}")
             given = [f"saved_{i}" if s.expr is None else s.expr.name for i, s in enumerate(partition.saved)]
             self.emit_grads(part, backward, [*given, *used])
+
+    def emit_unusual(self, part: _Part, tangents: list[str], used: list[str], by_eager: str) -> None:
+        """What is to be done about tangents that are none, or are not as backward reads them."""
+        strides = [self.literal(node.tensor.stride) for node in part.tangents]
+        extents = [self.literal((*node.tensor.shape, *node.tensor.stride)) for node in part.tangents]
+        usual = [f"lies_as({name}, plain, {extent})" for name, extent in zip(used, extents)]
+        not_now, given = ["is_grad_enabled()", *["ctx.watch.is_cut"] * bool(self.chains)], ", ".join(tangents)
+        self.w(f"is_usual = {' and '.join([*usual, *map('not {}'.format, not_now)]) if used else False}")
+        with self.w.block("if not is_usual:"):
+            with self.w.block(f"if {' and '.join(f'{name} is None' for name in tangents)}:"):
+                self.w(f"return {_tuple(['None'] * len(part.places))}")
+            with self.w.block(f"if {' or '.join([*not_now, f'lack_memory({given})'])}:"):
+                self.w(by_eager)
+            for node, name, stride in zip(part.tangents, used, strides):  # one that lies otherwise
+                made = f"{name}.resolve_conj().resolve_neg().contiguous()"
+                made = made if node.tensor.is_contiguous else f"restride({name}, {stride})"
+                self.w(f"{name} = None if {name} is None else {made}")
+            self.w(f"is_usual = {' and '.join(f'{name} is not None' for name in tangents)}")
 
     def emit_grads(self, part: _Part, backward: Graph, given: list[str]) -> None:
         """Gradients that are inputs of backward pass through; each other is computed once. Whoever runs
@@ -501,6 +511,7 @@ class _Emitter:
         for i, output in enumerate(backward.outputs):
             targets.setdefault(output, passed.get(output, f"g{i}"))  # type: ignore[arg-type]
         self.w(f"given = [{', '.join(given)}]")
+        self.w("if not is_usual: given = [value for value in given if value is not None]")
         kept = {passed[output] for output in targets if output in passed}
         if gone := [name for name in dict.fromkeys(given) if name.startswith("saved_") and name not in kept]:
             self.w(f"del {', '.join(gone)}")
@@ -513,18 +524,10 @@ class _Emitter:
         self.w(f"return {_tuple(at.get(i, 'None') for i in part.places)}")
 
 
-def _consumer(executable: Executable, missing: bool) -> Callable[[list[Any]], Sequence[Any]]:
+def _consumer(executable: Executable) -> Callable[[list[Any]], Sequence[Any]]:
     """A call that takes its inputs out of a list; one that cannot free them early just runs."""
     direct = getattr(executable, "direct", executable)
-    consume = getattr(direct, "consume", None) or (lambda given: executable(*given))
-    if not missing:
-        return consume  # type: ignore[no-any-return]
-
-    def consume_present(given: list[Any]) -> Sequence[Any]:
-        given[:] = [value for value in given if value is not None]
-        return consume(given)  # type: ignore[no-any-return]
-
-    return consume_present
+    return getattr(direct, "consume", None) or (lambda given: executable(*given))
 
 
 class _Backwards:
@@ -533,6 +536,8 @@ class _Backwards:
     def __init__(self, part: Partition, build: Build) -> None:
         self.part, self.build = part, build
         self.made: dict[object, tuple[Callable[[list[Any]], Sequence[Any]] | None, list[int]]] = {}
+        self.usual: Callable[[list[Any]], Sequence[Any]] | None = None
+        """The one for all tangents and all gradients."""
 
     def __call__(
         self, missing: tuple[bool, ...], unwanted: tuple[int, ...], inputs: Sequence[Any] | None
@@ -544,7 +549,9 @@ class _Backwards:
             graph, reached = used_backward(self.part, missing, unwanted)
             made = None if graph is None else self.build(graph)
             apart = [i for i in self.part.signature.grad_inputs if i not in reached]
-            self.made[key] = None if made is None else _consumer(made, any(missing)), apart
+            self.made[key] = None if made is None else _consumer(made), apart
+            if not (any(missing) or unwanted or apart):
+                self.usual = self.made[key][0]
         consume, apart = self.made[key]
         for i in apart if inputs else ():  # which are gone where backward comes again and needs none
             spare_hooks(inputs[i])  # type: ignore[index]

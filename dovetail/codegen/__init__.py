@@ -7,7 +7,7 @@ from glob import glob
 from pathlib import Path
 
 from dovetail.codegen import cpp, triton
-from dovetail.codegen.analysis import Form, Launchable, Target, form_of
+from dovetail.codegen.analysis import Form, Launchable, Target, form_of, from_start
 from dovetail.codegen.host.program import emit_host
 from dovetail.ir.expr import as_expr
 from dovetail.ir.program import Kernel, Program
@@ -55,19 +55,21 @@ def emit(
             buffers[name] = replace(buffers[name], kind=kind)
     launches: dict[Group, Launchable] = {}
     known: dict[Form, tuple[Launchable, list[str]]] = {}
-    forms = {step: form_of(step, buffers) for step in plan.schedule.steps if isinstance(step, Group)}
+    begin_at = from_start if loops.device.kind == "cpu" else lambda group: (group, {})
+    moved = {step: begin_at(step) for step in plan.schedule.steps if isinstance(step, Group)}
+    forms = {step: form_of(group, buffers) for step, (group, _) in moved.items()}
     for step, (form, names) in forms.items():
-        if form in known:
-            model, others = known[form]  # with other buffers
-            renamed = dict(zip(others, names, strict=True))
-            launches[step] = replace(model, params=tuple(renamed[name] for name in model.params))
-            continue
-        device = buffers[step.nests[0].writes[0].buffers[0]].type.device.kind
-        is_first = step is plan.schedule.steps[0] and device == "cuda"
-        is_first = is_first and [other for other, _ in forms.values()].count(form) == 1
-        target = partial(triton.emit_kernel, is_first=True) if is_first else targets[device]
-        made = launches[step] = target(step, buffers)
-        known[form] = made, names
+        group, starts = moved[step]
+        if form not in known:
+            device = buffers[step.nests[0].writes[0].buffers[0]].type.device.kind
+            is_first = step is plan.schedule.steps[0] and device == "cuda"
+            is_first = is_first and [other for other, _ in forms.values()].count(form) == 1
+            target = partial(triton.emit_kernel, is_first=True) if is_first else targets[device]
+            known[form] = target(group, buffers), names
+        model, others = known[form]
+        renamed = dict(zip(others, names, strict=True))
+        params = tuple(renamed[name] for name in model.params)
+        launches[step] = replace(model, params=params, starts=tuple(starts.get(name, 0) for name in params))
     if loops.device.kind == "cuda":
         launches = batched(plan, launches)
     kernels: dict[str, Kernel] = {}

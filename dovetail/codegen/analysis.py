@@ -14,12 +14,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, TypeAlias, cast
 
-from dovetail.ir.expr import ONE, Expr, linear_in, product, symbols
+from dovetail.ir import loop as ir
+from dovetail.ir.expr import INF, ONE, Expr, linear_in, product, symbols
 from dovetail.ir.loop import FUNCTIONS, SCANS, Buffer, Nest, Range, Scalar, Write, iter_scalars, roots_of
 from dovetail.ir.program import Kernel
 from dovetail.ir.schedule import Group, read_later
 from dovetail.ir.types import BOOL, DType
-from dovetail.util.noun import Noun
+from dovetail.util.noun import Noun, replace
 
 
 class Argument(Noun):
@@ -59,6 +60,20 @@ def analyse(group: Group, buffers: dict[str, Buffer]) -> Shape:
     lasting -= {buffer for nest in rows for buffer in nest.written_buffers}
     kept = tuple(buffer for buffer in group.written_buffers if buffer in lasting)
     return Shape(args, sizes, tuple(numbers), passes, choose_contiguous(group), kept)
+
+
+def from_start(group: Group) -> tuple[Group, dict[object, int]]:
+    """The group on buffers that begin with the first element it touches, and where in its own each begins:
+    what reads x[t] in round t of a loop is one kernel for all rounds."""
+    first = dict.fromkeys(group.internal, 0)
+    for n in group.nests:
+        own = [(b, None if w.index_scalar or w.buffers[1:] else w.index) for w in n.writes for b in w.buffers]
+        for name, index in (*n.loads, *own):
+            first[name] = min(first.get(name, INF), 0 if index is None else index.lo)
+    starts: dict[object, int] = {name: at for name, at in first.items() if at > 0}
+    memo: dict[Scalar, Scalar] = {}
+    moved = lambda n: replace(n, writes=tuple([ir.moved_write(w, {}, memo, starts) for w in n.writes]))
+    return replace(group, nests=tuple(map(moved, group.nests))) if starts else group, starts
 
 
 Form: TypeAlias = "tuple[object, ...]"
@@ -349,6 +364,8 @@ class Launchable(Noun):
     """On a GPU, for each grid axis: how many points it has, and which of the block sizes a program takes."""
     is_first: bool = False
     """The program's first kernel, which waits for what came before it before it reads anything."""
+    starts: tuple[int, ...] = ()
+    """On a CPU, where in each buffer what the kernel is given begins."""
 
 
 Target: TypeAlias = "Callable[[Group, dict[str, Buffer]], Launchable]"

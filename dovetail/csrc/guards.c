@@ -284,8 +284,7 @@ static PyObject *why_method(PyObject *self, PyObject *args) {
 
 static PyMethodDef guards_methods[] = {
     {"check", check_method, METH_VARARGS, "check(args, closure, globals): whether all guards hold"},
-    {"why", why_method, METH_VARARGS,
-     "why(args, closure, globals): what the first that fails says, or None"},
+    {"why", why_method, METH_VARARGS, "what the first that fails says, or None"},
     {NULL},
 };
 

@@ -85,24 +85,20 @@ static int grow(Context *self) {
     return 0;
 }
 
-static Record *make_record(Context *self, PyCodeObject *code) {
+static Record *record_for(Context *self, PyCodeObject *code) {
+    Record *record = find_record(self, code);
+    if (record) return record;
     if (2 * (self->used + 1) > self->capacity && grow(self) < 0) return NULL;
     PyObject *entries = PyList_New(0);
-    Record *record = entries ? PyMem_Calloc(1, sizeof(Record)) : NULL;
+    record = entries ? PyMem_Calloc(1, sizeof(Record)) : NULL;
     if (!record) {
         Py_XDECREF(entries);
         return (Record *)PyErr_NoMemory();
     }
     record->references = 1, record->entries = entries;
     record->code = (PyCodeObject *)Py_NewRef(code);
-    *place_of(self->table, self->capacity, code) = record;
     self->used++;
-    return record;
-}
-
-static Record *record_for(Context *self, PyCodeObject *code) {
-    Record *record = find_record(self, code);
-    return record ? record : make_record(self, code);
+    return *place_of(self->table, self->capacity, code) = record;
 }
 
 /* The record of a frame about to run; NULL is an exception. */
@@ -376,11 +372,10 @@ static PyObject *evaluate(PyThreadState *thread, Frame *frame, int throwing) {
 
 /* -- Context */
 
-static PyObject *context_run(Context *self, PyObject *args) {
-    PyObject *function, *positional, *keywords = NULL, *result;
-    if (!PyArg_ParseTuple(args, "OO!|O!:run", &function, &PyTuple_Type, &positional, &PyDict_Type,
-                          &keywords))
-        return NULL;
+static PyObject *context_run(Context *self, PyObject *const *args, Py_ssize_t count) {
+    if (count < 2 || count > 3 || !PyTuple_Check(args[1]) || (count > 2 && !PyDict_Check(args[2])))
+        return PyErr_Format(PyExc_TypeError, "expected run(fn, args, kwargs={})");
+    PyObject *function = args[0], *positional = args[1], *keywords = count > 2 ? args[2] : NULL, *result;
     if (off) return PyObject_Call(function, positional, keywords);
     Py_INCREF(self);
     WITH_CONTEXT(self, enter(), result = PyObject_Call(function, positional, keywords), leave());
@@ -456,7 +451,7 @@ static PyObject *context_codes(Context *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyMethodDef context_methods[] = {
-    {"run", (PyCFunction)context_run, METH_VARARGS, "run(fn, args, kwargs={}): fn under this context"},
+    {"run", (PyCFunction)(void (*)(void))context_run, METH_FASTCALL, "run(fn, args, kwargs={})"},
     {"entries", (PyCFunction)context_entries, METH_O, "the entries of a code object, the last used first"},
     {"clear", (PyCFunction)context_drop, METH_NOARGS, "drop everything"},
     {"codes", (PyCFunction)context_codes, METH_NOARGS, "every code met so far and its state"},
@@ -499,12 +494,9 @@ static PyObject *is_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(i
 }
 
 PyMethodDef hook_methods[] = {
-    {"set_enabled", set_enabled, METH_O,
-     "turn compiled calls on this thread on or off; returns what it was"},
-    {"without", (PyCFunction)(void (*)(void))without, METH_FASTCALL | METH_KEYWORDS,
-     "call fn with no hook"},
-    {"hand_over", (PyCFunction)(void (*)(void))hand_over, METH_FASTCALL,
-     "fn(*box.pop()), held by nobody but the frame of fn"},
+    {"set_enabled", set_enabled, METH_O, "turn compiled calls on this thread on or off; what it was"},
+    {"without", (PyCFunction)(void (*)(void))without, METH_FASTCALL | METH_KEYWORDS, "fn, no hook"},
+    {"hand_over", (PyCFunction)(void (*)(void))hand_over, METH_FASTCALL, "fn(*box.pop())"},
     {"is_installed", is_installed, METH_NOARGS, "whether the evaluator is ours at this moment"},
     {NULL},
 };

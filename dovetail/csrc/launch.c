@@ -256,9 +256,7 @@ static void launch_dealloc(Launch *self) {
 }
 
 static PyMethodDef launch_methods[] = {
-    {"consume", (PyCFunction)launch_consume, METH_O,
-     "consume(inputs: list) -> list: as a call, and empties the list; inputs are freed after their last "
-     "use."},
+    {"consume", (PyCFunction)launch_consume, METH_O, "as a call of the list's items, and empties it"},
     {NULL},
 };
 

@@ -2,8 +2,8 @@
 #include "native.h"
 
 static PyMethodDef torch_methods[] = {
-    {"attach_torch", attach_torch, METH_VARARGS,
-     "attach_torch(base, layout, functions): how tensors look in memory"},
+    {"attach_torch", attach_torch, METH_VARARGS, "attach_torch(base, *layout, *functions)"},
+    {"lies_as", (PyCFunction)(void (*)(void))lies_as, METH_FASTCALL, "lies_as(tensor, plain, extents)"},
     {"attach_watch", attach_watch, METH_VARARGS, "attach_watch(storage, offset, version, count, memory)"},
     {"arena_functions", arena_functions, METH_NOARGS, "addresses of take(bytes) and give(start)"},
     {"tensor_states", tensor_states, METH_VARARGS, "tensor_states(inputs, spec) -> bytes"},

@@ -88,6 +88,7 @@ typedef struct {
 } TensorSpec;
 
 PyObject *attach_torch(PyObject *module, PyObject *args);
+PyObject *lies_as(PyObject *module, PyObject *const *args, Py_ssize_t count);
 int is_tensor(PyObject *object);
 void *tensor_handle(PyObject *tensor);
 TensorSpec *make_tensor_spec(PyObject *type, PyObject *tuple); /* borrows the type */

@@ -68,6 +68,18 @@ int tensor_extent(PyObject *tensor, int which, Py_ssize_t dim, int64_t *value) {
     return 1;
 }
 
+/* Whether a tensor has these sizes and strides, and the dispatch keys of a plain one: it is not sparse, batched, of a
+ * subclass, nor conjugated or negated when it is read. */
+PyObject *lies_as(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    if (count != 3 || !PyTuple_Check(args[2]) || !is_tensor(args[0]) || !is_tensor(args[1])) Py_RETURN_FALSE;
+    const char *impl = impl_of(args[0]), *plain = impl_of(args[1]);
+    Py_ssize_t ndim = dims_of(impl), given = PyTuple_GET_SIZE(args[2]);
+    int same = read_word(impl + torch.keys) == read_word(plain + torch.keys) && given == 2 * ndim;
+    for (Py_ssize_t i = 0; same && i < given; i++)
+        same = extents_of(impl, i >= ndim)[i % ndim] == PyLong_AsLongLong(PyTuple_GET_ITEM(args[2], i));
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(same);
+}
+
 /* -- the check */
 
 static int read_extents(PyObject *tuple, int64_t *into) {

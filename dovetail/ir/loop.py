@@ -330,20 +330,26 @@ def _below(root: Scalar) -> tuple[Scalar, ...]:
     return root.below
 
 
-def moved_write(write: Write, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar]) -> Write:
-    """The same write with loop variables replaced."""
-    if all(old is new for old, new in env.items()):
+def moved_write(
+    write: Write, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar], starts: Mapping[object, int]
+) -> Write:
+    """The same write with loop variables replaced, and buffers that begin at these elements of theirs."""
+    if all(old is new for old, new in env.items()) and not starts:
         return write
-    at = None if write.index_scalar is None else moved_scalar(write.index_scalar, env, memo)
-    value = moved_scalar(write.value, env, memo)
-    return Write(write.buffers, substitute(write.index, env), value, write.reduce, at, write.adds)
+    at = None if write.index_scalar is None else moved_scalar(write.index_scalar, env, memo, starts)
+    index, value = substitute(write.index, env), moved_scalar(write.value, env, memo, starts)
+    index = index - starts.get(write.buffers[0], 0)
+    return Write(write.buffers, index, value, write.reduce, at, write.adds)
 
 
-def moved_scalar(root: Scalar, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar]) -> Scalar:
+def moved_scalar(
+    root: Scalar, env: Mapping[Expr, Expr], memo: dict[Scalar, Scalar], starts: Mapping[object, int]
+) -> Scalar:
     for node in iter_scalars(root):
         if node not in memo:
             if node.op in ("load", "index"):
-                args = (*node.args[:-1], substitute(node.args[-1], env))  # type: ignore[arg-type]
+                at = substitute(node.args[-1], env)  # type: ignore[arg-type]
+                args = (*node.args[:-1], at - starts.get(node.args[0], 0))
             else:
                 args = tuple([memo.get(x, x) for x in node.args])  # type: ignore[call-overload]
             memo[node] = node if args == node.args else scalar(node.op, args, node.dtype)

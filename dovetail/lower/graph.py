@@ -160,7 +160,7 @@ class _Lowering:
         inner, right = merge_ranges(tuple(reduce), exprs, "r")
         env = {**left, **right}
         memo: dict[ir.Scalar, ir.Scalar] = {}
-        final = tuple(ir.moved_write(write, env, memo) for write in writes)
+        final = tuple(ir.moved_write(write, env, memo, {}) for write in writes)
         self.steps.append(ir.Nest(name, outer, inner, final, node.loc, origins))
 
     # -- reductions --------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ that views of memory stay free for library calls too.
 """
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final, cast
 
 from dovetail.ir import loop as ir
@@ -201,11 +202,14 @@ def holds_within(index: Index, shape: tuple[Expr, ...]) -> Expr:
 
 
 def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
-    """Each element picks its part."""
+    """Each element picks its part, of those that its position may lie in."""
+    places = list(pairwise(accumulate((part.type.shape[dim] for part in parts), add, initial=ZERO)))
+    starts, stops = [start.lo for start, _ in places], [stop.hi for _, stop in places]
 
     def at(index: Index) -> ir.Scalar:
         result = as_constant(0, type.dtype)
-        for part, (start, stop) in zip(parts, spans(parts, dim)):
+        near = slice(bisect_right(stops, index[dim].lo), bisect_right(starts, index[dim].hi))
+        for part, (start, stop) in zip(parts[near], places[near]):
             moved = (*index[:dim], add(index[dim], mul(start, -1)), *index[dim + 1 :])
             inside = and_(ge(index[dim], start), lt(index[dim], stop))
             if inside.op == "true":
@@ -215,13 +219,7 @@ def cat(parts: tuple[Lazy, ...], type: TensorType, dim: int) -> Lazy:
         return result
 
     origins = tuple(dict.fromkeys(name for part in parts for name in part.origins))
-    return Lazy(type, at, None, origins, tuple((dim, start) for start, _ in spans(parts, dim)[1:]))
-
-
-def spans(parts: tuple[Lazy, ...], dim: int) -> list[tuple[Expr, Expr]]:
-    """Where each part begins and ends along the dimension."""
-    ends = list(accumulate((part.type.shape[dim] for part in parts), add))
-    return list(zip((ZERO, *ends), ends))
+    return Lazy(type, at, None, origins, tuple((dim, start) for start, _ in places[1:]))
 
 
 # -- creation and gathers --------------------------------------------------------------------------

@@ -93,17 +93,14 @@ def begin_building() -> threading.Thread:
     return thread
 
 
-def text_key(text: str, flags: tuple[str, ...]) -> str:
-    content = "\0".join((text, *FLAGS, *flags, *LINK_FLAGS, compiler_identity(), machine_identity()))
-    return "cpp-" + hashlib.sha256(content.encode()).hexdigest()[:24]
-
-
 class Unit:
     """A text on its way to a shared object. Its compiler, a process, is at work from begin() on. A thread to
     wait for it would have to take turns with the one that makes the texts, and start it late."""
 
     def __init__(self, text: str, flags: tuple[str, ...], options: Options) -> None:
-        self.text, self.flags, self.key = text, flags, text_key(text, flags)
+        content = "\0".join((text, *FLAGS, *flags, *LINK_FLAGS, compiler_identity(), machine_identity()))
+        self.text, self.flags = text, flags
+        self.key = "cpp-" + hashlib.sha256(content.encode()).hexdigest()[:24]
         self.store = store_in(default_folder()) if options.cache else None
         self.path: Path | None = None
         self.started: Started | None = None
@@ -113,7 +110,10 @@ class Unit:
         with self.lock:
             if self.path is None and self.started is None:
                 self.path = None if self.store is None else self.store.path(self.key)
-                self.started = None if self.path else start_text(self.text, self.flags, self.key)
+            if self.path is None and self.started is None:
+                libraries = [torch_stub(), *(torch_stub(name) for name in self.flags if name == TORCH_CUDA)]
+                flags = [*FLAGS, *(flag for flag in self.flags if flag != TORCH_CUDA), *LINK_FLAGS]
+                self.started = start_compiler(self.text, self.key, flags, libraries)
 
     def finish(self) -> Path:
         with self.lock:
@@ -139,12 +139,6 @@ def begin_units(units: Iterable[tuple[str, tuple[str, ...]]], options: Options) 
 
 def build(text: str, flags: tuple[str, ...], options: Options) -> Path:
     return Unit(text, flags, options).finish()
-
-
-def start_text(text: str, flags: tuple[str, ...], key: str) -> Started:
-    libraries = [torch_stub(), *(torch_stub(name) for name in flags if name == TORCH_CUDA)]
-    flags = tuple(flag for flag in flags if flag != TORCH_CUDA)
-    return start_compiler(text, key, (*FLAGS, *flags, *LINK_FLAGS), libraries)
 
 
 def start_compiler(text: str, stem: str, flags: Iterable[str], libraries: Iterable[Path] = ()) -> Started:

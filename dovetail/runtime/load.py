@@ -119,7 +119,9 @@ def begin_kernels(kernels: Sequence[Kernel], options: Options) -> None:
     """Have those built that no program asked for before, while the caller writes the host program."""
     missing = [k for k in kernels if k.language == "c++" and k.key not in _loaded and k.key not in _begun]
     dealt = _deal(missing, options) if missing else []
-    for unit, members in zip(begin_units([(_unit_text(k), KERNEL_FLAGS) for k in dealt], options), dealt):
+    preludes = [dict.fromkeys(piece for kernel in unit for piece in kernel.prelude) for unit in dealt]
+    texts = ["".join([*first, "\n".join(k.text for k in unit)]) for first, unit in zip(preludes, dealt)]
+    for unit, members in zip(begin_units([(text, KERNEL_FLAGS) for text in texts], options), dealt):
         _begun.update(dict.fromkeys([kernel.key for kernel in members], (unit, members)))
 
 
@@ -139,21 +141,13 @@ def _finish_kernels(kernels: Sequence[Kernel], options: Options) -> None:
 
 def _deal(kernels: list[Kernel], options: Options) -> list[list[Kernel]]:
     """Units of about equal length, one per compiling thread when there is enough to do."""
-    lines = sum(kernel.text.count("\n") for kernel in kernels)
     threads = options.compile_threads or os.cpu_count() or 1
-    count = min(len(kernels), threads if lines > FEW_LINES else 1)
+    length = cache(lambda kernel: kernel.text.count("\n"))
+    count = min(len(kernels), threads if sum(map(length, kernels)) > FEW_LINES else 1)
     units: list[list[Kernel]] = [[] for _ in range(count)]
-    sizes = [0] * count
-    for kernel in sorted(kernels, key=lambda k: -k.text.count("\n")):
-        smallest = sizes.index(min(sizes))
-        units[smallest].append(kernel)
-        sizes[smallest] += kernel.text.count("\n")
+    for kernel in sorted(kernels, key=length, reverse=True):
+        min(units, key=lambda unit: sum(map(length, unit))).append(kernel)
     return units
-
-
-def _unit_text(kernels: list[Kernel]) -> str:
-    pieces = dict.fromkeys(piece for kernel in kernels for piece in kernel.prelude)
-    return "".join(pieces) + "\n".join(kernel.text for kernel in kernels)
 
 
 def _connect(host: ctypes.CDLL, program: Program, pending: gpu.Pending | None) -> None:

@@ -240,7 +240,7 @@ def rewritten(member: Member, cluster: Cluster) -> Nest:
     """The member's nest over the cluster's variables."""
     nest, outer, inner = member.nest, cluster.ranges[: cluster.outer], cluster.ranges[cluster.outer :]
     memo: dict[Scalar, Scalar] = {}
-    writes = tuple([moved_write(_positioned(write, nest), member.env, memo) for write in nest.writes])
+    writes = tuple([moved_write(_positioned(write, nest), member.env, memo, {}) for write in nest.writes])
     loops = {"point": ((*outer, *inner), ()), "reduce": (outer, inner)}.get(member.kind, (outer, ()))
     is_same = (*loops, writes) == (nest.ranges, nest.reduce, nest.writes)
     return nest if is_same else Nest(nest.name, *loops, writes, nest.loc, nest.origins)

@@ -16,6 +16,7 @@ from dovetail import aot
 from dovetail.aot import double, functional
 from dovetail.aot.joint import MOST_GROUPS
 from dovetail.errors import UnsupportedMutation
+from dovetail.runtime.torch_abi import attach
 from dovetail.util.library import restride
 from tests.aot.running import as_module, check, compiled
 
@@ -38,6 +39,26 @@ def test_leaves_get_gradients_and_accumulate() -> None:
         _mlp(*theirs).square().sum().backward()
     for a, b in zip(ours, theirs):
         torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_plain_tangent_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of others (is it sparse, which backward does it take) costs as much as a small kernel."""
+    asked: list[object] = []
+
+    def lack_memory(*tangents: Any) -> bool:
+        asked.append(tangents)
+        return False
+
+    attach()
+    monkeypatch.setattr(double, "lack_memory", lack_memory)
+    x = torch.randn(3, 4, requires_grad=True)
+    call = compiled(lambda x: x.sin(), [x])
+    plain, others = torch.ones(3, 4), (torch.ones(()).expand(3, 4), torch.ones(4, 3).t(), torch.ones(3, 4)._neg_view())
+    for tangent, times in ((plain, 0), *((other, 1) for other in others), (plain.requires_grad_(), 0)):
+        asked.clear()
+        (grad,) = torch.autograd.grad(call(x)[0], x, tangent)
+        torch.testing.assert_close(grad, x.cos() * tangent)
+        assert len(asked) == times
 
 
 def test_hooks_run() -> None:

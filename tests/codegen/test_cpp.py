@@ -324,6 +324,34 @@ def test_equal_kernels_are_written_once() -> None:
     assert len(keys) == len(set(keys))
 
 
+@pytest.mark.parametrize("rounds", [12, 24])
+def test_rounds_of_a_loop_share_their_kernels_wherever_they_read(rounds: int) -> None:
+    def recur(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h, out = x[0], []
+        for t in range(1, rounds):
+            h = torch.softmax(h @ w + x[t], -1)
+            out.append(h)
+        return torch.stack(out)
+
+    executable = check(recur, [normal(rounds, 4, 64), normal(64, 64)], Options(fuse=True))
+    assert len(executable.program.kernels) <= 3
+
+
+def test_what_is_touched_from_its_middle_on_begins_there() -> None:
+    """Also what is reversed, and what is written where it is read; not what is read where data say, or only
+    in places."""
+
+    def middles(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.clone()
+        y[3].add_(y[2].flip(0))
+        y[5:7].cumsum_(-1)
+        y[4].index_add_(0, i, y[7])
+        padded = torch.nn.functional.pad(x[2], (3, 2)) + torch.nn.functional.pad(x[5, 4:], (0, 9))
+        return y, padded, x[6][i] * x[5][i], x[1:, ::2].amax(-1)
+
+    check(middles, [normal(9, 8), torch.tensor([0, 3, 7, 3, 1, 1, 0, 5])], Options(fuse=True))
+
+
 def test_values_saved_with_gaps_reach_backward() -> None:
     """The slices of a buffer filled in two halves have strides with holes, also when they are saved."""
 

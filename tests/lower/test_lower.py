@@ -4,10 +4,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from dovetail.ir.expr import ZERO
+from dovetail.ir.expr import ZERO, lt
 from dovetail.ir.loop import Extern, Loops, Nest, scalar
 from dovetail.ir.parse import parse_graph
 from dovetail.ir.types import BF16, F32
+from dovetail.lower import lazy
 from dovetail.lower.decide import find_stored
 from tests.ops.tracing import check_call, loops_of
 
@@ -63,6 +64,19 @@ def test_attention_block_has_no_copies():
 
     loops = loops_of(block, torch.randn(2, 6, 32), torch.randn(32, 96))
     assert not nests(loops)
+
+
+def test_a_cat_asks_only_the_parts_that_a_position_may_be_in(monkeypatch):
+    """A loop over one part does not compare its positions with where all the others begin."""
+    compared = []
+    monkeypatch.setattr(lazy, "lt", lambda a, b: compared.append(a) or lt(a, b))
+
+    def count(parts):
+        compared.clear()
+        loops_of(lambda x: torch.cat([x[i : i + 3] * i for i in range(parts)]), torch.randn(200))
+        return len(compared)
+
+    assert count(80) <= 2.2 * count(40)
 
 
 def test_parts_of_a_cat_are_written_in_place():

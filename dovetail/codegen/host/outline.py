@@ -22,7 +22,7 @@ CANDIDATES: Final = 4
 
 _ATOM: Final = re.compile(
     r'(?a)([A-Za-z_]\w*|"(?:[^"\\]|\\.)*"|(?=\d)'
-    r"(?:(?<=arena\.start \+ )|(?<=inputs\[)|(?<=python, inputs, )|(?<=call_with\(python, ))\d+)"
+    r"(?:(?<=\w \+ )|(?<=inputs\[)|(?<=python, inputs, )|(?<=call_with\(python, ))\d+)"
 )
 NOTE: Final = "    // "
 _LITERAL: Final = frozenset('"0123456789')

@@ -266,7 +266,8 @@ def _launch(writer: HostWriter, group: Group, launch: Launchable, index: int, fo
     if launch.kernel.language == "triton":
         launch_cuda(writer, group, launch, index, follows)
         return
-    given = [*map(writer.pointer, launch.params), *(f"(int64_t){c_expr(size)}" for size in launch.sizes)]
+    given = [writer.pointer(name) + f" + {at}" * (at > 0) for name, at in zip(launch.params, launch.starts)]
+    given += [f"(int64_t){c_expr(size)}" for size in launch.sizes]
     given += launch.numbers
     if launch.may_fail:
         bad = writer.fresh("bad")
