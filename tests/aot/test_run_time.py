@@ -16,7 +16,7 @@ from dovetail import aot
 from dovetail.aot import double, functional
 from dovetail.aot.joint import MOST_GROUPS
 from dovetail.errors import UnsupportedMutation
-from dovetail.runtime.torch_abi import attach
+from dovetail.runtime.guards import attach
 from dovetail.util.library import restride
 from tests.aot.running import as_module, check, compiled
 
