@@ -29,6 +29,7 @@ from dovetail.fake.calls import needs_data
 from dovetail.fake.tensor import PROBE_LIMIT, Fake, probe
 from dovetail.ir.guard import Equals, Is, SameAs
 from dovetail.ir.source import Source
+from dovetail.sym.node import Node
 from dovetail.util.noun import Noun
 
 NUMBERS: Final[dict[type, type[Any]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -239,8 +240,11 @@ WATCHED: Final = Context(None, watch)
 
 def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run on the trace's objects; an exception is the user program's."""
+    told = Node.told
     try:
         result = WATCHED.run(fn, args, kwargs)
+        if type(result) is str and Node.told != told:  # such as that of itertools.count(n)
+            raise UnsupportedValue(type="int", detail="C code makes a text that shows a symbolic number")
         if type(result) is str and "Fake(torch." in result:  # C code made a text that shows a tensor
             raise DataDependentValue(function=getattr(fn, "__name__", str(fn)))
         return result

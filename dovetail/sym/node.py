@@ -51,7 +51,11 @@ class Node:
     maybe_as_float = lambda self: self.expr if type(self.expr) is float else None
     clone = pos = lambda self: self
 
+    told = 0
+    """How often one was asked for a text: what C code showed of it is not what the program would see."""
+
     def str(self) -> builtins.str:
+        Node.told += 1
         return f"{self.expr}"
 
     __str__ = __repr__ = _graph_repr = str

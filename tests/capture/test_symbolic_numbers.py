@@ -3,6 +3,9 @@ from __future__ import annotations
 
 import collections
 import math
+from itertools import count, repeat
+from operator import itemgetter
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -21,12 +24,14 @@ EXPRESSIONS: Final = """
     ; pow(n, 2, 3) ; list(enumerate('ab', n)) ; 'x'.join(map(str, range(n))) ; 'a'.zfill(n) ; 'a,b,c'.split(',', n) ; [5, 5, n].count(n) ; slice(n).indices(9)
     ; {5: 'a'}.get(n) ; {5: 'a', 4: 'b', 7: 'd'}[n] ; all([n, 1]) ; int(str(n)) ; n - True ; set(range(n)) & {1, 2} ; math.inf > n
     ; Counter()[n] ; Counter([n])[n] ; defaultdict(list)[n] ; OrderedDict({n: 2})[n]
+    ; repr(count(n)) ; f'{repeat(n, 3)}' ; str(itemgetter(n)) ; repr(SimpleNamespace(a=[n])) ; '%s' % mappingproxy({'a': n}) ; '{!r}'.format(count(n, 2))
 """
 
 
 @pytest.mark.parametrize("text", [part.strip() for part in EXPRESSIONS.split(" ;")])
 def test_equal_to_eager(text: str) -> None:
     scope: dict[str, Any] = {"math": math, "torch": torch, **vars(collections)}
+    scope |= {kind.__name__: kind for kind in (count, repeat, itemgetter, MappingProxyType, SimpleNamespace)}
     exec(f"def f(x, n):\n    return ({text}), x + 1", scope)
     compiled = dovetail.compile(scope["f"], backend="eager", dynamic=True, options={"fallback_to_eager": False})
     for n in (5, 7, 4):
