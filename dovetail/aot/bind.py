@@ -184,7 +184,7 @@ class _Emitter:
             "set_grad_enabled": torch._C._set_grad_enabled,
             "keeps_graph": keeps_graph,
             "run_eager": joint.in_eager(joint.program),
-            "never_asked": double.NEVER_ASKED, "plain": double.NEVER_ASKED, "stranger": double.STRANGER,
+            "never_asked": double.NEVER_ASKED, "stranger": double.STRANGER,
             "will_execute": torch._C._will_engine_execute_node,  # type: ignore[attr-defined]
             "version_of": attrgetter("_version"),
             **{each.__name__: each for each in (torch.is_grad_enabled, restride, shares_memory, write_back)},
@@ -489,7 +489,9 @@ class _Emitter:
         """What is to be done about tangents that are none, or are not as backward reads them."""
         strides = [self.literal(node.tensor.stride) for node in part.tangents]
         extents = [self.literal((*node.tensor.shape, *node.tensor.stride)) for node in part.tangents]
-        usual = [f"lies_as({name}, plain, {extent})" for name, extent in zip(used, extents)]
+        kinds = [node.tensor.device.kind for node in part.tangents]
+        self.scope |= {f"plain_{kind}": double.plain_on(kind) for kind in kinds}
+        usual = [f"lies_as({name}, plain_{kind}, {at})" for name, kind, at in zip(used, kinds, extents)]
         not_now, given = ["is_grad_enabled()", *["ctx.watch.is_cut"] * bool(self.chains)], ", ".join(tangents)
         self.w(f"is_usual = {' and '.join([*usual, *map('not {}'.format, not_now)]) if used else False}")
         with self.w.block("if not is_usual:"):
@@ -497,10 +499,10 @@ class _Emitter:
                 self.w(f"return {_tuple(['None'] * len(part.places))}")
             with self.w.block(f"if {' or '.join([*not_now, f'lack_memory({given})'])}:"):
                 self.w(by_eager)
-            for node, name, stride in zip(part.tangents, used, strides):  # one that lies otherwise
+            for node, name, stride, lies in zip(part.tangents, used, strides, usual):  # or is laid out anew
                 made = f"{name}.resolve_conj().resolve_neg().contiguous()"
                 made = made if node.tensor.is_contiguous else f"restride({name}, {stride})"
-                self.w(f"{name} = None if {name} is None else {made}")
+                self.w(f"{name} = {name} if {name} is None or {lies} else {made}")
             self.w(f"is_usual = {' and '.join(f'{name} is not None' for name in tangents)}")
 
     def emit_grads(self, part: _Part, backward: Graph, given: list[str]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 import torch
@@ -44,6 +44,14 @@ with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):  # w
     NEVER_ASKED: Final = torch.zeros(0, requires_grad=True)
     """A leaf that every Chained has: autograd.grad, asked about others, leaves it out."""
     STRANGER: Final[Any] = NEVER_ASKED.view_as(NEVER_ASKED).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+@cache
+def plain_on(kind: str) -> torch.Tensor:
+    """A tensor on such a device that has nothing special about it."""
+    with torch.inference_mode(False):
+        return torch.zeros(0, device=kind)
+
 
 _BATCH_NORMS: Final = (
     "aten._native_batch_norm_legit_functional.default", "aten._batch_norm_with_update_functional.default",

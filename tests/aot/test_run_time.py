@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from functools import partial
 from typing import Any
@@ -1076,3 +1077,19 @@ def test_gradients_that_are_lazily_conjugated_or_negated(program: Any) -> None:
         (ours,) = torch.autograd.grad(call(x), x, tangent)
         (theirs,) = torch.autograd.grad(program(x), x, tangent)
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_gradient_that_lies_as_expected_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[Any] = []
+    noted = lambda x, stride: copied.append(stride) or restride(x, stride)  # type: ignore[func-returns-value]  # noqa: E731
+    noted.__name__ = "restride"
+    monkeypatch.setattr(sys.modules["dovetail.aot.bind"], "restride", noted)
+    x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
+    grad = torch.randn(2, 3, 4, 4)
+    compiled = dovetail.compile(lambda x: (x.sin(), x.sum()))
+    for given, copies in ((grad.to(memory_format=torch.channels_last), 0), (grad, 1)):
+        y, _ = compiled(x)  # nobody asks for the sum's part
+        y.backward(given)
+        torch.testing.assert_close(x.grad, grad * x.cos())
+        assert len(copied) == copies
+        x.grad = None
